@@ -29,7 +29,7 @@ from counted import Finished, empty_caches, run_counted
 
 from atune.journal.events import ArtifactBuilt, CandidateLowered, CandidateMeasured, RunFinished, RunStarted
 from atune.journal.reader import JournalReader
-from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, thaw
+from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, with_tuples
 from atune.model.measurement import Timing, ratio_interval
 from atune.model.settings import BenchmarkSettings
 from atune.workload.workload import candidates_of
@@ -312,7 +312,7 @@ def make_tuner(work: Any, *, check: bool, rtol: float, target: Any) -> Any:
 
 def _tilelang_config(config: Any) -> dict[str, Any]:
     """Return a configuration as tilelang takes it: compile flags are pass configuration there."""
-    found = thaw({k: v for k, v in config.items() if k != COMPILE_FLAGS})
+    found = with_tuples({k: v for k, v in config.items() if k != COMPILE_FLAGS})
     if config.get(COMPILE_FLAGS):
         found[PASS_CONFIGS] = {**found.get(PASS_CONFIGS, {}), "tl.device_compile_flags": list(config[COMPILE_FLAGS])}
     return found
@@ -345,7 +345,7 @@ def child_retime(job: dict[str, Any]) -> None:
     for entry in job["entries"]:
         config = _tilelang_config(entry["config"])
         pass_configs = {**work.pass_configs, **config.pop(PASS_CONFIGS, {})}
-        function = function_of(work.kernel)(**thaw(work.arguments), **config)
+        function = function_of(work.kernel)(**with_tuples(work.arguments), **config)
         backend = "cython" if on_cpu else "tvm_ffi"
         kernel = tilelang.compile(
             function, target=job["target"], execution_backend=backend, pass_configs=pass_configs or None

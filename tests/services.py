@@ -11,7 +11,7 @@ import msgspec
 from processes import wait_until
 
 from atune.model.artifact import Artifact, Lowered
-from atune.model.candidate import Candidate, Config, config_key, thaw
+from atune.model.candidate import Candidate, Config, config_key, with_tuples
 from atune.model.jobs import (
     BuildJob,
     FindJob,
@@ -49,7 +49,7 @@ async def lowered(
         await machine.discover()
         await machine.prepare(len(spec.configs))
         (worker,) = machine.compile_workers()
-        answers = await lowered_by(worker, *map(thaw, spec.configs[:n]))
+        answers = await lowered_by(worker, *map(with_tuples, spec.configs[:n]))
         for answer in answers:  # what the store does not have is to be compiled: then the service may start
             assert await worker.run(FindJob(answer)) is None
         await until(machine, lambda: not machine.service.warming, 60)

@@ -12,7 +12,7 @@ import pytest
 from programs import printed_by
 
 from atune.model.artifact import Artifact, Lowered
-from atune.model.candidate import Candidate, config_key, thaw
+from atune.model.candidate import Candidate, config_key, with_tuples
 from atune.model.jobs import BuildJob, LowerJob
 from atune.model.settings import CompileSettings
 from atune.workers.local.machine import LocalMachine
@@ -51,11 +51,11 @@ async def test_cuda_examples_compile(name: str, total: int, anyio_backend: str) 
     async with machine.open():
         spec = await machine.describe()
         if name == "gemm_roller":  # described, the GPU gives what the roller recommends on it
-            assert tuple(thaw(spec.configs[0]).values()) == (64, 128, 32, 2, 128, True)
+            assert tuple(with_tuples(spec.configs[0]).values()) == (64, 128, 32, 2, 128, True)
         assert len(spec.configs) == total and spec.default is not None
         await machine.discover()
         worker = machine.compile_workers()[0]
-        candidates = [Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs))]
+        candidates = [Candidate(i, config_key(c), c) for i, c in enumerate(map(with_tuples, spec.configs))]
         lowered = [await worker.run(LowerJob(candidate)) for candidate in candidates[:2]]
         assert all(isinstance(one, Lowered) for one in lowered), lowered
         if name == "gemm_roller":

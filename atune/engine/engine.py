@@ -129,7 +129,7 @@ class Engine:
                 self._ended_by = "budget"
             await run.outcomes.acknowledge()
             proposing.tell()
-            await final.hold(await states.settle())
+            await final.time_finalists(await states.settle())
             until_ended.cancel_scope.cancel()
 
     async def _finish(self) -> None:

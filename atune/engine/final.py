@@ -129,17 +129,17 @@ class FinalStage:
         self.emit, self.state = run.recorder.emit, run.recorder.state
         self._memory_bytes = 0
 
-    async def hold(self, wrong: Set[int] = frozenset()) -> None:
+    async def time_finalists(self, wrong: Set[int] = frozenset()) -> None:
         """Re-benchmark the best few in turn, with the default. `wrong`: those with wrong libraries.
 
         A finalist with wrong results becomes a failure, and the others are timed again. A final that a journal already
         holds is kept; then only a missing library of the winner is compiled.
         """
         again = set(wrong)
-        while await self._hold(again):
+        while await self._time_finalists(again):
             await self.run.outcomes.acknowledge()
 
-    async def _hold(self, wrong: set[int]) -> bool:
+    async def _time_finalists(self, wrong: set[int]) -> bool:
         """Run the final. Returns whether it must be repeated without a finalist that failed in it."""
         reference_ms = {name: timing.latency_ms for name, timing in self.state.references.items()}
         most = max(2, self.benchmark.n_final)

@@ -17,7 +17,7 @@ from atune.journal.state import State
 from atune.model.artifact import Lowered, StaticFacts
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceLimits
-from atune.model.layouts import COMPILER, Alternative, Choice, choose
+from atune.model.layouts import COMPILER, Alternative, LayoutSelection, choose
 from atune.workload.workload import WorkloadSpec
 
 LIKELY = "likely"
@@ -119,7 +119,7 @@ class LayoutChoice:
         self._groups: dict[bytes, list[int]] = {}
         for index, candidate in candidates.items():
             self._groups.setdefault(self._base(candidate), []).append(index)
-        self._made: dict[bytes, Choice] = {}
+        self._made: dict[bytes, LayoutSelection] = {}
 
     def group(self, index: int) -> list[int]:
         """Return the candidates of one base configuration, `index` among them."""
@@ -137,10 +137,10 @@ class LayoutChoice:
                 return Verdict("wait")
             self._made[base] = choose(self._alternatives(state, members, limits), self._most)
         choice = self._made[base]
-        passed = choice.passed.get(self._first(state, index))
-        if passed is None or state.entry(index).code_key in {state.entry(one).code_key for one in choice.kept}:
+        rejected = choice.rejected.get(self._first(state, index))
+        if rejected is None or state.entry(index).code_key in {state.entry(one).code_key for one in choice.kept}:
             return Verdict("build")
-        return Verdict("prune", f"{LIKELY}: {passed.why}", likely=True, instead=passed.instead)
+        return Verdict("prune", f"{LIKELY}: {rejected.why}", likely=True, instead=rejected.instead)
 
     def _alternatives(self, state: State, members: Sequence[int], limits: DeviceLimits) -> list[Alternative]:
         own = {state.entry(one).code_key for one in members if self._own(one)}

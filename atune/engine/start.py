@@ -28,7 +28,7 @@ from atune.engine.search.strategies import AUTO, PRIOR, RANDOM, chosen, make_str
 from atune.errors import JournalError, UsageError
 from atune.journal.events import SCHEMA, BenchmarkFailed, Event, JournalRepaired, RunResumed, RunStarted, Warned
 from atune.journal.state import Entry, State, finished, proposed
-from atune.model.candidate import BASELINE, RESERVED, Advice, Candidate, config_key, numbered, thaw
+from atune.model.candidate import BASELINE, RESERVED, Advice, Candidate, config_key, numbered, with_tuples
 from atune.model.device import DeviceInfo, DeviceLimits, Target
 from atune.model.settings import MEASURING, BenchmarkSettings, Budget, CompileSettings
 from atune.workload.workload import WorkloadSpec
@@ -45,7 +45,7 @@ Advise = Callable[[WorkloadSpec, Sequence[DeviceInfo]], tuple[tuple[Advice, ...]
 """Returns advice from other runs, and remarks for the user. Raises `UsageError`."""
 
 
-class Recalled(NamedTuple):
+class KnownResult(NamedTuple):
     """Results of earlier runs of the same work: events that this run need not repeat, or advice.
 
     `whole`: the journal of a whole run, whose events these are, so that nothing is left to do.
@@ -56,7 +56,7 @@ class Recalled(NamedTuple):
     advice: tuple[Advice, ...] = ()
 
 
-Recall = Callable[[RunStarted, WorkloadSpec], Recalled]
+Recall = Callable[[RunStarted, WorkloadSpec], KnownResult]
 CacheUse = Literal["", "off", "refresh"]
 """How a run uses the result cache: as usual; not at all; or anew, though its result may be known."""
 
@@ -261,7 +261,7 @@ class Plan:
         if tried.key:  # as the journal has it, whatever the default is by now
             self.baseline = Candidate(BASELINE, tried.key, tried.config)
         elif default == BASELINE and spec.baseline is not None:
-            self.baseline = Candidate(BASELINE, config_key(spec.baseline), thaw(spec.baseline))
+            self.baseline = Candidate(BASELINE, config_key(spec.baseline), with_tuples(spec.baseline))
         over, further = budget.used_up(state.wall_s), [entry.index for entry in before if not entry.further_layout]
         self.baseline_left = not over and self.baseline is not None and not tried.key
         """Whether the baseline must still be proposed."""
@@ -410,11 +410,11 @@ def _differences(
 ) -> list[tuple[str, str]]:
     """Return (part, sentence) for each difference between the work and the header, except for the space."""
     found: list[tuple[str, str]] = []
-    tried, own = state.entry(BASELINE).config, thaw(now.baseline or {})
+    tried, own = state.entry(BASELINE).config, with_tuples(now.baseline or {})
     for name in sorted(RESERVED):
         if (was := tried.get(name)) is not None and was != own.get(name):
             found.append(("settings", f"the default's {name} was {was!r} and is {own.get(name)!r}"))
-    if thaw(header.arguments) != thaw(now.arguments):
+    if with_tuples(header.arguments) != with_tuples(now.arguments):
         found.append(("kernel", f"the problem was {_values(header.arguments)} and is {_values(now.arguments)}"))
     elif header.fingerprint != now.fingerprint:
         found.append(
@@ -436,7 +436,7 @@ def _differences(
     for group, names in MEASURING.items():
         one, other = header.settings.get(group, {}), now.settings.get(group, {})
         for name in names:
-            if name in one and thaw({name: one[name]}) != thaw({name: other.get(name)}):
+            if name in one and with_tuples({name: one[name]}) != with_tuples({name: other.get(name)}):
                 found.append(("settings", f"{name} was {one[name]!r} and is {other.get(name)!r}"))
     return found
 

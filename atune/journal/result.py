@@ -208,7 +208,7 @@ def unlisted(state: State, baseline: Record | None) -> str:
     return f"nothing in the space worked; this is your default: {text}{refused}"
 
 
-def standing(state: State) -> tuple[FinalEntry, ...]:
+def valid_finalists(state: State) -> tuple[FinalEntry, ...]:
     """Return the entries of the final whose candidates are still measured, by their credited index."""
     entries = state.final.entries if state.final else ()
     firsts = [(state.first(e.index), e.timing) for e in entries]
@@ -296,7 +296,7 @@ class Result:
         self.remaining = max(0, self.total - state.settled)
         self.reason = state.finished.reason if state.finished else ""
         """Why the run ended, as `RunFinished` has it; empty for one that did not finish."""
-        self.final: tuple[FinalEntry, ...] = standing(state)
+        self.final: tuple[FinalEntry, ...] = valid_finalists(state)
         """The finalists that still stand, by their credited index, fastest first; empty without a final."""
         self._final = {e.index: e.timing for e in self.final}
         self.ties: tuple[int, ...] | None = ties_of(state, self.final)

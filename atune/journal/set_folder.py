@@ -62,7 +62,7 @@ def header_of_set(folder: Path) -> RunStarted | None:
     return first if isinstance(first, RunStarted) else None
 
 
-def entered(folder: Path, problems: Sequence[Problem]) -> tuple[list[Path], Journal]:
+def open_set_folder(folder: Path, problems: Sequence[Problem]) -> tuple[list[Path], Journal]:
     """Return the journal of each problem in a set's folder, which is made or gets the problems that it lacks.
 
     Where nothing has begun, it has those problems alone. A journal that a killed run left without a whole line is

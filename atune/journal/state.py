@@ -34,7 +34,7 @@ from atune.journal.events import (
     Warned,
 )
 from atune.model.artifact import ALIKE, RAN, STORED, MachineFacts, StaticFacts
-from atune.model.candidate import BASELINE, Config, thaw
+from atune.model.candidate import BASELINE, Config, with_tuples
 from atune.model.device import DeviceInfo
 from atune.model.measurement import Timing
 from atune.model.settings import Budget
@@ -255,7 +255,7 @@ class State:
         match event:
             case CandidateProposed():
                 entry = self._made(event.index)
-                entry.key, entry.config = event.key, thaw(event.config)
+                entry.key, entry.config = event.key, with_tuples(event.config)
                 entry.surveyed, entry.further_layout = event.surveyed, event.further_layout
                 self._rank(entry)
             case CandidateLowered():

@@ -127,7 +127,7 @@ def space_hash(keys: Iterable[str]) -> str:
     return hashlib.sha256("".join(keys).encode()).hexdigest()
 
 
-def thaw(config: Mapping[str, Any]) -> Config:
+def with_tuples(config: Mapping[str, Any]) -> Config:
     """Return `config` with lists turned back into tuples, as the kernel is called. This undoes JSON and msgpack."""
 
     def tuples(value: Any) -> Any:
@@ -144,7 +144,7 @@ def thaw(config: Mapping[str, Any]) -> Config:
 
 def numbered(configs: Iterable[Config]) -> list[Candidate]:
     """Return a candidate for each configuration, in their order."""
-    return [Candidate(index, config_key(config), thaw(config)) for index, config in enumerate(configs)]
+    return [Candidate(index, config_key(config), with_tuples(config)) for index, config in enumerate(configs)]
 
 
 def describe_config(config: Config) -> str:

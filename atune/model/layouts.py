@@ -112,21 +112,21 @@ class Alternative(msgspec.Struct, frozen=True):
     own: bool = False
 
 
-class Passed(msgspec.Struct, frozen=True):
+class RejectedLayout(msgspec.Struct, frozen=True):
     """An alternative that is not worth measuring: `instead` of it there is that candidate, and `why`."""
 
     instead: int
     why: str
 
 
-class Choice(msgspec.Struct, frozen=True):
-    """The alternatives kept, the best first, and why each other is passed over. Invalid ones are in neither."""
+class LayoutSelection(msgspec.Struct, frozen=True):
+    """The alternatives kept, the best first, and why each other is rejected. Invalid ones are in neither."""
 
     kept: tuple[int, ...]
-    passed: dict[int, Passed]
+    rejected: dict[int, RejectedLayout]
 
 
-def choose(alternatives: Sequence[Alternative], most: int = 1) -> Choice:
+def choose(alternatives: Sequence[Alternative], most: int = 1) -> LayoutSelection:
     """Choose up to `most` of the layouts of one configuration; their order does not matter.
 
     Valid ones come first that contain no other. Among these the order is: least redundant work, fewest registers,
@@ -136,14 +136,14 @@ def choose(alternatives: Sequence[Alternative], most: int = 1) -> Choice:
     """
     valid = [one for one in alternatives if one.valid]
     if not valid:
-        return Choice(tuple(one.index for one in alternatives if one.own), {})
+        return LayoutSelection(tuple(one.index for one in alternatives if one.own), {})
     left, kept = [one for one in valid if one.layouts is not None], list[Alternative]()
     while left and len(kept) < most:
         kept.append(_best(left))
         left.remove(kept[-1])
     unknown = sorted(one.index for one in valid if one.layouts is None)
-    passed = {one.index: Passed(kept[0].index, _why(kept[0], one)) for one in left}
-    return Choice((*(one.index for one in kept), *unknown), passed)
+    rejected = {one.index: RejectedLayout(kept[0].index, _why(kept[0], one)) for one in left}
+    return LayoutSelection((*(one.index for one in kept), *unknown), rejected)
 
 
 def contained(one: Layouts, other: Layouts) -> bool:

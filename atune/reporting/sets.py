@@ -17,7 +17,7 @@ from atune.journal.events import RunStarted
 from atune.journal.reader import replay
 from atune.journal.result import Ratio, Record, Result
 from atune.journal.set_folder import TunedProblem, journals_in
-from atune.model.candidate import Config, config_key, describe_config, distance, is_size, printable, thaw
+from atune.model.candidate import Config, config_key, describe_config, distance, is_size, printable, with_tuples
 from atune.model.measurement import median_interval
 from atune.model.space import Space
 from atune.reporting.export import aligned
@@ -98,8 +98,8 @@ def regret_matrix(results: Source) -> RegretMatrix:
     columns = [_regret(result, best) for result, best in won]
     headers = [header_of(result) for result, _ in won]
     return RegretMatrix(
-        problems=tuple(thaw(header.arguments) for header in headers),
-        configs=tuple(thaw(rows[key]) for key in keys),
+        problems=tuple(with_tuples(header.arguments) for header in headers),
+        configs=tuple(with_tuples(rows[key]) for key in keys),
         regret=tuple(tuple(column.get(key) for column in columns) for key in keys),
         winners=tuple(keys.index(best.key) for _, best in won),
         asks=tuple(sorted({name for header in headers for name in header.asks})),

@@ -31,7 +31,7 @@ from atune.stages.session.session import session, workload
 from atune.workers.storage.artifact_store import StateCheck, remember, state_of
 from atune.workers.system.resources import check_machine
 from atune.workload.source_locations import detail_of
-from atune.workload.workload import Fit
+from atune.workload.workload import ConfigCheck
 
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ def lower(payload: bytes) -> bytes:
     `SpaceError` for a configuration that does not fit the kernel, as one may that no space lists.
     """
     job = msgspec.msgpack.decode(payload, type=LowerJob)
-    Fit(workload()).check(job.candidate.config, f"Workload {workload().name}")
+    ConfigCheck(workload()).check(job.candidate.config, f"Workload {workload().name}")
     known: Callable[[str], Lowered | None] = (lambda key: None) if job.anew else lowering.lowered_before
     return msgspec.msgpack.encode(_guarded(job.candidate, lambda one: client.with_use(lowering.lower(one, known))))
 

@@ -169,7 +169,7 @@ def check_names(workload: Workload) -> None:
     looked at once they are.
     """
     try:
-        fit = Fit(workload)
+        fit = ConfigCheck(workload)
     except (TypeError, ValueError):
         return  # a kernel whose signature Python does not know
     for number, names in workload.space.names():
@@ -201,7 +201,7 @@ def _expected(parameter: inspect.Parameter, value: Any, own: Any) -> str:
     return ""
 
 
-class Fit:
+class ConfigCheck:
     """Checks that configurations fit the kernel's parameters, and finds the default among them."""
 
     def __init__(self, workload: Workload) -> None:
@@ -408,7 +408,7 @@ class Candidates:
 
     def __init__(self, workload: Workload, seed: int = 0) -> None:
         self.workload, self._seed = workload, seed
-        self._fit = Fit(workload)
+        self._fit = ConfigCheck(workload)
         self.points = workload.space.points(workload.arguments)
         self.large = self.points.size > LARGE
         self._keys: list[str] = []

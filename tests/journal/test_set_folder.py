@@ -9,7 +9,7 @@ from event_streams import Stream, write
 
 import atune.sets
 from atune.errors import JournalError, UsageError
-from atune.journal.set_folder import entered, forget_added, journals_in, listed, tuned_problems
+from atune.journal.set_folder import forget_added, journals_in, listed, open_set_folder, tuned_problems
 from atune.model.candidate import Problem
 
 PROBLEMS = [Problem({"M": size}) for size in (1, 2, 3)]
@@ -20,7 +20,7 @@ def finished(path: Path) -> None:
 
 
 def test_both_readers_of_a_set_read_the_journals_that_it_lists_in_its_order(tmp_path: Path) -> None:
-    paths, lock = entered(tmp_path, PROBLEMS[::-1])
+    paths, lock = open_set_folder(tmp_path, PROBLEMS[::-1])
     lock.close()
     (tmp_path / "stray.jsonl").write_text("no journal\n")
     finished(paths[2])
@@ -33,42 +33,42 @@ def test_both_readers_of_a_set_read_the_journals_that_it_lists_in_its_order(tmp_
 
 
 def test_a_run_keeps_others_out_of_its_set_until_it_has_ended(tmp_path: Path) -> None:
-    _, lock = entered(tmp_path, PROBLEMS[:2])
+    _, lock = open_set_folder(tmp_path, PROBLEMS[:2])
     with pytest.raises(JournalError, match="lock is being written by another run: wait for it"):
-        entered(tmp_path, PROBLEMS)
+        open_set_folder(tmp_path, PROBLEMS)
     lock.close()
-    entered(tmp_path, PROBLEMS)[1].close()
+    open_set_folder(tmp_path, PROBLEMS)[1].close()
     assert len(tuned_problems(tmp_path)) == 3 and [path.name for path in tmp_path.iterdir()] == ["set.json"]
 
 
 def test_what_is_refused_is_not_locked(tmp_path: Path) -> None:
     (tmp_path / "set.json").write_text("{}")
     with pytest.raises(UsageError, match="no folder of a set's journals"):
-        entered(tmp_path, PROBLEMS)
+        open_set_folder(tmp_path, PROBLEMS)
     (tmp_path / "set.json").unlink()
-    entered(tmp_path, PROBLEMS)[1].close()
+    open_set_folder(tmp_path, PROBLEMS)[1].close()
 
 
 def test_a_folder_of_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(UsageError, match="is no set's folder, and is not empty: give a new folder"):
-        entered(tmp_path, PROBLEMS)
+        open_set_folder(tmp_path, PROBLEMS)
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
 
 
 def test_where_nothing_has_begun_the_problems_are_replaced(tmp_path: Path) -> None:
-    entered(tmp_path, [Problem({"m": 1})])[1].close()
-    [path], lock = entered(tmp_path, [Problem({"M": 1})])
+    open_set_folder(tmp_path, [Problem({"m": 1})])[1].close()
+    [path], lock = open_set_folder(tmp_path, [Problem({"M": 1})])
     lock.close()
     assert [str(row.problem) for row in tuned_problems(tmp_path)] == ["M=1"]
     finished(path)
     with pytest.raises(UsageError, match=f"journal {tmp_path}: m=1 and M=1 differ in the names"):
-        entered(tmp_path, [Problem({"m": 1})])
+        open_set_folder(tmp_path, [Problem({"m": 1})])
 
 
 def test_problems_that_were_added_are_forgotten_unless_one_has_begun(tmp_path: Path) -> None:
     folder = tmp_path / "s"
-    paths, lock = entered(folder, PROBLEMS)
+    paths, lock = open_set_folder(folder, PROBLEMS)
     lock.close()
     finished(paths[2])
     forget_added(folder, PROBLEMS[:1])
@@ -83,11 +83,11 @@ def test_problems_that_were_added_are_forgotten_unless_one_has_begun(tmp_path: P
 @pytest.mark.parametrize("left", [b"", b'{"crc":"0123abcd","event":{"event":"run_star'])
 def test_a_problem_whose_run_was_killed_in_its_first_line_is_not_begun(left: bytes, tmp_path: Path) -> None:
     """It begins anew, and the other problems can be read."""
-    paths, lock = entered(tmp_path, PROBLEMS[:2])
+    paths, lock = open_set_folder(tmp_path, PROBLEMS[:2])
     lock.close()
     finished(paths[0])
     paths[1].write_bytes(left)
     assert journals_in(tmp_path) == [paths[0]]
     assert [row.error for row in tuned_problems(tmp_path)] == ["", "not begun"]
-    entered(tmp_path, PROBLEMS[:2])[1].close()
+    open_set_folder(tmp_path, PROBLEMS[:2])[1].close()
     assert paths[0].exists() and not paths[1].exists()

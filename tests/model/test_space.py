@@ -15,7 +15,7 @@ from event_streams import Stream, write
 
 from atune.errors import SpaceError
 from atune.journal.reader import replay
-from atune.model.candidate import MAX_INT, MAX_NESTING, MIN_INT, config_key, normalise, thaw
+from atune.model.candidate import MAX_INT, MAX_NESTING, MIN_INT, config_key, normalise, with_tuples
 from atune.model.space import Space
 from atune.workload.workload import Workload, candidates_of, describe
 
@@ -85,7 +85,7 @@ def test_keys_stay_as_they_are() -> None:
 def test_values_survive_a_journal() -> None:
     value = {"a": (1, (2.5, None)), "b": {"c": ("x", True)}}
     listed: Any = {"a": [1, [2.5, None]], "b": {"c": ["x", True]}}
-    assert normalise(listed, "") == value == thaw(listed)
+    assert normalise(listed, "") == value == with_tuples(listed)
 
 
 def boom(a: int) -> bool:

@@ -15,7 +15,7 @@ from synthetic import stream_of
 from atune.errors import UsageError
 from atune.frontends.api.tune_set import read_set
 from atune.frontends.cli.main import main
-from atune.journal.set_folder import entered
+from atune.journal.set_folder import open_set_folder
 from atune.model.candidate import Problem
 from atune.reporting.set_table import set_report
 
@@ -24,7 +24,7 @@ in_browser = pytest.mark.skipif(BROWSER is None, reason="no headless Chromium is
 
 def made(folder: Path, runs: list[tuple[dict[str, Any], dict[int, list[float]]]], **header: Any) -> Path:
     """Write a set: for each problem the samples in ms of configurations ``block=index``; none if one failed."""
-    paths, lock = entered(folder, [Problem(arguments) for arguments, _ in runs])
+    paths, lock = open_set_folder(folder, [Problem(arguments) for arguments, _ in runs])
     lock.close()
     for path, (arguments, latencies) in zip(paths, runs, strict=True):
         if latencies:

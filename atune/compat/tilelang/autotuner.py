@@ -35,7 +35,7 @@ from atune.compat.tilelang.environment import (
     warn_once,
 )
 from atune.errors import AtuneError, InputsMissing, NoWinner, SpaceError, UsageError
-from atune.frontends.decorator.autotuned import TunedKernel, made
+from atune.frontends.decorator.autotuned import TunedKernel, load_kernel
 from atune.frontends.decorator.call import Arguments, Call, Entry
 from atune.frontends.decorator.options import Options, lazy_callback, listed, names_in
 from atune.frontends.decorator.winners import Winner
@@ -405,7 +405,7 @@ def result_of(kernel: TilelangKernel, call: Call) -> AutotuneResult:
     """Return the result of a call. Tunes if it is unknown."""
     if call.explicit:
         warn_once(f"tunable parameters {call.explicit}", "are given in the call: nothing is tuned")
-    winner, compiled = (None, made(call)) if call.explicit else kernel.chosen(call)
+    winner, compiled = (None, load_kernel(call)) if call.explicit else kernel.chosen(call)
     if winner is None:
         compiled.config = {name: value for name, value in call.given.values.items() if name in call.tunables}
     return AutotuneResult(

@@ -13,7 +13,7 @@ import anyio.to_thread
 import msgspec
 
 from atune.engine.search.prior import figures_for
-from atune.engine.start import CacheUse, Recall, Recalled
+from atune.engine.start import CacheUse, KnownResult, Recall
 from atune.frontends.api.options import completed
 from atune.frontends.api.tuner import discover, engine_settings, tune_apart
 from atune.journal.events import CandidateAliased, CandidateLowered, CandidateProposed, Event, RunStarted
@@ -127,10 +127,10 @@ async def tune_work(work: CachedWork, cache: ResultCache, *, refresh: bool = Fal
         if not (past or refresh):
             reading = reader.submit(cache.known, work.key.work, work.configs.values())  # while the processes start
 
-            def recall(header: RunStarted, spec: WorkloadSpec) -> Recalled:
+            def recall(header: RunStarted, spec: WorkloadSpec) -> KnownResult:
                 known = reading.result()
                 header = msgspec.structs.replace(work.header, time=time.time())
-                return Recalled(history(header, work.configs, known)) if known else Recalled()
+                return KnownResult(history(header, work.configs, known)) if known else KnownResult()
 
         use: CacheUse = "refresh" if refresh else ""
         return await tune_apart(work.workload, use=use, cache=cache, begun=begun, recall=recall, **work.options)

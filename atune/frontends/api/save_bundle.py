@@ -27,7 +27,7 @@ from atune.frontends.api.resume import options_of, origin_of, say_as_warning
 from atune.journal.events import RunStarted
 from atune.journal.result import Record, Result
 from atune.model.artifact import Artifact
-from atune.model.candidate import COMPILE_FLAGS, Candidate, is_size, thaw
+from atune.model.candidate import COMPILE_FLAGS, Candidate, is_size, with_tuples
 from atune.model.settings import CPU_FLAGS, CompileSettings
 from atune.workload.pickling import FileRef
 
@@ -178,7 +178,7 @@ def _compiled_again(
 async def _compiled(
     ref: FileRef, header: RunStarted, best: Record, settings: CompileSettings
 ) -> tuple[Artifact, bytes]:
-    candidate = Candidate(0, best.key, thaw(best.config))
+    candidate = Candidate(0, best.key, with_tuples(best.config))
     async with plain_library(ref, candidate, header.target, settings) as (record, artifact):
         if record.code_key != best.code_key:
             raise UsageError(OTHER_CODE)

@@ -36,12 +36,12 @@ from atune.journal.events import Event, RunStarted
 from atune.journal.result import Result
 from atune.journal.set_folder import (
     TunedProblem,
-    entered,
     forget_added,
     header_of_set,
     is_set,
     journals_in,
     listed,
+    open_set_folder,
     tuned_problems,
 )
 from atune.model.candidate import Problem, config_key, describe_config, distance
@@ -243,7 +243,7 @@ class _SetRun:
     async def all(self) -> SetResult:
         """Tune every problem."""
         had = [*listed(self._folder).values()] if is_set(self._folder) else []
-        self._journals, lock = await anyio.to_thread.run_sync(entered, self._folder, self._problems)
+        self._journals, lock = await anyio.to_thread.run_sync(open_set_folder, self._folder, self._problems)
         try:
             with lock:
                 return await self._all()

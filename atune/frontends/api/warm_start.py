@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 
-from atune.engine.start import Advise, Recall, Recalled
+from atune.engine.start import Advise, KnownResult, Recall
 from atune.errors import CacheMiss, UsageError
 from atune.journal.events import RunStarted
 from atune.journal.reader import replay
@@ -132,7 +132,7 @@ def recaller(cached: bool | None, on_miss: str, *, unless_asked: bool) -> Recall
     return partial(_recall, ResultCache(), bool(cached), on_miss) if looks else None
 
 
-def _recall(cache: ResultCache, all_of_it: bool, on_miss: str, header: RunStarted, spec: WorkloadSpec) -> Recalled:
+def _recall(cache: ResultCache, all_of_it: bool, on_miss: str, header: RunStarted, spec: WorkloadSpec) -> KnownResult:
     """Return the result of the same work, if `all_of_it` is wanted and there is one, else the best winner as advice.
 
     Raises `CacheMiss` where there is none and `on_miss` is ``error``.
@@ -141,11 +141,11 @@ def _recall(cache: ResultCache, all_of_it: bool, on_miss: str, header: RunStarte
     winner for that, too.
     """
     if (key := result_key(header)) is None:
-        return Recalled()
+        return KnownResult()
     run = cache.find(key, header) if all_of_it else None
     same = run is not None and run.parts is not None and same_problem(run.parts.tuned_for, header.arguments)
     if run is not None and same and (events := cache.events(run, header)):
-        return Recalled(events, whole=run.path)
+        return KnownResult(events, whole=run.path)
     if on_miss == "error":
         raise CacheMiss(
             f"the result cache has no result of {spec.name} as it is now: tune it, without on_miss (--on-miss)"
@@ -153,4 +153,4 @@ def _recall(cache: ResultCache, all_of_it: bool, on_miss: str, header: RunStarte
     best_first = sorted(cache.answers(work=key.work), key=lambda run: (run.latency_ms or math.inf, run.key))
     here = _keys(spec) if best_first else ()
     found = ((run.key, _first([(0.0, run.config or {})], here)) for run in best_first)
-    return Recalled(advice=tuple(islice((Advice(f"{CACHE} {name}", first) for name, first in found if first), 1)))
+    return KnownResult(advice=tuple(islice((Advice(f"{CACHE} {name}", first) for name, first in found if first), 1)))

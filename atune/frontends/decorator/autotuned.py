@@ -67,7 +67,7 @@ async def _built(workload: Workload, target: Target, settings: CompileSettings, 
         return await anyio.to_thread.run_sync(use, artifact)
 
 
-def measured(call: Call, winner: Winner) -> Artifact | None:
+def measured_library(call: Call, winner: Winner) -> Artifact | None:
     """Return the measured library, or None if it is missing or was made for other arguments."""
     if winner.library is None or not isinstance(winner.tuned_for, Mapping):
         return None
@@ -81,7 +81,7 @@ def measured(call: Call, winner: Winner) -> Artifact | None:
     return winner.library()
 
 
-def made(call: Call, winner: Winner | None = None, artifact: Artifact | None = None) -> Any:
+def load_kernel(call: Call, winner: Winner | None = None, artifact: Artifact | None = None) -> Any:
     """Return the `tilelang.JITKernel` that calls `artifact`. For None, tilelang compiles it in this process.
 
     Without a `winner` the kernel has the call's own arguments alone.
@@ -255,10 +255,10 @@ class TunedKernel(TunableKernel):
         name = text_of([call.arguments, winner.config])
         if (known := self._kernels.get(name)) is not None:
             return known
-        artifact = measured(call, winner)
+        artifact = measured_library(call, winner)
         if artifact is not None:
             with suppress(AtuneError):  # it cannot be loaded here
-                return self._keep(name, made(call, winner, artifact))
+                return self._keep(name, load_kernel(call, winner, artifact))
         with self._building:
             if (known := self._kernels.get(name)) is not None:
                 return known
@@ -267,7 +267,7 @@ class TunedKernel(TunableKernel):
             workload = Workload(
                 call.kernel, [winner.config], arguments=call.arguments, pass_configs=call.hints.get(PASS_CONFIGS)
             )
-            use = functools.partial(made, call, winner)
+            use = functools.partial(load_kernel, call, winner)
             return self._keep(name, with_library(workload, call.target, call.compile, use))
 
     def _keep(self, name: str, kernel: Any) -> Any:
@@ -298,7 +298,7 @@ class Autotuned(TunedKernel):
         An eager kernel takes tensors here, or its `T.const` dimensions by name.
         """
         call = self.call_of(args, kwargs)
-        return made(call) if call.explicit else self.chosen(call)[1]
+        return load_kernel(call) if call.explicit else self.chosen(call)[1]
 
     def as_op(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Return the kernel of a call as the `torch.library` operator `name`, such as ``mylib::gemm``."""

@@ -24,7 +24,7 @@ from atune.model.device import Target, parse_target
 from atune.model.settings import CompileSettings
 from atune.model.space import Points, Space
 from atune.workload.fingerprint import function_of
-from atune.workload.workload import Fit, Workload, not_taken
+from atune.workload.workload import ConfigCheck, Workload, not_taken
 
 _PLAIN = frozenset({int, float, str, bool, NoneType, bytes})
 
@@ -211,7 +211,7 @@ class Call:
         """
         try:
             listed = self.points.place(config) is not None
-            is_default = not listed and Fit(self.workload).default_key(config) == config_key(config)
+            is_default = not listed and ConfigCheck(self.workload).default_key(config) == config_key(config)
             return self.points.serves(config, unlisted=is_default)
         except SpaceError as error:
             raise SpaceError(f"{self.owner.__name__} for {describe_config(self.problem)}: {error}") from None

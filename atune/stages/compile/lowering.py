@@ -63,7 +63,7 @@ def lower(candidate: Candidate, known: Known = lambda key: None) -> Lowered:
     return msgspec.structs.replace(lowered, ir_key=ir_key, facts=found_facts, seconds=seconds)
 
 
-def _generated(candidate: Candidate, function: Any, host: Any, device: Any, how: How) -> Lowered:
+def _generated(candidate: Candidate, function: Any, host: Any, device: Any, how: CompileInputs) -> Lowered:
     """Print the sources of a lowered kernel, and collect its facts."""
     symbol, on_cpu = SYMBOL.format(key=candidate.key), how.kind == "c"
     source = printed(device)
@@ -165,7 +165,7 @@ _BARE = "bare"
 
 
 @dataclass(frozen=True)
-class How:
+class CompileInputs:
     """Everything except the kernel that decides the result."""
 
     kind: str
@@ -186,14 +186,14 @@ def how_of(
     target: Target,
     settings: CompileSettings,
     pass_configs: Mapping[str, Any],
-) -> How:
+) -> CompileInputs:
     """Return everything that decides the result for a configuration. Its own flags and pass configuration take
     precedence.
 
     `pass_configs`: the workload's.
     """
     own = config.get(COMPILE_FLAGS)
-    return How(
+    return CompileInputs(
         kind=target.kind,
         target=str(target),
         flags=settings.flags if own is None else tuple(own),
@@ -202,7 +202,7 @@ def how_of(
     )
 
 
-def key_of(function: Any, how: How) -> str:
+def key_of(function: Any, how: CompileInputs) -> str:
     """Return the `ir_key` of an elaborated kernel, whatever its symbol."""
     bare = function.with_attr("global_symbol", _BARE)
     environment = sorted((name, value) for name, value in os.environ.items() if _LOWERS.match(name))

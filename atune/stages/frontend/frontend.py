@@ -12,7 +12,7 @@ from typing import Any
 from atune.bundle.launch import size_of
 from atune.errors import SpaceError, UsageError, WorkloadError, name_and_message, type_of
 from atune.model.artifact import KernelParam, Roles
-from atune.model.candidate import RESERVED, Config, normalise, thaw
+from atune.model.candidate import RESERVED, Config, normalise, with_tuples
 from atune.stages import tilelang
 from atune.stages.measure.arguments import CallInputs as CallInputs
 from atune.stages.measure.arguments import DrawnInputs
@@ -31,7 +31,7 @@ def elaborate(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, An
     """
     given = {name: value for name, value in config.items() if name not in RESERVED}
     symbols: dict[str, Any] = {}
-    values = {name: _value(value, symbols) for name, value in {**thaw(arguments), **thaw(given)}.items()}
+    values = {name: _value(value, symbols) for name, value in {**with_tuples(arguments), **with_tuples(given)}.items()}
     get_tir = getattr(kernel, "get_tir", None)
     function = get_tir(**values) if get_tir is not None else kernel(**values)
     if not isinstance(function, tilelang.tvm.tirx.PrimFunc):

@@ -30,7 +30,7 @@ from atune.errors import (
     WorkloadError,
     translated,
 )
-from atune.model.candidate import Config, thaw
+from atune.model.candidate import Config, with_tuples
 from atune.model.folders import CACHE_VARIABLE, TILELANG_FOLDER, cache_folder, made_folder, run_folder
 from atune.workers.processes.messages import (
     BEGIN,
@@ -295,7 +295,7 @@ async def _described(workers: Workers, ref: WorkloadRef, known: WorkloadSpec | N
             configs += part.configs
             if part.spec is not None:
                 spec = part.spec
-                return msgspec.structs.replace(spec, configs=tuple(configs), arguments=thaw(spec.arguments))
+                return msgspec.structs.replace(spec, configs=tuple(configs), arguments=with_tuples(spec.arguments))
 
 
 async def _next_part(worker: Worker, seed: int, what: str) -> SpacePart:

@@ -230,8 +230,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         with self._listening:
             while True:
                 while data := await self._hear():
-                    self._heed(json.loads(data))
-                self._hammer()
+                    self._on_message(json.loads(data))
+                self._kill_all()
                 with anyio.move_on_after(GRACE_S):
                     await self.process.wait()
                 while_doing = "" if self._ready.is_set() else f" while importing {self.process.imports}"
@@ -240,7 +240,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                     self._lost(why)
                     return
 
-    def _heed(self, message: dict[str, Any]) -> None:
+    def _on_message(self, message: dict[str, Any]) -> None:
         """Handle one message of the server."""
         worker = self._workers.get(message.get("id", -1))
         if message["op"] == "ready":
@@ -310,7 +310,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
             "workers need less (--workers). What was measured stays, and `atune resume JOURNAL` continues the run"
         )
 
-    def _hammer(self) -> None:
+    def _kill_all(self) -> None:
         """SIGKILL everything without the server's help.
 
         Closing the lifeline makes the kernel do it, without races. The rest covers a fork of this program that also
@@ -327,7 +327,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 os.kill(pid, signal.SIGKILL)
 
     async def _stop(self) -> None:
-        """End every process: first through the server, so that all are reaped, then by `_hammer`. Shielded and
+        """End every process: first through the server, so that all are reaped, then by `_kill_all`. Shielded and
         bounded."""
         self._leaving = True
         with anyio.CancelScope(shield=True):
@@ -338,7 +338,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                     with anyio.move_on_after(GRACE_S):
                         await self.process.wait()
             finally:  # also if asyncio's own cancellation, which ignores shields, interrupts the wait
-                self._hammer()
+                self._kill_all()
                 try:
                     with anyio.move_on_after(HAMMER_S):
                         await self.process.wait()

@@ -39,7 +39,7 @@ from atune.journal.result import Result, TuneResult
 from atune.journal.state import Entry, Outcome, State, finished
 from atune.journal.writer import Journal, is_written
 from atune.model.artifact import Artifact, Roles
-from atune.model.candidate import BASELINE, Config, config_key, thaw
+from atune.model.candidate import BASELINE, Config, config_key, with_tuples
 from atune.model.folders import cache_folder, make_private_folder
 from atune.model.settings import Budget
 from atune.workers.storage.result_key import (
@@ -515,7 +515,9 @@ def _continues(past: Sequence[AnyEvent], header: RunStarted) -> bool:
 
 def _rows(db: sqlite3.Connection, where: str, values: Any = ()) -> list[IndexedRun]:
     found = (msgspec.json.decode(run, type=IndexedRun) for [run] in db.execute(f"SELECT run FROM runs {where}", values))
-    return [run if run.config is None else msgspec.structs.replace(run, config=thaw(run.config)) for run in found]
+    return [
+        run if run.config is None else msgspec.structs.replace(run, config=with_tuples(run.config)) for run in found
+    ]
 
 
 def _write(db: sqlite3.Connection, run: IndexedRun, otherwise: Literal["REPLACE", "IGNORE"] = "REPLACE") -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 from atune.errors import UsageError
 from atune.journal.events import RunStarted
-from atune.model.candidate import Config, thaw
+from atune.model.candidate import Config, with_tuples
 from atune.model.settings import MEASURING
 
 SCHEMA = 1
@@ -148,7 +148,7 @@ def read_exported(data: bytes) -> list[CacheEntry]:
         ) from None
     if found.schema > SCHEMA:
         raise UsageError(f"a newer atune exported these results (schema {found.schema}): update atune")
-    return [msgspec.structs.replace(entry, config=thaw(entry.config)) for entry in found.entries]
+    return [msgspec.structs.replace(entry, config=with_tuples(entry.config)) for entry in found.entries]
 
 
 def _digest(key: ResultKey, without: Sequence[str]) -> str:
