@@ -15,7 +15,7 @@ from event_streams import Stream
 
 from atune.frontends.cli.main import main
 from atune.frontends.cli.runs import find_journal
-from atune.journal.set_folder import entered
+from atune.journal.set_folder import open_set_folder
 from atune.journal.writer import Journal, write_journal
 from atune.model.candidate import Problem
 from atune.workers.storage.result_cache import ResultCache
@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path))
     recorded(tmp_path / "journals" / "soft-1.jsonl", 7200, 1.0)
     (tmp_path / "journals" / "no set").mkdir()
-    paths, lock = entered(tmp_path / "journals" / NAME, PROBLEMS)
+    paths, lock = open_set_folder(tmp_path / "journals" / NAME, PROBLEMS)
     lock.close()
     ended(paths[0])
     ended(paths[1])
