@@ -21,7 +21,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -29,9 +29,10 @@ import msgspec
 from recording import Recording, read_recording
 
 from atune.engine.search.devices import Figures
+from atune.engine.search.enough import Enough
 from atune.engine.search.interface import Guarded, Searched, Strategy
-from atune.engine.search.prior import columns, figures_for, survey_fields
-from atune.engine.search.strategies import AUTO, check_given, chosen, learns, make_strategy, uses_prior
+from atune.engine.search.prior import CAN_RUN, columns, figures_for, survey_fields
+from atune.engine.search.strategies import AUTO, PRIOR, check_given, chosen, learns, make_strategy, uses_prior
 from atune.journal.events import SpaceSurveyed
 from atune.model.artifact import StaticFacts
 from atune.model.settings import Budget
@@ -93,17 +94,22 @@ def simulate_run(
     workers: int = 16,
     devices: int = 1,
     seconds: float | None = None,
+    auto: bool = False,
 ) -> Trial:
     """Play one run of the strategy that `make` returns, until its budget is used up. Raises `StrategyError`.
 
-    `seconds`: the simulated time after which it ends, too.
+    `seconds`: the simulated time after which it ends, too. `auto`: whether enough ends it, where there is a prior.
     """
-    strategy = Guarded(make(searched), recording.configs, searched.first)
+    last = [index for index, facts in searched.facts.items() if facts.get(CAN_RUN) == 0 and index != searched.default]
+    configs = {index: config for index, config in searched.configs.items() if index not in {*last}}
+    searched = replace(searched, configs=configs)
+    enough = Enough(searched.prior, configs) if auto and searched.prior else None
+    strategy = Guarded(make(searched), recording.configs, searched.first, last, enough)
     machine = SimulatedMachine(recording, workers, devices)
     if searched.prior is not None:
         machine.now += ELABORATING * sum(tried.lower_s for tried in recording.tried.values()) / workers
     most = len(recording.configs) if searched.budget is None else searched.budget
-    learning = learns(strategy.name)
+    learning = enough is not None or learns(strategy.name)
     order: list[int] = []
     settled: list[int] = []
     curve: list[float] = []
@@ -210,10 +216,12 @@ def simulate_seeds(
     devices: int = 1,
     known: Mapping[str, Any] | None = None,
     seconds: float | None = None,
+    auto: bool = False,
 ) -> list[Trial]:
     """Play one run a seed. `known`: what strategies know in addition to configurations, by `fields_of_facts`."""
     searched = [Searched(recording.configs, seed, budget, **(known or {}), default=recording.default) for seed in seeds]
-    return [simulate_run(recording, make, each, workers=workers, devices=devices, seconds=seconds) for each in searched]
+    how: dict[str, Any] = {"workers": workers, "devices": devices, "seconds": seconds, "auto": auto}
+    return [simulate_run(recording, make, each, **how) for each in searched]
 
 
 def simulate(
@@ -227,6 +235,7 @@ def simulate(
     prior: bool = False,
     seconds: float | None = None,
     processes: int = 1,
+    auto: bool = False,
 ) -> tuple[Summary, list[Trial]]:
     """Play the strategy called `strategy` with seeds from 0 on, in `processes` processes, and sum up.
 
@@ -240,11 +249,12 @@ def simulate(
     known = fields_of_facts(recording.facts, figures) if prior and uses_prior(strategy, len(recording.configs)) else {}
     if strategy == AUTO:
         limited, there = budget is not None or seconds is not None, known.get("prior") is not None
-        strategy = chosen(len(recording.configs), budget, limited=limited, prior=there)
+        strategy = PRIOR if auto and there else chosen(len(recording.configs), budget, limited=limited, prior=there)
     make = partial(make_strategy, strategy)
     play = partial(
-        simulate_seeds, recording, make, budget=budget, workers=workers, devices=devices, known=known, seconds=seconds
-    )
+        simulate_seeds, recording, make, budget=budget, workers=workers, devices=devices, known=known, seconds=seconds,
+        auto=auto,
+    )  # fmt: skip
     slices = [range(first, seeds, processes) for first in range(min(processes, seeds))]
     if len(slices) == 1:
         trials = play(seeds=slices[0])
@@ -271,7 +281,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Simulate a strategy on an exhaustive journal.")
     parser.add_argument("journal")
     parser.add_argument("--strategy", default=AUTO, metavar="NAME")
-    parser.add_argument("--budget", default="10%", metavar="N|10%%|90s")
+    parser.add_argument("--budget", default="10%", metavar="N|10%%|90s|auto")
     parser.add_argument("--seeds", type=int, default=100, metavar="N", help="number of runs, with seeds from 0 (100)")
     parser.add_argument("--workers", type=int, default=16, metavar="N", help="simulated compile workers (16)")
     parser.add_argument("--devices", type=int, default=1, metavar="N", help="simulated devices (1)")
@@ -288,6 +298,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         devices=arguments.devices,
         prior=arguments.prior,
         seconds=budget.seconds,
+        auto=budget.auto,
         processes=min(len(usable_cores()), arguments.seeds) if arguments.seeds >= MANY_SEEDS else 1,
     )
     print(json.dumps(msgspec.to_builtins(summary)) if arguments.json else lines_of(summary, recording))

@@ -58,7 +58,7 @@ def curve(trials: list[Trial], best_ms: float, budget: int) -> dict[str, float]:
     found = {}
     for number in dict.fromkeys(max(1, round(mark * budget)) for mark in MARKS):
         at = [regrets(trial, best_ms)[number - 1] for trial in trials if len(trial.curve) >= number]
-        found[str(number)] = round(statistics.median(at), 5) if at else math.inf
+        found |= {str(number): round(statistics.median(at), 5)} if at else {}
     return found
 
 
@@ -71,10 +71,11 @@ def cpu_s() -> float:
 
 
 def play(
-    space: str, recording: Recording, strategy: str, budget: int, seeds: int, processes: int, prior: bool = False
+    space: str, recording: Recording, strategy: str, limit: Budget, seeds: int, processes: int, prior: bool = False
 ) -> Row:
-    before = cpu_s()
-    summary, trials = simulate(recording, strategy, budget=budget, seeds=seeds, processes=processes, prior=prior)
+    before, budget = cpu_s(), limit.most(len(recording.configs)) or len(recording.configs)
+    how = {"budget": budget, "seeds": seeds, "processes": processes, "prior": prior, "auto": limit.auto}
+    summary, trials = simulate(recording, strategy, **how)
     low, high = interval(summary.within_2pct, seeds)
     return Row(
         space=space,
@@ -83,7 +84,7 @@ def play(
         low_2pct=round(low, 3),
         high_2pct=round(high, 3),
         curve=curve(trials, recording.best_ms, budget),
-        cpu_ms=round(1e3 * (cpu_s() - before) / seeds / budget, 2),
+        cpu_ms=round(1e3 * (cpu_s() - before) / sum(len(trial.settled) for trial in trials), 2),
     )
 
 
@@ -91,7 +92,7 @@ def shown(row: Row) -> str:
     s = row.summary
     to_2pct = "–" if s.evaluations_to_2pct_median is None else f"{s.evaluations_to_2pct_median:g}"
     return (
-        f"| {row.space} ({row.total}) | {s.evaluations} | {s.strategy} | {100 * s.within_1pct:.0f} | "
+        f"| {row.space} ({row.total}) | {s.evaluations_median:g} | {s.strategy} | {100 * s.within_1pct:.0f} | "
         f"{100 * s.within_2pct:.0f} ({100 * row.low_2pct:.0f}–{100 * row.high_2pct:.0f}) | {100 * s.within_5pct:.0f} | "
         f"{100 * s.regret_median:.2f} | {to_2pct} | {s.wall_s_median:.1f} | {row.cpu_ms:.1f} |"
     )
@@ -107,6 +108,14 @@ def command(rows: list[Row], seeds: int, budget: str, prior: bool) -> str:
     return " ".join(parts)
 
 
+def overall(rows: list[Row]) -> str:
+    """Return what all seeds came to, of all spaces together."""
+    within = statistics.fmean(row.summary.within_2pct for row in rows)
+    share = statistics.median(row.summary.evaluations_median / row.total for row in rows)
+    of_all = sum(row.summary.evaluations_median for row in rows) / sum(row.total for row in rows)
+    return f"{within:.0%} of all seeds came within 2 %; tried were {share:.1%} (median space), {of_all:.1%} of all."
+
+
 def page(rows: list[Row], seeds: int, budget: str, prior: bool) -> str:
     having = "with the prior (exhaustive and random take none)" if prior else "without a prior"
     lines = [
@@ -115,7 +124,7 @@ def page(rows: list[Row], seeds: int, budget: str, prior: bool) -> str:
         f"    {command(rows, seeds, budget, prior)}",
         "",
         f"Simulated, {seeds} seeds each, {having}, 16 compile workers and one",
-        f"device. The budget is {budget.replace('%', ' % of the candidates')}.",
+        f"device. The budget is {budget.replace('%', ' % of the candidates')}. {overall(rows)}",
         "Shares are of seeds, in per cent; in brackets Wilson's 95 % interval. Regret: how far the best found is above",
         "that of the space, median.",
         "",
@@ -174,7 +183,7 @@ def main() -> None:
     rows, began = kept(options.out / "result.json", options.spaces, options.strategies), time.monotonic()
     for space in options.spaces:
         recording = recorded(space)
-        budget = Budget.parse(options.budget).most(len(recording.configs)) or len(recording.configs)
+        budget = Budget.parse(options.budget)
         for strategy in options.strategies:
             # its order is always the same one
             seeds = 1 if strategy == "exhaustive" else options.seeds

@@ -51,6 +51,7 @@ class Engine:
         self._early_warnings = list[str]()
         """Warnings from before the start is recorded."""
         self._started, self._ended_by = False, "exhausted"
+        self._chance: float | None = None
 
     def _warn(self, message: str) -> None:
         """Record a warning of the machine, once the run's start is recorded."""
@@ -129,6 +130,8 @@ class Engine:
                 self._ended_by = "budget"
             await run.outcomes.acknowledge()
             proposing.tell()
+            if (enough := proposing.enough) is not None:
+                self._ended_by, self._chance = "enough" if enough.reached else self._ended_by, round(enough.chance, 4)
             await final.time_finalists(await states.settle())
             until_ended.cancel_scope.cancel()
 
@@ -145,4 +148,5 @@ class Engine:
             reason=self._run.stopping or self._ended_by,
             kernel=winner,
             roles=self._run.roles,
+            chance=self._chance,
         )

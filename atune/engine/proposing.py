@@ -16,6 +16,7 @@ from atune.engine.interfaces import CompileWorker
 from atune.engine.run_state import Outcome
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import Screen
+from atune.engine.search.enough import Enough
 from atune.engine.search.interface import Guarded, latency_or_reason
 from atune.engine.search.prior import columns
 from atune.engine.search.strategies import EXHAUSTIVE, learns
@@ -88,9 +89,15 @@ class ProposeStage:
         self._start, self._run, self._plan, self._scheduled, self._screen = start, start.run, plan, scheduled, screen
         self._strategy = start.strategy
         """None until it is made, which may wait until the space is surveyed."""
-        self._learns = not isinstance(plan.given, str) or learns(plan.given)
+        by_outcomes = start.settings.budget.auto and start.settings.pipeline
+        self._learns = by_outcomes or not isinstance(plan.given, str) or learns(plan.given)
         self._outstanding = {candidate.index for candidate in plan.redo}
         self._pending = deque[Outcome]()
+
+    @property
+    def enough(self) -> Enough | None:
+        """The rule of the budget ``auto``, with what it was told; None without it."""
+        return None if self._strategy is None else self._strategy.enough
 
     async def serve(self, workers: Sequence[CompileWorker], propose: MemoryObjectSendStream[Candidate]) -> None:
         """Propose until the strategy, the budget or the run ends. Raises `UsageError` and `SpaceError`."""

@@ -21,6 +21,7 @@ from atune.engine.interfaces import Machine
 from atune.engine.run_state import Run
 from atune.engine.screen import LayoutChoice, layout_choice
 from atune.engine.search.devices import Figures
+from atune.engine.search.enough import Enough
 from atune.engine.search.forest import preload
 from atune.engine.search.interface import Guarded, Searched, Strategy, latency_or_reason
 from atune.engine.search.prior import CAN_RUN, figures_for, survey_fields
@@ -90,6 +91,8 @@ class EngineSettings:
 
     def _auto(self, spec: WorkloadSpec, *, prior: bool, library: bool | None = None) -> str:
         most, limited = self.budget.most(spec.total), self.budget.limited
+        if self.budget.auto and prior and most is not None and most < spec.total:
+            return PRIOR  # whose order the budget's rule is about
         return chosen(spec.total, most, limited=limited, pipeline=self.pipeline, prior=prior, library=library)
 
     def header(
@@ -328,7 +331,8 @@ class Plan:
         else:
             own = self.given
             getattr(own, "begin", lambda _: None)(searched)
-        strategy = Guarded(own, candidates, searched.first, last)
+        enough = Enough(searched.prior, configs) if self.budget.auto and searched.prior else None
+        strategy = Guarded(own, candidates, searched.first, last, enough)
         for index, latency_ms, reason in _past(state):
             if index in candidates:
                 strategy.tell(index, latency_ms, reason)

@@ -325,13 +325,15 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
     wall_s: float
     """Seconds of this part of the run; a resumed run has several."""
     reason: str
-    """``exhausted``, ``budget`` or ``stopped``; ``unlowered`` where the first candidates all failed to lower, for one
-    reason; ``mismatched`` where the default and the first all differ from the reference; ``merged`` where journals were
-    merged."""
+    """``exhausted``, ``budget``, ``enough`` (by the budget ``auto``) or ``stopped``; ``unlowered`` where the first
+    candidates all failed to lower, for one reason; ``mismatched`` where the default and the first all differ from the
+    reference; ``merged`` where journals were merged."""
     kernel: Artifact | None = None
     """The winner's place in its library, which is kept in the cache folder: all that loading it needs."""
     roles: Roles = Roles()
     """Which parameters are outputs, and what a call does with the others."""
+    chance: float | None = None
+    """By the budget ``auto``: the chance that a candidate that was not tried is 2 % better; None without a prior."""
 
 
 class RunInterrupted(Event, frozen=True, kw_only=True, tag="run_interrupted"):

@@ -534,5 +534,6 @@ def finished(state: State, budget: Budget) -> bool:
     done = [entry for entry in proposed(state) if state.outcome(entry.index) is not None]
     most = budget.most(state.total)
     used_up = most is not None and sum(not entry.further_layout for entry in done) >= most
+    used_up |= budget.auto and state.finished.reason == "enough"
     settled = len(done) + sum(entry.surveyed for entry in state.entries.values())
     return settled >= state.total or used_up or budget.used_up(state.wall_s)

@@ -12,15 +12,24 @@ from atune.errors import UsageError
 from atune.model.candidate import MUST_BE_PASS_CONFIGS
 from atune.model.options import Count, Natural, Option, Positive, Settings, options_of, size
 
-_BUDGETS = "give a number of candidates (40), a share of them (10%), a time (90s), or several of these (40,90s)"
+_BUDGETS = "give auto, a number of candidates (40), a share of them (10%), a time (90s), or several of these (auto,90s)"
+AUTO_PERCENT, AUTO_LEAST = 10, 16
+"""The budget ``auto`` tries at most this share of a space, or so many candidates if that is more."""
 
 
 def _limit(text: str) -> tuple[str, Any]:
     """Return one limit of a budget, as its field and value. Raises ValueError."""
     text = text.strip()
+    if text == "auto":
+        return "auto", True
     if text[-1:] in ("s", "m", "h"):
         return "seconds", float(text[:-1]) * {"s": 1, "m": 60, "h": 3600}[text[-1]]
     return ("percent", float(text[:-1])) if text.endswith("%") else ("candidates", int(text))
+
+
+def _share(total: int, percent: float) -> int:
+    """Return a share of `total`, rounded up, at least one."""
+    return max(1, math.ceil(round(total * percent / 100, 6)))
 
 
 class Budget(Settings, frozen=True, kw_only=True):
@@ -32,17 +41,21 @@ class Budget(Settings, frozen=True, kw_only=True):
     percent: Annotated[Annotated[float, Meta(gt=0, le=100)] | None, Option(
         "How many candidates are tried, in percent of the space.",
     )] = None
+    auto: Annotated[bool, Option(
+        "Stop once another candidate is hardly 2 % better; at the latest after a tenth, or after 16 if that is more.",
+    )] = False
     # fmt: on
 
     @property
     def limited(self) -> bool:
         """Whether it can end a run before every candidate is tried."""
-        return any(limit is not None for limit in (self.candidates, self.seconds, self.percent))
+        return self.auto or any(limit is not None for limit in (self.candidates, self.seconds, self.percent))
 
     def most(self, total: int) -> int | None:
         """Return how many of `total` candidates it admits, at least one; None without such a limit."""
-        share = None if self.percent is None else max(1, math.ceil(round(total * self.percent / 100, 6)))
-        return min((most for most in (self.candidates, share) if most is not None), default=None)
+        share = None if self.percent is None else _share(total, self.percent)
+        auto = max(AUTO_LEAST, _share(total, AUTO_PERCENT)) if self.auto else None
+        return min((most for most in (self.candidates, share, auto) if most is not None), default=None)
 
     def used_up(self, wall_s: float) -> bool:
         """Tell whether the time limit is reached, from the run's wall seconds."""
@@ -50,7 +63,7 @@ class Budget(Settings, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, text: str | int | float | Budget | None) -> Budget:
-        """Read ``40`` (candidates), ``"10%"``, ``"90s"`` / ``"2m"`` (time), or several: ``"40,90s"``.
+        """Read ``"auto"``, ``40`` (candidates), ``"10%"``, ``"90s"`` / ``"2m"`` (time), or several: ``"40,90s"``.
 
         Raises `UsageError` for others.
         """

@@ -22,7 +22,7 @@ KEYS = (
     "best_config", "latency_ms", "reference_ms", "default_ms", "no_default", "measured", "failed", "pruned",
     "duplicates", "remaining", "total", "wall_s", "journal", "best_over_time", "axis_importance", "roofline", "reason",
     "reference_ratio", "default_ratio", "ties", "same_bits", "strategy", "warnings", "noise", "stages",
-    "memory_bytes", "cache_hit",
+    "memory_bytes", "cache_hit", "chance",
 )  # fmt: skip
 """Fields of a result that ``--json`` prints, in addition to the failures."""
 
@@ -79,6 +79,7 @@ def detail_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
     lines += [f"memory     {result.memory_bytes / 2**30:.2f} GiB of a device at most"] if result.memory_bytes else []
     lines += [f"same bits  {line}"] if (line := bits_line(result)) else []
     lines += [f"strategy   {printable(strategy)}"] if (strategy := strategy_line(result)) else []
+    lines += [f"budget     {why}"] if (why := left_line(result)) else []
     if result.roofline:
         lines.append(f"roofline   {result.roofline.describe()}")
     if (mattered := axis_importance(result)) is not None and (text := mattered.describe()):
@@ -107,6 +108,18 @@ def strategy_line(result: Result) -> str:
         return ""
     missed = result.header.settings.get("missed")
     return result.strategy + (f", because scikit-learn, which {missed} needs, is not installed" if missed else "")
+
+
+def left_line(result: Result) -> str:
+    """Return why the budget ``auto`` left the candidates that were not tried; empty under another."""
+    ended = {"enough": "enough is tried", "budget": "it tries no more"}.get(result.reason)
+    if ended is None or not result.remaining:
+        return ""
+    if result.chance is not None:
+        chance = f"{100 * result.chance:.1f} %"
+        return f"{ended}: the chance that one of the {result.remaining} left is 2 % faster is {chance}, by the prior"
+    of_the_run = result.header.settings.get("budget", {}) if result.header is not None else {}
+    return f"{ended}: without a prior, auto tries a tenth" if of_the_run.get("auto") else ""
 
 
 def next_lines(result: Result) -> list[Line]:

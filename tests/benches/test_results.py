@@ -7,6 +7,7 @@ import lzma
 import re
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -111,6 +112,16 @@ def test_strategies_prior5() -> None:
         assert len(found) == 10 and found["gemm288"]["evaluations"] == 15
         assert {summary["within_2pct"] for summary in found.values()} == {1.0}
     says("strategies_prior5", "5 % of the candidates", "100 of 100 seeds", "each of the ten recordings")
+
+
+def test_auto() -> None:
+    rows = stored("auto/result.json")["rows"]
+    assert len(rows) == 10 and {row["summary"]["seeds"] for row in rows} == {40}
+    assert {row["summary"]["within_2pct"] for row in rows} == {1.0}
+    tried = {row["space"]: row["summary"]["evaluations_median"] for row in rows}
+    share = median(tried[row["space"]] / row["total"] for row in rows)
+    says("auto", "all 40 seeds", f"{100 * share:.1f} % of its candidates")
+    says("auto", f"{100 * sum(tried.values()) / sum(row['total'] for row in rows):.1f} % are")
 
 
 @pytest.mark.parametrize("folder", ["results", "spaces"])

@@ -226,7 +226,7 @@ def test_a_hint_that_is_an_axis_too_is_a_mistake(tuned: Any, engine: Engine) -> 
 def test_presets_and_options() -> None:
     assert tuning_options(None)["benchmark"] == atune.BenchmarkSettings()
     quick = tuning_options("quick")["benchmark"]
-    assert quick.n_repeat == PRESETS["quick"]["n_repeat"]
+    assert quick.n_repeat == PRESETS["quick"]["n_repeat"] and tuning_options("quick")["budget"] == Budget(auto=True)
     found = tuning_options({"preset": "quick", "n_repeat": 9, "workers": 1, "budget": 4})
     assert (found["benchmark"].n_repeat, found["compile"].workers) == (9, 1)
     assert found["budget"] == Budget(candidates=4)

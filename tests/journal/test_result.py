@@ -39,7 +39,7 @@ KEYS = [
     "best_config", "latency_ms", "reference_ms", "default_ms", "no_default", "measured", "failed", "pruned",
     "duplicates", "remaining", "total", "wall_s", "journal", "best_over_time", "axis_importance",
     "roofline", "reason", "reference_ratio", "default_ratio", "ties", "same_bits", "strategy", "warnings", "noise",
-    "stages", "memory_bytes", "cache_hit", "failures",
+    "stages", "memory_bytes", "cache_hit", "chance", "failures",
 ]  # fmt: skip
 
 

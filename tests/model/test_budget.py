@@ -18,12 +18,19 @@ def test_a_text_may_have_several_limits() -> None:
     assert Budget.parse("10%,90s") == Budget(percent=10, seconds=90)
 
 
+@pytest.mark.parametrize(("total", "most"), [(8, 16), (160, 16), (288, 29), (2508, 251)])
+def test_auto_is_a_tenth_at_most_and_sixteen_at_least(total: int, most: int) -> None:
+    assert Budget.parse("auto") == Budget(auto=True) and Budget(auto=True).limited
+    assert Budget.parse("auto").most(total) == most and Budget.parse("auto,5").most(total) == 5
+    assert Budget.parse("auto,90s").used_up(90)
+
+
 def test_the_smaller_limit_counts() -> None:
     assert Budget(candidates=5, percent=50).most(8) == 4 and Budget(candidates=5, percent=50).most(80) == 5
     assert Budget(seconds=3).most(8) is None and Budget(seconds=3).limited and not Budget().limited
 
 
-@pytest.mark.parametrize("text", ["%", "x%", "-1%", "0%", "101%", "ten", "40,50", "40,", "10%,x"])
+@pytest.mark.parametrize("text", ["%", "x%", "-1%", "0%", "101%", "ten", "40,50", "40,", "10%,x", "auto,auto"])
 def test_what_is_no_budget_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"[Bb]udget"):
         Budget.parse(text)

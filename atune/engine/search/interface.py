@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from atune.engine.search.enough import Enough
 from atune.errors import StrategyError, name_and_message
 from atune.journal.events import CandidateMeasured
 from atune.journal.state import State
@@ -90,13 +91,18 @@ class Guarded:
     """Forwards calls of the engine to `strategy`, and checks the answers.
 
     `known`: the indices that it may propose. `first`: those that come before all that it proposes, such as the default
-    configuration. `last`: those that come after all.
+    configuration. `last`: those that come after all. `enough`: when to ask for no more; None for never.
     """
 
     def __init__(
-        self, strategy: Strategy, known: Container[int], first: Iterable[int] = (), last: Iterable[int] = ()
+        self,
+        strategy: Strategy,
+        known: Container[int],
+        first: Iterable[int] = (),
+        last: Iterable[int] = (),
+        enough: Enough | None = None,
     ) -> None:
-        self.strategy, self.name = strategy, strategy.name
+        self.strategy, self.name, self.enough = strategy, strategy.name, enough
         self._known, self._first, self._last = known, deque(dict.fromkeys(first)), iter(last)
         self._begun, self._asked, self._ended = frozenset(self._first), set[int](), False
         self._full = False
@@ -106,6 +112,8 @@ class Guarded:
 
         Then it is full until many may be asked for at once, because small groups take longer to compile.
         """
+        if self.enough is not None and self.enough.full(outstanding):
+            return True
         limit = self.limit(max(FULL, AHEAD * workers))
         room = max(1, min(FULL, limit // workers) // ROOM) if self._full else 1
         self._full = outstanding + room > limit
@@ -124,6 +132,8 @@ class Guarded:
 
         Raises `StrategyError`.
         """
+        if self.enough is not None and self.enough.reached:
+            return None
         if self._first:
             return self._first.popleft()
         while (index := self._next()) in self._begun:
@@ -153,6 +163,8 @@ class Guarded:
 
     def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
         """Tell of an outcome. Raises `StrategyError`."""
+        if self.enough is not None:
+            self.enough.tell(index, latency_ms)
         try:
             self.strategy.tell(index, latency_ms, reason)
         except Exception as error:

@@ -150,4 +150,4 @@ def chosen(
 def may_be_forest(strategy: str | Strategy | None, budget: Budget, *, pipeline: bool) -> bool:
     """Tell, before the space is known, whether the strategy may be the forest, whose library is slow to import."""
     few = budget.candidates is not None and budget.candidates <= FEW
-    return strategy == FOREST or (strategy in (None, AUTO) and pipeline and budget.limited and not few)
+    return strategy == FOREST or (strategy in (None, AUTO) and pipeline and budget.limited and not (few or budget.auto))

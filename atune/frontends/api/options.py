@@ -76,10 +76,11 @@ class EngineOptions(TypedDict, total=False):
         group="where",
     )]
     budget: Annotated[int | str | Budget | None, Option(
-        "Stop after N candidates, a share of them, or a time (90s, 2m, 1h). Or at the first of several (40,90s). None "
-        "tries the whole space. A budget covers all parts of a resumed run.",
+        "Stop after N candidates, a share of them, or a time (90s, 2m, 1h). Or at the first of several (40,90s). With "
+        "auto, once another is hardly 2 % better. None tries the whole space. A budget covers all parts of a resumed "
+        "run.",
         check=lambda where, value: Budget.parse(value),
-        flag="--budget", metavar="N|10%|90s", unset="all", page="search.md#budgets", group="search",
+        flag="--budget", metavar="N|10%|90s|auto", unset="all", page="search.md#budgets", group="search",
     )]
     strategy: Annotated[StrategyName | str | Strategy | None, Option(
         f"How candidates are chosen: {', '.join(SHOWN)}. Or an object with a name, ``ask()`` and ``tell(index, "

@@ -227,7 +227,7 @@ PICK = "pick"
 """The preset of which calls measure nothing. What is tuned on request has the defaults."""
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
-    "quick": {"n_warmup": 1, "n_repeat": 5, "n_final": 3, "n_final_rounds": 5},
+    "quick": {"budget": "auto", "n_warmup": 1, "n_repeat": 5, "n_final": 3, "n_final_rounds": 5},
     "thorough": {"n_repeat": 50, "n_final": 10, "n_final_rounds": 40, "adaptive": False},
     PICK: {},
 }

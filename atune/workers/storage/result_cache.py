@@ -175,7 +175,7 @@ def _status(header: RunStarted, state: State, result: Result) -> Status:
         return "uncached"
     if result.reason == "stopped" or state.accepted or result.best is None:
         return "partial"
-    by_another = state.resumed is not None and result.reason == "budget"  # than the header's, perhaps
+    by_another = state.resumed is not None and result.reason in ("budget", "enough")  # than the header's, perhaps
     if by_another and not finished(state, msgspec.convert(header.settings["budget"], Budget)):
         return "partial"
     return "refreshed" if use == "refresh" else "finished"
