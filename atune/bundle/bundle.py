@@ -78,7 +78,7 @@ class Bundle:
             raise BundleError(f"on_miss must be 'error' or 'nearest', got {on_miss!r}")
         self.folder, self.on_miss = Path(folder), on_miss
         self.manifest, self._kernels = read_manifest(self.folder)
-        """All that the bundle says of itself, as plain data."""
+        """The bundle's description of itself, as plain data."""
         check_machine(self.manifest)
         self._libraries = Libraries(self.folder.absolute(), self.manifest["files"])
         asks = ", ".join(self.manifest["asks"])

@@ -76,7 +76,7 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     """Why there is no default configuration; empty where there is."""
     arguments: dict[str, Any]
     asks: tuple[str, ...] = ()
-    """Those that the space's functions take, such as its constraints."""
+    """Arguments that the space's functions take, such as its constraints."""
     target: Target
     devices: tuple[str, ...]
     models: tuple[str, ...] = ()
@@ -308,9 +308,9 @@ class FinalOrdered(Event, frozen=True, kw_only=True, tag="final_ordered"):
     entries: tuple[FinalEntry, ...]
     reference: Timing | None = None
     ties: tuple[int, ...] = ()
-    """Those that are statistically tied with the winner, or are as fast."""
+    """Finalists that are statistically tied with the winner, or are as fast."""
     memory_bytes: int = 0
-    """As in `CandidateMeasured`."""
+    """See `CandidateMeasured`."""
 
 
 class Warned(Event, frozen=True, kw_only=True, tag="warned"):

@@ -120,11 +120,11 @@ class StageSeconds(msgspec.Struct, frozen=True, kw_only=True):
     compile_s: float
     """Summed over compile workers."""
     compile_wall_s: float
-    """In which at least one of them compiled."""
+    """Seconds in which at least one worker compiled."""
     benchmark_s: float
     """Summed over devices."""
     benchmark_wall_s: float
-    """In which at least one of them measured."""
+    """Seconds in which at least one device measured."""
 
 
 class Seconds:

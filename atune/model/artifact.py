@@ -46,7 +46,7 @@ _WORDS = {
 RAN = frozenset({"mismatch", "non_finite", "unwritten", "out_of_bounds", "launch", "fault"})
 """Kinds of failures of candidates that a device has called."""
 ALIKE = 16
-"""So many equal failures tell that they are not the candidates' fault."""
+"""Number of equal failures from which they are not the candidates' fault."""
 
 
 def what_failed(kind: str) -> str:
@@ -89,7 +89,7 @@ class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
     outputs: tuple[int, ...] = ()
     """Outputs, in order. A call that does not give them makes and returns them."""
     zero: tuple[int, ...] = ()
-    """Those that a call sets to zero first: outputs that it makes, and inputs. An output that is given stays as it
+    """Parameters that a call sets to zero first: outputs that it makes, and inputs. An output that is given stays as it
     is."""
     writes: tuple[int, ...] = ()
     """Inputs that the kernel may write into."""

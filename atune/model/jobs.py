@@ -185,7 +185,7 @@ class Finals(msgspec.Struct, frozen=True):
     reference: Timing | None
     failures: tuple[Failure, ...] = ()
     memory_bytes: int = 0
-    """As in `Measurement`."""
+    """See `Measurement`."""
 
 
 class Bits(msgspec.Struct, frozen=True):

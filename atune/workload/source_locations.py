@@ -24,7 +24,7 @@ _FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<f
 _STACK_FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$')
 """A line of the stack that Python writes when a signal ends it: innermost first, and without the source."""
 REWRITTEN = "/tilelang/language/"
-"""Whose functions call kernels that tilelang has rewritten."""
+"""Folder whose functions call kernels that tilelang has rewritten."""
 EVALUATED = "<string>"
 """File of text that Python evaluates."""
 DETAIL_FRAMES = 6

@@ -59,7 +59,7 @@ COMPILE, RUN = (
 PROFILE = [field.name for field in dataclasses.fields(ProfileArgs)]
 OUT_IDX = "out_idx.json"
 RUN_TIMEOUT_S = 180.0
-"""That of tilelang's `run`, which takes none from `set_profile_args`."""
+"""Default of tilelang's `run`, which takes none from `set_profile_args`."""
 
 
 @dataclass(frozen=True)
@@ -197,9 +197,9 @@ class TilelangCall(Call):
         self, owner: TilelangKernel, options: Options, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         self._given: dict[str, tuple[Config, Config]] = {}
-        """For each configuration, by key: as data, and with the caller's own values."""
+        """Configurations by key: as data, and with the caller's own values."""
         self._tables: dict[str, dict[str, Any]] = {}
-        """For each parameter, the value of each text."""
+        """``tables[parameter][text]``: the caller's own value."""
         super().__init__(owner, options, args, kwargs)
 
     def _space(self) -> Space:

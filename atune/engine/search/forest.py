@@ -67,9 +67,9 @@ class Forest:
         self.ranked = [self._positions[index] for index in ranked]
         """All candidates by the prior, the best first; empty without one."""
         self.advised = {self._positions[index] for index in searched.advised}
-        """Those that were the fastest in other runs."""
+        """Candidates that were the fastest in other runs."""
         self.asked = dict[int, None]()
-        """In order."""
+        """Positions that were asked for, in order."""
         self.latencies = dict[int, float]()
         self.failures = dict[int, str]()
         """Why those failed that did."""

@@ -73,7 +73,7 @@ class Searched:
 
     @property
     def first(self) -> list[int]:
-        """Those that are tried before all others."""
+        """Candidates that are tried before all others."""
         return [*([] if self.default is None else [self.default]), *self.advised]
 
 

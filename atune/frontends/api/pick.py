@@ -36,7 +36,7 @@ class PickedConfig(msgspec.Struct, frozen=True):
 
 
 class Picked(msgspec.Struct, frozen=True, kw_only=True):
-    """What `pick` chose."""
+    """The choice of `pick`."""
 
     choices: tuple[PickedConfig, ...]
     """The best first. The estimates serve to compare: as milliseconds they may be far off."""

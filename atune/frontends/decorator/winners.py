@@ -81,7 +81,7 @@ class Winners:
         self.unusable: dict[str, dict[str, Exception]] = {}
         """Why configurations cannot be used, by problem as text and by the configuration's key."""
         self._picks: dict[str, tuple[Config, ...]] = {}
-        """What the prior chose, by problem as text: the best first, and nothing where it knows nothing."""
+        """The prior's choices by problem as text, the best first; empty where it knows nothing."""
         self._picking = threading.Lock()
         """Held by the thread that asks the prior."""
         self._settled: set[str] = set()

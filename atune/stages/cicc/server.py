@@ -291,7 +291,7 @@ def ask(server: str, body: str, folder: str) -> bytes:
 
 
 _servers: list[Server] = []
-"""Those that this process has started. Each serves the runs whose sources fit it."""
+"""Servers that this process has started. Each serves the runs whose sources fit it."""
 
 
 def header(payload: bytes) -> bytes:

@@ -26,7 +26,7 @@ from atune.workload.source_locations import located
 from atune.workload.workload import Workload
 
 GUARD_BYTES = 64 << 10
-"""On each side of a tensor: a last block that is not cut off at the tensor's end writes a tile farther at most."""
+"""Guard on each side of a tensor: a last block that is not cut off at its end writes a tile farther at most."""
 ALIGN_BYTES = 512
 """Alignment of tensors, as torch aligns them on a GPU. TMA needs 128 bytes at most (CUDA C++ Programming Guide,
 «Asynchronous Data Copies», table of alignments)."""
@@ -63,7 +63,7 @@ class KernelArguments:
         self.values: list[Any] = [None] * n
         self.guards = Guards(device, n)
         self._memory: dict[int, Any] = {}
-        """All that lies under a parameter, as one flat tensor: strides may leave gaps, or let elements overlap."""
+        """Memory of each parameter as one flat tensor: strides may leave gaps, or let elements overlap."""
         self._sizes = {n: v for n, v in work.arguments.items() if isinstance(v, int) and not isinstance(v, bool)}
         """Known values of symbolic dimensions."""
         if isinstance(work.inputs, DrawnInputs):

@@ -340,7 +340,7 @@ class ClusterMachine:
         self._warn: Callable[[str], None] = ignored
         self._found: Discovery
         self._fingerprint = ""
-        """That of the workload, as a node described it."""
+        """The workload's fingerprint, as a node described it."""
         self._describing = anyio.Lock()
         self._wake: Callable[[], None] = ignored
 

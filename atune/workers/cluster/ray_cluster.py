@@ -42,7 +42,7 @@ class RayAgent:
     def __init__(self, ray: Any, actor: Any, name: str, local: bool) -> None:
         self._ray, self.actor, self.name, self.local = ray, actor, name, local
         self._calls = set[anyio.Event]()
-        """Those under way. The event of one is set when it ends, or its agent is killed."""
+        """Calls under way. The event of one is set when it ends, or its agent is killed."""
         self.killing: threading.Thread | None = None
 
     async def ask(self, what: str, *given: Any) -> Reply:

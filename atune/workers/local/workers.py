@@ -52,9 +52,9 @@ from atune.workload.workload import SpaceSurvey, WorkloadSpec
 T = TypeVar("T")
 
 FILE_TIMEOUT_S = 120.0
-"""For running the user's file, including its imports."""
+"""Seconds for running the user's file, including its imports."""
 ANSWER_TIMEOUT_S = 60.0
-"""For one call of a constraint, of a function of an axis or of the configurations, or of a generator."""
+"""Seconds for one call of a constraint, of a function of an axis or of the configurations, or of a generator."""
 
 PAUSES_S = (0.5, 2.0, 8.0)
 """Successive waits, in seconds, for a resource that the machine is short of."""

@@ -58,9 +58,9 @@ class Discovery(msgspec.Struct, frozen=True):
     no_cicc: str = ""
     """Why cicc cannot be used; empty if it can."""
     fallback: str = ""
-    """That ``auto`` means the CPU because there is no GPU; empty where the CPU was asked for."""
+    """Message that ``auto`` means the CPU because there is no GPU; empty where the CPU was asked for."""
     untested: str = ""
-    """That atune was not tested with this tilelang, which has all that is taken from it; empty where it was."""
+    """Message that atune was not tested with this tilelang; empty where it was."""
     nvcc: bool = True
     """Whether what compiles for the target is there; it may be missing only where there is no device to measure on."""
 

@@ -45,8 +45,8 @@ from atune.workers.system.resources import Deadline
 CANCEL_S, GRACE_S, HAMMER_S = 0.3, 0.4, 0.2
 """Bounds of the steps of a cancelled run's cleanup. Together they stay under a second."""
 START_TIMEOUT_S = CALL_TIMEOUT_S = 300.0
-"""For importing the preload, for forking a worker after it, and for calls without a limit of their own, such as to load
-the user's file or to make a device's context. It is far above what a slow machine needs."""
+"""Seconds for importing the preload, for forking a worker after it, and for calls without a limit of their own, such as
+to load the user's file or to make a device's context. It is far above what a slow machine needs."""
 
 TAIL_BYTES = 4096
 READ_BYTES, PRINTED_CHARACTERS = 1 << 16, 2000

@@ -28,7 +28,7 @@ class Interrupts:
         self.count = 0
         ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         self.signals = tuple(number for number in SIGNALS if not (ignored and number is signal.SIGHUP))
-        """Those that interrupt."""
+        """Signals that interrupt."""
         self._keep = keep
         self._raises, self._raised = True, False
         self._before: dict[signal.Signals, Any] = {}
