@@ -1,4 +1,4 @@
-"""What the digest of outputs costs beside a check: a call, the search for unwritten elements, and the comparison.
+"""What the digest of outputs costs beside a check: call, guards, search for unwritten elements, comparison.
 
 python bench/digest.py --out bench/results/digest
 """
@@ -44,8 +44,10 @@ def main() -> None:
             expected = expected_outputs(work, made)
 
             def check(made: KernelArguments = made, expected: Any = expected, work: Workload = work) -> None:
+                made.guards.renew()
                 made.fill_outputs(POISONS[0])
                 made.outputs[0].copy_(made.inputs[0] * 2)
+                assert not made.guards.damage()
                 assert judged(work, made, expected, made.kept(POISONS[0]))[0] is None
                 made.restore_inputs()
 

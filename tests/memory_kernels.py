@@ -1,7 +1,5 @@
 """Copies of tensors, whose inputs just fit into 3 GiB of a device, do so for one candidate, or do not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import tilelang.language as T
