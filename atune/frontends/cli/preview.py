@@ -15,7 +15,7 @@ from atune.engine.screen import layout_choice
 from atune.engine.search.strategies import AUTO
 from atune.frontends.api.compile_all import compiled, compilers
 from atune.frontends.cli.main import OK
-from atune.frontends.cli.output import NO_WINNER, USAGE, print_lines, print_message, print_out
+from atune.frontends.cli.output import NO_WINNER, print_lines, print_out
 from atune.journal.result import Record
 from atune.model.candidate import describe_config, numbered
 from atune.model.settings import Budget, CompileSettings
@@ -28,7 +28,7 @@ from atune.workload.workload import SpaceSurvey
 
 
 def dry_run_command(workload: FileRef, options: Mapping[str, Any], arguments: argparse.Namespace) -> int:
-    """Print how many candidates tuning with `options` would try, which a worker counts; 2 where there is none."""
+    """Print how many candidates tuning with `options` would try, which a worker counts. Raises like tuning."""
     space, budget = anyio.run(survey_space, workload), options["budget"]
     most = budget.most(space.candidates)
     to_do = space.candidates if most is None else min(most, space.candidates)
@@ -37,9 +37,7 @@ def dry_run_command(workload: FileRef, options: Mapping[str, Any], arguments: ar
         print_out(json.dumps(found))
     else:
         print_lines(map(Line, dry_run_lines(space, f"{to_do:,} candidates, strategy {options['strategy'] or AUTO}")))
-    if not space.candidates:
-        print_message("the space is empty: no configuration satisfies the constraints")
-    return OK if space.candidates else USAGE
+    return OK
 
 
 def dry_run_lines(space: SpaceSurvey, to_do: str) -> Iterator[str]:
