@@ -11,10 +11,7 @@ from atune.engine.search.devices import device_named
 from atune.engine.search.prior import can_run, choices, figures_for
 from atune.errors import UsageError
 from atune.frontends.api.blocking import run_blocking
-from atune.frontends.api.compile_all import raise_failures
 from atune.frontends.api.tuner import machine_for
-from atune.journal.result import Record
-from atune.model.artifact import Failure
 from atune.model.candidate import Candidate, Config, config_key
 from atune.model.device import DeviceInfo
 from atune.model.options import Count, converted
@@ -35,19 +32,18 @@ class PickedConfig(msgspec.Struct, frozen=True):
     estimate_ms: float | None = None
 
 
-class Picked(msgspec.Struct, frozen=True, kw_only=True):
-    """The choice of `pick`."""
+class Picked(msgspec.Struct, frozen=True):
+    """The choice of `pick`: the best first. Estimates serve to compare; as milliseconds they may be far off.
+
+    `gpu`: the device that it is for; empty where there is none. `candidates`: those that were looked at, of which
+    `unfit` cannot run. `why`: why the prior knows nothing, so that the only choice is the default; empty where it does.
+    """
 
     choices: tuple[PickedConfig, ...]
-    """The best first. The estimates serve to compare: as milliseconds they may be far off."""
     gpu: str
-    """The device that it is for; empty where there is no GPU."""
     candidates: int
-    """Those of the space that were looked at."""
-    unfit: int = 0
-    """Those that cannot run, by the device's limits or because their kernel function raises."""
-    why: str = ""
-    """Why the prior knows nothing, so that the default configuration is the only choice; empty where it does."""
+    unfit: int
+    why: str
 
 
 def pick(workload: Workload | FileRef | str, n: int = 3, gpu: str | None = None) -> Picked:
@@ -56,8 +52,7 @@ def pick(workload: Workload | FileRef | str, n: int = 3, gpu: str | None = None)
     `workload`: as for `tune`. `gpu`: the board to choose for, such as ``H100``; then neither a GPU nor nvcc is needed.
     None: this machine's.
 
-    Raises `UsageError` for arguments that cannot work, and where no candidate can run. Raises `CompileFailed` if the
-    kernel function raises for all.
+    Raises `UsageError` for arguments that cannot work, and where no candidate can run.
     """
     refuse_in_worker()
     device = None if gpu is None else device_named(gpu)
@@ -79,27 +74,15 @@ async def picked(workload: Workload | FileRef | str, n: int, device: DeviceInfo 
         survey, figures = Survey(candidates, going_on=lambda: True), figures_for(target, machine.found.devices)
         if figures is not None:
             await survey.run(machine.compile_workers())
-    best, unfit, name = list[tuple[int, float]](), 0, next((one.name for one in machine.found.devices), "")
-    if figures is not None:
-        if not survey.facts:
-            raise_failures([_failed(listed[index], failure) for index, failure in survey.failures.items()])
-        best = choices(survey.facts, figures)
-        unfit = len(survey.failures) + sum(not can_run(facts, figures) for facts in survey.facts.values())
-        if unfit == len(candidates):
-            raise UsageError(f"none of {unfit} candidates can run on {name}, by shared memory and registers")
-    found = tuple(PickedConfig(spec.configs[index], round(ms, 6)) for index, ms in best[:n])
+    gpu = next((one.name for one in machine.found.devices), "")
+    fit = {} if figures is None else {i: one for i, one in survey.facts.items() if can_run(one, figures)}
+    if figures is not None and not fit:
+        failed = next((one.message for one in survey.failures.values()), "by shared memory, threads and registers")
+        raise UsageError(f"none of {len(candidates)} candidates can run on {gpu}: {failed}")
+    best = [] if figures is None else choices(fit, figures)[:n]
+    found = tuple(PickedConfig(spec.configs[index], round(ms, 6)) for index, ms in best)
     why = "" if found else NO_FIGURES if figures is None else NOT_READ
     if why and spec.default_config is None:
         raise UsageError(f"{why}, and there is none: {spec.no_default}")
-    return Picked(
-        choices=found or (PickedConfig(spec.default_config or {}),),
-        gpu=name,
-        candidates=len(candidates),
-        unfit=unfit,
-        why=why,
-    )
-
-
-def _failed(one: Candidate, why: Failure) -> Record:
-    record = Record(index=one.index, key=one.key, config=one.config, status="failed", kind=why.kind)
-    return msgspec.structs.replace(record, message=why.message, detail=why.detail)
+    unfit = 0 if figures is None else len(candidates) - len(fit)
+    return Picked(found or (PickedConfig(spec.default_config or {}),), gpu, len(candidates), unfit, why)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from atune.frontends.cli.parsing import Parser, add_command, add_options
@@ -12,7 +11,6 @@ from atune.frontends.cli.tune_options import WORKLOAD, ProblemOptions
 from atune.model.options import options_of
 
 if TYPE_CHECKING:
-    from atune.frontends.api.pick import Picked
     from atune.workers.system.terminal import Interrupts
 
 
@@ -36,6 +34,7 @@ def _pick(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.frontends.api.pick import pick
     from atune.frontends.api.problems import one_problem
     from atune.frontends.cli.output import print_lines, print_out
+    from atune.model.candidate import describe_config
     from atune.reporting.screen import Line
     from atune.workload.pickling import parse_file_ref
 
@@ -44,19 +43,12 @@ def _pick(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     found = pick(workload, arguments.n, arguments.gpu)
     if arguments.json:
         print_out(json.dumps(msgspec.to_builtins(found)))
-    else:
-        print_lines(map(Line, _lines(found)))
-    return 0
-
-
-def _lines(found: Picked) -> Iterator[str]:
-    from atune.model.candidate import describe_config
-
+        return 0
     unfit = f", {found.unfit:,} of which cannot run" if found.unfit else ""
-    yield f"space      {found.candidates:,} candidates{unfit}; nothing was compiled or measured"
-    yield f"device     {found.gpu or 'no GPU'}"
-    if found.why:
-        yield f"prior      {found.why}"
+    lines = [f"space      {found.candidates:,} candidates{unfit}; nothing was compiled or measured"]
+    lines += [f"device     {found.gpu or 'no GPU'}", *([f"prior      {found.why}"] if found.why else [])]
     for place, choice in enumerate(found.choices, 1):
         expected = "" if choice.estimate_ms is None else f"about {choice.estimate_ms:.4g} ms: "
-        yield f"choice {place:<4}{expected}{describe_config(choice.config)}"
+        lines.append(f"choice {place:<4}{expected}{describe_config(choice.config)}")
+    print_lines(map(Line, lines))
+    return 0
