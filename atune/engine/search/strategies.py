@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from itertools import chain, islice
 from typing import Any
 
@@ -44,7 +46,10 @@ class Random(FixedOrder):
 
 
 class Ranked(FixedOrder):
-    """Every candidate by the prior's estimate, the best first; then those without one. The seed shuffles equals."""
+    """Every candidate by the prior's estimate, the best first; then those without one. The seed shuffles equals.
+
+    Neighbours of a candidate that failed to lower come last, because they are likely to fail, too.
+    """
 
     name = "prior"
 
@@ -52,6 +57,23 @@ class Ranked(FixedOrder):
         shuffled = list(searched.configs)
         random.Random(searched.seed).shuffle(shuffled)
         super().__init__(by_prior(shuffled, searched.prior or {}))
+        self._configs, self._unlikely, self._last = searched.configs, set[int](), deque[int]()
+
+    @cached_property
+    def _encoding(self) -> Encoding:
+        return Encoding(list(self._configs.values()))
+
+    def ask(self) -> int | None:
+        for index in self._order:
+            if index not in self._unlikely:
+                return index
+            self._last.append(index)
+        return self._last.popleft() if self._last else None
+
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
+        if reason == "lower" and index in self._configs:
+            indices = list(self._configs)
+            self._unlikely.update(indices[near] for near in self._encoding.neighbours(indices.index(index)))
 
 
 class Exhaustive(FixedOrder):
