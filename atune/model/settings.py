@@ -27,11 +27,6 @@ def _limit(text: str) -> tuple[str, Any]:
     return ("percent", float(text[:-1])) if text.endswith("%") else ("candidates", int(text))
 
 
-def _share(total: int, percent: float) -> int:
-    """Return a share of `total`, rounded up, at least one."""
-    return max(1, math.ceil(round(total * percent / 100, 6)))
-
-
 class Budget(Settings, frozen=True, kw_only=True):
     """Limits of a run, of which the first to be reached ends it."""
 
@@ -53,9 +48,9 @@ class Budget(Settings, frozen=True, kw_only=True):
 
     def most(self, total: int) -> int | None:
         """Return how many of `total` candidates it admits, at least one; None without such a limit."""
-        share = None if self.percent is None else _share(total, self.percent)
-        auto = max(AUTO_LEAST, _share(total, AUTO_PERCENT)) if self.auto else None
-        return min((most for most in (self.candidates, share, auto) if most is not None), default=None)
+        shares = [(self.percent, 1)] + ([(AUTO_PERCENT, AUTO_LEAST)] if self.auto else [])
+        found = [max(least, math.ceil(round(total * share / 100, 6))) for share, least in shares if share is not None]
+        return min([*found, *([] if self.candidates is None else [self.candidates])], default=None)
 
     def used_up(self, wall_s: float) -> bool:
         """Tell whether the time limit is reached, from the run's wall seconds."""

@@ -18,9 +18,8 @@ BETTER, LIKELY = 0.98, 0.05
 time."""
 LEAST_DEVIATION = 0.03
 """Errors deviate at least so much: the first few are often alike, such as those of nearly equal configurations."""
-FIRST, STEP, GROWTH = 8, 4, 2
-"""Candidates before the first decision. From one decision to the next at most `STEP`, or the part `GROWTH` of those
-tried."""
+FIRST = 8
+"""Candidates before the first decision. From one decision to the next there are at most as many as were tried."""
 KNOWN = 3
 """Errors that the rule needs."""
 
@@ -58,7 +57,7 @@ class Enough:
         self._tried[index] = latency_ms
         if self.reached or len(self._tried) < self._until:
             return
-        chance, count = self._judge(max(STEP, self._until // GROWTH))
+        chance, count = self._judge(self._until)
         self.reached = chance < LIKELY
         self._until += count
 
