@@ -30,6 +30,8 @@ RESULTS = Path(__file__).resolve().parent / "results"
 GEMM288 = RESULTS / "gemm288" / "atune.jsonl"
 STRATEGIES = ("exhaustive", "random", "forest")
 BUDGET = "10%"
+LEAST_PART = 80
+"""Candidates of a part of a space that is played by itself, at least."""
 MARKS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 """Shares of the budget at which the curves are told."""
 
@@ -168,6 +170,34 @@ def recorded(space: str) -> Recording:
     return replace(read_recording(GEMM288), facts=facts_of(space))
 
 
+def parts(recording: Recording) -> list[Recording]:
+    """Return the parts of a space that have one value of an axis, or lack it, of `LEAST_PART` candidates at least."""
+    values = {(axis, repr(value)) for config in recording.configs.values() for axis, value in config.items()}
+    found = dict[frozenset[int], None]()
+    for axis, value in sorted(values):
+        having = frozenset(index for index, config in recording.configs.items() if repr(config.get(axis)) == value)
+        found |= dict.fromkeys((having, frozenset(recording.configs) - having))
+    kept = [part for part in found if LEAST_PART <= len(part) < len(recording.configs)]
+    return [part for part in (part_of(recording, indices) for indices in kept) if math.isfinite(part.best_ms)]
+
+
+def part_of(recording: Recording, indices: frozenset[int]) -> Recording:
+    fields = {"configs": recording.configs, "tried": recording.tried, "facts": recording.facts}
+    less = {name: {index: of[index] for index in sorted(indices & of.keys())} for name, of in fields.items()}
+    return replace(recording, **less, default=recording.default if recording.default in indices else None)
+
+
+def play_parts(space: str, strategy: str, budget: Budget, seeds: int, prior: bool) -> list[tuple[float, float]]:
+    """Return, for each part of a space, the share of seeds within 2 % of its best, and how many were tried."""
+    found = []
+    for part in parts(recorded(space)):
+        summary = play(space, part, strategy, budget, seeds, 1, prior).summary
+        found.append((summary.within_2pct, summary.evaluations_median))
+    if found:
+        print(f"{space}: {len(found)} parts, {statistics.fmean(one[0] for one in found):.1%} of the seeds within 2 %")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spaces", nargs="+", default=["gemm288", *SPACES], metavar="NAME")
@@ -176,8 +206,15 @@ def main() -> None:
     parser.add_argument("--budget", default=BUDGET)
     parser.add_argument("--prior", action="store_true", help="with estimates from the facts beside the recordings")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--parts", action="store_true", help="play parts of the spaces, each with one value of an axis")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.parts:
+        how = (options.strategies[0], Budget.parse(options.budget), options.seeds, options.prior)
+        of_all = [each for space in options.spaces for each in play_parts(space, *how)]
+        within, tried = (statistics.fmean(column) for column in zip(*of_all, strict=True))
+        print(f"{len(of_all)} parts: {within:.1%} of the seeds within 2 %, {tried:.1f} tried on average")
+        return
     options.out = options.out or RESULTS / ("strategies_prior" if options.prior else "strategies")
     options.out.mkdir(parents=True, exist_ok=True)
     rows, began = kept(options.out / "result.json", options.spaces, options.strategies), time.monotonic()
