@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -328,3 +329,10 @@ def test_where_the_prior_knows_nothing_a_call_says_so_once_and_takes_the_default
         assert [kernel.best_config(96), kernel.best_config(96)] == [{"block": 16}] * 2
     assert len(warned) == 1 and engine.runs == []
     assert tuned(space=AXES, tuning="pick", on_miss="error", default={"block": 16}).options.on_miss == "error"
+
+
+@pytest.mark.usefixtures("h100", "engine")
+def test_the_prior_is_asked_without_the_inputs(tuned: Any) -> None:
+    held = threading.Lock()  # which no worker could be sent
+    kernel = tuned(space=AXES, target="sm_90a", tuning="pick", cache=False, inputs=lambda: [held])
+    assert kernel.best_config(96)["block"] in BLOCKS

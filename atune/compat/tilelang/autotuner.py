@@ -519,14 +519,8 @@ class AutoTuneImpl(TilelangKernel):
         return AutoTuneImpl, (self.jit_impl, self._values(self._given))
 
 
-@taking(
-    tilelang.tuner.autotune,
-    configs=None,
-    cache_input_tensors=None,
-    early_stop=None,
-    early_stop_factor=None,
-    tuning=None,
-)
+@taking(tilelang.tuner.autotune, configs=None, cache_input_tensors=None, early_stop=None, early_stop_factor=None,
+        tuning=None)  # fmt: skip
 def autotune(func: Any, **given: Any) -> Callable[[Any], AutoTuneImpl]:
     """Return a decorator for a kernel function under `@tilelang.jit`.
 

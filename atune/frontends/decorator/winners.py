@@ -28,6 +28,7 @@ from atune.model.artifact import Artifact, Roles
 from atune.model.candidate import Config, config_key, describe_config, printable
 from atune.workers.processes.server import in_worker
 from atune.workers.storage.result_key import CacheEntry, read_exported, same_problem
+from atune.workload.workload import Workload
 
 
 class Winner(msgspec.Struct, frozen=True):
@@ -149,7 +150,9 @@ class Winners:
         why = NO_FIGURES
         if call.target.kind == "cuda":
             device = discover(call.asked_target, call.options.devices)[1][0]
-            found = run_blocking(picked, call.workload, TRIES, device)
+            default = call.options.workload.get("default")
+            bare = Workload(call.kernel, call.space, arguments=call.arguments, default=default)  # no tensors are sent
+            found = run_blocking(picked, bare, TRIES, device)
             if not (why := found.why):
                 return tuple(one.config for one in found.choices)
         warn_caller(f"{self._name}: {why}, and may be slow", RuntimeWarning)
