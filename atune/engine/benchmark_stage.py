@@ -25,7 +25,7 @@ from atune.journal.events import (
     ReferenceMeasured,
     Warned,
 )
-from atune.model.artifact import Artifact, Failure
+from atune.model.artifact import Artifact, Failure, KernelParam
 from atune.model.candidate import Config, describe_config
 from atune.model.device import fastest_ms
 from atune.model.jobs import MeasureJob, PrepareJob, StartJob
@@ -134,13 +134,19 @@ class BenchmarkStage:
         if self.run.params is None or self.run.stopping:
             return True  # nothing will be measured
         self.run.measuring += 1
+        params, candidate = self.run.params, self.run.lowered
         try:
             for _ in range(DEVICE_STARTS):
                 try:
-                    prepared = await worker.run(PrepareJob(tuple(self.run.params), self.run.roles))
-                except InputsMisfit as error:
-                    assert self.run.lowered is not None, "its parameters are known"
-                    raise WorkloadError(f"{describe_config(self.run.lowered.config)}: {error}") from error
+                    prepared = await worker.run(PrepareJob(params, self.run.roles))
+                except WorkloadError as error:
+                    default = await self._default_params()
+                    if default not in (params, None):  # those of the first one lowered may fit nothing else
+                        params, candidate = default or params, None
+                    elif isinstance(error, InputsMisfit) and candidate is not None:
+                        raise WorkloadError(f"{describe_config(candidate.config)}: {error}") from error
+                    else:
+                        raise
                 except WorkerLost as error:
                     self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=str(error))
                     if not await self.start(worker):
@@ -152,6 +158,15 @@ class BenchmarkStage:
         finally:
             self.run.measuring -= 1
             self.run.wake()
+
+    async def _default_params(self) -> tuple[KernelParam, ...] | None:
+        """Return the default's parameters as soon as it is lowered; None if it is not, or fails."""
+        index = None if self.state.header is None else self.state.header.default
+        while index is not None and self.run.default_params is None:
+            if self.state.outcome(index) is not None or self.run.compiled.is_set() or self.run.stopping:
+                break
+            await self.run.changed()
+        return self.run.default_params
 
     def _note_speed(self, worker: DeviceWorker, reference: Timing | None) -> bool:
         """Record what the reference took on a device. Returns False if the device is excluded."""

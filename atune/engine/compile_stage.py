@@ -226,6 +226,8 @@ class CompileStage:
         answer = await worker.run(LowerJob(candidate))
         if isinstance(answer, Lowered):
             self.run.params = self.run.params or answer.params
+            if self.run.recorder.state.header and candidate.index == self.run.recorder.state.header.default:
+                self.run.default_params = answer.params
             self.run.lowered = self.run.lowered or candidate
             self.emit(
                 CandidateLowered,

@@ -140,6 +140,7 @@ class Run:
         self.artifacts: dict[int, Artifact] = {}
         """Libraries of the measured candidates, for the final."""
         self.params: tuple[KernelParam, ...] | None = None
+        self.default_params: tuple[KernelParam, ...] | None = None
         """Parameters of the first lowered candidate, for which devices make their inputs; None before that."""
         self.lowered: Candidate | None = None
         """The first candidate that was lowered."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import atune
-from atune.errors import UsageError
+from atune.errors import UsageError, WorkloadError
 from atune.model.artifact import KernelParam, Roles
 from atune.model.device import DeviceInfo
 from atune.model.settings import BenchmarkSettings
@@ -107,6 +107,6 @@ def test_beside_a_full_card_a_run_stays_within_its_limit(tmp_path: Path) -> None
     found = atune.run(f"{work}:SOME", journal=tmp_path / "some", **given)
     assert [record.kind for record in found.failures] == ["out_of_memory"]
     assert "memory_limit allows 3072 MiB" in found.failures[0].message
-    with pytest.raises(atune.WorkloadError, match="memory_limit, 3072 MiB for this process, does not suffice"):
+    with pytest.raises(WorkloadError, match="memory_limit, 3072 MiB for this process, does not suffice"):
         atune.run(f"{work}:NONE", journal=tmp_path / "none", **given)
     assert bool((hog == 7).all())
