@@ -112,7 +112,7 @@ def strategy_line(result: Result) -> str:
 
 def left_line(result: Result) -> str:
     """Return why the budget ``auto`` left the candidates that were not tried; empty under another."""
-    ended = {"enough": "enough is tried", "budget": "it tries no more"}.get(result.reason)
+    ended = {"enough": "enough is tried", "budget": "used up"}.get(result.reason)
     if ended is None or not result.remaining:
         return ""
     if result.chance is not None:

@@ -37,6 +37,7 @@ from atune.compat.tilelang import (
 from atune.compat.tilelang.environment import plan
 from atune.model.device import Target
 from atune.model.folders import artifacts_folder
+from atune.model.settings import Budget
 from atune.stages.frontend.jit_kernel import jit_kernel
 from atune.workers.system.resources import usable_cores
 
@@ -120,11 +121,12 @@ def test_arguments_by_position_go_where_the_signature_says() -> None:
 
 def test_a_keyword_of_our_own_has_the_prior_choose() -> None:
     assert planned(tuning="pick").on_miss == "pick" and planned().on_miss == planned(tuning=None).on_miss == "tune"
+    assert planned(tuning="quick").budget == Budget(auto=True) and planned(tuning="quick").on_miss == "tune"
     picking = autotune(configs=BLOCKS, tuning="pick")(tilelang.jit(target="c")(scaled))
     assert picking.call_of((64,), {}).options.on_miss == "pick"
     for call in (AutoTuner(scaled, BLOCKS).run, lambda **given: autotune(configs=BLOCKS, **given)):
-        with pytest.raises(ArgumentError, match="tuning must be 'pick', or None to tune, got 'quick'"):
-            call(tuning="quick")
+        with pytest.raises(ArgumentError, match="tuning must be 'pick' or 'quick', or None to tune all, got 'slow'"):
+            call(tuning="slow")
 
 
 # ---- what means something else here

@@ -76,7 +76,7 @@ async def test_a_run_that_goes_on_ends_at_the_same(tmp_path: Path, count: int) -
 async def test_where_the_prior_errs_it_tries_a_tenth_and_tells_the_chance(tmp_path: Path) -> None:
     result = await tune(machine=fake(far), budget="auto", journal=tmp_path / "j")
     assert result.reason == "budget" and result.measured == 20 and result.chance is not None and result.chance > 0.05
-    assert f"it tries no more: the chance that one of the {N - 20} left" in summary_text(result)
+    assert f"used up: the chance that one of the {N - 20} left" in summary_text(result)
     result = await resume(tmp_path / "j", machine=fake(far), budget="100%")
     assert result.measured == N and result.chance is None and "is 2 % faster" not in summary_text(result)
 

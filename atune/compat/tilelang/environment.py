@@ -23,7 +23,7 @@ from atune.model.candidate import MUST_BE_PASS_CONFIGS
 from atune.model.device import Target, parse_target
 from atune.model.folders import TILELANG_FOLDER
 from atune.model.options import Amount, Count, Natural, Share, converted
-from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.stages import tilelang
 from atune.stages.session.session import visible_gpus
 from atune.workers.system.resources import usable_cores
@@ -135,7 +135,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "pass_configs": (Mapping[str, Any], MUST_BE_PASS_CONFIGS),
     "rep": (Count, ""),
     "timeout": (float, ""),
-    "tuning": (Literal["pick"], "must be 'pick', or None to tune"),
+    "tuning": (Literal["pick", "quick"], "must be 'pick' or 'quick', or None to tune all"),
     "warmup": (Natural, ""),
 }
 """Type of each parameter, and its constraint in words where msgspec's are not the caller's."""
@@ -195,6 +195,7 @@ def plan(compile_args: Any, profile: Any, run: Mapping[str, Any]) -> dict[str, A
         warn_once(f"backend={profile.backend!r}", "kernels are timed by CUDA events")
     grouped = given.get("enable_grouped_compile")
     options = {
+        "budget": Budget(auto=True) if given.get("tuning") == "quick" else None,
         "pipeline": given.get("use_pipeline", True),
         "progress": compile_args.verbose or sys.stderr.isatty(),
         "compile": CompileSettings(
@@ -220,7 +221,7 @@ def plan(compile_args: Any, profile: Any, run: Mapping[str, Any]) -> dict[str, A
         "jit": {**jit, "verbose": compile_args.verbose},
         "target": _target_text(compile_args.target, target),
         "devices": _devices(target, given),
-        "on_miss": given.get("tuning") or "tune",
+        "on_miss": "pick" if given.get("tuning") == "pick" else "tune",
     }
 
 
