@@ -177,6 +177,11 @@ class WorkerError(AtuneError):
 class WorkerTimeout(WorkerError):
     """The call ran past its deadline; the worker's whole process group was killed."""
 
+    def __init__(self, message: str, detail: str = "", *, starved: bool = False) -> None:
+        super().__init__(message, detail)
+        self.starved = starved
+        """Whether it got hardly any CPU time, as on a busy machine: then the deadline says nothing about the work."""
+
 
 class WorkerLost(WorkerError):
     """The worker's process ended before it answered: a crash, a kill from outside, or out of memory."""

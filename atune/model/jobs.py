@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar, get_args
 
 import msgspec
 
+from atune.errors import RemoteError
 from atune.model.artifact import (
     Artifact,
     Compared,
@@ -45,9 +46,12 @@ def encoded(job: Job[Any]) -> bytes:
 
 
 def decoded(job: Job[A], answer: bytes) -> A:
-    """Return the answer to `job` from the bytes that came back."""
+    """Return the answer to `job` from the bytes that came back. Raises `RemoteError` if they are none."""
     [kind] = get_args(type(job).__orig_bases__[0])  # type: ignore[attr-defined]
-    found: A = msgspec.msgpack.decode(answer, type=kind)
+    try:
+        found: A = msgspec.msgpack.decode(answer, type=kind)
+    except msgspec.MsgspecError as error:
+        raise RemoteError(f"its process answered what is no answer to {job.name!r}: {error}") from error
     return found
 
 

@@ -56,11 +56,15 @@ def discover(payload: bytes) -> bytes:
 def elaborate(payload: bytes) -> bytes:
     """Elaborate candidates: `ElaborateJob` → list of `Elaborated` or `Failure`.
 
-    It has an answer for each of the first of them: one at least, and as many as come in `SLICE_S`.
+    It has an answer for each of the first of them: one at least, and as many as come in `SLICE_S`. One that fails
+    after others is left for the next time, when it may be the first in its process.
     """
     ends, answers = time.monotonic() + SLICE_S, list[Elaborated | Failure]()
     for candidate in msgspec.msgpack.decode(payload, type=ElaborateJob).candidates:
-        answers.append(_guarded(candidate, _elaborated))
+        one = _guarded(candidate, _elaborated)
+        if answers and isinstance(one, Failure):
+            break
+        answers.append(one)
         if time.monotonic() > ends:
             break
     return msgspec.msgpack.encode(answers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import anyio
@@ -62,10 +63,20 @@ DOING: dict[type, str] = {
     BuildJob: COMPILING, CompareJob: COMPILING,
 }  # fmt: skip
 """Activity of a process by job, for messages."""
+SPOILED = (
+    "candidate {index} failed in a process where others had run, and not in a fresh one: one of them changes what its "
+    "process shares, such as os.environ. Such failures are repeated"
+)
+PATIENCE = 4.0
+"""How many times as long a job may take where a deadline passed while it got hardly any CPU."""
 
 
 class LocalCompileWorker:
-    """One compile worker, replaced when it dies."""
+    """One compile worker: a process that runs candidates' code, and a clean one that never does, but builds.
+
+    The first is not believed where another candidate's code ran before, which may have changed the interpreter. Of what
+    fails there, the answer of a fork of the clean one counts. A process that dies is replaced.
+    """
 
     def __init__(
         self,
@@ -79,6 +90,14 @@ class LocalCompileWorker:
         self.workers, self.session, self.store, self.service = workers, session, store, service
         self.name, self.cpus = name, cpus
         self._worker: Worker | None = None
+        """The process that runs candidates' code."""
+        self._ran = set[int]()
+        """The candidates whose code ran in it."""
+        self._clean: Worker | None = None
+        self._clean_loaded = False
+        """Whether the clean process has the workload, which builds do not need."""
+        self._printed = ""
+        """What the last job printed."""
         self._libraries = 0
 
     async def run(self, job: Job[A]) -> A:
@@ -94,7 +113,7 @@ class LocalCompileWorker:
     async def _lower(self, job: LowerJob) -> Lowered | Failure:
         anew = job.anew or self.store.store is None
         lowered = await self._try(LowerJob(job.candidate, anew=anew), job.candidate.index)
-        lowered = msgspec.structs.replace(lowered, printed="" if self._worker is None else self._worker.printed)
+        lowered = msgspec.structs.replace(lowered, printed=self._printed)
         if isinstance(lowered, Failure) or lowered.blob or anew:
             return lowered
         kept = await self.store.find(lowered)
@@ -167,21 +186,49 @@ class LocalCompileWorker:
         return answer
 
     async def _try(self, job: Job[A], index: int, limit_s: float | None = None) -> A | Failure:
-        """Have the process do `job`, for at most `limit_s` or the settings' deadline.
+        """Have a process do `job`, for at most `limit_s` or the settings' deadline.
 
         Return its answer, or why there is none, as a failure of candidate `index`. If the worker was killed from
         outside, the failure has a doubt, so that the work is repeated. Waits and calls a new process if the machine is
         short of a resource or the server was lost.
         """
-        doing = DOING[type(job)]
+        if DOING[type(job)] == COMPILING:
+            return await self._once(job, index, limit_s, apart=isinstance(job, CompareJob))
+        if self._worker is None or not self._worker.alive:
+            self._ran.clear()
+        alone = self._ran <= {index}
+        self._ran |= {one.index for one in job.candidates} if isinstance(job, ElaborateJob) else {index}
         try:
-            return decoded(job, await self.workers.until_it_works(lambda: self._call(job, limit_s)))
+            answer = await self._once(job, index, limit_s)
+        except UsageError:
+            if alone:
+                raise
+        else:
+            if alone or not _failed(answer):
+                return answer
+        again = await self._once(job, index, limit_s, apart=True)
+        if not _failed(again):
+            self.workers.warn_once("spoiled", SPOILED.format(index=index))
+            if self._worker is not None:
+                await self._worker.kill()
+        return again
+
+    async def _once(
+        self, job: Job[A], index: int, limit_s: float | None, *, apart: bool = False, starved: bool = False
+    ) -> A | Failure:
+        """Do as `_try`, in one process; `apart` in a fork of the clean one. `starved`: it had hardly any CPU before."""
+        doing, most = DOING[type(job)], (limit_s or self._limit_s) * (PATIENCE if starved else 1)
+        try:
+            return decoded(job, await self.workers.until_it_works(lambda: self._call(job, most, apart)))
         except WorkerTimeout as error:
+            if error.starved and not starved:
+                async with self.workers.alone:
+                    return await self._once(job, index, limit_s, apart=True, starved=True)
             if isinstance(job, BuildJob) and job.limit_s is not None:
                 return Failure(index, "hopeless", HOPELESS.format(limit_s=job.limit_s), error.detail)
             return Failure(index, "timeout", f"{doing} ran past compile_timeout_s={self._limit_s:g}", error.detail)
         except ServerLost:  # a new server starts, or the next call raises the reason why not
-            return await self._try(job, index, limit_s)
+            return await self._once(job, index, limit_s, apart=apart, starved=starved)
         except WorkerLost as error:
             how = how_it_ended(error)
             if not error.outside:
@@ -189,27 +236,43 @@ class LocalCompileWorker:
             doubt = f"its compile worker was lost: {how}"
             return Failure(index, "worker_lost", f"{doing} was killed: {how}", error.detail, doubt)
         except RemoteError as error:
-            if doing != COMPILING:
-                raise translated(error) from error
-            return Failure(index, "codegen", str(error), error.detail)
+            if isinstance(found := translated(error), UsageError) and doing != COMPILING:
+                raise found from error
+            return Failure(index, "codegen" if doing == COMPILING else "lower", str(error), error.detail)
 
-    async def _call(self, job: Job[Any], limit_s: float | None) -> bytes:
-        """Call the process, which is started if there is none. Raises `WorkerLost` also if a compiler was killed."""
-        if self._worker is None or not self._worker.alive:
-            self._worker = await self.workers.loaded(self.name, self.session, cpus=self.cpus, nice=COMPILE_NICE)
+    async def _call(self, job: Job[Any], limit_s: float, apart: bool) -> bytes:
+        """Call a process, which is started if there is none. Raises `WorkerLost` also if a compiler was killed."""
+        worker = await self._process(job, apart)
         steps = 2 if isinstance(job, CompareJob) else 1  # it lowers and compiles
         try:
-            return await self._worker.call(COMPILE + job.name, encoded(job), steps * (limit_s or self._limit_s))
+            reply = await worker.call(COMPILE + job.name, encoded(job), steps * limit_s, apart=apart)
+            self._printed = worker.printed
+            return reply
         except RemoteError as error:
             if error.kind == CompilerKilled.__name__:
                 raise WorkerLost(str(error), error.detail, outside=True) from error
             if shortage(error) is not None:
-                await self._worker.kill()  # it may hold the missing resource
+                await worker.kill()  # it may hold the missing resource
             raise
         except WorkerLost as error:
             if not error.outside and space_is_short(self.session.run_dir):  # such as SIGBUS in a mapped file
                 raise RemoteError(f"space: {error}", error.detail, ShortOf.__name__) from error
             raise
+
+    async def _process(self, job: Job[Any], apart: bool) -> Worker:
+        """Return the process for a job: the clean one if it is to be done `apart`, or builds."""
+        builds = isinstance(job, BuildJob)
+        begun = partial(self.workers.begun, session=self.session, cpus=self.cpus, nice=COMPILE_NICE)
+        if not (builds or apart):
+            if self._worker is None or not self._worker.alive:
+                self._worker = await begun(self.name, load=True)
+            return self._worker
+        if self._clean is not None and self._clean.alive and not (self._clean_loaded or builds):
+            await self._clean.kill()
+        if self._clean is None or not self._clean.alive:
+            self._clean = await begun(f"{self.name}-clean", load=not builds)
+            self._clean_loaded = not builds
+        return self._clean
 
     @property
     def _limit_s(self) -> float:
@@ -219,6 +282,12 @@ class LocalCompileWorker:
         self._libraries += 1
         folder = made_folder(self.session.run_dir, "artifacts")
         return os.path.join(folder, f"{self.name}-{self._libraries}.so")
+
+
+def _failed(answer: Any) -> bool:
+    """Tell whether a candidate failed, not its process from outside or by time."""
+    first = answer[0] if isinstance(answer, list) else answer
+    return isinstance(first, Failure) and not first.doubt and first.kind != "timeout"
 
 
 def _of_group(failure: Failure, members: int) -> list[Any] | GroupFailed:

@@ -103,6 +103,8 @@ class Workers:
         self._known = known or self._programs
         self._began = time.time()
         self._warned_of = set[str]()
+        self.alone = anyio.Lock()
+        """Held by a job whose deadline passed while it got hardly any CPU: such are repeated one at a time."""
 
     def attach(
         self, server: ForkServer, run_dir: str, background: TaskGroup, warn: Callable[[str], None] = ignored
@@ -164,20 +166,23 @@ class Workers:
             "measurements stay in the journal: undo the change and resume, or tune again with another journal"
         )
 
-    async def loaded(self, role: str, session: Session, *, cpus: Sequence[int] | None = None, nice: int = 0) -> Worker:
-        """Fork a compile worker, and load the session and the workload in it. No candidate's deadline covers this."""
+    async def begun(
+        self, role: str, session: Session, *, load: bool, cpus: Sequence[int] | None = None, nice: int = 0
+    ) -> Worker:
+        """Fork a compile worker, and `load` the workload in it. No candidate's deadline covers this."""
 
-        async def load() -> Worker:
+        async def begin() -> Worker:
             worker = await self.spawn(role, cpus=cpus, nice=nice)
             try:
                 await worker.call(BEGIN, msgspec.msgpack.encode(session))
-                await self.agree(worker, (await worker.call(LOAD, b"")).decode())
+                if load:
+                    await self.agree(worker, (await worker.call(LOAD, b"")).decode())
             except (WorkerError, WorkloadError):
                 await worker.kill()
                 raise
             return worker
 
-        return await self.again_if_killed(load)
+        return await self.again_if_killed(begin)
 
     @asynccontextmanager
     async def asked(self, role: str) -> AsyncGenerator[Worker, None]:

@@ -53,6 +53,8 @@ READ_BYTES, PRINTED_CHARACTERS = 1 << 16, 2000
 """Most bytes that are read of what a call printed, and most characters that are kept."""
 PF_EXITING = 0x4
 """Flag of a process that is ending, from before its files are closed (Linux, include/linux/sched.h)."""
+STARVED = 0.5
+"""Share of a call's time below which its processes had too little CPU, if one of them waits for more."""
 REAP_S = 1.0
 SLICE_BYTES = 1 << 20
 """Bytes sent or received at once. After that, other tasks of the event loop have their turn."""
@@ -384,8 +386,12 @@ class Worker:
         """Whether the process can still be called."""
         return not self._exited.is_set()
 
-    async def call(self, entry: str, payload: bytes, timeout_s: float = CALL_TIMEOUT_S) -> bytes:
+    async def call(
+        self, entry: str, payload: bytes, timeout_s: float = CALL_TIMEOUT_S, *, apart: bool = False
+    ) -> bytes:
         """Run ``module:function`` on `payload` in the worker, and return the resulting bytes.
+
+        `apart`: a fork of the worker runs it, which leaves nothing behind in the worker.
 
         Raises `RemoteError` if the function raised; the worker stays usable. Raises `WorkerTimeout` after `timeout_s`,
         and `WorkerLost` if the process ended (`ServerLost` with its server, `MachineError` if no server is left). Their
@@ -402,13 +408,18 @@ class Worker:
         self._busy = True
         self.printed = ""
         self._calls += 1
+        cpu_before_s, _ = _cpu_of(self.pid)
         try:
             deadline = Deadline(timeout_s)
-            await send(self._sock, deadline, self._calls, entry.encode(), b"", payload)
+            await send(self._sock, deadline, self._calls, entry.encode(), b"apart" if apart else b"", payload)
             kind, message, body = await receive(self._sock, deadline, self._calls)
         except TimeoutError:
+            cpu_s, waits = _cpu_of(self.pid)
+            starved = waits and cpu_s - cpu_before_s < STARVED * timeout_s
             await self.kill()
-            raise WorkerTimeout(f"{self.name} ran {entry} past {timeout_s:g} s", self._tail()) from None
+            raise WorkerTimeout(
+                f"{self.name} ran {entry} past {timeout_s:g} s", self._tail(), starved=starved
+            ) from None
         except OutOfTurn:
             await self.kill()
             how = "something wrote to the socket that its answers go through"
@@ -525,12 +536,24 @@ async def receive(sock: socket.socket, deadline: Deadline, number: int) -> list[
             return parts
 
 
+def _stat(pid: int) -> list[str]:
+    """Return the fields of a process from its state on; as of a dead one if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except OSError:
+        return ["X", *"0" * 20]
+
+
+def _cpu_of(pid: int) -> tuple[float, bool]:
+    """Return the CPU seconds of a process and all below it, and whether any of them runs, or waits for a CPU."""
+    stats = [_stat(one) for one in (pid, *descendants([pid]))]
+    ticks = sum(int(field) for stat in stats for field in stat[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK"), any(stat[0] == "R" for stat in stats)
+
+
 def _ends(pid: int) -> bool:
     """Tell whether a process is dying or dead; then its end has closed the socket."""
-    try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    except OSError:
-        return True
+    state, *fields = _stat(pid)
     return state in "ZX" or bool(int(fields[5]) & PF_EXITING)
 
 

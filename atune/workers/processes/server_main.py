@@ -33,6 +33,7 @@ import struct
 import sys
 import time
 import traceback
+from builtins import bytearray, getattr, len, memoryview  # as they are before a candidate replaces them
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import ModuleType
@@ -40,8 +41,8 @@ from typing import Any, NoReturn
 
 FRAME = struct.Struct("!QIIQ")
 """Header of a frame: the request's number, which its reply repeats, and the sizes of three parts. A request is (entry,
-nothing, payload). A reply is (nothing, nothing, result). If the entry point raised, it is (exception's class name,
-message, traceback's tail)."""
+apart, payload): unless `apart` is empty, a child of the worker does it. A reply is (nothing, nothing, result). If the
+entry point raised, it is (exception's class name, message, traceback's tail)."""
 
 F_SETSIG = 10
 PR_SET_CHILD_SUBREAPER = 36
@@ -55,6 +56,8 @@ WORKER = "ATUNE_WORKER"
 """Environment variable of a worker: its own pid. Processes that it starts inherit the variable, but have other pids."""
 HUNG_UP = 113
 """Exit status of a worker whose socket was closed by the code that it ran."""
+ANSWERED = 114
+"""Exit status of a worker's child that has answered."""
 HUNG_UP_WORDS = "closed the socket that its answers go through"
 OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT})
 """Signals that come from outside. Code itself causes others, such as SIGSEGV and SIGABRT."""
@@ -340,8 +343,14 @@ def work(replies: socket.socket, libc: ctypes.CDLL) -> NoReturn:
     """Answer one request after another until the parent closes the socket."""
     pid = os.getpid()
     while True:
-        number, (entry, _, payload) = receive(replies)
+        number, (entry, apart, payload) = receive(replies)
         try:
+            if apart and (child := os.fork()):
+                replies.setblocking(True)  # the child shares this setting
+                end_like(child)
+                continue
+            pid = os.getpid()
+            os.environ[WORKER] = str(pid)
             module, _, name = entry.decode().partition(":")
             reply = (b"", b"", memoryview(getattr(importlib.import_module(module), name)(payload)).cast("B"))
         except BaseException as exc:
@@ -358,7 +367,19 @@ def work(replies: socket.socket, libc: ctypes.CDLL) -> NoReturn:
                 replies.sendall(part)
         except OSError:
             os._exit(HUNG_UP)
+        if apart:
+            os._exit(ANSWERED)
         del payload, reply  # not kept while the worker waits, which may take long
+
+
+def end_like(child: int) -> None:
+    """Wait for a child that does a request, and end as it does, unless it has answered."""
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code < 0:
+        faulthandler.disable()  # the child has reported the fault
+        os.kill(os.getpid(), -code)
+    if code != ANSWERED:
+        os._exit(code)
 
 
 def failure(exc: BaseException) -> tuple[bytes, bytes, memoryview]:
