@@ -16,6 +16,7 @@ from atune.errors import (
     DevicesLost,
     RemoteError,
     ServerLost,
+    UsageError,
     WorkerError,
     WorkerLost,
     WorkerTimeout,
@@ -43,19 +44,22 @@ from atune.model.measurement import DISTURBS, Measurement
 from atune.workers.local.workers import Workers, how_it_ended
 from atune.workers.processes.messages import BEGIN, MEASURE, NEIGHBOURS, Neighbours, Session
 from atune.workers.processes.pool import Worker
-from atune.workers.system.resources import PATIENCE_S, device_lock
+from atune.workers.system.resources import PATIENCE_S, device_lock, left_behind, standing
 
 POLL_S = 0.2
 """Seconds between two looks whether another run has ended."""
 SHARED_S = 2.0
 """Seconds of waiting for a device before the warning that another run measures there too."""
-DOUBTFUL: tuple[FailureKind, ...] = ("fault", "launch", "load")
-"""Failures that an earlier candidate in the same process may have caused."""
+DOUBTFUL: tuple[FailureKind, ...] = ("fault", "launch", "load", "out_of_memory")
+"""Failures that an earlier candidate in the same process may have caused. With others it may, if a candidate that was
+right before is wrong there now."""
 NOT_ALONE = "earlier candidates in its process may have caused this"
 SPOILING: tuple[FailureKind, ...] = ("fault", "out_of_bounds")
 """Failures that ruin the process's context or memory, although it answers."""
 GRANTED: WeakSet[LocalDeviceWorker] = WeakSet()
 """Those of this program whose process may use no more than a part of its device's memory."""
+NATURAL = 2
+"""If the first candidates of so many processes in a row leave something behind, any would."""
 BUSY_PERCENT = 20
 """Utilisation of an idle GPU, in percent, above which somebody else computes on it."""
 REMEDY = "end it, or measure on another device"
@@ -81,6 +85,12 @@ class LocalDeviceWorker:
         """Text that inputs and reference printed when they were made."""
         self._used = False
         """Whether a candidate has run in this process."""
+        self._right: MeasureJob | None = None
+        """A candidate that was measured."""
+        self._standing: dict[str, int | str] = {}
+        """What the process has, where no candidate has left anything behind."""
+        self._replaced = 0
+        """How many processes in a row were replaced after their first candidate, for what it left behind."""
         self._device = info.uuid or info.id
         self._called = 0.0
         self._noted = False
@@ -115,26 +125,52 @@ class LocalDeviceWorker:
         if not self._prepared:
             await self._prepare(PrepareJob(job.artifact.params, job.roles, timed=False))
         used, self._used = self._used, True
-        answer = await self._measured(job)
+        answer = await self._measured(job, used)
         printed = self._printed + ("" if self._worker is None else self._worker.printed)
         answer = msgspec.structs.replace(answer, printed=printed)
         if isinstance(answer, Failure):
-            if used and answer.kind in DOUBTFUL:
+            if used and not (answer.doubt or await self._believed(answer)):
                 answer = msgspec.structs.replace(answer, doubt=NOT_ALONE)
             if answer.kind in SPOILING and self.alive:
                 answered = time.monotonic()
                 await self._stop()
                 answer = msgspec.structs.replace(answer, kill_s=round(time.monotonic() - answered, 4))
+        else:
+            self._right = job
+        await self._compare(job.artifact.index, first=not used)
         return answer
 
-    async def _measured(self, job: MeasureJob) -> Measurement | Failure:
+    async def _believed(self, failure: Failure) -> bool:
+        """Tell whether a failure is its candidate's, in a process where others ran before."""
+        if failure.kind == "timeout":
+            return True
+        if failure.kind in DOUBTFUL or self._right is None or not self.alive:
+            return False
+        again = msgspec.structs.replace(self._right, best_ms=0.0)  # it is hardly timed
+        return isinstance(await self._measured(again, used=True), Measurement)
+
+    async def _compare(self, index: int, *, first: bool) -> None:
+        """Replace the process if a candidate has left something behind in it, such as a thread that spins on."""
+        if self._worker is None or not self.alive:
+            return
+        before, self._standing = self._standing, standing(self._worker.pid)
+        left = left_behind(before, self._standing) if before and self._standing else ""
+        if first:
+            self._replaced = self._replaced + 1 if left else 0
+        if left and self._replaced <= NATURAL:
+            what = f"candidate {index} left behind {left} in its process on device {self.name}: such are replaced"
+            self.workers.warn_once("left", what)
+            await self._stop()
+
+    async def _measured(self, job: MeasureJob, used: bool) -> Measurement | Failure:
         limit, index = self._limit_s, job.artifact.index
         try:
             return await self._call(job, limit)
         except WorkerTimeout as error:
             late = round(time.monotonic() - self._called - limit, 4)
             message = f"ran past benchmark_timeout_s={limit:g}; killed"
-            return Failure(index=index, kind="timeout", message=message, detail=error.detail, kill_s=late)
+            doubt = "it got hardly any CPU time" if error.starved else ""
+            return Failure(index, "timeout", message, error.detail, doubt, kill_s=late)
         except ServerLost:
             raise
         except WorkerLost as error:  # SIGKILL and SIGTERM come from outside; SIGSEGV is the candidate's
@@ -144,7 +180,10 @@ class LocalDeviceWorker:
             doubt = "a signal that no kernel sends killed the device's process"
             return Failure(index, "worker_lost", message, error.detail, doubt)
         except RemoteError as error:
-            raise translated(error) from error
+            if isinstance(found := translated(error), UsageError) and not used:
+                raise found from error
+            await self._stop()  # what failed is atune's own code in it
+            return Failure(index, "launch", str(error), error.detail)
 
     async def _bits(self, job: BitsJob) -> Bits:
         self._used = True
@@ -186,6 +225,7 @@ class LocalDeviceWorker:
         assert self._worker is not None
         self._printed = self._worker.printed
         await self.workers.agree(self._worker, prepared.loaded_as)
+        self._standing = standing(self._worker.pid)
         self._prepared, self._inputs = True, msgspec.structs.replace(job, timed=False)
         return prepared
 

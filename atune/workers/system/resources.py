@@ -13,7 +13,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Literal
@@ -34,6 +34,31 @@ def usable_cores() -> list[int]:
     except (OSError, ValueError):
         pass  # no cgroup v2, or no limit in it
     return cores
+
+
+def left_behind(before: Mapping[str, object], after: Mapping[str, object]) -> str:
+    """Say what a process has, of what `standing` returns, that it did not have before; empty where that is nothing."""
+    counts = [(name, n, before[name]) for name, n in after.items() if isinstance(n, int)]
+    more = [f"{n - was} more {name}" for name, n, was in counts if isinstance(was, int) and n > was]
+    other = [f"another {name}" for name, what in after.items() if isinstance(what, str) and what != before[name]]
+    return ", ".join(more + other)
+
+
+def standing(pid: int) -> dict[str, int | str]:
+    """Return what code leaves behind in a process, as seen from outside; empty if the process is gone."""
+    proc = Path(f"/proc/{pid}")
+    try:
+        status = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
+        return {
+            "threads": len(os.listdir(proc / "task")),
+            "open files": len(os.listdir(proc / "fd")),
+            "set of signal handlers": " ".join(status[name].strip() for name in ("SigIgn", "SigCgt")),
+            "umask": status["Umask"].strip(),
+            "set of limits": (proc / "limits").read_text(),
+            "working folder": os.readlink(proc / "cwd"),
+        }
+    except (OSError, KeyError):
+        return {}
 
 
 WORKER_BYTES = 1 << 30
