@@ -9,8 +9,8 @@ import anyio
 from atune.engine.benchmark_stage import BETWEEN, BenchmarkStage
 from atune.engine.interfaces import CompileWorker, DeviceWorker
 from atune.engine.run_state import Run
-from atune.errors import WorkerError
-from atune.journal.events import BitsCompared, CandidateMeasured, FinalOrdered, FinalStarted, Warned
+from atune.errors import MachineError, WorkerError
+from atune.journal.events import BitsCompared, CandidateMeasured, DeviceLost, FinalOrdered, FinalStarted, Warned
 from atune.journal.state import FOUND
 from atune.model.artifact import Built, Failure, Lowered
 from atune.model.candidate import Candidate
@@ -102,6 +102,8 @@ def _gains(fast: Timing, slow: Timing) -> bool:
 NO_FINAL = "no final: no device is left to time the finalists on"
 FINAL_S = 5.0
 """Seconds after which the final times no further round, even if the order is not settled."""
+LOSSES = 2
+"""How often a final's processes may be lost. Nobody knows which finalist did it; it may take all processes along."""
 LOOKS = 10
 """How often the order is examined at most: after the first rounds, and after each further ones."""
 
@@ -194,11 +196,13 @@ class FinalStage:
         return None if self.state.default is None else self.state.default.index
 
     async def _time(self, worker: DeviceWorker, chosen: Sequence[int], contenders: Sequence[int]) -> bool:
-        """Time and record the final; repeat it once if its device is lost.
+        """Time and record the final; repeat it if its process is lost, by any of the finalists.
 
-        Returns whether a further final must be held: finalists failed, or the device was given up and others are left.
+        After `LOSSES`, in this and in earlier parts of the run, the order of the first timings stands. Returns whether
+        a further final must be held: finalists failed, or the device was given up and others are left.
         """
-        for attempt in range(2):
+        without = f"no final: it lost its process {LOSSES} times; the order is that of the first timings"
+        while self.state.final_losses < LOSSES:
             self.emit(FinalStarted, worker=worker.name, device=worker.name, indices=tuple(chosen))
             try:
                 if self.benchmark.same_bits and await self._other_bits(worker, chosen):
@@ -207,12 +211,13 @@ class FinalStage:
             except _FinalistsFailed as failed:
                 await self._drop(worker, failed.args)
                 return True
-            except WorkerError as error:
+            except (WorkerError, MachineError) as error:
                 without = f"no final: {error}; the order is that of the first timings"
-                if attempt:
-                    self.emit(Warned, message=without)
-                    return False
-                if not await self.measuring.restarted(worker, str(error)):
+                if self.state.final_losses == LOSSES - 1:  # no process is needed any more
+                    self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=str(error))
+                elif isinstance(error, MachineError):
+                    raise
+                elif not await self.measuring.restarted(worker, str(error)):
                     return self._on_another(without)
             else:
                 where = {"worker": worker.name, "device": worker.name}
@@ -225,6 +230,7 @@ class FinalStage:
                     memory_bytes=self._memory_bytes,
                 )
                 return False
+        self.emit(Warned, message=without)
         return False
 
     async def _other_bits(self, worker: DeviceWorker, chosen: Sequence[int]) -> bool:

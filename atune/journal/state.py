@@ -22,9 +22,11 @@ from atune.journal.events import (
     CandidateProposed,
     CandidatePruned,
     DeviceExcluded,
+    DeviceLost,
     DeviceReady,
     Event,
     FinalOrdered,
+    FinalStarted,
     ReferenceMeasured,
     RunFinished,
     RunInterrupted,
@@ -222,6 +224,9 @@ class State:
         self.bits_seeds = 1
         """Draws of the inputs on which finalists have the default's bits."""
         self.final: FinalOrdered | None = None
+        self.final_losses = 0
+        """How often a device's process, or the whole program, ended in a final."""
+        self._in_final = False
         self.finished: RunFinished | None = None
         """How the last part ended; None while it runs, and after an interruption."""
         self.interrupted: RunInterrupted | None = None
@@ -252,6 +257,9 @@ class State:
         self.last_seq, self.last_mono = event.seq, event.mono
         self.seconds.apply(event)
         self.memory_bytes = max(self.memory_bytes, getattr(event, "memory_bytes", 0))
+        if self._in_final:
+            self.final_losses += isinstance(event, DeviceLost | RunResumed)
+            self._in_final = isinstance(event, Warned | BitsCompared)
         match event:
             case CandidateProposed():
                 entry = self._made(event.index)
@@ -294,6 +302,8 @@ class State:
             case BitsCompared():
                 self.other_bits.update(event.differ)
                 self.bits_seeds = event.seeds
+            case FinalStarted():
+                self._in_final = True
             case FinalOrdered():
                 self.final = event
             case SpaceSurveyed():
