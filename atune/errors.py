@@ -7,10 +7,12 @@ A candidate that fails is never an exception: it is a `Failure` record. An excep
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import traceback
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -78,6 +80,25 @@ def type_of(value: object) -> str:
 def name_and_message(error: BaseException) -> str:
     """Return an exception's class and what it says, as Python shows them. Cannot fail."""
     return f"{name_of(error)}: {message_of(error)}"
+
+
+T = TypeVar("T")
+_PASSING = frozenset({"KeyboardInterrupt", "CancelledError", "Cancelled", "GeneratorExit"})
+"""Exceptions that the program itself raises in a function of the user's."""
+
+
+def asked(question: Callable[[], T], raised: Callable[[BaseException], BaseException]) -> T:
+    """Return the answer to `question`, which calls a function of the user's and takes its answer's truth, if need be.
+
+    `raised` makes the error for whatever it raises. Interrupts and cancellations pass, except in workers, which get
+    none: those ignore the signal.
+    """
+    try:
+        return question()
+    except BaseException as error:
+        if name_of(error) in _PASSING and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            raise
+        raise raised(error) from error
 
 
 def cause_in(text: str) -> str:

@@ -11,15 +11,16 @@ import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from atune.errors import SpaceError
+from atune.errors import SpaceError, asked, name_and_message
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, Config, check_reserved, config_key, normalise
 from atune.model.layouts import LayoutAxis
 from atune.model.options import meant
 
+T = TypeVar("T")
 Constraint = Callable[..., Any]
 LARGE = 100_000
 """Most candidates of a space: of more points the seed draws this many. A generator gives no more."""
@@ -185,10 +186,11 @@ def _series(configs: Any) -> Sequence[Any]:
     if isinstance(configs, Sequence):
         return configs
     found: list[Any] = []
-    try:
-        found.extend(itertools.islice(configs, LARGE + 1))
-    except Exception as error:
-        raise SpaceError(f"Space: the generator of configs raised after {len(found)}: {error!r}") from error
+
+    def raised(error: BaseException) -> SpaceError:
+        return SpaceError(f"Space: the generator of configs raised after {len(found)}: {name_and_message(error)}")
+
+    asked(lambda: found.extend(itertools.islice(configs, LARGE + 1)), raised)
     if len(found) > LARGE:
         raise SpaceError(f"Space: the generator gives more than {LARGE:,} configs; give axes and constraints instead")
     return found
@@ -200,7 +202,8 @@ def _axis(name: str, values: Any) -> Sequence[Any]:
             name, "[1, 2]"
         )
         raise SpaceError(f"Space: axis {name!r} is {values!r}; an axis is a list of values, such as {name}={such}")
-    found = values if isinstance(values, (range, LayoutAxis)) else tuple(values)
+    raised = lambda error: SpaceError(f"Space: axis {name!r} raised {name_and_message(error)}")  # noqa: E731
+    found = values if isinstance(values, (range, LayoutAxis)) else asked(lambda: tuple(values), raised)
     if not found:
         raise SpaceError(f"Space is empty: axis {name!r} has no values")
     where = f"Space: axis {name!r}"
@@ -240,17 +243,25 @@ class UserCallback:
 
         Raises `SpaceError` if the function needs a value that is missing, or raises.
         """
+        return self._asked(values, lambda wanted: self._function(**wanted))
+
+    def holds(self, values: Mapping[str, Any]) -> bool:
+        """Tell whether the answer is true. Raises as `ask` does, also where the answer is neither true nor false."""
+        return self._asked(values, lambda wanted: bool(self._function(**wanted)))
+
+    def _asked(self, values: Mapping[str, Any], question: Callable[[dict[str, Any]], T]) -> T:
         available = {**self._arguments, **values}
         wanted = available if self._takes_all else {name: available[name] for name in self._names if name in available}
-        try:
-            return self._function(**wanted)
-        except Exception as error:
+
+        def raised(error: BaseException) -> SpaceError:
             place = _defined(self._function)
             if missing := [name for name in self._names if name in self._required and name not in available]:
                 there = f"{', '.join(available) or 'nothing'}{meant(missing[0], available)}"
                 needs = f"needs {', '.join(missing)}; available: {there}"
-                raise SpaceError(f"Space: {self._what(values)} {needs}{place}") from None
-            raise SpaceError(f"Space: {self._what(wanted)} raised {type(error).__name__}: {error}{place}") from error
+                return SpaceError(f"Space: {self._what(values)} {needs}{place}")
+            return SpaceError(f"Space: {self._what(wanted)} raised {name_and_message(error)}{place}")
+
+        return asked(lambda: question(wanted), raised)
 
 
 def _defined(function: Any) -> str:
@@ -309,7 +320,7 @@ class Points(ABC):
 
     def refusing(self, raw: Mapping[str, Any]) -> int | None:
         """Return the first constraint that refuses a configuration; None if none does."""
-        first = next((number for number, question in enumerate(self._where) if not question.ask(raw)), None)
+        first = next((number for number, question in enumerate(self._where) if not question.holds(raw)), None)
         if first is not None:
             self.refused[first] += 1
         return first

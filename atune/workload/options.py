@@ -7,7 +7,7 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypedDict
 
-from atune.errors import WorkloadError
+from atune.errors import WorkloadError, asked, name_and_message
 from atune.model.candidate import MUST_BE_PASS_CONFIGS
 from atune.model.options import Amount, Option, Share, converted
 
@@ -143,13 +143,11 @@ def amount(label: str, given: Work, arguments: Mapping[str, Any]) -> float | Non
     """
     if not callable(given):
         return given
-    try:
-        names = inspect.signature(given).parameters
-        found = given(**{name: arguments[name] for name in names})
-    except KeyError as error:
-        raise WorkloadError(f"Workload: {label} names {error}, which is none of the arguments") from error
-    except Exception as error:
-        raise WorkloadError(f"Workload: {label} raised {type(error).__name__}: {error}") from error
+    raised = lambda error: WorkloadError(f"Workload: {label} raised {name_and_message(error)}")  # noqa: E731
+    names = asked(lambda: inspect.signature(given).parameters, raised)
+    if unknown := [name for name in names if name not in arguments]:
+        raise WorkloadError(f"Workload: {label} names {unknown[0]!r}, which is none of the arguments")
+    found = asked(lambda: given(**{name: arguments[name] for name in names}), raised)
     if isinstance(found, bool) or not isinstance(found, int | float):
         raise WorkloadError(f"Workload: {label} must return a number, got {found!r}")
     return found

@@ -7,11 +7,11 @@ import random
 from collections import Counter, deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from atune.engine.search.enough import Enough
-from atune.errors import StrategyError, name_and_message
+from atune.errors import StrategyError, asked, name_and_message
 from atune.journal.events import CandidateMeasured
 from atune.journal.state import State
 from atune.model.candidate import Config
@@ -121,11 +121,9 @@ class Guarded:
 
     def limit(self, most: int) -> int:
         """Return how many candidates may be outstanding now, `most` at most."""
-        try:
-            own = getattr(self.strategy, "most_outstanding", most)
-            return max(1, min(most, operator.index(own)))
-        except Exception as error:
-            raise self._raised("most_outstanding", error) from error
+        name = "most_outstanding"
+        own = asked(lambda: operator.index(getattr(self.strategy, name, most)), partial(self._raised, name))
+        return max(1, min(most, own))
 
     def ask(self) -> int | None:
         """Return the next index: the first ones, what the strategy proposes besides, the last ones.
@@ -141,10 +139,7 @@ class Guarded:
         return index
 
     def _next(self) -> int | None:
-        try:
-            answer = None if self._ended else self.strategy.ask()
-        except Exception as error:
-            raise self._raised("ask()", error) from error
+        answer = None if self._ended else asked(lambda: self.strategy.ask(), partial(self._raised, "ask()"))
         if answer is None:
             self._ended = True
             return next((index for index in self._last if index not in self._asked), None)
@@ -165,12 +160,10 @@ class Guarded:
         """Tell of an outcome. Raises `StrategyError`."""
         if self.enough is not None:
             self.enough.tell(index, latency_ms)
-        try:
-            self.strategy.tell(index, latency_ms, reason)
-        except Exception as error:
-            raise self._raised(f"tell({index}, {latency_ms}, {reason!r})", error) from error
+        call = f"tell({index}, {latency_ms}, {reason!r})"
+        asked(lambda: self.strategy.tell(index, latency_ms, reason), partial(self._raised, call))
 
-    def _raised(self, call: str, error: Exception) -> StrategyError:
+    def _raised(self, call: str, error: BaseException) -> StrategyError:
         return error if isinstance(error, StrategyError) else self._error(f"{call} raised {name_and_message(error)}")
 
     def _error(self, message: str) -> StrategyError:

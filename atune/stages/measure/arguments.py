@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from atune.bundle.launch import size_of
-from atune.errors import InputsMisfit, InputsMissing, WorkloadError, name_and_message
+from atune.errors import InputsMisfit, InputsMissing, WorkloadError
 from atune.model.artifact import KernelParam, Roles
 from atune.model.candidate import describe_config
 from atune.stages.measure.tensors import (
@@ -22,7 +22,6 @@ from atune.stages.measure.tensors import (
     torch_dtype,
     whole_of,
 )
-from atune.workload.source_locations import located
 from atune.workload.workload import Workload
 
 GUARD_BYTES = 64 << 10
@@ -150,11 +149,8 @@ class KernelArguments:
         if self._work.setup is None:
             return ()
         before = {i: self._memory[i].clone() for i in self.in_idx if i in self._memory}
-        try:
-            self._work.setup(*self.inputs)
-        except BaseException as error:
-            message = f"Workload {self._work.name}: setup raised {name_and_message(error)}"
-            raise WorkloadError(located(message, error)) from error
+        setup = self._work.setup
+        self._work.ask("setup", lambda: setup(*self.inputs))
         return tuple(i for i, value in before.items() if not same_bits(self._memory[i], value))
 
     def _allocate(self, i: int, dtype: Any, shape: Sequence[int], strides: Sequence[int]) -> None:
@@ -246,23 +242,25 @@ def _kept(value: Any) -> Any:
 
 
 def _asked(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | None:
-    if work.inputs is None:
+    inputs = work.inputs
+    if inputs is None:
         return None
-    if not callable(work.inputs):
-        return list(work.inputs)
-    try:
-        parameters = inspect.signature(work.inputs).parameters.values()
+    if not callable(inputs):
+        return list(inputs)
+
+    def given() -> list[Any]:
+        parameters = inspect.signature(inputs).parameters.values()
         takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
         wanted = {p.name for p in parameters}
         named = {"parameters": in_params} if "parameters" in wanted else {}
         named |= {k: v for k, v in work.arguments.items() if takes_all or k in wanted}
-        given = work.inputs(**named)
-        return [given] if given is None or getattr(given, "shape", None) is not None else list(given)
-    except BaseException as error:
-        message = f"Workload {work.name}: inputs raised {name_and_message(error)}"
-        if (text := located(message, error)) == message:  # the call itself
-            text += f"; it gets what it names of {', '.join([*work.arguments, 'parameters'])}"
-        raise WorkloadError(text) from error
+        answer = inputs(**named)
+        return [answer] if answer is None or getattr(answer, "shape", None) is not None else list(answer)
+
+    found: list[Any] = work.ask(
+        "inputs", given, f"it gets what it names of {', '.join([*work.arguments, 'parameters'])}"
+    )
+    return found
 
 
 def drawn(

@@ -116,7 +116,8 @@ def prepare(payload: bytes) -> bytes:
         ) from error
     _device.prepared, reference = job.params, None
     if job.timed and workload().reference is not None:
-        reference = _timing(_samples(_timed_reference(), session().benchmark, None))
+        timed, settings = _timed_reference(), session().benchmark
+        reference = _timing(workload().ask("the reference", lambda: _samples(timed, settings, None)))
     return msgspec.msgpack.encode(Prepared(reference, loaded_as()))
 
 
@@ -142,6 +143,8 @@ def measure(payload: bytes) -> bytes:
     else:
         try:
             result = _checked_and_timed(artifact, function, started, job.best_ms)
+        except WorkloadError:
+            raise  # of the workload's check
         except BaseException as error:
             check_machine(error, but=OWN)
             result = _after(error, artifact)

@@ -9,12 +9,11 @@ from typing import Any
 
 import msgspec
 
-from atune.errors import WorkloadError, message_of, name_and_message, name_of, type_of
+from atune.errors import WorkloadError, asked, message_of, name_of, type_of
 from atune.model.artifact import FailureKind
 from atune.stages.measure.arguments import KernelArguments
 from atune.stages.measure.telemetry import kind_of
 from atune.stages.measure.tensors import same_bits
-from atune.workload.source_locations import located
 from atune.workload.workload import Workload
 
 RTOL = {
@@ -45,17 +44,13 @@ def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected:
     """
     import torch
 
-    assert work.reference is not None
+    reference = work.reference
+    assert reference is not None
     out_idx, positions, inputs = arguments.out_idx, _taken(work, arguments), arguments.copies()
     fresh = [torch.zeros_like(output) for output in arguments.outputs]
     given = dict(zip((*arguments.in_idx, *out_idx), (*inputs, *fresh), strict=True))
-    try:
-        answer = work.reference(*[given[i] for i in positions])
-    except BaseException as error:
-        message = f"Workload {work.name}: the reference raised {name_and_message(error)}"
-        if not takes(work.reference, len(positions)):
-            message += f"; it gets the kernel's inputs, and there are {arguments.described}"
-        raise WorkloadError(located(message, error)) from error
+    hint = f"it gets the kernel's inputs, and there are {arguments.described}"
+    answer = work.ask("the reference", lambda: reference(*[given[i] for i in positions]), hint)
     found = list(answer) if isinstance(answer, (tuple, list)) else [] if answer is None else [answer]
     if not found and len(positions) == len(arguments.params):
         found = fresh
@@ -70,6 +65,10 @@ def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected:
         kinds = ", ".join(map(type_of, found)) or "None"
         message = f"Workload {work.name}: the reference returned {kinds}; the kernel has {arguments.described}"
         raise WorkloadError(message + ("; a function that judges is check=" if isinstance(answer, bool) else ""))
+    for tensor in found:
+        if tensor.layout != torch.strided or tensor.is_meta:
+            kind = "no values: it is on device meta" if tensor.is_meta else f"layout {tensor.layout}, and not strided"
+            raise WorkloadError(f"Workload {work.name}: the reference returned a tensor of {kind}")
     return expected | {i: t.to(arguments.values[i].device) for i, t in zip(returned, found, strict=True)}
 
 
@@ -108,7 +107,7 @@ def judged(
     """
     wrong, worst = None, None
     if work.check is not None:
-        wrong = _checked(work.check, arguments, expected, unwritten)
+        wrong = _checked(work, arguments, expected, unwritten)
     elif expected is not None:
         wrong, worst = compare(work, arguments, expected, unwritten)
     if wrong is None and unwritten:
@@ -122,22 +121,30 @@ def _unwritten_of(label: str, mask: Any) -> str:
     return f"{label}: {int(mask.sum().item())} of {mask.numel()} elements were not written, the first at {first}"
 
 
+class _Objection(Exception):
+    """What a check that raised has against a candidate."""
+
+
 def _checked(
-    check: Callable[..., Any], arguments: KernelArguments, expected: Expected | None, unwritten: Unwritten
+    work: Workload, arguments: KernelArguments, expected: Expected | None, unwritten: Unwritten
 ) -> Mismatch | None:
-    """Ask the user's check: it is content with None or a true value."""
+    """Ask the user's check: it is content with None or a true value. Raises `WorkloadError` if it answers neither."""
     import torch
 
+    check = work.check
+    assert check is not None
     outputs = {i: arguments.values[i] for i in expected or arguments.out_idx or arguments.writes}
     given = list(outputs.values())
     pair = (arguments.copies(), given) if expected is None else (given, list(expected.values()))
     try:
-        answer = check(*pair)
-        if answer is None or bool(answer and answer == answer):  # NaN is true in Python
+        answer = asked(lambda: check(*pair), lambda error: _Objection(_objection(error, outputs)))
+    except _Objection as error:
+        why = str(error)
+    else:
+        what = f"the check returned {type_of(answer)}, and its truth"
+        if answer is None or work.ask(what, lambda: bool(answer and answer == answer)):  # NaN is true in Python
             return None
         why = f"the check returned {'NaN' if answer else 'a false value'}"
-    except BaseException as error:
-        why = _objection(error, outputs)
     for i, output in outputs.items():
         if i in unwritten:
             return Mismatch("unwritten", f"{why}; {_unwritten_of(f'output {i}', unwritten[i])}")
