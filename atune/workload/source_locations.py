@@ -6,18 +6,20 @@ import itertools
 import linecache
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
+from typing import TypeVar
 
 import msgspec
 
-from atune.errors import DETAIL_CHARACTERS, traceback_of
+from atune.errors import DETAIL_CHARACTERS, WorkloadError, asked, name_and_message, traceback_of
 
+T = TypeVar("T")
 FOREIGN_PATHS = re.compile(
     r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<frozen |^<unknown>$|"
     r"/tilelang/(?:language|jit|engine|transform|autotuner|utils|tileop)/|"
     r"/atune/(?:bundle|compat|engine|frontends|journal|model|reporting|stages|testing|workers|workload)/|"
-    r"/atune/layout\.py$"
+    r"/atune/(?:layout|errors)\.py$"
 )
 """Paths of code that is not the user's own."""
 _FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
@@ -142,3 +144,17 @@ def located(message: str, error: BaseException) -> str:
     """Return `message`, and below it the place in the user's own code that raised `error`, where that is known."""
     place = place_of(error)
     return message if place is None else "\n".join([message, *(f"  {line}" for line in place.lines())])
+
+
+def ask(what: str, question: Callable[[], T], hint: str = "") -> T:
+    """Return the answer to `question`, which calls a function of a workload: `what`, in messages.
+
+    Raises `WorkloadError` for whatever it raises, with its place. Without one the call itself fails: then with `hint`.
+    """
+
+    def raised(error: BaseException) -> WorkloadError:
+        message = f"{what} raised {name_and_message(error)}"
+        text = located(message, error)
+        return WorkloadError(f"{text}; {hint}" if hint and text == message else text)
+
+    return asked(question, raised)

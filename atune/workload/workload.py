@@ -13,19 +13,11 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
 import msgspec
 
-from atune.errors import (
-    ArgumentMissing,
-    SpaceError,
-    UnknownArgument,
-    WorkloadError,
-    asked,
-    calling,
-    name_and_message,
-)
+from atune.errors import ArgumentMissing, SpaceError, UnknownArgument, WorkloadError, calling
 from atune.model.candidate import (
     BASELINE,
     COMPILE_FLAGS,
@@ -50,9 +42,7 @@ from atune.workload.fingerprint import (
     signature_of,
 )
 from atune.workload.options import WorkloadOptions, amount
-from atune.workload.source_locations import located
 
-T = TypeVar("T")
 LOOKS, ENOUGH = 500_000, 1_000
 """After this many looks no more is drawn if so many candidates were found."""
 MOST_LOOKS = 5_000_000
@@ -119,20 +109,6 @@ class Workload:
         """Return arguments as plain data. Raises `SpaceError` for a value that is none."""
         where = {name: f"Workload {self.name}: argument {name!r}" for name in problem}
         return {normalise(name, where[name]): normalise(value, where[name]) for name, value in problem.items()}
-
-    def ask(self, what: str, question: Callable[[], T], hint: str = "") -> T:
-        """Return the answer to `question`, which calls one of the workload's functions: `what`, in messages.
-
-        Raises `WorkloadError` for whatever it raises, with its place. Without one the call itself fails: then with
-        `hint`.
-        """
-
-        def raised(error: BaseException) -> WorkloadError:
-            message = f"Workload {self.name}: {what} raised {name_and_message(error)}"
-            text = located(message, error)
-            return WorkloadError(f"{text}; {hint}" if hint and text == message else text)
-
-        return asked(question, raised)
 
     @contextmanager
     def placed(self) -> Generator[None, None, None]:

@@ -286,7 +286,8 @@ async def test_a_fault_costs_one_candidate_and_its_worker_goes_on(
     if mode in ("refused", "slow") or stage is measure:
         await moody.lowered(mode)
         await moody.artifact(mode) if stage is measure else None
-    process = getattr(moody.device if stage is measure else moody.compiler, "_worker", None)
+    own = "_clean" if around is build else "_worker"
+    process = getattr(moody.device if stage is measure else moody.compiler, own, None)
     started = time.monotonic()
     with moody.hasty() if kind == "timeout" else nullcontext():
         answer = await stage(moody, mode)

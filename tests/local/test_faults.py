@@ -86,12 +86,13 @@ async def test_every_fault_is_named_and_costs_no_good_candidate(tmp_path: Path) 
     assert "SIGABRT" in messages["abort"] and "SIGSEGV" in messages["segv"] and "SIGKILL" in messages["killed"]
     assert "16 of 32 elements were not written" in messages["half"] and "largest difference" in messages["wrong"]
     repeated = [(FAULTS.get(e.index, e.index), e.reason) for e in events if isinstance(e, BenchmarkRepeated)]
-    assert [fault for fault, _ in repeated] == ["abort", "segv", "killed", "slow"], repeated
+    starved = sum("CPU time" in reason for _, reason in repeated)  # on a busy machine
+    assert [fault for fault, why in repeated if "CPU time" not in why] == ["abort", "segv", "killed", "slow"], repeated
     lost = [e for e in events if isinstance(e, DeviceLost)]
     ready = [e for e in events if isinstance(e, DeviceReady)]
-    assert len(lost) == 8 and len(ready) == 9  # abort, segv and killed twice, endless and slow once
-    [late] = [e.kill_s for e in lost if e.reason.startswith("timeout")]
-    assert 0 < late < 1 and all(0 < e.start_s < 10 for e in ready)
+    assert len(lost) == 8 + starved and len(ready) == 9 + starved  # abort, segv and killed twice, endless and slow once
+    late = [e.kill_s for e in lost if e.reason.startswith("timeout")]
+    assert 0 < min(late) and max(late) < 1 and all(0 < e.start_s < 10 for e in ready)
     assert Result.from_events(read(tmp_path / "j")).records == result.records
 
 

@@ -117,7 +117,7 @@ def broken() -> Iterator[dict[str, int]]:
         (lambda: Space(a=[1], where=lambda b: b), "constraint on {'a': 1} needs b; available: a"),
         (lambda: Space(a=lambda Q: [Q]), "axis 'a' needs Q; available: nothing"),
         (lambda: Space(a=lambda: 1 / 0), "axis 'a' raised ZeroDivisionError"),  # type: ignore[arg-type, return-value]
-        (lambda: Space(broken()), "the generator of configs raised after 1: OSError('disk on fire')"),
+        (lambda: Space(broken()), "the generator of configs raised after 1: OSError: disk on fire"),
     ],
 )
 def test_mistakes_are_named(make: Any, message: str) -> None:

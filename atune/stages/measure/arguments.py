@@ -22,6 +22,7 @@ from atune.stages.measure.tensors import (
     torch_dtype,
     whole_of,
 )
+from atune.workload.source_locations import ask
 from atune.workload.workload import Workload
 
 GUARD_BYTES = 64 << 10
@@ -150,7 +151,7 @@ class KernelArguments:
             return ()
         before = {i: self._memory[i].clone() for i in self.in_idx if i in self._memory}
         setup = self._work.setup
-        self._work.ask("setup", lambda: setup(*self.inputs))
+        ask(f"Workload {self._work.name}: setup", lambda: setup(*self.inputs))
         return tuple(i for i, value in before.items() if not same_bits(self._memory[i], value))
 
     def _allocate(self, i: int, dtype: Any, shape: Sequence[int], strides: Sequence[int]) -> None:
@@ -257,10 +258,8 @@ def _asked(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | No
         answer = inputs(**named)
         return [answer] if answer is None or getattr(answer, "shape", None) is not None else list(answer)
 
-    found: list[Any] = work.ask(
-        "inputs", given, f"it gets what it names of {', '.join([*work.arguments, 'parameters'])}"
-    )
-    return found
+    hint = f"it gets what it names of {', '.join([*work.arguments, 'parameters'])}"
+    return ask(f"Workload {work.name}: inputs", given, hint)
 
 
 def drawn(

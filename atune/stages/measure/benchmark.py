@@ -24,6 +24,7 @@ from atune.stages.measure.telemetry import Observer, kind_of
 from atune.stages.measure.timer import PROBE, Timed, Timer, counts, make_timer, still_wanted
 from atune.stages.session.session import loaded_as, session, workload
 from atune.workers.system.resources import Resource, check_machine
+from atune.workload.source_locations import ask
 
 OWN_CONTEXT_BYTES = 1 << 30
 """Device memory of our own CUDA context, at most; further use is by other processes."""
@@ -117,7 +118,7 @@ def prepare(payload: bytes) -> bytes:
     _device.prepared, reference = job.params, None
     if job.timed and workload().reference is not None:
         timed, settings = _timed_reference(), session().benchmark
-        reference = _timing(workload().ask("the reference", lambda: _samples(timed, settings, None)))
+        reference = _timing(ask(f"Workload {workload().name}: the reference", lambda: _samples(timed, settings, None)))
     return msgspec.msgpack.encode(Prepared(reference, loaded_as()))
 
 

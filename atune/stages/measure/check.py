@@ -14,6 +14,7 @@ from atune.model.artifact import FailureKind
 from atune.stages.measure.arguments import KernelArguments
 from atune.stages.measure.telemetry import kind_of
 from atune.stages.measure.tensors import same_bits
+from atune.workload.source_locations import ask
 from atune.workload.workload import Workload
 
 RTOL = {
@@ -50,7 +51,7 @@ def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected:
     fresh = [torch.zeros_like(output) for output in arguments.outputs]
     given = dict(zip((*arguments.in_idx, *out_idx), (*inputs, *fresh), strict=True))
     hint = f"it gets the kernel's inputs, and there are {arguments.described}"
-    answer = work.ask("the reference", lambda: reference(*[given[i] for i in positions]), hint)
+    answer = ask(f"Workload {work.name}: the reference", lambda: reference(*[given[i] for i in positions]), hint)
     found = list(answer) if isinstance(answer, (tuple, list)) else [] if answer is None else [answer]
     if not found and len(positions) == len(arguments.params):
         found = fresh
@@ -141,8 +142,8 @@ def _checked(
     except _Objection as error:
         why = str(error)
     else:
-        what = f"the check returned {type_of(answer)}, and its truth"
-        if answer is None or work.ask(what, lambda: bool(answer and answer == answer)):  # NaN is true in Python
+        what = f"Workload {work.name}: the check returned {type_of(answer)}, and its truth"
+        if answer is None or ask(what, lambda: bool(answer and answer == answer)):  # NaN is true in Python
             return None
         why = f"the check returned {'NaN' if answer else 'a false value'}"
     for i, output in outputs.items():
