@@ -13,7 +13,15 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 
 from atune.engine.interfaces import DeviceWorker
 from atune.engine.run_state import Run
-from atune.errors import DevicesLost, InputsMisfit, ServerLost, WorkerError, WorkerLost, WorkloadError
+from atune.errors import (
+    DevicesLost,
+    InputsMisfit,
+    MachineError,
+    ServerLost,
+    WorkerError,
+    WorkerLost,
+    WorkloadError,
+)
 from atune.journal.events import (
     BenchmarkFailed,
     BenchmarkRepeated,
@@ -55,6 +63,8 @@ class BenchmarkStage:
         self._waiting: set[anyio.CancelScope] = set()
         """Devices that wait for the stream's next artifact."""
         self._repeated: set[int] = set()
+        self._lost_all: set[int] = set()
+        """Candidates that were measured while all processes were lost."""
         self._excluded: set[str] = set()
         self._given_up: set[str] = set()
         self._speeds: dict[str, float] = {}
@@ -208,7 +218,12 @@ class BenchmarkStage:
             best_ms = min(self._fastest.values(), default=None)
             try:
                 answer = await worker.run(MeasureJob(artifact, self.run.roles, best_ms))
+            except MachineError as error:
+                if index in self._lost_all:  # it may have done so twice, and would after a resume
+                    self.failed(worker, Failure(index, "worker_lost", str(error)))
+                raise
             except ServerLost as error:
+                self._lost_all.add(index)
                 answer = Failure(index, "worker_lost", str(error), error.detail, str(error))
                 self._repeated.discard(index)  # an earlier repetition had another reason
             except WorkerLost as error:  # lost while it made the inputs

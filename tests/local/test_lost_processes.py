@@ -14,17 +14,23 @@ from lost_kernels import DYING, TOTAL
 from stand_in_compiler import stand_in
 
 from atune.engine import run_state
+from atune.errors import MachineError
 from atune.frontends.api.compile_all import compiled
 from atune.frontends.api.tuner import tune
 from atune.journal.events import (
     BenchmarkFailed,
     BuildFailed,
     CompileRepeated,
+    DeviceLost,
     Event,
+    FinalStarted,
     GroupSplit,
+    RunInterrupted,
+    RunResumed,
     Warned,
 )
 from atune.journal.reader import read
+from atune.journal.state import State
 from atune.model.candidate import config_key, numbered
 from atune.model.settings import CompileSettings
 from atune.testing import FakeMachine, Script, Stage
@@ -180,3 +186,44 @@ async def test_a_killed_fork_server_changes_nothing_of_the_result(share: float, 
     assert run.measured() == all_but() and not run.of(BuildFailed)
     assert (run.result.measured, run.result.failed, run.result.remaining) == (TOTAL, 0, 0)
     assert [e for e in run.of(Warned) if "fork server was lost" in e.message]
+
+
+async def test_a_finalist_that_takes_all_processes_along_costs_the_final() -> None:
+    """The order of the first timings stands, and nothing is left to resume."""
+    result = await tune(KERNELS.replace("WORKLOAD", "IN_FINAL"), target="c", compile=IN_PAIRS)
+    assert result.measured == 3 and result.best_index == 0 and not result.final
+    assert any(warning.startswith("no final: ") for warning in result.warnings)
+
+
+async def test_a_kernel_that_takes_all_processes_along_fails_alone() -> None:
+    result = await tune(KERNELS.replace("WORKLOAD", "LOWERED"), target="c", compile=IN_PAIRS)
+    [failed] = result.failures
+    assert (failed.config, failed.kind) == ({"x": 1}, "worker_lost") and result.measured == 2
+
+
+async def test_a_candidate_that_takes_all_processes_along_does_so_once_a_part(tmp_path: Path) -> None:
+    for tried in range(1, 3):
+        with pytest.raises(MachineError):
+            await tune(KERNELS.replace("WORKLOAD", "MEASURED"), target="c", compile=IN_PAIRS, journal=tmp_path / "j")
+        failed = [event.kind for event in read(tmp_path / "j") if isinstance(event, BenchmarkFailed)]
+        assert failed == ["worker_lost"] * tried
+
+
+def test_losses_in_finals_count_over_all_parts() -> None:
+    state, head = State(), {"time": 0.0, "mono": 0.0}
+    final = {"worker": "cpu", "device": "cpu"}
+    events = [
+        FinalStarted(seq=0, **head, **final, indices=(0, 1)),
+        RunResumed(seq=1, **head, part=1, versions={}),
+        FinalStarted(seq=2, **head, **final, indices=(0, 1)),
+        RunInterrupted(seq=3, **head, wall_s=1.0, reason="cancelled"),
+        RunResumed(seq=4, **head, part=2, versions={}),
+        FinalStarted(seq=5, **head, **final, indices=(0, 1)),
+        DeviceLost(seq=6, **head, **final, reason="killed"),
+        DeviceLost(seq=7, **head, **final, reason="killed"),
+    ]
+    counts = []
+    for event in events:
+        state.apply(event)
+        counts.append(state.final_losses)
+    assert counts == [0, 1, 1, 1, 1, 1, 2, 2]

@@ -196,6 +196,8 @@ class LocalCompileWorker:
             return await self._once(job, index, limit_s, apart=isinstance(job, CompareJob))
         if self._worker is None or not self._worker.alive:
             self._ran.clear()
+        if index in self.workers.deadly:
+            return await self._once(job, index, limit_s, apart=True)
         alone = self._ran <= {index}
         self._ran |= {one.index for one in job.candidates} if isinstance(job, ElaborateJob) else {index}
         try:
@@ -228,7 +230,8 @@ class LocalCompileWorker:
                 return Failure(index, "hopeless", HOPELESS.format(limit_s=job.limit_s), error.detail)
             return Failure(index, "timeout", f"{doing} ran past compile_timeout_s={self._limit_s:g}", error.detail)
         except ServerLost:  # a new server starts, or the next call raises the reason why not
-            return await self._once(job, index, limit_s, apart=apart, starved=starved)
+            self.workers.deadly.add(index)
+            return await self._once(job, index, limit_s, apart=apart or doing != COMPILING, starved=starved)
         except WorkerLost as error:
             how = how_it_ended(error)
             if not error.outside:

@@ -103,6 +103,8 @@ class Workers:
         self._known = known or self._programs
         self._began = time.time()
         self._warned_of = set[str]()
+        self.deadly = set[int]()
+        """Candidates that were lowered while the fork server was lost: their forks have another parent."""
         self.alone = anyio.Lock()
         """Held by a job whose deadline passed while it got hardly any CPU: such are repeated one at a time."""
 
