@@ -87,16 +87,18 @@ _PASSING = frozenset({"KeyboardInterrupt", "CancelledError", "Cancelled", "Gener
 """Exceptions that the program itself raises in a function of the user's."""
 
 
-def asked(question: Callable[[], T], raised: Callable[[BaseException], BaseException]) -> T:
+def asked(
+    question: Callable[[], T], raised: Callable[[BaseException], BaseException], *, passes: bool = True
+) -> T:
     """Return the answer to `question`, which calls a function of the user's and takes its answer's truth, if need be.
 
-    `raised` makes the error for whatever it raises. Interrupts and cancellations pass, except in workers, which get
-    none: those ignore the signal.
+    `raised` makes the error for whatever it raises. Unless not `passes`, interrupts and cancellations pass, but where
+    the signal is ignored, as in workers.
     """
     try:
         return question()
     except BaseException as error:
-        if name_of(error) in _PASSING and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        if passes and name_of(error) in _PASSING and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             raise
         raise raised(error) from error
 

@@ -157,4 +157,4 @@ def ask(what: str, question: Callable[[], T], hint: str = "") -> T:
         text = located(message, error)
         return WorkloadError(f"{text}; {hint}" if hint and text == message else text)
 
-    return asked(question, raised)
+    return asked(question, raised, passes=False)
