@@ -87,9 +87,7 @@ _PASSING = frozenset({"KeyboardInterrupt", "CancelledError", "Cancelled", "Gener
 """Exceptions that the program itself raises in a function of the user's."""
 
 
-def asked(
-    question: Callable[[], T], raised: Callable[[BaseException], BaseException], *, passes: bool = True
-) -> T:
+def asked(question: Callable[[], T], raised: Callable[[BaseException], BaseException], *, passes: bool = True) -> T:
     """Return the answer to `question`, which calls a function of the user's and takes its answer's truth, if need be.
 
     `raised` makes the error for whatever it raises. Unless not `passes`, interrupts and cancellations pass, but where

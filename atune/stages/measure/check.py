@@ -138,7 +138,7 @@ def _checked(
     given = list(outputs.values())
     pair = (arguments.copies(), given) if expected is None else (given, list(expected.values()))
     try:
-        answer = asked(lambda: check(*pair), lambda error: _Objection(_objection(error, outputs)))
+        answer = asked(lambda: check(*pair), lambda error: _Objection(_objection(error, outputs)), passes=False)
     except _Objection as error:
         why = str(error)
     else:
