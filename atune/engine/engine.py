@@ -130,7 +130,7 @@ class Engine:
                 self._ended_by = "budget"
             await run.outcomes.acknowledge()
             proposing.tell()
-            if (enough := proposing.enough) is not None:
+            if start.strategy is not None and (enough := start.strategy.enough) is not None:
                 self._ended_by, self._chance = "enough" if enough.reached else self._ended_by, round(enough.chance, 4)
             await final.time_finalists(await states.settle())
             until_ended.cancel_scope.cancel()

@@ -16,7 +16,6 @@ from atune.engine.interfaces import CompileWorker
 from atune.engine.run_state import Outcome
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import Screen
-from atune.engine.search.enough import Enough
 from atune.engine.search.interface import Guarded, latency_or_reason
 from atune.engine.search.prior import columns
 from atune.engine.search.strategies import EXHAUSTIVE, learns
@@ -94,11 +93,6 @@ class ProposeStage:
         self._outstanding = {candidate.index for candidate in plan.redo}
         self._pending = deque[Outcome]()
 
-    @property
-    def enough(self) -> Enough | None:
-        """The rule of the budget ``auto``, with what it was told; None without it."""
-        return None if self._strategy is None else self._strategy.enough
-
     async def serve(self, workers: Sequence[CompileWorker], propose: MemoryObjectSendStream[Candidate]) -> None:
         """Propose until the strategy, the budget or the run ends. Raises `UsageError` and `SpaceError`."""
         run, plan = self._run, self._plan
@@ -111,7 +105,8 @@ class ProposeStage:
             if (strategy := self._strategy) is None:
                 await self._survey(workers)
                 begin = partial(plan.strategy, run.recorder.state)
-                strategy = self._strategy = await anyio.to_thread.run_sync(begin, abandon_on_cancel=True)
+                strategy = await anyio.to_thread.run_sync(begin, abandon_on_cancel=True)
+                self._strategy = self._start.strategy = strategy
             if plan.baseline is not None and plan.baseline_left and not run.stopping:
                 await self._propose(plan.baseline, propose)
             await self._propose_asked(strategy, propose)

@@ -13,6 +13,7 @@ from atune.journal.result import Ratio, Record, Result
 from atune.model.artifact import RAN, what_failed
 from atune.model.candidate import describe_config, printable
 from atune.model.device import Target
+from atune.model.settings import Budget
 from atune.reporting.importance import axis_importance
 from atune.reporting.progress import duration, shortened
 from atune.reporting.screen import Line, plain
@@ -113,13 +114,14 @@ def strategy_line(result: Result) -> str:
 def left_line(result: Result) -> str:
     """Return why the budget ``auto`` left the candidates that were not tried; empty under another."""
     ended = {"enough": "enough is tried", "budget": "used up"}.get(result.reason)
-    if ended is None or not result.remaining:
+    if ended is None or not result.remaining or result.header is None:
         return ""
     if result.chance is not None:
         chance = f"{100 * result.chance:.1f} %"
         return f"{ended}: the chance that one of the {result.remaining} left is 2 % faster is {chance}, by the prior"
-    of_the_run = result.header.settings.get("budget", {}) if result.header is not None else {}
-    return f"{ended}: without a prior, auto tries a tenth" if of_the_run.get("auto") else ""
+    by_auto = result.header.settings.get("budget", {}).get("auto")
+    tenth = result.total - result.remaining == Budget(auto=True).most(result.total)
+    return f"{ended}: without a prior, auto tries a tenth" if by_auto and tenth else ""
 
 
 def next_lines(result: Result) -> list[Line]:

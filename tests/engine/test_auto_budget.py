@@ -89,6 +89,12 @@ async def test_where_nothing_tells_it_tries_a_tenth(target: str, options: Any, n
     assert ("without a prior, auto tries a tenth" in summary_text(result)) == (n > most) and result.chance is None
 
 
+async def test_a_larger_budget_says_nothing_of_auto(tmp_path: Path) -> None:
+    await tune(machine=fake(target="c"), budget="auto", journal=tmp_path / "j")
+    result = await resume(tmp_path / "j", machine=fake(target="c"), budget="50%")
+    assert result.measured == N // 2 and "auto" not in summary_text(result)
+
+
 async def test_without_a_pipeline_it_tries_a_tenth_and_tells_the_chance() -> None:
     result = await tune(machine=fake(), budget="auto", pipeline=False)
     assert result.measured == N // 10 and result.chance is not None and result.chance < 0.05

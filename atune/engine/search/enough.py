@@ -18,10 +18,8 @@ time."""
 LEAST_DEVIATION = 0.03
 """Errors deviate at least so much: the first few are often alike, such as those of nearly equal configurations. Of
 0.02, 0.03 and 0.04 the least with which 95 % of the searches on parts of recorded spaces end well, or nearly so."""
-FIRST = 8
-"""Candidates before the first decision. From one decision to the next there are at most as many as were tried."""
-KNOWN = 3
-"""Errors that the rule needs."""
+FIRST, KNOWN = 8, 3
+"""Candidates before the first decision, and errors that it needs. A later batch is as large as all before, at most."""
 
 
 def chances(prior: Mapping[int, float], latencies: Mapping[int, float], left: Collection[int]) -> list[float] | None:
