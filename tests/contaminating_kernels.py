@@ -109,3 +109,4 @@ MEASURING = atune.Workload(
     shifted, atune.Space(k=list(range(N))), arguments={"spoils": False}, reference=doubled, check=spoiling_check,
     out_idx=1,
 )  # fmt: skip
+PLAIN = atune.Workload(shifted, atune.Space(k=[0]), arguments={"spoils": False}, reference=doubled, out_idx=1)

@@ -67,6 +67,11 @@ def sleep(payload: bytes) -> bytes:
     return b""
 
 
+def spin(payload: bytes) -> bytes:
+    while True:
+        pass
+
+
 def wait_at(payload: bytes) -> bytes:
     """Wait until nobody has the pipe of that path open for writing any more."""
     with open(payload) as gate:

@@ -7,13 +7,18 @@ from pathlib import Path
 import pytest
 from contaminating_kernels import LEFT, NAMES, N
 
+from atune.errors import WorkerTimeout
 from atune.frontends.api.tuner import tune
 from atune.journal.events import BenchmarkRepeated, Event
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workers.local.compile_worker import PATIENCE
+from atune.workers.processes.messages import COMPILE
+from atune.workers.processes.pool import Worker
 
 pytestmark = pytest.mark.anyio
 KERNELS = Path(__file__).parents[1] / "contaminating_kernels.py"
 ALONE = CompileSettings(workers=1, store=False)
+JOBS = ("roles", "lower", "build")
 UNRANKED = BenchmarkSettings(n_repeat=5, n_final=0)
 
 
@@ -37,3 +42,22 @@ async def test_what_a_check_changes_in_a_device_process_fails_no_candidate(
     assert not failed and result.measured == N and len(list(tmp_path.iterdir())) == 1
     assert any(isinstance(event, BenchmarkRepeated) for event in events)
     assert any("left behind" in warning for warning in result.warnings)
+
+
+async def test_a_deadline_that_passed_on_a_busy_machine_is_tried_again_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, float, bool]] = []
+    real = Worker.call
+
+    async def busy(self: Worker, entry: str, payload: bytes, timeout_s: float = 1.0, *, apart: bool = False) -> bytes:
+        first = not any(entry == before for before, *_ in calls)
+        calls.append((entry, timeout_s, apart))
+        if entry in (COMPILE + job for job in JOBS) and first:
+            raise WorkerTimeout("past the deadline", starved=True)
+        return await real(self, entry, payload, timeout_s, apart=apart)
+
+    monkeypatch.setattr(Worker, "call", busy)
+    result = await tune(f"{KERNELS}:PLAIN", target="c", compile=ALONE, benchmark=UNRANKED)
+    assert result.measured == 1 and not result.failures
+    for job in JOBS:
+        first, again = [(limit, apart) for entry, limit, apart in calls if entry == COMPILE + job][:2]
+        assert again == (PATIENCE * first[0], True) and not first[1]

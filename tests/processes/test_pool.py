@@ -394,3 +394,17 @@ async def test_a_lost_server_is_replaced_once(run_dir: str, tmp_path: Path) -> N
             await worker.call("pool_targets:sleep", b"60")
         with pytest.raises(MachineError, match="atune resume"):
             await server.spawn("test")
+
+
+async def test_a_deadline_that_passes_without_cpu_is_told_from_a_hang(run_dir: str) -> None:
+    """Ten others have the core to themselves, all but a hundredth."""
+    core = [min(os.sched_getaffinity(0))]
+    async with fork_server(run_dir) as server, anyio.create_task_group() as tasks:
+        for number in range(10):
+            tasks.start_soon((await server.spawn(f"hog-{number}", cpus=core)).call, "pool_targets:spin", b"")
+        starved, hangs = await server.spawn("starved", cpus=core, nice=19), await server.spawn("hangs", cpus=core)
+        for worker, entry in ((starved, "spin"), (hangs, "sleep")):
+            with pytest.raises(WorkerTimeout) as caught:
+                await worker.call(f"pool_targets:{entry}", b"60", 1.0)
+            assert caught.value.starved == (worker is starved)
+        tasks.cancel_scope.cancel()
