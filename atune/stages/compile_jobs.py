@@ -122,7 +122,7 @@ def _guarded(candidate: Candidate, work: Callable[[Candidate], T]) -> T | Failur
     try:
         return work(candidate)
     except BaseException as error:  # in a worker nobody else raises: interrupts and cancellations are the kernel's too
-        check_machine(error)
+        check_machine(error, but="files")  # the candidate opened them, or another whose process is not believed
         return Failure(candidate.index, "lower", _message(error), detail_of(error))
 
 
