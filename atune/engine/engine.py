@@ -141,7 +141,8 @@ class Engine:
             try:
                 winner = await anyio.to_thread.run_sync(self.keep, self._run.artifacts[built])
             except OSError as error:
-                self.recorder.emit(Warned, message=f"the winner's library could not be kept: {error}")
+                if error.strerror not in self.recorder.state.warnings:
+                    self.recorder.emit(Warned, message=f"the winner's library could not be kept: {error}")
         self.recorder.emit(
             RunFinished,
             wall_s=round(self.recorder.part_s, 4),

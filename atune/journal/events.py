@@ -14,6 +14,7 @@ from atune.model.artifact import Artifact, FailureKind, MachineFacts, Roles, Sta
 from atune.model.candidate import Advice
 from atune.model.device import DeviceInfo, Target
 from atune.model.measurement import FinalEntry, Timing
+from atune.model.ranges import Index, Latency, Moment, PathText, Quantity, Seconds, Whole
 
 SCHEMA = 1
 """Version of the event union, 1 with the first release. A reader refuses a higher one; a lower one stays readable."""
@@ -31,10 +32,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_d
     Plain data without cycles, which the garbage collector need not look at: a run may have millions.
     """
 
-    seq: int
-    time: float
+    seq: Whole
+    time: Moment
     """Wall clock, seconds since the Unix epoch."""
-    mono: float
+    mono: Seconds
     """Seconds since the run started, from a monotonic clock."""
     worker: str = "engine"
     """The worker or device on which it happened."""
@@ -51,7 +52,7 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
 
     schema: int
     workload: str
-    origin: str
+    origin: PathText
     """``FILE.py:NAME`` where the workload came from a file, else empty."""
     fingerprint: str
     """SHA-256 of kernel source and closure, problem arguments and checks."""
@@ -63,10 +64,10 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     """SHA-256 of the kernel's source and closure alone, without the defaults of what the space sets."""
     space: str
     """SHA-256 of the candidates' keys in order, without those that are advised."""
-    total: int
+    total: Whole
     points: int | None = None
     """Points of a large space, before its constraints, of which the seed drew the candidates."""
-    default: int | None = None
+    default: Index | None = None
     """Index of the default configuration. `BASELINE` where the space does not list it; None where there is none."""
     baseline: dict[str, Any] | None = None
     """The default configuration, where the space does not list it."""
@@ -84,18 +85,23 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     strategy: str
     settings: dict[str, Any]
     versions: dict[str, str]
-    flops: float | None = None
+    flops: Quantity | None = None
     """Operations of one call at least, as the user says."""
-    bytes: float | None = None
+    bytes: Quantity | None = None
     """Bytes that one call moves to and from memory at least, as the user says."""
     advice: tuple[Advice, ...] = ()
     """Advice from other runs, as the strategy got it."""
+
+    def __post_init__(self) -> None:
+        groups = (self.settings.get(name, {}) for name in ("compile", "benchmark", "budget"))
+        if not all(isinstance(group, dict) for group in groups) or type(self.settings.get("seed", 0)) is not int:
+            raise ValueError("settings of another kind")
 
 
 class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_proposed"):
     """The strategy proposed a candidate. `key`: 16 hex digits of the configuration. `config`: its values by axis."""
 
-    index: int
+    index: Index
     key: str
     config: dict[str, Any]
     surveyed: bool = False
@@ -111,10 +117,10 @@ class SpaceSurveyed(Event, frozen=True, kw_only=True, tag="space_surveyed"):
     All are rounded to six digits; None is an unknown value.
     """
 
-    indices: tuple[int, ...]
-    prior: tuple[float | None, ...] = ()
-    facts: dict[str, tuple[float | None, ...]] = {}
-    seconds: float = 0.0
+    indices: tuple[Index, ...]
+    prior: tuple[Quantity | None, ...] = ()
+    facts: dict[str, tuple[Quantity | None, ...]] = {}
+    seconds: Seconds = 0.0
     """Seconds that it took, on all compile workers at once."""
 
 
@@ -122,11 +128,11 @@ class CandidateLowered(Event, frozen=True, kw_only=True, tag="candidate_lowered"
     """A candidate was lowered. `code_key`: equal for equal code, `source_key` for
     equal sources. `facts`: what is known of it before it is compiled."""
 
-    index: int
+    index: Index
     code_key: str
     source_key: str = ""
     facts: StaticFacts
-    seconds: float
+    seconds: Seconds
     deferred: str = ""
     """Why the screen put it last in line; empty when it did not."""
     printed: str = ""
@@ -135,26 +141,26 @@ class CandidateLowered(Event, frozen=True, kw_only=True, tag="candidate_lowered"
 class CandidatePruned(Event, frozen=True, kw_only=True, tag="candidate_pruned"):
     """Not compiled: over a hard limit of the device, or `likely` to lose, which a run under a budget skips."""
 
-    index: int
+    index: Index
     reason: str
     likely: bool = False
-    instead: int | None = None
+    instead: Index | None = None
     """The layout of the same configuration that was preferred, where a run chooses layouts."""
 
 
 class CandidateAliased(Event, frozen=True, kw_only=True, tag="candidate_aliased"):
     """Compiles to the same code as `same_as`; measured once, credited to both."""
 
-    index: int
-    same_as: int
+    index: Index
+    same_as: Index
 
 
 class ArtifactBuilt(Event, frozen=True, kw_only=True, tag="artifact_built"):
     """One library was compiled, with every candidate of `indices` in it. `file`: its name in the run's folder."""
 
-    indices: tuple[int, ...]
+    indices: tuple[Index, ...]
     file: str
-    seconds: float
+    seconds: Seconds
     reason: str = ""
     """Why the group had this size."""
     compiler: str = ""
@@ -168,7 +174,7 @@ class ArtifactBuilt(Event, frozen=True, kw_only=True, tag="artifact_built"):
 class BuildFailed(Event, frozen=True, kw_only=True, tag="build_failed"):
     """A candidate failed in lowering or compiling."""
 
-    index: int
+    index: Index
     kind: FailureKind
     message: str
     detail: str = ""
@@ -178,14 +184,14 @@ class BuildFailed(Event, frozen=True, kw_only=True, tag="build_failed"):
 class GroupSplit(Event, frozen=True, kw_only=True, tag="group_split"):
     """A group failed as a whole and is built again in parts, until the culprit stands alone."""
 
-    indices: tuple[int, ...]
+    indices: tuple[Index, ...]
     message: str
 
 
 class CompileRepeated(Event, frozen=True, kw_only=True, tag="compile_repeated"):
     """Candidates are lowered or compiled again, because their worker was lost through no fault of theirs."""
 
-    indices: tuple[int, ...]
+    indices: tuple[Index, ...]
     reason: str
 
 
@@ -196,7 +202,7 @@ class DeviceReady(Event, frozen=True, kw_only=True, tag="device_ready"):
     """
 
     device: DeviceInfo
-    start_s: float = 0.0
+    start_s: Seconds = 0.0
 
 
 class DeviceLost(Event, frozen=True, kw_only=True, tag="device_lost"):
@@ -205,7 +211,7 @@ class DeviceLost(Event, frozen=True, kw_only=True, tag="device_lost"):
     device: str
     reason: str
     final: bool = False
-    kill_s: float = 0.0
+    kill_s: Seconds = 0.0
     """Seconds from the deadline, or from the error's report, until the process was reaped."""
 
 
@@ -226,14 +232,14 @@ class ReferenceMeasured(Event, frozen=True, kw_only=True, tag="reference_measure
 class BenchmarkStarted(Event, frozen=True, kw_only=True, tag="benchmark_started"):
     """A candidate went to a device, to be loaded, checked and timed."""
 
-    index: int
+    index: Index
     device: str
 
 
 class BenchmarkRepeated(Event, frozen=True, kw_only=True, tag="benchmark_repeated"):
     """A candidate is measured again, because its failure may not be its fault, or its latency is implausible."""
 
-    index: int
+    index: Index
     device: str
     reason: str
 
@@ -244,15 +250,15 @@ class CandidateMeasured(Event, frozen=True, kw_only=True, tag="candidate_measure
     `max_error`: largest absolute difference over all outputs; None when not compared.
     """
 
-    index: int
+    index: Index
     device: str
     timing: Timing
     checked: bool
     max_error: float | None = None
-    seconds: float = 0.0
-    writes: tuple[int, ...] = ()
+    seconds: Seconds = 0.0
+    writes: tuple[Whole, ...] = ()
     """Input parameters that the kernel writes into, restored before each timed call."""
-    set_up: tuple[int, ...] = ()
+    set_up: tuple[Whole, ...] = ()
     """Input parameters that the workload's `setup` changed."""
     printed: str = ""
     bits: str = ""
@@ -266,7 +272,7 @@ class CandidateMeasured(Event, frozen=True, kw_only=True, tag="candidate_measure
 class BenchmarkFailed(Event, frozen=True, kw_only=True, tag="benchmark_failed"):
     """A candidate failed on a device."""
 
-    index: int
+    index: Index
     device: str
     kind: FailureKind
     message: str
@@ -277,8 +283,8 @@ class BenchmarkFailed(Event, frozen=True, kw_only=True, tag="benchmark_failed"):
 class BestChanged(Event, frozen=True, kw_only=True, tag="best_changed"):
     """A candidate is the fastest so far, by first timings. `latency_ms`: its median."""
 
-    index: int
-    latency_ms: float
+    index: Index
+    latency_ms: Latency
 
 
 class BitsCompared(Event, frozen=True, kw_only=True, tag="bits_compared"):
@@ -295,7 +301,7 @@ class FinalStarted(Event, frozen=True, kw_only=True, tag="final_started"):
     """The best few and the default, `indices`, are timed in turn, without compiles."""
 
     device: str
-    indices: tuple[int, ...]
+    indices: tuple[Index, ...]
 
 
 class FinalOrdered(Event, frozen=True, kw_only=True, tag="final_ordered"):
@@ -307,9 +313,9 @@ class FinalOrdered(Event, frozen=True, kw_only=True, tag="final_ordered"):
     device: str
     entries: tuple[FinalEntry, ...]
     reference: Timing | None = None
-    ties: tuple[int, ...] = ()
+    ties: tuple[Index, ...] = ()
     """Finalists that are statistically tied with the winner, or are as fast."""
-    memory_bytes: int = 0
+    memory_bytes: Whole = 0
     """See `CandidateMeasured`."""
 
 
@@ -322,7 +328,7 @@ class Warned(Event, frozen=True, kw_only=True, tag="warned"):
 class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
     """The run, or a part of it, ended in order."""
 
-    wall_s: float
+    wall_s: Seconds
     """Seconds of this part of the run; a resumed run has several."""
     reason: str
     """``exhausted``, ``budget``, ``enough`` (by the budget ``auto``) or ``stopped``; ``unlowered`` where the first
@@ -339,14 +345,14 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
 class RunInterrupted(Event, frozen=True, kw_only=True, tag="run_interrupted"):
     """The run was cut short. `wall_s`: seconds of this part. `reason`: by what."""
 
-    wall_s: float
+    wall_s: Seconds
     reason: str
 
 
 class RunResumed(Event, frozen=True, kw_only=True, tag="run_resumed"):
     """A further part of the run began, with the work that earlier parts left. `versions`: of this part."""
 
-    part: int
+    part: Whole
     """Counts from 1; the run's first part is 0."""
     versions: dict[str, str]
     accepted: tuple[str, ...] = ()
@@ -356,7 +362,7 @@ class RunResumed(Event, frozen=True, kw_only=True, tag="run_resumed"):
 class JournalRepaired(Event, frozen=True, kw_only=True, tag="journal_repaired"):
     """A half-written last line, of `cut_bytes` bytes, was cut off before the journal was continued."""
 
-    cut_bytes: int
+    cut_bytes: Whole
 
 
 class Retired(Event, frozen=True, kw_only=True, tag="winner_proven"):

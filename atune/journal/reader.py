@@ -10,7 +10,6 @@ import errno
 import itertools
 import os
 import re
-import stat
 import zlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -22,11 +21,16 @@ import msgspec
 from atune.errors import JournalError
 from atune.journal.events import SCHEMA, AnyEvent, RunFinished, RunInterrupted, RunStarted, decode
 from atune.journal.result import Result
+from atune.model.folders import regular_file
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
 """A longer line is refused. No event is that large, and a decoded line takes many times its size in memory."""
 MAX_DEPTH = 64
 """Deeper nesting is refused: no event needs it, and code that walks a value would run out of stack."""
+
+
+MAX_PARTS, MAX_VALUES = 100_000, 4_000_000
+"""More lists and objects, and more values, in a line are refused: they take up to 100 times its size in memory."""
 
 
 class _CheckedLine(msgspec.Struct, forbid_unknown_fields=True):
@@ -64,8 +68,7 @@ class JournalReader:
         """Yield the events that were not read yet."""
         self.torn_bytes = 0
         try:
-            self._check_kind()
-            with open(self.path, "rb") as file:  # anew each time: on NFS, opening is what asks the server
+            with regular_file(self.path) as file:  # anew each time: on NFS, opening is what asks the server
                 file.seek(self.whole_bytes)
                 line = self._line(file, self._lines + 1)
                 while line:
@@ -76,20 +79,16 @@ class JournalReader:
                             raise self._damaged(self._lines + 1)
                         self.torn_bytes = len(line)
                         break
-                    event = self._event(self._lines + 1, body, _too_deep(line))
+                    event = self._event(self._lines + 1, body, unfit(line))
                     self._lines += 1
                     self.whole_bytes += len(line)
                     yield event
                     line = following
+        except IsADirectoryError as error:
+            inside = "".join(f", such as {one}" for one in sorted(Path(self.path).glob("*.jsonl"))[:1])
+            raise JournalError(f"{self.path} is no journal: it is a folder: give a journal in it{inside}") from error
         except OSError as error:
             raise cannot("read", self.path, error) from error
-
-    def _check_kind(self) -> None:
-        if not stat.S_ISREG(mode := os.stat(self.path).st_mode):
-            why = "it is a folder: give a journal in it" if stat.S_ISDIR(mode) else "it is not a regular file"
-            if inside := sorted(Path(self.path).glob("*.jsonl")):
-                why += f", such as {inside[0]}"
-            raise JournalError(f"{self.path} is no journal: {why}")
 
     def _line(self, file: IO[bytes], number: int) -> bytes:
         line = file.readline(MAX_LINE_BYTES + 1)
@@ -99,12 +98,12 @@ class JournalReader:
             )
         return line
 
-    def _event(self, number: int, body: msgspec.Raw, too_deep: bool) -> AnyEvent:
+    def _event(self, number: int, body: msgspec.Raw, unfit: str) -> AnyEvent:
         """Return the event of a whole line."""
         where = f"{self.path}, line {number}"
         try:
-            if too_deep:
-                raise msgspec.DecodeError(f"nested deeper than {MAX_DEPTH}")
+            if unfit:
+                raise msgspec.DecodeError(unfit)
             if number == 1:
                 schema = msgspec.json.decode(body, type=_Header).schema
                 if schema > SCHEMA:
@@ -144,7 +143,7 @@ def read(path: str | Path) -> list[AnyEvent]:
 
 def last_event(path: Path) -> AnyEvent | None:
     """Return the last event of the journal at `path`; None where its last line is incomplete. Raises `OSError`."""
-    with path.open("rb") as file:
+    with regular_file(path) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
         lines = file.read().splitlines(keepends=True)
     return parse_line(lines[-1]) if lines else None
@@ -169,7 +168,7 @@ def parse_line(line: bytes) -> AnyEvent | None:
     """Return the event of one whole line, its newline included; None where it is half-written, damaged or unknown."""
     body = _body(line) if line.endswith(b"\n") else None
     try:
-        return None if body is None or _too_deep(line) else decode(body)
+        return None if body is None or unfit(line) else decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
 
@@ -183,11 +182,23 @@ def _body(line: bytes) -> msgspec.Raw | None:
     return parsed.event if f"{zlib.crc32(parsed.event):08x}" == parsed.crc else None
 
 
-def _too_deep(text: bytes) -> bool:
-    if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
-        return False
-    brackets = re.sub(rb'"(?:[^"\\]|\\.)*"|[^][{}"]', b"", text)
-    return max(itertools.accumulate(1 if one in b"[{" else -1 for one in brackets)) > MAX_DEPTH
+def unfit(text: bytes) -> str:
+    """Return why a stranger's JSON is not read, though it is whole: what it unpacks to. Empty where it is."""
+    opened = text.count(b"[") + text.count(b"{")
+    if opened <= MAX_DEPTH and len(text) < MAX_VALUES and not _LONG.search(text):
+        return ""
+    bare = re.sub(rb'"(?:[^"\\]|\\.)*"', b"", text)
+    if _LONG.search(bare):
+        return "an integer of 300 digits"
+    if bare.count(b"[") + bare.count(b"{") > MAX_PARTS or bare.count(b",") > MAX_VALUES:
+        return f"more than {MAX_PARTS:,} lists and objects, or {MAX_VALUES:,} values"
+    brackets = re.sub(rb"[^][{}]", b"", bare)
+    depth = max(itertools.accumulate(1 if one in b"[{" else -1 for one in brackets), default=0)
+    return f"nested deeper than {MAX_DEPTH}" if depth > MAX_DEPTH else ""
+
+
+_LONG = re.compile(rb"\d{300}")
+"""What is no float, and of more digits what Python prints."""
 
 
 _ADVICE = {

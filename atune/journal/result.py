@@ -21,7 +21,7 @@ from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured
 from atune.journal.state import Entry, Improvement, State, Status, status_of
 from atune.model.artifact import Artifact, MachineFacts, Roles, StaticFacts, source_path, what_failed
 from atune.model.candidate import BASELINE, Config, describe_config
-from atune.model.folders import cache_folder, is_cached, is_stored
+from atune.model.folders import cache_folder, is_cached, is_stored, untrusted
 from atune.model.measurement import DISTURBS, FinalEntry, Measurement, Timing, ratio_interval
 from atune.model.roofline import ProblemWork, Roofline, problem_work, roofline
 
@@ -565,6 +565,8 @@ def loadable(artifact: Artifact | None, *, replayed: bool) -> Artifact:
         raise AtuneError(
             f"the winner's library {artifact.path} is gone (cache cleaned, or another machine's); tune again"
         )
+    if replayed and (why := untrusted(artifact.path)):
+        raise AtuneError(why)
     if replayed and not (is_stored(artifact.path) and artifact.symbol.isidentifier()):
         raise AtuneError(
             f"{artifact.path} is not the library that was kept under this name, and is not loaded; tune again"

@@ -10,11 +10,11 @@ import msgspec
 
 from atune.errors import UsageError
 from atune.journal.events import RunStarted
-from atune.journal.reader import MAX_LINE_BYTES, JournalReader, replay
+from atune.journal.reader import MAX_LINE_BYTES, JournalReader, replay, unfit
 from atune.journal.result import Result
 from atune.journal.writer import Journal
 from atune.model.candidate import Problem, check_same_names
-from atune.model.folders import cache_folder, make_private_folder, whole_file
+from atune.model.folders import cache_folder, make_private_folder, read_file, whole_file
 
 INDEX = "set.json"
 """The file in a set's folder that lists its problems. The first one's journal is ``0000.jsonl``, and so on."""
@@ -49,8 +49,10 @@ def is_set(path: Path) -> bool:
 def listed(folder: Path) -> dict[Path, Problem]:
     """Return the problems of a set's folder by their journals, in order. Raises `UsageError` for another folder."""
     try:
-        found = msgspec.json.decode((folder / INDEX).read_bytes(), type=list[Problem])
-    except (OSError, msgspec.MsgspecError) as error:
+        if why := unfit(data := read_file(folder / INDEX)):
+            raise msgspec.DecodeError(why)
+        found = msgspec.json.decode(data, type=list[Problem])
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         why = f"it has no {INDEX}" if isinstance(error, FileNotFoundError) else str(error)
         raise UsageError(f"{folder} is no folder of a set's journals: {why}") from error
     return {folder / f"{number:04}.jsonl": problem for number, problem in enumerate(found)}
@@ -111,7 +113,7 @@ def _write(folder: Path, problems: Sequence[Problem]) -> None:
 
 def is_begun(journal: Path) -> bool:
     """Tell whether a problem's run has begun: its journal's first line is whole. Raises `OSError`."""
-    if not journal.exists():
+    if not journal.is_file():
         return False
     with journal.open("rb") as file:
         return file.readline(MAX_LINE_BYTES).endswith(b"\n")

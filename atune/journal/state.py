@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from atune.errors import UsageError
 from atune.journal.events import (
     ArtifactBuilt,
     BenchmarkFailed,
@@ -547,3 +548,11 @@ def finished(state: State, budget: Budget) -> bool:
     used_up |= budget.auto and state.finished.reason == "enough"
     settled = len(done) + sum(entry.surveyed for entry in state.entries.values())
     return settled >= state.total or used_up or budget.used_up(state.wall_s)
+
+
+def recorded_budget(header: RunStarted) -> Budget:
+    """Return the budget that a header has; none where it cannot be read."""
+    try:
+        return msgspec.convert(header.settings.get("budget") or {}, Budget)
+    except (msgspec.ValidationError, UsageError):
+        return Budget()

@@ -21,7 +21,7 @@ import anyio.to_thread
 from atune.errors import AtuneError, JournalError, MachineError, UsageError
 from atune.journal.events import AnyEvent, Event, encode
 from atune.journal.reader import MAX_LINE_BYTES, JournalReader, cannot, is_journal
-from atune.model.folders import cache_folder, make_private_folder, whole_file
+from atune.model.folders import cache_folder, make_private_folder, regular_file, whole_file
 
 
 def line_of(event: Event) -> bytes:
@@ -281,7 +281,7 @@ def _lock(fd: int, path: str) -> None:
 def is_written(path: Path) -> bool:
     """Tell whether a run holds the lock of its journal, or its set's, at `path`. Raises `OSError`."""
     try:
-        with path.open("rb") as file:
+        with regular_file(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except (BlockingIOError, FileNotFoundError) as error:
         return isinstance(error, BlockingIOError)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from atune.errors import UsageError
 from atune.model.layouts import Layouts
+from atune.model.ranges import Extent, PathText, Quantity, Whole, Word
 
 FailureKind = Literal[
     "lower", "codegen", "compile", "crash", "timeout", "hopeless", "load", "launch", "fault", "out_of_memory",
@@ -86,14 +87,14 @@ class KernelParam(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
     """Roles of a kernel's parameters in a call, by position."""
 
-    outputs: tuple[int, ...] = ()
+    outputs: tuple[Whole, ...] = ()
     """Outputs, in order. A call that does not give them makes and returns them."""
-    zero: tuple[int, ...] = ()
+    zero: tuple[Whole, ...] = ()
     """Parameters that a call sets to zero first: outputs that it makes, and inputs. An output that is given stays as it
     is."""
-    writes: tuple[int, ...] = ()
+    writes: tuple[Whole, ...] = ()
     """Inputs that the kernel may write into."""
-    set_up: tuple[int, ...] = ()
+    set_up: tuple[Whole, ...] = ()
     """Inputs that the workload's `setup` changed before the kernel was checked and timed. No call does that."""
 
     @property
@@ -127,18 +128,18 @@ class Gemm(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     `calls`: how often a block calls it, on average over the grid. `dtype`: its operands' type, such as ``bfloat16``.
     """
 
-    m: int
-    n: int
-    k: int
-    calls: float
-    dtype: str
-    policy: int = 0
+    m: Whole
+    n: Whole
+    k: Whole
+    calls: Quantity
+    dtype: Word
+    policy: Whole = 0
     """How warps share the tile, in tilelang's numbers: 0 square, 1 whole rows for each, 2 whole columns for each."""
     in_registers: bool = False
     """Whether its first operand is in registers, not in shared memory."""
     feeds: bool = False
     """Whether its result is the first operand of a product, and stays in registers until then."""
-    sum_bits: int = 32
+    sum_bits: Whole = 32
     """Bits of an element of its result."""
 
     @property
@@ -154,11 +155,11 @@ class Access(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     grid (of ``xyz``) that the place depends on. Blocks that differ only in other axes access the same bytes.
     """
 
-    n_bytes: float
+    n_bytes: Quantity
     axes: str = ""
-    steps: float = 1.0
+    steps: Quantity = 1.0
     """How often a block makes this access."""
-    width: int | None = None
+    width: Whole | None = None
     """Bytes that the kernel asks each thread to move at once; None if tilelang chooses."""
 
 
@@ -169,21 +170,21 @@ class BlockWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     reads: tuple[Access, ...] = ()
     """Accesses to global memory, like `writes`."""
     writes: tuple[Access, ...] = ()
-    shared_bytes: float = 0.0
+    shared_bytes: Quantity = 0.0
     """Bytes that copies and parallel loops move into or out of shared memory, without those that `gemms` read."""
-    scalar_ops: float = 0.0
+    scalar_ops: Quantity = 0.0
     """Arithmetic outside of tensor cores, in operations on one element, without `special_ops`."""
-    special_ops: float = 0.0
+    special_ops: Quantity = 0.0
     """Exponentials, roots, logarithms and quotients of one element."""
-    fragment_registers: int = 0
+    fragment_registers: Whole = 0
     """32-bit registers of a thread for all fragments and local arrays, if all lived at once."""
-    stages: int = 0
+    stages: Whole = 0
     """Stages of the deepest `T.Pipelined` loop; 0 if no loop has any."""
-    steps: float = 1.0
+    steps: Quantity = 1.0
     """Iterations of that loop, or of the longest loop around a copy or a product."""
-    threads: int = 1
+    threads: Whole = 1
     """Threads of a block that the kernel requests."""
-    tensor_bytes: int | None = None
+    tensor_bytes: Whole | None = None
     """Bytes of all tensors together; None if they depend on the call."""
     block_order: str = ""
     """The order of blocks, with tilelang's name and its panel: ``rasterization2DRow 8``; empty for the device's own."""
@@ -207,16 +208,16 @@ class BlockWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Facts of a kernel that are known before it is compiled. None: not applicable to the target, or unknown."""
 
-    smem_bytes: int | None = None
-    threads: int | None = None
+    smem_bytes: Whole | None = None
+    threads: Whole | None = None
     """Threads that a block really has, including producer warps of warp specialisation."""
-    grid: tuple[int, ...] = ()
+    grid: Annotated[tuple[Extent, ...], msgspec.Meta(max_length=8)] = ()
     """Blocks along each axis; empty if they depend on the call."""
-    accumulators: int | None = None
+    accumulators: Whole | None = None
     """Largest fragment of a thread, in 32-bit registers."""
-    source_bytes: int | None = None
+    source_bytes: Whole | None = None
     """Length of the generated device source."""
-    lacking_registers: int = 0
+    lacking_registers: Whole = 0
     """Registers that a block waits for with ``setmaxnreg`` and never gets, so that it would hang."""
     work: BlockWork | None = None
     """Work of a block; None if any of it depends on values of the call."""
@@ -265,13 +266,13 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
 class MachineFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A kernel's use of the machine, known after compiling. If a candidate has several kernels, the largest figures."""
 
-    registers: int = 0
+    registers: Whole = 0
     """32-bit registers of a thread."""
-    stack_bytes: int = 0
+    stack_bytes: Whole = 0
     """Local memory of a thread: arrays outside of registers, and spills."""
-    code_bytes: int = 0
+    code_bytes: Whole = 0
     """Machine code of all its kernels."""
-    static_smem_bytes: int = 0
+    static_smem_bytes: Whole = 0
     """Shared memory of a block that the launch does not request."""
 
 
@@ -285,8 +286,8 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact", gc=False):
     """One candidate's place in a shared library: the file, and the symbol to call in it."""
 
     index: int
-    path: str
-    symbol: str
+    path: PathText
+    symbol: PathText
     params: tuple[KernelParam, ...]
     target: str
     """``cuda`` or ``c``: how to load it."""

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from atune.errors import SpaceError, UsageError, type_of
+from atune.model.ranges import Rate
 
 Config = dict[str, Any]
 PASS_CONFIGS = "pass_configs"
@@ -161,7 +162,7 @@ class Problem(msgspec.Struct, frozen=True):
     """One problem: arguments of the kernel, and how often it occurs."""
 
     arguments: dict[str, Any]
-    weight: float = 1.0
+    weight: Rate = 1.0
 
     @property
     def key(self) -> str:

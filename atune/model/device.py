@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from atune.errors import TargetError, UsageError
+from atune.model.ranges import Quantity, Whole
 from atune.model.roofline import Peaks
 
 NO_GPU = "no GPU found: tuning for the CPU"
@@ -19,8 +20,8 @@ class Target(msgspec.Struct, frozen=True):
     """A resolved compilation target. `kind` is ``cuda`` or ``c``. `arch` is, for example, ``sm_90a``; empty for
     ``c``."""
 
-    kind: str
-    arch: str = ""
+    kind: Annotated[str, msgspec.Meta(pattern="^(c|cuda)$")]
+    arch: Annotated[str, msgspec.Meta(pattern=r"^(sm_\d{2,4}[af]?)?$")] = ""
 
     def tvm(self) -> str | dict[str, str]:
         """Return it as a target string for tilelang."""
@@ -37,9 +38,9 @@ class DeviceLimits(msgspec.Struct, frozen=True):
     Specifications per Compute Capability».
     """
 
-    smem_bytes: int | None = None
+    smem_bytes: Whole | None = None
     """Shared memory that a thread block may use, bytes."""
-    threads: int | None = None
+    threads: Whole | None = None
     """Threads that a block may have."""
 
 
@@ -51,13 +52,13 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     name: str
     uuid: str = ""
     arch: str = ""
-    memory_bytes: int = 0
+    memory_bytes: Whole = 0
     limits: DeviceLimits = DeviceLimits()
-    sms: int = 0
+    sms: Whole = 0
     """Working multiprocessors. This and the following fields come from the device; 0 if it does not report them."""
-    clock_hz: float = 0.0
+    clock_hz: Quantity = 0.0
     """The highest clock of its multiprocessors."""
-    memory_bytes_s: float = 0.0
+    memory_bytes_s: Quantity = 0.0
     """Bytes per second of its memory at the highest clock."""
     peaks: Peaks | None = None
     """Peaks for rooflines: measured on it, or from the data sheet; None if neither is known."""

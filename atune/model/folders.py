@@ -5,6 +5,7 @@ Folders of killed programs are removed.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -15,7 +16,7 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 from atune.errors import UsageError
 
@@ -71,6 +72,25 @@ def is_cached(path: str) -> bool:
     return any(real.is_relative_to(folder.resolve()) for folder in (cache_folder(), *_named))
 
 
+def untrusted(path: str | os.PathLike[str]) -> str:
+    """Return why code in `path` may be another user's: whose it is, or who may write it; empty where that is this user.
+
+    The same holds for each folder above it, up to the cache's own. Root may do everything anyway.
+    """
+    real, roots = Path(path).resolve(), [folder.resolve() for folder in (cache_folder(), *_named)]
+    inside = any(real.is_relative_to(root) for root in roots)
+    for one in (real, *real.parents) if inside else (real,):
+        with suppress(FileNotFoundError):  # what is made there will be this user's
+            status = one.stat()
+            if status.st_uid not in (0, os.getuid()) or status.st_mode & 0o022:
+                whose = "others may write" if status.st_mode & 0o022 else "another user owns"
+                own = f"set {CACHE_VARIABLE} to a folder that is yours alone"
+                return f"{whose} {one}, so that no library is kept there, or loaded from there: {own}"
+        if one in roots:
+            break
+    return ""
+
+
 def store_file(folder: Path, kind: Literal["codes", "lowered"], key: str) -> Path:
     """Return the path of a record in the artifact store `folder`.
 
@@ -88,6 +108,29 @@ def is_stored(path: str) -> bool:
         return f"{hashlib.sha256(real.read_bytes()).hexdigest()}.so" == real.name
     except OSError:
         return False
+
+
+def regular_file(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Open a file to read. Raises `OSError` for what is no regular file: it may have no end, or never begin."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError as error:  # a NUL
+        raise OSError(errno.EINVAL, str(error), os.fspath(path)) from error
+    file = os.fdopen(fd, "rb")
+    if stat.S_ISREG(mode := os.fstat(fd).st_mode):
+        return file
+    file.close()
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+
+
+def read_file(path: str | os.PathLike[str], most: int = 64 << 20) -> bytes:
+    """Return the content of a file of somebody else's. Raises `OSError` as `regular_file`, and beyond `most` bytes."""
+    with regular_file(path) as file:
+        if len(data := file.read(most + 1)) > most:
+            raise OSError(errno.EFBIG, f"it is longer than {most >> 20} MiB", os.fspath(path))
+        return data
 
 
 def working_folder() -> str:

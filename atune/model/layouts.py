@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from atune.model.ranges import Whole, Word
+
 COMPILER = "compiler"
 """The value of a layout axis that leaves the choice to tilelang."""
 
@@ -23,10 +25,10 @@ class FragmentFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A buffer in registers. `slots`: elements that fit each thread's part."""
 
     name: str
-    dtype: str
-    shape: tuple[int, ...]
-    slots: int
-    replication: int = 1
+    dtype: Word
+    shape: tuple[Whole, ...]
+    slots: Whole
+    replication: Whole = 1
     """How many threads hold each element."""
 
     @property
@@ -39,15 +41,15 @@ class FragmentFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 class LoopFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A parallel loop. `slots`: iterations of each thread."""
 
-    extents: tuple[int, ...]
-    slots: int
-    replication: int = 1
+    extents: tuple[Whole, ...]
+    slots: Whole
+    replication: Whole = 1
     """How many threads do each iteration."""
-    redundant: int = 0
+    redundant: Whole = 0
     """Iterations of a thread beyond an even share: slots minus ceil(iterations / threads)."""
-    width: int = 1
+    width: Whole = 1
     """Successive neighbours on the last axis in one thread, at most 16. A vector access may be this wide."""
-    access_bits: int = 0
+    access_bits: Whole = 0
     """Bits of global memory that a thread can move in one access, at most 128; 0 where the loop touches none."""
     uneven: bool = False
     """Whether only some threads run it, or store its results."""

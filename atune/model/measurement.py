@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from atune.model.ranges import Index, Latency, Quantity, Whole
+
 DISTURBS = "may disturb the timings"
 """Text of every warning about another user of a device."""
 
@@ -15,7 +17,7 @@ class Conditions(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The GPU's state right after its samples were taken, from NVML. None: NVML did not report it."""
 
     uuid: str
-    sm_mhz: int | None = None
+    sm_mhz: Whole | None = None
     throttle: tuple[str, ...] = ()
     """Why its clocks were lowered; empty if they were not."""
 
@@ -26,11 +28,11 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     `samples_us`: in the order in which they were taken, µs. `conditions`: the GPU's state afterwards; None on the CPU.
     """
 
-    latency_ms: float
+    latency_ms: Latency
     """Median of the samples."""
-    spread: float
+    spread: Quantity
     """Half the interquartile range, as a share of the median."""
-    samples_us: tuple[float, ...]
+    samples_us: tuple[Latency, ...]
     method: str
     """The timing method. ``events``: CUDA events, with launches queued behind a device sleep. ``perf_counter``: the
     CPU's clock."""
@@ -43,11 +45,12 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     @classmethod
     def of(cls, samples_us: Sequence[float], method: str, conditions: Conditions | None = None) -> Timing:
-        """Summarise samples in microseconds; there must be at least one."""
+        """Summarise samples in microseconds; there must be at least one. None is shorter than a nanosecond."""
+        samples_us = [max(sample, 1e-3) for sample in samples_us]
         median = statistics.median(samples_us)
         low, _, high = statistics.quantiles(samples_us, n=4) if len(samples_us) > 1 else (median, median, median)
-        spread = (high - low) / 2 / median if median else 0.0
-        return cls(median / 1e3, round(spread, 5), tuple(round(s, 3) for s in samples_us), method, conditions)
+        rounded = tuple(round(sample, 3) for sample in samples_us)
+        return cls(median / 1e3, round((high - low) / 2 / median, 5), rounded, method, conditions)
 
     def and_more(self, other: Timing) -> Timing:
         """Return this timing with the samples of `other` appended. `other` was taken later; its conditions count."""
@@ -84,7 +87,7 @@ class Measurement(msgspec.Struct, frozen=True, tag="measurement", omit_defaults=
 class FinalEntry(msgspec.Struct, frozen=True):
     """A finalist's interleaved timing. ``samples_us[r]`` of all entries were taken in the same round r."""
 
-    index: int
+    index: Index
     timing: Timing
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from atune.model.artifact import BlockWork, StaticFacts
+from atune.model.ranges import Rate
 
 Bound = Literal["compute", "memory", "cache", ""]
 ABOVE_MEMORY = 1.05
@@ -23,9 +24,9 @@ ABOVE_MEMORY = 1.05
 class Peaks(msgspec.Struct, frozen=True, omit_defaults=True):
     """Peak rates of a device, by its data sheet."""
 
-    flops_s: float
+    flops_s: Rate
     """Operations per second of its tensor cores, dense, with operands of 16 bits and sums in float32."""
-    bytes_s: float
+    bytes_s: Rate
     """Bytes per second, read and written, of its memory."""
 
 

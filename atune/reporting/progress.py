@@ -11,11 +11,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self, TextIO
 
-import msgspec
-
-from atune.errors import UsageError
 from atune.journal.events import Event, FinalOrdered, FinalStarted, RunFinished, RunInterrupted, RunStarted, Warned
-from atune.journal.state import State, Status
+from atune.journal.state import State, Status, recorded_budget
 from atune.model.candidate import Config, describe_config, printable
 from atune.model.device import NO_GPU
 from atune.model.settings import Budget
@@ -73,7 +70,7 @@ class Progress:
         if isinstance(event, RunStarted):
             self._started_mono = event.mono  # earlier time went into imports, not candidates
             if self._as_recorded:
-                self._budget = _recorded_budget(event)
+                self._budget = recorded_budget(event)
         if event.time < self._since:
             return
         self._begun = True
@@ -186,14 +183,6 @@ def _columns(stream: TextIO) -> int:
     with suppress(OSError, ValueError):
         columns = os.get_terminal_size(stream.fileno()).columns or columns
     return max(20, columns - 1)
-
-
-def _recorded_budget(header: RunStarted) -> Budget:
-    """Return the budget that a header has; none where it cannot be read."""
-    try:
-        return msgspec.convert(header.settings.get("budget") or {}, Budget)
-    except (msgspec.ValidationError, UsageError):
-        return Budget()
 
 
 def shortened(text: str, most: int) -> str:

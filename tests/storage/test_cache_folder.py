@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import atune
+from atune.errors import AtuneError
 from atune.frontends.api.blocking import run_blocking
-from atune.model.folders import artifacts_folder, cache_folder, cache_folder_at, is_cached, is_stored
+from atune.journal.result import loadable
+from atune.model.artifact import Artifact
+from atune.model.folders import artifacts_folder, cache_folder, cache_folder_at, is_cached, is_stored, untrusted
+from atune.testing import FakeMachine
+from atune.workers.storage.artifact_store import ArtifactStore, StateCheck, contents_of, recall, remember
 
 
 def test_the_variable_names_the_folder_and_a_relative_one_does_not_count(
@@ -55,3 +63,63 @@ def test_a_library_in_a_chosen_folder_may_be_loaded_later_and_no_other(tmp_path:
         assert is_stored(chosen) and not is_stored(strange)
     assert is_stored(chosen) and is_cached(chosen)
     assert not is_stored(strange) and not is_cached(strange)
+
+
+NOBODY = 65534
+AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root gives a file to another user")
+STRANGE = [
+    ("", lambda path: path.chmod(0o777), "others may write"),
+    ("", lambda path: path.chmod(0o1777), "others may write"),
+    ("artifacts", lambda path: path.chmod(0o770), "others may write"),
+    ("artifacts/*.so", lambda path: path.chmod(0o666), "others may write"),
+    pytest.param("", lambda path: os.chown(path, NOBODY, NOBODY), "another user owns", marks=AS_ROOT),
+    pytest.param("artifacts", lambda path: os.chown(path, NOBODY, NOBODY), "another user owns", marks=AS_ROOT),
+    pytest.param("artifacts/*.so", lambda path: os.chown(path, NOBODY, NOBODY), "another user owns", marks=AS_ROOT),
+]
+"""What of a cache folder is another user's, and how it becomes that."""
+
+
+@pytest.mark.parametrize(("what", "make", "whose"), STRANGE)
+def test_no_library_is_loaded_that_another_user_may_have_written(
+    what: str, make: Any, whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(root := tmp_path / "cache"))
+    (tmp_path / "kernel.so").write_bytes(b"a library")
+    (tmp_path / "kernel.k.source").touch()
+    built = Artifact(0, str(tmp_path / "kernel.so"), "k", (), "c", store_key="key")
+    store, comparison = ArtifactStore(), StateCheck((), contents_of(()), "")
+    store.put([("key", built)])
+    remember("tools", "use", comparison)
+    kept = store.find("key", 0)
+    assert kept is not None and loadable(kept, replayed=True) == kept and not untrusted(kept.path)
+    [changed] = root.glob(what) if what else [root]
+    make(changed)
+    assert untrusted(kept.path).startswith(f"{whose} {changed}, so that no library is kept there")
+    with pytest.raises(AtuneError, match=f"^{whose} "):
+        loadable(kept, replayed=True)
+    for use in (lambda: store.find("key", 0), lambda: store.put([("key", built)]), lambda: store.keep(built)):
+        with pytest.raises(OSError, match=f"{whose} "):
+            use()
+    assert not what or recall("tools", "use") is not None
+    assert what or recall("tools", "use") is None
+
+
+def test_the_parents_of_the_cache_folder_and_a_folder_to_come_are_no_strangers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all").chmod(0o1777)
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "all" / "mine"))
+    assert not untrusted(artifacts_folder() / "x.so")
+
+
+def test_a_run_in_a_folder_that_all_may_write_warns_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has its winner, and no library of it."""
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    machine = FakeMachine(3)
+    found = atune.run(machine=machine, journal=tmp_path / "j")
+    assert found.best_config and sum("others may write" in text for text in found.warnings) == 1
+    with pytest.raises(AtuneError, match="could not be kept"):
+        _ = found.kernel

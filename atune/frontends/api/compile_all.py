@@ -17,13 +17,14 @@ from atune.engine.interfaces import Machine
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import LayoutChoice, Verdict
-from atune.errors import CompileFailed
+from atune.errors import CompileFailed, warn_caller
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.options import EngineOptions
 from atune.journal.result import Record, record_of
 from atune.model.artifact import Artifact, Lowered, Roles, source_path
 from atune.model.candidate import Candidate, numbered
 from atune.model.device import Target
+from atune.model.folders import artifacts_folder, untrusted
 from atune.model.options import Option, complete, documents, options_of
 from atune.model.settings import CompileSettings
 from atune.workers.local.machine import LocalMachine
@@ -91,6 +92,8 @@ async def compilers(
     workload: WorkloadRef, target: str | Target, settings: CompileSettings, spec: WorkloadSpec | None = None
 ) -> AsyncGenerator[tuple[LocalMachine, Run], None]:
     """Open a machine that measures nothing and knows its target. Yields it, and the run that it wakes."""
+    if settings.store and (why := untrusted(artifacts_folder())):
+        warn_caller(why, RuntimeWarning)
     machine, run = LocalMachine(workload, spec=spec, target=target, devices=(), compile=settings), Run()
     async with machine.open(wake=run.wake):
         await machine.discover()

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from numbers import Real
@@ -14,6 +15,7 @@ from typing import Any
 
 from atune.errors import SpaceError, UsageError
 from atune.model.candidate import Problem, describe_config, normalise
+from atune.model.folders import read_file
 from atune.model.options import meant
 
 WEIGHT = "weight"
@@ -161,7 +163,8 @@ def _column(where: str, name: str, values: list[Any], in_file: bool) -> list[Any
 def _read(file: Path) -> Any:
     """Return what a file holds: JSON, one object a line (.jsonl), or a table (.csv). Raises `UsageError`."""
     try:
-        text = file.read_text("utf-8-sig")  # spreadsheets begin their tables with a mark
+        data = sys.stdin.buffer.read(64 << 20) if str(file) == "/dev/stdin" else read_file(file)
+        text = data.decode("utf-8-sig")  # spreadsheets begin their tables with a mark
         if file.suffix == ".csv":
             table = csv.DictReader(text.splitlines(), skipinitialspace=True)
             return [_cells(row, f"problems {file}, entry {number}") for number, row in enumerate(table, 1)]
@@ -171,7 +174,7 @@ def _read(file: Path) -> Any:
         return json.loads(text)
     except OSError as error:
         raise UsageError(f"problems {file}: {error.strerror or error}: give a .json, .jsonl or .csv file") from error
-    except (ValueError, csv.Error) as error:
+    except (ValueError, RecursionError, csv.Error) as error:
         raise UsageError(f"problems {file}: {error}: give a .json, .jsonl or .csv file") from error
 
 

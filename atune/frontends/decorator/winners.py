@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import anyio
@@ -26,6 +25,7 @@ from atune.frontends.decorator.options import OnMiss
 from atune.journal.result import TuneResult, loadable
 from atune.model.artifact import Artifact, Roles
 from atune.model.candidate import Config, config_key, describe_config, printable
+from atune.model.folders import read_file
 from atune.workers.processes.server import in_worker
 from atune.workers.storage.result_key import CacheEntry, read_exported, same_problem
 from atune.workload.workload import Workload
@@ -334,6 +334,6 @@ def find_shipped(paths: Sequence[str], work: CachedWork) -> list[CacheEntry]:
 
 def _entries(path: str) -> list[CacheEntry]:
     try:
-        return read_exported(Path(path).read_bytes())
+        return read_exported(read_file(path))
     except (OSError, UsageError) as error:
         raise UsageError(f"shipped: cannot read {path}: {error}") from error

@@ -20,7 +20,7 @@ from atune.engine.run_state import background
 from atune.engine.search.devices import with_peaks
 from atune.model.artifact import ALIKE
 from atune.model.device import DeviceInfo, Target
-from atune.model.folders import run_folder
+from atune.model.folders import run_folder, untrusted
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.version import installed_versions
 from atune.workers.local.compile_worker import (
@@ -119,6 +119,9 @@ class LocalMachine:
                 early = self.shared is not None or self.server.process.preload_s is None  # importing uses only one core
                 self.service.start(shared.service, tasks, self.run_dir, early=early)
                 store = ArtifactStore() if self.compile.store else None
+                if store is not None and (why := untrusted(store.folder)):
+                    store = None
+                    warn(why)
                 self.store = RunStore(store)
                 tasks.start_soon(anyio.to_thread.run_sync, installed_versions)  # reads files; caches for `versions`
                 try:

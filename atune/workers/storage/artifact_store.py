@@ -26,7 +26,7 @@ from pathlib import Path
 import msgspec
 
 from atune.model.artifact import STORED, Artifact, Lowered, source_path
-from atune.model.folders import artifacts_folder, cache_folder, make_private_folder, store_file, whole_file
+from atune.model.folders import artifacts_folder, cache_folder, make_private_folder, store_file, untrusted, whole_file
 from atune.workers.system.resources import space_is_short
 
 MAX_BYTES = 4 << 30
@@ -45,11 +45,13 @@ class ArtifactStore:
     def find(self, key: str, index: int) -> Artifact | None:
         """Return the artifact of candidate `index` stored under `key`, or None if it is missing or damaged.
 
-        Raises `OSError` if the store cannot be used, for example if it is read-only.
+        Raises `OSError` if the store cannot be used, for example if it is read-only, or if others may write it.
         """
         try:
+            _check(self._code(key))
             found = msgspec.json.decode(self._code(key).read_bytes(), type=Artifact)
             library = self.folder / Path(found.path).name  # a name, never a path that leads elsewhere
+            _check(library)
             data = library.read_bytes()
             if f"{hashlib.sha256(data).hexdigest()}.so" != library.name:
                 library.unlink()
@@ -106,6 +108,7 @@ class ArtifactStore:
     def _keep_library(self, artifact: Artifact) -> Path:
         data = Path(artifact.path).read_bytes()
         path = self.folder / f"{hashlib.sha256(data).hexdigest()}.so"
+        _check(path)
         if path.exists():
             os.utime(path)
         else:
@@ -156,6 +159,7 @@ def recall(tools: str, use: str) -> tuple[str, str] | None:
     """Return the state and the difference of the latest comparison; None if there is none, or a header changed."""
     try:
         found = msgspec.json.decode(_state_file(tools, use).read_bytes(), type=StateCheck)
+        _check(_state_file(tools, use))
         same = contents_of(found.files) == found.headers
     except (OSError, msgspec.MsgspecError):
         return None
@@ -166,8 +170,14 @@ def _state_file(tools: str, use: str) -> Path:
     return cache_folder() / "states" / f"{digest(tools, use)}.json"
 
 
+def _check(path: Path) -> None:
+    if why := untrusted(path):
+        raise PermissionError(errno.EPERM, why)
+
+
 def _write(path: Path, data: bytes) -> None:
     make_private_folder(str(path.parent))
+    _check(path)
     if space_is_short(str(path.parent)):  # what is left is for journals
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     with whole_file(path) as part:

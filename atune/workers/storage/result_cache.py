@@ -36,12 +36,11 @@ from atune.journal.events import (
 )
 from atune.journal.reader import JournalReader, last_event, read
 from atune.journal.result import Result, TuneResult
-from atune.journal.state import Entry, Outcome, State, finished
+from atune.journal.state import Entry, Outcome, State, finished, recorded_budget
 from atune.journal.writer import Journal, is_written
 from atune.model.artifact import Artifact, Roles
 from atune.model.candidate import BASELINE, Config, config_key, with_tuples
 from atune.model.folders import cache_folder, make_private_folder
-from atune.model.settings import Budget
 from atune.workers.storage.result_key import (
     CacheEntry,
     ResultKey,
@@ -176,7 +175,7 @@ def _status(header: RunStarted, state: State, result: Result) -> Status:
     if result.reason == "stopped" or state.accepted or result.best is None:
         return "partial"
     by_another = state.resumed is not None and result.reason in ("budget", "enough")  # than the header's, perhaps
-    if by_another and not finished(state, msgspec.convert(header.settings["budget"], Budget)):
+    if by_another and not finished(state, recorded_budget(header)):
         return "partial"
     return "refreshed" if use == "refresh" else "finished"
 

@@ -60,7 +60,7 @@ def result_key(header: RunStarted) -> ResultKey | None:
     """Return what the result of a run depends on. None where an older atune began the run, which did not record it."""
     if not header.code:
         return None
-    compile, benchmark = header.settings["compile"], header.settings["benchmark"]
+    compile, benchmark = header.settings.get("compile", {}), header.settings.get("benchmark", {})
     chosen = {name: value for name, value in header.settings.items() if name.startswith("prior")}
     if compile.get("layouts") is not None:
         chosen["layouts"] = compile["layouts"]
@@ -81,8 +81,8 @@ def result_key(header: RunStarted) -> ResultKey | None:
         },
         search={
             "strategy": header.strategy,
-            "seed": 0 if header.strategy == "exhaustive" else header.settings["seed"],
-            "budget": header.settings["budget"],
+            "seed": 0 if header.strategy == "exhaustive" else header.settings.get("seed"),
+            "budget": header.settings.get("budget"),
             **{name: benchmark.get(name) for name in ("n_final", "n_final_rounds")},
             **chosen,
         },

@@ -1,0 +1,146 @@
+"""Journals as a stranger may write them, checksums right: each command gives a value or one error."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from event_streams import Stream, write
+from strangers import mutated
+
+from atune.errors import AtuneError, JournalError
+from atune.frontends.api.resume import completed_by
+from atune.frontends.cli.main import main
+from atune.journal.events import (
+    BestChanged,
+    DeviceExcluded,
+    DeviceLost,
+    DeviceReady,
+    FinalStarted,
+    SpaceSurveyed,
+    Warned,
+)
+from atune.journal.reader import JournalReader, replay
+from atune.journal.state import State, finished, recorded_budget
+from atune.model.artifact import (
+    Access,
+    Artifact,
+    BlockWork,
+    Gemm,
+    KernelParam,
+    MachineFacts,
+    Roles,
+    StaticFacts,
+)
+from atune.model.candidate import BASELINE, Advice
+from atune.model.device import DeviceInfo, DeviceLimits, Target
+from atune.model.layouts import FragmentFacts, Layouts, LoopFacts
+from atune.model.roofline import Peaks
+from atune.reporting.progress import Progress
+from atune.reporting.sets import cover, dispatch_rule, regret_matrix
+from atune.workers.storage.result_cache import indexed, known_of
+
+
+def whole(total: int = 5) -> Stream:
+    """Return a run with every kind of event and all facts."""
+    work = BlockWork((Gemm(64, 64, 32, 4.0, "bfloat16"),), (Access(4096.0, "x", 2.0, 16),), (Access(512.0),), 1.0, 2.0)
+    layouts = Layouts((FragmentFacts("C", "float32", (64, 64), 32, 2),), (LoopFacts((64, 4), 4, 2, 1, stores=("B",)),))
+    facts = StaticFacts(1024, 128, (4, 4), 32, 900, 0, work, layouts)
+    device = DeviceInfo(
+        "0", "H100", "u", "sm_90a", 1 << 36, DeviceLimits(1 << 17, 1024), 132, 1.9e9, 3e12, Peaks(1e15, 3e12)
+    )
+    stream = Stream(
+        total, 0, compile={"flags": None, "workers": 2}, benchmark={"n_repeat": 20}, seed=0, budget={"candidates": 40}
+    )
+    stream.events[0] = replaced(
+        stream.events[0],
+        target=Target("cuda", "sm_90a"),
+        baseline={"block": 9, "tile": [1, 2]},
+        code="c",
+        problem={"N": 64},
+        kernel="k",
+        flops=1e9,
+        bytes=1e6,
+        advice=(Advice("cache x", ({"block": 1},)),),
+        models=("H100",),
+        points=10**30,
+    )
+    e = stream.add
+    e(SpaceSurveyed, indices=(0, 1, 2), prior=(1.0, None, 2.0), facts={"can_run": (1.0, 0.0, None)})
+    stream.ready(3.0).add(DeviceReady, device=device)
+    for index in (BASELINE, 0, 1, 2):
+        stream.proposed(index, block=index + 2, tile=(1, (2, 3)), mode="fast").lowered(index)
+        stream.events[-1] = replaced(stream.events[-1], facts=facts, printed="a\nb")
+        stream.built(index)
+        stream.events[-1] = replaced(stream.events[-1], machine=(MachineFacts(64, 8, 4096, 0),), compiler="cicc")
+    stream.measured(BASELINE, 4.0, 4.1).measured(0, 2.0, 2.1, 2.2).measured(1, 1.0, 1.1, 0.9)
+    stream.failed(2, "wrong 3 of 4").proposed(3).lowered(3, "c1").aliased(3, 1).proposed(4).pruned(4)
+    e(BestChanged, index=1, latency_ms=1.0).add(DeviceLost, device="0", reason="gone").add(
+        DeviceExcluded, device="9", reason="slow"
+    )
+    e(FinalStarted, device="cpu", indices=(1, 0)).add(Warned, message="odd")
+    stream.final({1: [1.0, 1.1], 0: [2.0, 2.2], BASELINE: [4.0, 4.0]}, [3.0, 3.1], ties=(0,))
+    params = (KernelParam("float32", ("n",), None), KernelParam("float32", (64,), (1,)))
+    kernel = Artifact(1, "/nowhere/x.so", "k", params, "cuda", calls=(0, "n"))
+    return stream.interrupted().resumed().finished(kernel=kernel, roles=Roles((1,), (1,), (0,), ()))
+
+
+def replaced(event: Any, **fields: Any) -> Any:
+    return type(event)(**{name: getattr(event, name) for name in event.__struct_fields__} | fields)
+
+
+def line_of(event: Any) -> bytes:
+    body = json.dumps(event, separators=(",", ":")).encode()
+    return b'{"crc":"%08x","event":%b}\n' % (zlib.crc32(body), body)
+
+
+COMMANDS = (
+    "replay J --table", "replay J --json", "show J", "show J 2", "show J --json", "export J --to csv",
+    "export J --to json", "report J -o R", "compare J G", "merge J G", "merge G J --table",
+)  # fmt: skip
+
+
+def read_all(folder: Path, journal: Path, good: Path, capsys: Any, random: Random) -> bool:
+    """Have a journal be read in every way. Tells whether it was refused; an error of another kind is raised."""
+    words = {"J": str(journal), "G": str(good), "R": str(folder / "page.html")}
+    status = main([words.get(word, word) for word in random.choice(COMMANDS).split()])
+    err = capsys.readouterr().err
+    assert "a bug in atune" not in err and "Traceback" not in err, err
+    try:
+        result, state = replay(journal), State.of(JournalReader(journal))
+        completed_by(result.header, {"accept": ["settings"]})
+        finished(state, recorded_budget(result.header))
+        indexed(str(journal), state)
+        known_of(state)
+        with Progress(stream=None) as progress:
+            for event in JournalReader(journal):
+                progress.on_event(event)
+        if result.best is not None:
+            matrix = regret_matrix([result])
+            cover(matrix)
+            dispatch_rule(matrix)
+    except AtuneError as error:
+        return isinstance(error, JournalError) and status == 2
+    return False
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_strangers_journal_is_a_result_or_one_error(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fuzz: int = 120
+) -> None:
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
+    good = write(tmp_path / "good.jsonl", whole().events)
+    events = [json.loads(line)["event"] for line in good.read_bytes().splitlines()]
+    random, refused, journal = Random(seed), 0, tmp_path / "j.jsonl"
+    for _ in range(fuzz):
+        changed = list(events)
+        for _ in range(random.choice((1, 1, 2, 5))):
+            at = random.randrange(len(changed))
+            changed[at] = mutated(changed[at], random)
+        journal.write_bytes(b"".join(map(line_of, changed)))
+        refused += read_all(tmp_path, journal, good, capsys, random)
+    assert fuzz / 10 < refused < fuzz
