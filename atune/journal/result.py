@@ -20,7 +20,7 @@ from atune.errors import AtuneError
 from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidatePruned, Event
 from atune.journal.state import Entry, Improvement, State, Status, status_of
 from atune.model.artifact import Artifact, MachineFacts, Roles, StaticFacts, source_path, what_failed
-from atune.model.candidate import BASELINE, Config, describe_config
+from atune.model.candidate import BASELINE, MOST_SHOWN, Config, describe_config, shortened
 from atune.model.folders import cache_folder, is_cached, is_stored, untrusted
 from atune.model.measurement import DISTURBS, FinalEntry, Measurement, Timing, ratio_interval
 from atune.model.roofline import ProblemWork, Roofline, problem_work, roofline
@@ -137,7 +137,7 @@ def record_of(state: State, entry: Entry, finals: Mapping[int, Timing]) -> Recor
         case CandidatePruned() as event:
             message, instead = event.reason, event.instead
         case BuildFailed() | BenchmarkFailed() as event:
-            kind, message, detail = event.kind, event.message, event.detail
+            kind, message, detail = event.kind, event.message, event.detail[-10 * MOST_SHOWN :]
             device = event.device if isinstance(event, BenchmarkFailed) else ""
     return Record(
         index=entry.index,
@@ -149,7 +149,7 @@ def record_of(state: State, entry: Entry, finals: Mapping[int, Timing]) -> Recor
         device=device,
         same_as=None if first is entry else first.index,
         kind=kind,
-        message=message,
+        message=shortened(message, MOST_SHOWN),
         detail=detail,
         facts=entry.facts,
         code_key=entry.code_key,
@@ -158,7 +158,7 @@ def record_of(state: State, entry: Entry, finals: Mapping[int, Timing]) -> Recor
         instead=instead,
         bits=getattr(first.outcome, "bits", ""),
         repeats=getattr(first.outcome, "repeats", True),
-        printed=entry.printed + getattr(first.outcome, "printed", ""),
+        printed=(entry.printed + getattr(first.outcome, "printed", ""))[: 10 * MOST_SHOWN],
     )
 
 

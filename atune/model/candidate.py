@@ -153,8 +153,21 @@ def describe_config(config: Config) -> str:
     return printable(", ".join(f"{name}={value!r}" for name, value in config.items()))
 
 
+def shortened(text: str, most: int) -> str:
+    """Return `text` in `most` characters, its middle left out where it is longer."""
+    if len(text) <= most:
+        return text
+    end = (most - 1) // 3
+    return f"{text[: most - 1 - end]}…{text[-end:]}"
+
+
+MOST_SHOWN = 5000
+"""Most characters of a journal's text, wherever it is shown."""
+
+
 def printable(text: str) -> str:
-    """Return `text` as one line without control characters: a journal may come from a stranger."""
+    """Return `text` as one line without control characters, and not too long: a journal may come from a stranger."""
+    text = shortened(text, MOST_SHOWN)
     return "".join(c if c.isprintable() else " " for c in text)
 
 

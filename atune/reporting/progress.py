@@ -185,14 +185,6 @@ def _columns(stream: TextIO) -> int:
     return max(20, columns - 1)
 
 
-def shortened(text: str, most: int) -> str:
-    """Return `text` in `most` characters, its middle left out where it is longer."""
-    if len(text) <= most:
-        return text
-    end = (most - 1) // 3
-    return f"{text[: most - 1 - end]}…{text[-end:]}"
-
-
 def duration(seconds: float | None) -> str:
     """Return `seconds` for people: ``42 s`` or ``3 min 05 s``."""
     whole = round(seconds or 0)

@@ -28,12 +28,12 @@ from atune.journal.reader import JournalReader
 from atune.journal.result import Record, Result
 from atune.journal.state import State
 from atune.model.artifact import what_failed
-from atune.model.candidate import BASELINE, printable
+from atune.model.candidate import BASELINE, printable, shortened
 from atune.model.device import DeviceInfo
 from atune.reporting.explanation import facts_of
 from atune.reporting.export import ranking, rows, table
 from atune.reporting.importance import Importance, axis_importance
-from atune.reporting.progress import duration, shortened
+from atune.reporting.progress import duration
 from atune.reporting.summary import PRUNED, FailureGroup, failure_groups, headline, summary_text
 
 GROUPS = 50
@@ -42,6 +42,8 @@ DETAIL, LINE = 4000, 300
 """Most characters of a compiler's or device's output, and of the line for a candidate's failure."""
 SOURCE = 100_000
 """Most characters of the winner's source on the page."""
+MOST_BYTES, DEPTH = 2_000_000, 7
+"""A page is smaller: one of a stranger's journal is cut until it is. Deeper data is text on such a page."""
 MOST, PLAIN = 3000, 300
 """Most candidates of the page's table, and of the one for readers without a script; the fastest come first."""
 COLUMNS: dict[str, tuple[str, int | None]] = {
@@ -439,7 +441,17 @@ def page(title: str, parts: Iterable[Mapping[str, Any]], plain: str, data: Mappi
     `plain`: the text for readers without a script. `data`: what the plots among the parts draw; None if there are none.
     """
     shown = [part for part in parts if part.get("rows", True) and part.get("items", True)]
-    content = _safe({"title": title, "parts": shown, **(data or {})})
+    whole = _page(title, shown, plain, data)
+    for most in (1000, 100, 10):
+        if len(whole.encode()) < MOST_BYTES:
+            break
+        left = {"kind": "list", "title": "Cut", "items": ["The whole page is larger than 2 MB: atune export has all."]}
+        whole = _page(title, _cut_to([left, *shown], most), plain[: 100 * most], None)
+    return whole
+
+
+def _page(title: str, parts: Iterable[Mapping[str, Any]], plain: str, data: Mapping[str, Any] | None) -> str:
+    content = _safe({"title": title, "parts": parts, **(data or {})})
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     drawn = "begin();" if data is None else file_text("plots.js")
     texts = {
@@ -452,6 +464,16 @@ def page(title: str, parts: Iterable[Mapping[str, Any]], plain: str, data: Mappi
     }
     template = file_text("report_page.html")
     return re.sub("|".join(texts), lambda place: texts[place[0]], template)  # texts may hold "@DATA@"
+
+
+def _cut_to(value: Any, most: int, depth: int = 0) -> Any:
+    """Return data of a page without plots, with at most this many entries of each list, and short texts."""
+    if isinstance(value, Mapping) and depth < DEPTH:
+        return {str(name)[:most]: _cut_to(item, most, depth + 1) for name, item in list(value.items())[:most]}
+    if isinstance(value, list | tuple) and depth < DEPTH:
+        kept = [one for one in value if not (isinstance(one, Mapping) and one.get("kind") == "plot")]
+        return [_cut_to(one, most, depth + 1) for one in kept[:most]]
+    return value if value is None or isinstance(value, bool | int | float) else shortened(str(value), 4 * most)
 
 
 def _safe(value: Any) -> Any:

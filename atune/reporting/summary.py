@@ -11,11 +11,11 @@ import msgspec
 
 from atune.journal.result import Ratio, Record, Result
 from atune.model.artifact import RAN, what_failed
-from atune.model.candidate import describe_config, printable
+from atune.model.candidate import describe_config, printable, shortened
 from atune.model.device import Target
 from atune.model.settings import Budget
 from atune.reporting.importance import axis_importance
-from atune.reporting.progress import duration, shortened
+from atune.reporting.progress import duration
 from atune.reporting.screen import Line, plain
 from atune.workload.source_locations import Place, place_in
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import time
 import zlib
 from pathlib import Path
 from random import Random
@@ -13,6 +16,7 @@ from event_streams import Stream, write
 from strangers import mutated
 
 from atune.errors import AtuneError, JournalError
+from atune.frontends.api.problems import Problems
 from atune.frontends.api.resume import completed_by
 from atune.frontends.cli.main import main
 from atune.journal.events import (
@@ -36,12 +40,15 @@ from atune.model.artifact import (
     Roles,
     StaticFacts,
 )
-from atune.model.candidate import BASELINE, Advice
+from atune.model.candidate import BASELINE, MOST_SHOWN, Advice
 from atune.model.device import DeviceInfo, DeviceLimits, Target
 from atune.model.layouts import FragmentFacts, Layouts, LoopFacts
 from atune.model.roofline import Peaks
+from atune.reporting.export import table
 from atune.reporting.progress import Progress
+from atune.reporting.report import MOST_BYTES, report
 from atune.reporting.sets import cover, dispatch_rule, regret_matrix
+from atune.reporting.summary import summary_text
 from atune.workers.storage.result_cache import indexed, known_of
 
 
@@ -144,3 +151,101 @@ def test_a_strangers_journal_is_a_result_or_one_error(
         journal.write_bytes(b"".join(map(line_of, changed)))
         refused += read_all(tmp_path, journal, good, capsys, random)
     assert fuzz / 10 < refused < fuzz
+
+
+def of_texts(n: int) -> list[Any]:
+    """Return events with failures that say a megabyte each."""
+    return [{**one, "index": 10 + i} for i in range(n) for one in (
+        {"event": "candidate_proposed", "key": str(i), "config": {"block": i, "text": "v" * 2**20}},
+        {"event": "build_failed", "kind": "compile", "message": f"a{i} b " * 2**17, "detail": "line\n" * 2**17},
+    )]  # fmt: skip
+
+
+def of_axes(n: int) -> list[Any]:
+    """Return candidates of a hundred axes, whose values are long."""
+    config = {f"axis {k}": "v" * 200 for k in range(100)}
+    proposed = {"event": "candidate_proposed", "config": config}
+    failed = {"event": "build_failed", "kind": "compile"}
+    return [{**one, "index": 10 + i, **more} for i in range(n) for one, more in (
+        (proposed, {"key": str(i), "config": {**config, "block": i}}), (failed, {"message": f"{'x' * i} {i}"}),
+    )]  # fmt: skip
+
+
+@pytest.mark.parametrize(("more", "n"), [(of_texts, 10), (of_axes, 400)])
+def test_long_texts_are_cut_where_they_are_shown_and_the_page_stays_small(more: Any, n: int, tmp_path: Path) -> None:
+    good = write(tmp_path / "good.jsonl", whole().events)
+    *events, end = [json.loads(line)["event"] for line in good.read_bytes().splitlines()]
+    events = [{"time": 1.7e9, "mono": 1.0, **one, "seq": n} for n, one in enumerate([*events, *more(n), end])]
+    (journal := tmp_path / "j.jsonl").write_bytes(b"".join(map(line_of, events)))
+    began = time.process_time()
+    assert len(report(journal).encode()) < MOST_BYTES
+    text = summary_text(result := replay(journal))
+    assert max(map(len, text.splitlines())) < 2 * MOST_SHOWN and len(table(result)) < 4 * MOST_SHOWN * (n + 10)
+    assert time.process_time() - began < 30
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (b"[" + b"[]," * 120_000 + b"[]]", "lists and objects"),
+        (b"9" * 400, "integer of 300 digits"),
+        (b"[" * 70 + b"]" * 70, "nested deeper"),
+        (b"1e999", "out of range"),
+    ],
+)
+def test_what_unpacks_to_too_much_is_refused_by_its_line(value: bytes, why: str, tmp_path: Path) -> None:
+    good = write(tmp_path / "good.jsonl", whole().events)
+    lines = good.read_bytes().splitlines(keepends=True)
+    event = b'{"event":"candidate_proposed","seq":%d,"time":1,"mono":1,"index":9,"key":"k","config":{"a":%b}}'
+    body = event % (len(lines), value)
+    good.write_bytes(b"".join(lines) + b'{"crc":"%08x","event":%b}\n' % (zlib.crc32(body), body) + b"\n")
+    with pytest.raises(JournalError, match=rf"line {len(lines) + 1}: .*{why}"):
+        replay(good)
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("make", [_fifo, _endless])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "replay F", "resume F", "report F", "export F --to csv", "watch F", "compare F F", "bundle F -o B",
+        "explain F", "compare D D", "replay D", "resume D", "report D", "tune W.py --problems F.json --target c",
+        "tune F.py", "runs",
+    ],
+)  # fmt: skip
+def test_inputs_that_are_no_regular_files_are_refused(
+    command: str, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """D is a set's folder whose journal and lock are such files."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "D").mkdir()
+    (tmp_path / "D" / "set.json").write_text('[{"arguments":{"n":1}}]')
+    for name in ("F", "F.json", "F.py", "D/0000.jsonl", "D/set.lock"):
+        make(tmp_path / name)
+    (tmp_path / "W.py").write_text("")
+    status = main(command.replace("F", "./F").replace(" D", " ./D").split())
+    out, err = capsys.readouterr()
+    assert "a bug in atune" not in err
+    assert status in (1, 2) or command in ("replay D", "report D", "runs"), out + err
+
+
+def test_standard_input_may_be_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'[{"M": 1}, {"M": 2}]')))
+    assert [one.arguments for one in Problems("/dev/stdin")] == [{"M": 1}, {"M": 2}]
+
+
+@pytest.mark.parametrize(
+    "text", ['[{"arguments":{"n":%s}}]' % ("[" * 900 + "]" * 900), "\ud800", '[{"arguments":{},"weight":0}]']
+)
+def test_a_strangers_set_is_read_or_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "set.json").write_bytes(text.encode(errors="surrogatepass"))
+    assert main(["replay", str(tmp_path)]) == 2
+    assert "is no folder of a set's journals" in capsys.readouterr().err

@@ -15,10 +15,11 @@ import pytest
 from event_streams import Stream
 
 from atune.journal.events import FinalStarted, RunResumed, Warned
+from atune.model.candidate import shortened
 from atune.model.device import NO_GPU
 from atune.model.settings import Budget
 from atune.reporting.log import event_logger
-from atune.reporting.progress import Progress, shortened
+from atune.reporting.progress import Progress
 
 
 class Terminal(io.StringIO):
