@@ -265,7 +265,7 @@ class CandidateMeasured(Event, frozen=True, kw_only=True, tag="candidate_measure
     """Digest of its outputs for the check's inputs: equal for equal bits."""
     repeats: bool = True
     """Whether two calls on the same inputs gave the same bits."""
-    memory_bytes: int = 0
+    memory_bytes: Whole = 0
     """Device memory that the device's process has used at most so far; 0 on the CPU."""
 
 
@@ -293,8 +293,8 @@ class BitsCompared(Event, frozen=True, kw_only=True, tag="bits_compared"):
     `seeds`: on how many draws of the inputs the bits of the others are the default's, the check's among them.
     """
 
-    seeds: int
-    differ: tuple[int, ...] = ()
+    seeds: Whole
+    differ: tuple[Index, ...] = ()
 
 
 class FinalStarted(Event, frozen=True, kw_only=True, tag="final_started"):
@@ -338,7 +338,7 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
     """The winner's place in its library, which is kept in the cache folder: all that loading it needs."""
     roles: Roles = Roles()
     """Which parameters are outputs, and what a call does with the others."""
-    chance: float | None = None
+    chance: Quantity | None = None
     """By the budget ``auto``: the chance that a candidate that was not tried is 2 % better; None without a prior."""
 
 

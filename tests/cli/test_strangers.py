@@ -58,7 +58,7 @@ def of_stranger(folder: Path, compile: dict[str, Any] | None = None, config: dic
     stream.events[0] = replace(stream.events[0], origin=f"{folder}/named.py:W")
     made = folder / "set"
     made.mkdir()
-    (made / "set.json").write_text('[{"arguments":{"N":64}}]')
+    (made / "set.json").write_text('[{"arguments":{"N":64}},{"arguments":{"N":65}}]')
     return write(made / "0000.jsonl", stream.events)
 
 

@@ -117,7 +117,7 @@ def test_earlier_parts_count_and_are_not_shown(kind: type[io.StringIO], monkeypa
 
 @pytest.mark.parametrize(
     ("recorded", "total"),
-    [({"candidates": 2, "seconds": None}, 2), ({"percent": 50.0}, 5), ({"candidates": -1}, 10), ("x", 10)],
+    [({"candidates": 2, "seconds": None}, 2), ({"percent": 50.0}, 5), ({"candidates": -1}, 10), ({"percent": "x"}, 10)],
 )
 def test_a_run_that_is_watched_has_the_budget_of_its_header(recorded: object, total: int) -> None:
     stream = Stream(total=10, budget=recorded).candidate(0, 1.0)
