@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from atune.engine.run_state import Run
+from atune.engine.search.prior import why_never
 from atune.errors import UsageError
 from atune.journal.state import State
 from atune.model.artifact import Lowered, StaticFacts
@@ -88,17 +89,6 @@ class Screen:
         if not (why := why_last(lowered.facts)):
             return Verdict("build")
         return Verdict("prune", f"{LIKELY}: {why}", likely=True) if self._skips else Verdict("defer", why)
-
-
-def why_never(facts: StaticFacts, limits: DeviceLimits) -> str:
-    """Return why a candidate cannot run on a device with `limits`; empty if it can."""
-    if limits.smem_bytes is not None and facts.smem_bytes is not None and facts.smem_bytes > limits.smem_bytes:
-        return f"shared memory: {facts.smem_bytes} bytes a block, the device has {limits.smem_bytes}"
-    if limits.threads is not None and facts.threads is not None and facts.threads > limits.threads:
-        return f"threads: {facts.threads} a block, the device takes {limits.threads}"
-    if facts.lacking_registers:
-        return f"setmaxnreg: a block waits for {facts.lacking_registers} registers more than it has, for ever"
-    return ""
 
 
 def why_last(facts: StaticFacts) -> str:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from atune.engine.search.devices import Figures, figures_of
 from atune.journal.events import SpaceSurveyed
 from atune.model.artifact import BlockWork, Gemm, StaticFacts
-from atune.model.device import DeviceInfo, Target
+from atune.model.device import DeviceInfo, DeviceLimits, Target
 from atune.model.roofline import operand_rate
 
 CAN_RUN = "can_run"
@@ -169,14 +169,24 @@ def load_of(work: BlockWork, threads: int, figures: Figures) -> Load:
     )
 
 
+def why_never(facts: StaticFacts, limits: DeviceLimits) -> str:
+    """Return why a candidate cannot run on a device with `limits`; empty if it can."""
+    if limits.smem_bytes is not None and facts.smem_bytes is not None and facts.smem_bytes > limits.smem_bytes:
+        return f"shared memory: {facts.smem_bytes} bytes a block, the device has {limits.smem_bytes}"
+    if limits.threads is not None and facts.threads is not None and facts.threads > limits.threads:
+        return f"threads: {facts.threads} a block, the device takes {limits.threads}"
+    if facts.lacking_registers:
+        return f"setmaxnreg: a block waits for {facts.lacking_registers} registers more than it has, for ever"
+    return ""
+
+
 def can_run(facts: StaticFacts, figures: Figures) -> bool:
     """Tell whether a block fits on the device, warps can divide and chain its products, and registers hold their sums.
 
     Only sums of one wgmma instruction must be in registers; others are spilled.
     """
-    work, limits = facts.work, figures.limits
-    pairs = ((facts.smem_bytes, limits.smem_bytes), (facts.threads, limits.threads))
-    if any(count is not None and most is not None and count > most for count, most in pairs):
+    work = facts.work
+    if why_never(facts, figures.limits):
         return False
     if work is None or figures.architecture.tensor_memory:
         return True

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 from stage_runs import session_of
 
-from atune.engine.screen import why_never
+from atune.engine.search.prior import why_never
 from atune.model.device import DeviceLimits
 from atune.stages.compile.codegen import Blob
 from atune.stages.compile.facts import lacking_registers
