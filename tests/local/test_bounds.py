@@ -91,4 +91,5 @@ def test_a_process_in_which_a_candidate_opened_all_files_is_replaced() -> None:
     )
     assert result.measured == 4 and not result.failures
     assert not repeated_for_others(events)
-    assert any("candidate 1 left behind" in warning for warning in result.warnings)
+    [says] = [warning for warning in result.warnings if "left behind" in warning]
+    assert says.startswith("candidate 1 left behind in its process on device cpu: limits")

@@ -58,8 +58,8 @@ SPOILING: tuple[FailureKind, ...] = ("fault", "out_of_bounds")
 """Failures that ruin the process's context or memory, although it answers."""
 GRANTED: WeakSet[LocalDeviceWorker] = WeakSet()
 """Those of this program whose process may use no more than a part of its device's memory."""
-NATURAL = 2
-"""If the first candidates of so many processes in a row leave something behind, any would."""
+NATURAL = 3
+"""If so many more candidates leave something behind than do not, it is the device's doing."""
 BUSY_PERCENT = 20
 """Utilisation of an idle GPU, in percent, above which somebody else computes on it."""
 REMEDY = "end it, or measure on another device"
@@ -89,8 +89,8 @@ class LocalDeviceWorker:
         """A candidate that was measured."""
         self._standing: dict[str, int | str] = {}
         """What the process has, where no candidate has left anything behind."""
-        self._replaced = 0
-        """How many processes in a row were replaced after their first candidate, for what it left behind."""
+        self._leaving = 0
+        """How many more candidates left something behind than did not."""
         self._device = info.uuid or info.id
         self._called = 0.0
         self._noted = False
@@ -137,7 +137,7 @@ class LocalDeviceWorker:
                 answer = msgspec.structs.replace(answer, kill_s=round(time.monotonic() - answered, 4))
         else:
             self._right = job
-        await self._compare(job.artifact.index, first=not used)
+        await self._compare(job.artifact.index)
         return answer
 
     async def _believed(self, failure: Failure) -> bool:
@@ -149,16 +149,15 @@ class LocalDeviceWorker:
         again = msgspec.structs.replace(self._right, best_ms=0.0)  # it is hardly timed
         return isinstance(await self._measured(again, used=True), Measurement)
 
-    async def _compare(self, index: int, *, first: bool) -> None:
+    async def _compare(self, index: int) -> None:
         """Replace the process if a candidate has left something behind in it, such as a thread that spins on."""
         if self._worker is None or not self.alive:
             return
         before, self._standing = self._standing, standing(self._worker.pid)
-        left = left_behind(before, self._standing) if before and self._standing else ""
-        if first:
-            self._replaced = self._replaced + 1 if left else 0
-        if left and self._replaced <= NATURAL:
-            what = f"candidate {index} left behind {left} in its process on device {self.name}: such are replaced"
+        left = left_behind(before, self._standing)
+        self._leaving = max(0, self._leaving + (1 if left else -1))
+        if left and self._leaving <= NATURAL:
+            what = f"candidate {index} left behind in its process on device {self.name}: {left}. Such are replaced"
             self.workers.warn_once("left", what)
             await self._stop()
 

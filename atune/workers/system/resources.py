@@ -36,12 +36,10 @@ def usable_cores() -> list[int]:
     return cores
 
 
-def left_behind(before: Mapping[str, object], after: Mapping[str, object]) -> str:
-    """Say what a process has, of what `standing` returns, that it did not have before; empty where that is nothing."""
-    counts = [(name, n, before[name]) for name, n in after.items() if isinstance(n, int)]
-    more = [f"{n - was} more {name}" for name, n, was in counts if isinstance(was, int) and n > was]
-    other = [f"another {name}" for name, what in after.items() if isinstance(what, str) and what != before[name]]
-    return ", ".join(more + other)
+def left_behind(before: Mapping[str, int | str], after: Mapping[str, int | str]) -> str:
+    """Name what a process has more of, or other, by what `standing` returned then and now; empty for nothing."""
+    pairs = [(name, before.get(name, now), now) for name, now in after.items()]
+    return ", ".join(name for name, was, now in pairs if (int(now) > int(was) if isinstance(now, int) else now != was))
 
 
 def standing(pid: int) -> dict[str, int | str]:
@@ -52,9 +50,9 @@ def standing(pid: int) -> dict[str, int | str]:
         return {
             "threads": len(os.listdir(proc / "task")),
             "open files": len(os.listdir(proc / "fd")),
-            "set of signal handlers": " ".join(status[name].strip() for name in ("SigIgn", "SigCgt")),
+            "signal handlers": " ".join(status[name].strip() for name in ("SigIgn", "SigCgt")),
             "umask": status["Umask"].strip(),
-            "set of limits": (proc / "limits").read_text(),
+            "limits": (proc / "limits").read_text(),
             "working folder": os.readlink(proc / "cwd"),
         }
     except (OSError, KeyError):
