@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import math
 import os
 import re
 import stat
@@ -112,7 +111,7 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], tuple[BundledKernel, ..
     path = folder / MANIFEST
     try:
         data = _content(path, MOST_MANIFEST_BYTES)
-        plain = json.loads(data, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
+        plain = json.loads(data, parse_int=_number, parse_float=_number, parse_constant=_number)
     except (FileNotFoundError, NotADirectoryError):
         raise BundleError(f"{folder} is no bundle: it has no {MANIFEST}") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -143,15 +142,10 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], tuple[BundledKernel, ..
     return plain, kernels
 
 
-def _integer(text: str) -> int:
-    if not -(2**63) <= (value := int(text)) < 2**63:
-        raise ValueError("an integer of more than 64 bits")
-    return value
-
-
-def _finite(text: str) -> float:
-    if not math.isfinite(value := float(text)):
-        raise ValueError(f"{text} is no finite number")
+def _number(text: str) -> int | float:
+    value = int(text) if re.fullmatch(r"-?\d+", text) else float(text)
+    if not abs(value) < 1e300:
+        raise ValueError(f"{text[:10]} is no number, or too large")
     return value
 
 

@@ -506,9 +506,7 @@ class Result:
 
     def _over(self, timing: Timing | None) -> Ratio | None:
         fast = None if self.best_index is None else self._final.get(self.best_index)
-        if timing is None or fast is None or not timing.samples_us:
-            return None
-        if not fast.samples_us or not all(fast.samples_us):  # a journal may hold what no run wrote
+        if timing is None or fast is None:
             return None
         low, _, high = ratio_interval(timing, fast)
         ratio = timing.latency_ms / fast.latency_ms

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -32,7 +33,7 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Median of the samples."""
     spread: Quantity
     """Half the interquartile range, as a share of the median."""
-    samples_us: tuple[Latency, ...]
+    samples_us: Annotated[tuple[Latency, ...], msgspec.Meta(min_length=1)]
     method: str
     """The timing method. ``events``: CUDA events, with launches queued behind a device sleep. ``perf_counter``: the
     CPU's clock."""

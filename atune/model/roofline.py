@@ -86,8 +86,8 @@ def _needed(work: BlockWork, blocks: int) -> float:
 
 
 def roofline(latency_ms: float, work: ProblemWork, peaks: Peaks | None) -> Roofline | None:
-    """Return the rates of `work` in `latency_ms`; None if the work or the time is unknown."""
-    if not (latency_ms > 0 and math.isfinite(latency_ms)) or work.flops is work.bytes is None:
+    """Return the rates of `work` in `latency_ms`; None if the work is unknown."""
+    if work.flops is work.bytes is None:
         return None
     seconds = latency_ms / 1e3
     compute = None if peaks is None or work.flops is None else work.flops / (peaks.flops_s * work.rate) / seconds

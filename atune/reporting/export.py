@@ -158,7 +158,7 @@ def _place(record: Record, winner: int | None, final: set[int]) -> tuple[bool, b
 
 def _decimals(result: Result) -> int:
     """Return how many decimals of a millisecond give the fastest candidate four digits; four at least."""
-    known = [ms for record in result.all_records if (ms := record.latency_ms) is not None and 0 < ms < math.inf]
+    known = [ms for record in result.all_records if (ms := record.latency_ms) is not None]
     return max(DECIMALS, min(MOST_DECIMALS, 3 - math.floor(math.log10(min(known))))) if known else DECIMALS
 
 

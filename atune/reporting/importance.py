@@ -58,7 +58,6 @@ def axis_importance(result: Result) -> Importance | None:
 
 def importance_of(points: Sequence[tuple[Config, float]]) -> Importance | None:
     """Return what each axis explains of `points`, configurations with their latency in ms. None for too few of them."""
-    points = [(config, ms) for config, ms in points if ms > 0 and math.isfinite(ms)]
     names = dict.fromkeys(name for config, _ in points for name in config)
     texts = {name: [_text(config, name) for config, _ in points] for name in names}
     levels = {name: len(set(found)) - 1 for name, found in texts.items() if len(set(found)) > 1}

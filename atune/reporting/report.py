@@ -127,9 +127,9 @@ def _origin(result: Result) -> list[str]:
     if header is None:
         return ["no run"]
     target = {"c": "CPU, compiled as C"}.get(header.target.kind, str(header.target))
-    when = [f"{datetime.fromtimestamp(header.time, UTC):%Y-%m-%d %H:%M} UTC"] if math.isfinite(header.time) else []
+    when = f"{datetime.fromtimestamp(header.time, UTC):%Y-%m-%d %H:%M} UTC"
     took = f"{duration(result.wall_s)}{'' if result.finished else ' so far'}"
-    return [f"{measured_on(result.devices)}, {target}", *when, took]
+    return [f"{measured_on(result.devices)}, {target}", when, took]
 
 
 def _plots(result: Result, mattered: Importance | None, data: dict[str, Any]) -> list[dict[str, Any]]:
@@ -322,24 +322,19 @@ def plot_data(result: Result, mattered: Importance | None, timeline: Timeline) -
         "left_out": len(measured) - len(rows),
         "winner": result.best_index,
         "latency_ms": result.latency_ms,
-        "reference_ms": drawable(result.reference_ms),
+        "reference_ms": result.reference_ms,
         "default": None if default is None else default.index if default.same_as is None else default.same_as,
-        "default_ms": None if default is None else drawable(default.latency_ms),
-        "steps": [[s.seconds, s.latency_ms, s.tried, s.index] for s in result.best_over_time if drawable(s.latency_ms)],
+        "default_ms": None if default is None else default.latency_ms,
+        "steps": [[s.seconds, s.latency_ms, s.tried, s.index] for s in result.best_over_time],
         "end_s": result.wall_s,
         "timeline": timeline.data(),
     }
 
 
 def by_latency(records: Iterable[Record]) -> list[Record]:
-    """Return the measured records whose latency can be drawn, the fastest first."""
-    timed = (record for record in records if record.status == "measured" and drawable(record.latency_ms) is not None)
+    """Return the measured records, the fastest first."""
+    timed = (record for record in records if record.status == "measured")
     return sorted(timed, key=lambda record: (record.latency_ms or 0.0, record.index))
-
-
-def drawable(latency_ms: float | None) -> float | None:
-    """Return a latency that has a place on a logarithmic axis; None for any other."""
-    return latency_ms if latency_ms is not None and latency_ms > 0 and math.isfinite(latency_ms) else None
 
 
 def _axes(records: Sequence[Record], mattered: Importance | None) -> list[dict[str, Any]]:
@@ -482,7 +477,7 @@ def _safe(value: Any) -> Any:
         return {printable(str(name)): _safe(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_safe(item) for item in value]
-    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+    if value is None or isinstance(value, bool | int | float):
         return value
     return "\u00a0".join(map(printable, str(value).split("\u00a0")))
 

@@ -133,12 +133,12 @@ except JournalError as error: print(str(error)[-60:])
 
 
 def test_a_journal_whose_events_make_no_sense_is_folded_without_a_traceback(tmp_path: Path) -> None:
-    """Checksums right, content odd: outcomes of unknown candidates, circles of duplicates, empty timings."""
+    """Checksums right, content odd: outcomes of unknown candidates, circles of duplicates."""
     stream = Stream(total=2, default=0)
     stream.measured(7, 1.0).aliased(7, 8).aliased(8, 7).aliased(7, 7).built(9).failed(9).proposed(-1).measured(-1, 0.0)
     stream.proposed(0).measured(0, 2.0).final({0: [2.0], -1: [0.0], 5: [1.0]}).finished()
     path = write(tmp_path / "odd.jsonl", stream.events)
-    text = path.read_bytes().replace(b'"samples_us":[2000.0]', b'"samples_us":[]')
+    text = path.read_bytes()
     lines = [
         line_of(json.dumps(json.loads(line)["event"], separators=(",", ":")).encode()) for line in text.splitlines()
     ]

@@ -77,7 +77,7 @@ def test_without_peaks_there_are_rates_and_no_shares() -> None:
 def test_a_problem_of_unknown_work_has_no_roofline() -> None:
     result = Result.from_events(Stream().ready(1.0).candidate(0, 1.0).finished().events)
     assert result.roofline is None
-    assert roofline(0.0, problem_work([], 1e9), PEAKS) is None
+    assert roofline(1.0, problem_work([]), PEAKS) is None
 
 
 def test_operands_of_eight_bits_have_twice_the_peak() -> None:

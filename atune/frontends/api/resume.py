@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -89,9 +90,7 @@ def read_state(journal: str | os.PathLike[str]) -> State:
     return State.of(JournalReader(Path(journal)))
 
 
-def say_as_warning(text: str) -> None:
-    """Warn the caller that a journal's file is run."""
-    warn_caller(text, RuntimeWarning)
+say_as_warning = partial(warn_caller, category=RuntimeWarning)
 
 
 def origin_of(

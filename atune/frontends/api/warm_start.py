@@ -91,8 +91,7 @@ def _advice_of(result: Result, source: str, spec: WorkloadSpec, here: Container[
 
 def _measured(result: Result) -> list[tuple[float, Config]]:
     """Return latencies, ms, and configurations."""
-    found = ((record.latency_ms, record.config) for record in result.records)
-    return [(latency_ms, config) for latency_ms, config in found if latency_ms and math.isfinite(latency_ms)]
+    return [(one.latency_ms, one.config) for one in result.records if one.latency_ms is not None]
 
 
 def _keys(spec: WorkloadSpec) -> set[str]:
