@@ -1,6 +1,6 @@
 """Simulates strategies on recorded spaces: what they would find, and how long it would take.
 
-    python bench/simulate.py JOURNAL --strategy forest --budget 10% --seeds 100 --json
+    python bench/simulate.py JOURNAL --strategy bayesian --budget 10% --seeds 100 --json
 
 Plays a strategy against the journal of an exhaustive run, without a GPU. Prints which shares of the seeds came within
 1, 2 and 5 % of the best, the median regret, and the median wall time. `--budget` also takes seconds of the simulated

@@ -28,7 +28,7 @@ from atune.model.settings import Budget
 
 RESULTS = Path(__file__).resolve().parent / "results"
 GEMM288 = RESULTS / "gemm288" / "atune.jsonl"
-STRATEGIES = ("exhaustive", "random", "forest")
+STRATEGIES = ("exhaustive", "random", "bayesian")
 BUDGET = "10%"
 LEAST_PART = 80
 """Candidates of a part of a space that is played by itself, at least."""

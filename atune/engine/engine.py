@@ -19,7 +19,7 @@ from atune.engine.compile_stage import CompilerStates, CompileStage, find_roles
 from atune.engine.final import FinalStage
 from atune.engine.interfaces import CompileWorker, Machine
 from atune.engine.proposing import ProposeStage
-from atune.engine.run_state import Recorder, Run, background, keep_time
+from atune.engine.run_state import Recorder, Run, keep_time
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import Screen
 from atune.engine.start import EngineSettings, Plan, Start
@@ -74,8 +74,7 @@ class Engine:
 
         Raises `UsageError` for the caller's mistakes, `DevicesLost` when no device is left, and `JournalError`.
         """
-        async with self.machine.open(self._warn, self._run.wake), background() as tasks:
-            tasks.start_soon(self._start.preload)
+        async with self.machine.open(self._warn, self._run.wake):
             plan = await self._start.begin()
             if plan is not None:
                 await self._work(plan)

@@ -22,10 +22,9 @@ from atune.engine.run_state import Run
 from atune.engine.screen import LayoutChoice, layout_choice
 from atune.engine.search.devices import Figures
 from atune.engine.search.enough import Enough
-from atune.engine.search.forest import preload
 from atune.engine.search.interface import Guarded, Searched, Strategy, latency_or_reason
 from atune.engine.search.prior import CAN_RUN, figures_for, survey_fields
-from atune.engine.search.strategies import AUTO, PRIOR, RANDOM, chosen, make_strategy, may_be_forest, uses_prior
+from atune.engine.search.strategies import AUTO, PRIOR, chosen, make_strategy, uses_prior
 from atune.errors import JournalError, UsageError
 from atune.journal.events import SCHEMA, BenchmarkFailed, Event, JournalRepaired, RunResumed, RunStarted, Warned
 from atune.journal.state import Entry, State, finished, proposed
@@ -89,11 +88,11 @@ class EngineSettings:
             return header.strategy
         return self._auto(spec, prior=self.prior and figures is not None)
 
-    def _auto(self, spec: WorkloadSpec, *, prior: bool, library: bool | None = None) -> str:
+    def _auto(self, spec: WorkloadSpec, *, prior: bool) -> str:
         most, limited = self.budget.most(spec.total), self.budget.limited
         if self.budget.auto and prior and most is not None and most < spec.total:
             return PRIOR  # whose order the budget's rule is about
-        return chosen(spec.total, most, limited=limited, pipeline=self.pipeline, prior=prior, library=library)
+        return chosen(spec.total, most, limited=limited, pipeline=self.pipeline, prior=prior)
 
     def header(
         self,
@@ -104,8 +103,6 @@ class EngineSettings:
         strategy: str,
     ) -> dict[str, Any]:
         """Return the fields of `RunStarted` that are known before there is a plan."""
-        better = self._auto(spec, prior=strategy == PRIOR, library=True)
-        missed = self.strategy in (None, AUTO) and strategy in (PRIOR, RANDOM) and better != strategy
         return {
             "schema": SCHEMA,
             "workload": spec.name,
@@ -121,7 +118,6 @@ class EngineSettings:
                 "seed": self.seed,
                 "budget": msgspec.to_builtins(self.budget),
                 **({} if self.prior else {"prior": "off"}),
-                **({"missed": better} if missed else {}),
                 **({"cache": self.cache} if self.cache else {}),
                 **({"command": shlex.join(["atune", *sys.argv[1:]])} if "".join(sys.argv[:1]).endswith(OURS) else {}),
             },
@@ -143,12 +139,6 @@ class Start:
         """Chooses layouts; None where all are tried."""
         self._drawn_by = settings.seed
         """The seed of the strategy, and of the draw from a large space: that of the header."""
-
-    async def preload(self) -> None:
-        """Import what the strategy may need, while the machine starts."""
-        settings = self.settings
-        if may_be_forest(settings.strategy, settings.budget, pipeline=settings.pipeline):
-            await anyio.to_thread.run_sync(preload, abandon_on_cancel=True)
 
     async def begin(self) -> Plan | None:
         """Find out what to tune and where, and record the start. Returns no plan if a resumed run has no work left."""

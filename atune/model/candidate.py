@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -210,3 +211,20 @@ def _apart(one: Any, other: Any) -> float:
     if one == other:
         return 0.0
     return abs(math.log2(one / other)) if is_size(one) and is_size(other) else 1.0
+
+
+ALIKE = 8
+"""So many must have been tried with a value of an axis before it is left for the end, because all failed alike."""
+
+
+def failed_values(tried: Iterable[tuple[Iterable[tuple[Any, Any]], str]]) -> dict[tuple[Any, Any], tuple[int, str]]:
+    """Return each pair of axis and value with which all that were tried failed alike, with how many did, and why.
+
+    `tried`: each candidate's pairs with its reason, which is empty where it was measured.
+    """
+    found = defaultdict[tuple[Any, Any], Counter[str]](Counter)
+    for pairs, reason in tried:
+        for pair in pairs:
+            found[pair][reason] += 1
+    alike = {pair: next(iter(reasons.items())) for pair, reasons in found.items() if len(reasons) == 1}
+    return {pair: (count, reason) for pair, (reason, count) in alike.items() if reason and count >= ALIKE}

@@ -23,7 +23,7 @@ REQUIRES = {
 """Tested versions by package, as in pyproject.toml."""
 HEAVY = {"tilelang", "torch"}
 """Packages that only workers import. Journals are read and shown without them."""
-_MODULES = {"nvidia-ml-py": "pynvml", "scikit-learn": "sklearn"}
+_MODULES = {"nvidia-ml-py": "pynvml"}
 """Module of a package, if it differs from the package's name."""
 
 
@@ -52,15 +52,11 @@ def not_installed(module: str | None) -> str:
     return f"not installed in this Python: {', '.join(absent)}. To install: {command}"
 
 
-def lacks(what: str, package: str, why: str = "") -> UsageError:
-    """Return the error, with what to install, where `what` lacks a `package` that nothing else needs."""
-    why = why and f" ({why})"
-    return UsageError(f"{what} needs {package}, which {sys.executable} cannot import{why}: pip install {package}")
-
-
 def optional(what: str, package: str) -> Any:
     """Import a package that `what` alone needs. Raises `UsageError`, with what to install, where that fails."""
     try:
         return importlib.import_module(_MODULES.get(package, package))
     except ImportError as error:
-        raise lacks(what, package, str(error)) from error
+        raise UsageError(
+            f"{what} needs {package}, which {sys.executable} cannot import ({error}): pip install {package}"
+        ) from error

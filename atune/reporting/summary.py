@@ -11,7 +11,7 @@ import msgspec
 
 from atune.journal.result import Ratio, Record, Result
 from atune.model.artifact import RAN, what_failed
-from atune.model.candidate import describe_config, printable, shortened
+from atune.model.candidate import describe_config, failed_values, printable, shortened
 from atune.model.device import Target
 from atune.model.settings import Budget
 from atune.reporting.importance import axis_importance
@@ -81,6 +81,7 @@ def detail_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
     lines += [f"same bits  {line}"] if (line := bits_line(result)) else []
     lines += [f"strategy   {printable(strategy)}"] if (strategy := strategy_line(result)) else []
     lines += [f"budget     {why}"] if (why := left_line(result)) else []
+    lines += [f"{'' if n else 'last':11}{printable(line)}" for n, line in enumerate(last_lines(result))]
     if result.roofline:
         lines.append(f"roofline   {result.roofline.describe()}")
     if (mattered := axis_importance(result)) is not None and (text := mattered.describe()):
@@ -104,11 +105,27 @@ def bits_line(result: Result) -> str:
 
 
 def strategy_line(result: Result) -> str:
-    """Return which strategy chose the candidates, and what it would have been; empty where all were tried."""
-    if result.header is None or result.strategy == "exhaustive":
-        return ""
-    missed = result.header.settings.get("missed")
-    return result.strategy + (f", because scikit-learn, which {missed} needs, is not installed" if missed else "")
+    """Return which strategy chose the candidates; empty where all were tried."""
+    return "" if result.header is None or result.strategy == "exhaustive" else result.strategy
+
+
+def last_lines(result: Result) -> list[str]:
+    """Return the values that the strategy left for the end, and why; none for one that does not learn."""
+    if result.strategy != "bayesian":
+        return []
+    tried = (
+        (
+            ((axis, describe_config({axis: value})) for axis, value in record.config.items()),
+            record.kind or record.status,
+        )
+        for record in result.records
+        if record.status not in ("duplicate", "remaining")
+    )
+    found = failed_values((pairs, "" if reason == "measured" else reason) for pairs, reason in tried)
+    return [
+        f"{value} was left for the end: all {count} that were tried with it failed alike ({reason})"
+        for (_, value), (count, reason) in found.items()
+    ]
 
 
 def left_line(result: Result) -> str:

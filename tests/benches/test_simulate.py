@@ -51,8 +51,8 @@ def test_the_summary_counts_seeds_and_candidates() -> None:
 
 
 def test_processes_change_nothing() -> None:
-    alone, trials = simulate(recording(), "forest", budget=5, seeds=7)
-    together, others = simulate(recording(), "forest", budget=5, seeds=7, processes=2)
+    alone, trials = simulate(recording(), "bayesian", budget=5, seeds=7)
+    together, others = simulate(recording(), "bayesian", budget=5, seeds=7, processes=2)
     assert alone == together and trials == others
 
 

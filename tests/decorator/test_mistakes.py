@@ -13,7 +13,6 @@ import torch
 from decorated import shift
 
 import atune
-from atune.engine.search import forest
 from atune.errors import SpaceError, UsageError, WorkloadError
 from atune.frontends.cli.main import main
 
@@ -21,17 +20,6 @@ from atune.frontends.cli.main import main
 def without_addresses(value: object) -> str:
     """Return a parameter's name, which the processes that run the tests must agree on."""
     return re.sub(" object at 0x[0-9a-f]+", "", str(value))
-
-
-def test_a_strategy_whose_library_is_missing_is_no_mistake_where_nothing_is_tuned(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A program that ships its results need not have what tuned them."""
-    monkeypatch.setattr(forest, "available", lambda: False)
-    kernel = atune.autotune(
-        shift, space={"block": [16, 64]}, tuning={"strategy": "forest"}, cache=tmp_path, on_miss="default"
-    )
-    assert kernel.best_config(torch.zeros(64)) == {"block": 16}
 
 
 @pytest.mark.parametrize(

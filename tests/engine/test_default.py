@@ -49,7 +49,7 @@ OUTSIDE = {"x": 1000}
 """A default that no space here holds."""
 FAST_OUTSIDE = Script(latency_ms=lambda c: 0.5 if c == OUTSIDE else 1.0 + c["x"])
 SLOW_OUTSIDE = Script(latency_ms=lambda c: 8.0 if c == OUTSIDE else 1.0 + c["x"])
-STRATEGIES = ["exhaustive", "random", "prior", "forest", "own"]
+STRATEGIES = ["exhaustive", "random", "prior", "bayesian", "own"]
 
 
 def made(strategy: str) -> Any:

@@ -47,7 +47,7 @@ def proposed(journal: Path) -> list[tuple[int, str]]:
     return [(e.index, e.key) for e in of_kind(journal, CandidateProposed)]
 
 
-@pytest.mark.parametrize("strategy", ["exhaustive", "forest", None])
+@pytest.mark.parametrize("strategy", ["exhaustive", "bayesian", None])
 async def test_a_billion_points_are_tuned_under_a_budget(tmp_path: Path, strategy: str | None) -> None:
     result = await tune(machine=large(), budget=40, strategy=strategy, journal=tmp_path / "j")
     assert result.measured == 40 and result.total == N
@@ -66,7 +66,7 @@ async def test_the_seed_alone_decides_what_is_drawn(tmp_path: Path) -> None:
     assert tried[0] == tried[1] and not {key for _, key in tried[0]} & {key for _, key in tried[2]}
 
 
-@pytest.mark.parametrize("strategy", ["exhaustive", "random", "forest"])
+@pytest.mark.parametrize("strategy", ["exhaustive", "random", "bayesian"])
 async def test_a_resumed_run_draws_the_same_and_tries_nothing_twice(tmp_path: Path, strategy: str) -> None:
     journal = tmp_path / "j"
     await tune(machine=large(), budget=24, strategy=strategy, seed=3, journal=journal)
@@ -74,7 +74,7 @@ async def test_a_resumed_run_draws_the_same_and_tries_nothing_twice(tmp_path: Pa
     cut_before(journal, 12)
     result = await resume(journal, machine=large())
     assert result.measured == 24 == len(set(proposed(journal))) and proposed(journal)[:12] == whole[:12]
-    assert strategy == "forest" or proposed(journal) == whole
+    assert strategy == "bayesian" or proposed(journal) == whole
     assert (await resume(journal, machine=large(), budget=30)).measured == 30
 
 

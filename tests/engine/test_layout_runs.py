@@ -53,7 +53,7 @@ async def test_layouts_of_the_same_code_are_one_alternative() -> None:
     assert run.result.measured == 3 and run.result.duplicates == 3 and run.result.pruned == 3
 
 
-@pytest.mark.parametrize("strategy", ["exhaustive", "random", "forest"])
+@pytest.mark.parametrize("strategy", ["exhaustive", "random", "bayesian"])
 async def test_a_budget_counts_base_configurations_whatever_the_strategy(strategy: str) -> None:
     run = await finish(machine(), compile=ONE, strategy=strategy, budget=Budget(candidates=2))
     assert len(run.measured()) == 2 and all(index % 3 == 2 for index in run.measured())
@@ -66,7 +66,7 @@ async def test_all_layouts_are_tried_where_no_chosen_one_works() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "budget"), [("exhaustive", None), ("random", Budget(candidates=2)), ("forest", Budget(candidates=2))]
+    ("strategy", "budget"), [("exhaustive", None), ("random", Budget(candidates=2)), ("bayesian", Budget(candidates=2))]
 )
 async def test_a_resumed_run_asks_and_chooses_as_the_uninterrupted_one(
     strategy: str, budget: Budget | None, tmp_path: Path

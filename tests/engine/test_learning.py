@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -11,7 +12,6 @@ import pytest
 from own_strategy import Own
 
 from atune import resume, tune
-from atune.engine.search.forest import BATCH, KNOWN_PER_OUTSTANDING, OUTSTANDING
 from atune.errors import StrategyError, UsageError
 from atune.journal.events import CandidateProposed, Event
 from atune.journal.reader import read, replay
@@ -35,8 +35,8 @@ def fake(workers: int = 3, **script: Any) -> FakeMachine:
     )
 
 
-async def test_without_a_name_a_budget_has_the_forest_and_none_has_all(tmp_path: Path) -> None:
-    for budget, name in ((20, "forest"), (None, "exhaustive"), (50, "exhaustive"), (5, "random")):
+async def test_without_a_name_a_budget_has_the_learning_strategy_and_none_has_all(tmp_path: Path) -> None:
+    for budget, name in ((20, "bayesian"), (None, "exhaustive"), (50, "exhaustive"), (5, "random")):
         result = await tune(machine=fake(), budget=budget)
         assert result.header is not None and result.header.strategy == name
 
@@ -48,13 +48,10 @@ async def test_without_a_name_a_budget_has_the_forest_and_none_has_all(tmp_path:
         ({"budget": 4}, "random", "strategy   random\n"),
         ({"budget": 20, "strategy": "random"}, "random", "strategy   random\n"),
         ({"budget": 20, "pipeline": False}, "random", "strategy   random\n"),
-        ({"budget": 20}, "random", "strategy   random, because scikit-learn, which forest needs, is not installed\n"),
+        ({"budget": 20}, "bayesian", "strategy   bayesian\n"),
     ],
 )
-async def test_the_summary_names_the_strategy_and_what_it_lacked(
-    options: dict[str, Any], ran: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("atune.engine.search.forest.available", lambda: False)
+async def test_the_summary_names_the_strategy(options: dict[str, Any], ran: str, said: str) -> None:
     result = await tune(machine=FakeMachine(40), **options)
     assert summary(result)["strategy"] == ran and said in summary_text(result) + "\n"
     assert said or "strategy" not in summary_text(result)
@@ -73,23 +70,27 @@ async def test_a_strategy_of_the_users_own_is_asked_ahead_what_fills_a_group_and
     )
 
 
-class AsForest(Own):
-    """Lets as many be outstanding as the forest does with its budget."""
-
-    @property
-    def most_outstanding(self) -> int:
-        first = min(BATCH, int((self.searched.budget or BATCH) * OUTSTANDING))
-        return max(first, len(self.outcomes) // KNOWN_PER_OUTSTANDING)
-
-
 CPU = Script(lower_s=0.04, library_s=0.75, compile_s=0.12, measure_s=0.04)
 CUDA = Script(lower_s=0.05, library_s=0.4, compile_s=0.35, measure_s=0.15)
-"""Times as of a product on the CPU and on a GPU."""
+SMALL = Script(lower_s=0.05, library_s=0.4, compile_s=0.35, measure_s=0.02)
+"""Times as of a product on the CPU, on a GPU, and of a small one there, which waits for its compiles."""
 
 
-@pytest.mark.parametrize(("script", "workers", "budget"), [(CPU, 1, 20), (CUDA, 1, 20), (CUDA, 16, 24), (CUDA, 16, 60)])
+@pytest.mark.parametrize(
+    ("script", "workers", "budget", "most"),
+    [
+        (CPU, 1, 20, 1.22),
+        (CPU, 1, 24, 1.2),
+        (CUDA, 1, 20, 1.2),
+        (CUDA, 16, 24, 1.2),
+        (CUDA, 16, 60, 1.2),
+        (CPU, 16, 60, 1.2),
+        (SMALL, 16, 60, 1.2),
+        (SMALL, 16, 100, 1.22),
+    ],
+)
 async def test_learning_takes_a_fifth_longer_at_most(
-    script: Script, workers: int, budget: int, monkeypatch: pytest.MonkeyPatch
+    script: Script, workers: int, budget: int, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Groups stay large, and the device is kept busy. The strategy answers at once, in no thread."""
 
@@ -98,12 +99,12 @@ async def test_learning_takes_a_fifth_longer_at_most(
 
     monkeypatch.setattr(anyio.to_thread, "run_sync", at_once)
     walls_s = []
-    for strategy in (AsForest(), "random"):
+    for strategy in ("bayesian", "random"):
         machine = FakeMachine(120, script, workers=workers, clock=FakeClock())
         await tune(machine=machine, strategy=strategy, budget=budget)
         assert machine.clock is not None
         walls_s.append(machine.clock.now)
-    assert walls_s[0] <= 1.2 * walls_s[1]
+    assert walls_s[0] <= most * walls_s[1]
 
 
 async def test_every_kind_of_failure_reaches_the_strategy_as_its_reason() -> None:
@@ -164,3 +165,19 @@ async def test_a_journal_goes_on_with_its_own_strategy_whatever_is_the_default(t
 
 def proposals(events: list[Event] | Any) -> list[int]:
     return [e.index for e in events if isinstance(e, CandidateProposed)]
+
+
+async def test_the_summary_says_which_values_were_left_for_the_end() -> None:
+    def fails(config: dict[str, Any]) -> bool:
+        return bool(config["order"] == "row")
+
+    failing = {index: "timeout" for index, config in enumerate(CONFIGS) if fails(config)}
+    own = {"fails": failing, "latency_ms": latency}
+    result = await tune(machine=FakeMachine(CONFIGS, Script(**own), workers=1), budget=40)
+    lines = [line for line in summary_text(result).splitlines() if "left for the end" in line]
+    assert len(lines) == 1 and re.match(
+        r"last       order='row' was left for the end: all \d+ .* alike \(timeout\)", lines[0]
+    )
+    assert sum(record.status == "failed" for record in result.records) < 20
+    other = await tune(machine=FakeMachine(CONFIGS, Script(**own), workers=1), budget=40, strategy="random")
+    assert "left for the end" not in summary_text(other)

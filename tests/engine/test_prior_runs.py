@@ -49,7 +49,7 @@ async def test_few_candidates_are_the_default_and_the_priors_first(tmp_path: Pat
 
 async def test_all_are_surveyed_before_the_first_is_lowered_on_every_worker(tmp_path: Path) -> None:
     machine = fake()
-    await tune(machine=machine, budget=14, strategy="forest", journal=tmp_path / "j")
+    await tune(machine=machine, budget=14, strategy="bayesian", journal=tmp_path / "j")
     assert proposed(read(tmp_path / "j"))[:3] == BEST[:3]
     assert sorted(index for chunk in machine.elaborated for index in chunk) == list(range(N))
     assert machine.most_at_once["elaborate"] == 3
@@ -81,7 +81,7 @@ def too_large(config: Mapping[str, Any]) -> StaticFacts:
     return msgspec.structs.replace(facts(config), smem_bytes=300_000 if large else 1000)
 
 
-@pytest.mark.parametrize("strategy", ["prior", "forest"])
+@pytest.mark.parametrize("strategy", ["prior", "bayesian"])
 async def test_what_cannot_run_comes_after_all_others_but_the_default(tmp_path: Path, strategy: str) -> None:
     unfit = {x for x in range(N) if x in BEST[:6] or x >= 40}
     machine = fake(facts=too_large, default=44)
@@ -142,7 +142,7 @@ async def test_a_budget_in_seconds_bounds_the_survey(tmp_path: Path, monkeypatch
 # ---- going on
 
 
-@pytest.mark.parametrize("strategy", ["prior", "forest"])
+@pytest.mark.parametrize("strategy", ["prior", "bayesian"])
 async def test_a_run_that_goes_on_asks_the_same_without_elaborating_again(tmp_path: Path, strategy: Any) -> None:
     options = {"strategy": strategy, "budget": 24, "seed": 3}
     await tune(machine=fake(workers=1), **options, journal=tmp_path / "whole")

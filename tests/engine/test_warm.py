@@ -40,7 +40,7 @@ def proposals(path: Path) -> list[int]:
     return [e.index for e in read(path) if isinstance(e, CandidateProposed)]
 
 
-@pytest.mark.parametrize("strategy", ["exhaustive", "random", "forest"])
+@pytest.mark.parametrize("strategy", ["exhaustive", "random", "bayesian"])
 async def test_the_best_elsewhere_are_tried_first(tmp_path: Path, strategy: str) -> None:
     warm = await recorded(tmp_path / "there")
     result = await tune(machine=FakeMachine(N), strategy=strategy, warm=warm, budget=32, journal=tmp_path / "here")
@@ -54,7 +54,7 @@ async def test_the_best_elsewhere_are_tried_first(tmp_path: Path, strategy: str)
     assert asked[:2] == BEST_THERE[:2] and not set(asked[2:]) & set(BEST_THERE)
 
 
-@pytest.mark.parametrize("strategy", ["exhaustive", "forest"])
+@pytest.mark.parametrize("strategy", ["exhaustive", "bayesian"])
 async def test_a_resumed_run_asks_the_same_without_the_other_journal(tmp_path: Path, strategy: str) -> None:
     """It is cut after its second proposal: what follows of the first eight depends on the advice alone."""
     warm, whole, cut = await recorded(tmp_path / "there"), tmp_path / "whole", tmp_path / "cut"

@@ -41,8 +41,8 @@ def surveys(journal: Path) -> list[SpaceSurveyed]:
 async def test_journals_that_agree_keep_their_survey_and_their_numbers(tmp_path: Path) -> None:
     journals = [tmp_path / name for name in ("first", "second", "third")]
     first = journals[0]
-    await tune(machine=machine(), strategy="forest", budget=30, journal=first)
-    await tune(machine=machine(), strategy="forest", budget=30, journal=journals[1], seed=5)
+    await tune(machine=machine(), strategy="bayesian", budget=30, journal=first)
+    await tune(machine=machine(), strategy="bayesian", budget=30, journal=journals[1], seed=5)
     await tune(machine=machine(), strategy="random", budget=30, journal=journals[2], prior=False)
     first.write_bytes(b"".join(map(line_of, read(first)[:-20])))  # as if its program had died
     merged = tmp_path / "merged"

@@ -196,17 +196,13 @@ DROP_IN = """
     import atune.compat.tilelang
     waiting = server.parked.server
     import tilelang
-    try:
-        import sklearn
-    except ImportError:
-        pass
     assert server.taken() is waiting, "imports made other surroundings"
     waiting.destroy()
 """
 
 
 def test_importing_the_drop_in_starts_it(tmp_path: Path) -> None:
-    """Before the program imports tilelang and scikit-learn, after which the server still fits."""
+    """Before the program imports tilelang, after which the server still fits."""
     env = {name: value for name, value in environment().items() if name != servers.WARM_VARIABLE}
     program = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(DROP_IN)],

@@ -7,8 +7,8 @@ import random
 from collections import Counter, deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
 from atune.engine.search.enough import Enough
 from atune.errors import StrategyError, asked, name_and_message
@@ -16,10 +16,6 @@ from atune.journal.events import CandidateMeasured
 from atune.journal.state import State
 from atune.model.candidate import Config
 from atune.model.space import text_of
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 AHEAD, FULL = 2, 16
 """A learning strategy may have `AHEAD` candidates for each compile worker outstanding, and always a `FULL` group."""
@@ -189,8 +185,6 @@ SPREAD = 4096
 """How many draws are spread. Later ones are plain, because that many cover all axes anyway."""
 TRIES = 48
 """If a drawn point is no candidate, the one with the rarest values of this many others replaces it."""
-MOST_COLUMNS = 256
-"""An axis without order gets a column for each of at most this many values."""
 
 
 class Axis:
@@ -211,16 +205,9 @@ class Axis:
     def position(self, config: Config) -> int:
         return self._positions[_text(config.get(self.name, _ABSENT))]
 
-    @property
-    def logarithmic(self) -> bool:
-        return self.ordered and min(self.values) > 0
-
 
 class Encoding:
-    """Encodes candidates 0 … n-1, the positions in `configs`, on the axes that have more than one value.
-
-    Positive numbers become their logarithm to base 2, and other numbers stay. Other axes get a column for each value.
-    """
+    """Encodes candidates 0 … n-1, the positions in `configs`, on the axes that have more than one value."""
 
     def __init__(self, configs: Sequence[Config]) -> None:
         names = dict.fromkeys(name for config in configs for name in config)
@@ -284,45 +271,6 @@ class Encoding:
                     count[digit] += 1
                 yield found
         yield from (candidate for candidate in left if candidate not in seen)
-
-    @cached_property
-    def features(self) -> NDArray[np.float64]:
-        """Features of shape (candidates, columns)."""
-        import numpy as np
-
-        places = np.array(self.places, dtype=np.int64).reshape(len(self.places), len(self.axes))
-        columns = [_columns(axis, places[:, number]) for number, axis in enumerate(self.axes)]
-        return np.concatenate(columns, axis=1) if columns else np.zeros((len(self.places), 1))
-
-
-def _columns(axis: Axis, positions: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return one axis' columns, of shape (positions, columns)."""
-    import numpy as np
-
-    if axis.ordered:
-        values = np.array([float(axis.values[position]) for position in positions])
-        return (np.log2(values) if axis.logarithmic else values)[:, None]
-    if len(axis.values) > MOST_COLUMNS:
-        return positions.astype(np.float64)[:, None]
-    found: NDArray[np.float64] = np.eye(len(axis.values))[positions]
-    return found
-
-
-def more_columns(
-    indices: Sequence[int], prior: Mapping[int, float] | None, facts: Mapping[int, Mapping[str, float]]
-) -> NDArray[np.float64]:
-    """Return columns for the ranks of the prior's estimates and for facts. Unknown values are below all known ones."""
-    import numpy as np
-
-    columns: list[list[float]] = []
-    if prior is not None:
-        ranks = {index: float(rank) for rank, index in enumerate(by_prior(indices, prior))}
-        columns.append([ranks[index] for index in indices])
-    for name in sorted({name for known in facts.values() for name in known}):
-        values = [float(facts.get(index, {}).get(name, float("nan"))) for index in indices]
-        least = min((value for value in values if value == value), default=0.0)
-        columns.append([value if value == value else least - 1.0 for value in values])
-    return np.array(columns, dtype=np.float64).T if columns else np.zeros((len(indices), 0))
 
 
 def _text(value: Any) -> bytes:

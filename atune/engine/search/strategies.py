@@ -9,10 +9,9 @@ from functools import cached_property
 from itertools import chain, islice
 from typing import Any
 
-from atune.engine.search import forest
+from atune.engine.search.bayesian import Bayesian
 from atune.engine.search.interface import SPREAD, Encoding, Searched, Strategy, by_prior
 from atune.errors import UsageError
-from atune.model.settings import Budget
 
 LARGE = 64
 """Spaces of more candidates are not walked from end to end."""
@@ -89,12 +88,12 @@ class Exhaustive(FixedOrder):
         super().__init__(iter(Ranked(searched).ask, None) if large else searched.configs)
 
 
-AUTO, EXHAUSTIVE, RANDOM, PRIOR, FOREST = "auto", Exhaustive.name, Random.name, Ranked.name, forest.Forest.name
+AUTO, EXHAUSTIVE, RANDOM, PRIOR, BAYESIAN = "auto", Exhaustive.name, Random.name, Ranked.name, Bayesian.name
 MAKERS: dict[str, Callable[[Searched], Strategy]] = {
     EXHAUSTIVE: Exhaustive,
     RANDOM: Random,
     PRIOR: Ranked,
-    FOREST: forest.Forest,
+    BAYESIAN: Bayesian,
 }
 SHOWN = (AUTO, *MAKERS)
 """The names that a user may give, for messages."""
@@ -109,11 +108,8 @@ def learns(name: str) -> bool:
     return name not in (EXHAUSTIVE, RANDOM, PRIOR)
 
 
-def check_given(strategy: str | Strategy | None, *, pipeline: bool = True, library: bool = True) -> None:
-    """Raise `UsageError` for a `strategy` that is none, is not installed, or cannot learn without `pipeline`.
-
-    `library`: whether its library is asked for.
-    """
+def check_given(strategy: str | Strategy | None, *, pipeline: bool = True) -> None:
+    """Raise `UsageError` for a `strategy` that is none, or cannot learn without `pipeline`."""
     if strategy is None:
         return
     name: Any = strategy if isinstance(strategy, str) else getattr(strategy, "name", None)
@@ -127,8 +123,6 @@ def check_given(strategy: str | Strategy | None, *, pipeline: bool = True, libra
         )
     elif name in SHOWN:
         raise UsageError(f"strategy {name!r}: atune has a strategy of that name; rename yours")
-    if name == FOREST and library:
-        forest.needs()
     if not pipeline and name != AUTO and learns(name):
         raise UsageError(f"strategy {name!r} learns while candidates compile: leave out pipeline=False")
 
@@ -146,30 +140,15 @@ def make_strategy(name: str, searched: Searched) -> Strategy:
     return MAKERS[name](searched)
 
 
-def chosen(
-    total: int,
-    budget: int | None,
-    *,
-    limited: bool,
-    pipeline: bool = True,
-    prior: bool = False,
-    library: bool | None = None,
-) -> str:
+def chosen(total: int, budget: int | None, *, limited: bool, pipeline: bool = True, prior: bool = False) -> str:
     """Return the name of the strategy that ``auto`` stands for, for a space of `total` candidates.
 
     `limited`: whether there is any budget. `budget`: how many candidates it admits, if known. `pipeline`: whether
-    outcomes come before all is proposed. `prior`: whether there is a prior. `library`: whether scikit-learn is
-    installed; None looks.
+    outcomes come before all is proposed. `prior`: whether there is a prior.
     """
     if not limited or (budget is not None and budget >= total):
         return EXHAUSTIVE
     few = budget is not None and budget <= (FEW_RANKED if prior else FEW)
-    if pipeline and not few and (forest.available() if library is None else library):
-        return FOREST
+    if pipeline and not few:
+        return BAYESIAN
     return PRIOR if prior else RANDOM
-
-
-def may_be_forest(strategy: str | Strategy | None, budget: Budget, *, pipeline: bool) -> bool:
-    """Tell, before the space is known, whether the strategy may be the forest, whose library is slow to import."""
-    few = budget.candidates is not None and budget.candidates <= FEW
-    return strategy == FOREST or (strategy in (None, AUTO) and pipeline and budget.limited and not (few or budget.auto))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from atune.reporting.log import EventLog
 
 
-StrategyName = Literal["auto", "exhaustive", "random", "prior", "forest"]
+StrategyName = Literal["auto", "exhaustive", "random", "prior", "bayesian"]
 TargetName = Literal["auto", "cuda", "c"]
 """Names that an editor completes. Every other text is checked where it is given."""
 

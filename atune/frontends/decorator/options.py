@@ -260,5 +260,5 @@ def tuning_options(tuning: str | Mapping[str, Any] | None) -> dict[str, Any]:
     benchmark = {name: value for name, value in chosen.items() if name in _BENCHMARK}
     compile = {name: value for name, value in chosen.items() if name in _COMPILE}
     run = checked("tuning", {name: chosen[name] for name in _RUN if name in chosen}, RunOptions)
-    check_given(run.get("strategy"), library=False)  # its library is asked for once a call tunes
+    check_given(run.get("strategy"))
     return {"benchmark": BenchmarkSettings(**benchmark), "compile": CompileSettings(**compile), **run}

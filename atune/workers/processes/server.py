@@ -184,7 +184,7 @@ _NOT_INHERITED = {
     "TVM_LIBRARY_PATH", "TL_CUTLASS_PATH", "TL_TEMPLATE_PATH",  # tilelang's import sets them, and reads them once
     TILELANG_FOLDER, CACHE_VARIABLE, "TILELANG_DISABLE_CACHE",  # workers get them from a run
     "PYTHONPATH",  # the server gets `sys.path`
-    "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK",  # scikit-learn's import sets them, for the strategy `forest`
+    "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK",  # imports of the program's own set them, such as scikit-learn
 }  # fmt: skip
 
 

@@ -1,0 +1,227 @@
+"""Bayesian optimisation: a Gaussian process predicts how fast candidates are, and how sure that is.
+
+Sources: Jones, Schonlau and Welch, Efficient Global Optimization of Expensive Black-Box Functions (Journal of Global
+Optimization 1998), for the expected improvement. Ginsbourger, Le Riche and Carraro, Kriging Is Well-Suited to
+Parallelize Optimization (2010), for candidates without an outcome, which count as what is expected of them.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from atune.engine.search.interface import DUPLICATE, Encoding, Searched, by_prior
+from atune.model.candidate import failed_values
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+LEAST, FIRST = 4, 8
+"""How many candidates are drawn at first: a quarter of a small budget, within these limits."""
+RANKED = 16
+"""How many candidates the prior chooses at first; afterwards it chooses every other one."""
+SMALL, LEARNING, HURRYING = 48, 0.25, 0.4
+"""Of a budget of up to `SMALL` candidates, `LEARNING` is the share that may be outstanding: most are proposed
+with outcomes. Of a larger one it is `HURRYING`: compile workers have whole groups."""
+POWER = 2
+"""A candidate's speed is (fastest / its latency) to this power, so that the fast ones are told apart; 0 if it fails."""
+CHANGE, FAR = 0.15, 0.35
+"""The logarithm of how much less two candidates are alike for each axis that differs, and for values far apart."""
+NOISE = 1e-3
+"""Variance of a measurement, as a share of that of all candidates."""
+POOL, ROWS, RENEWED = 8192, 512, 64
+"""Of more than `POOL` candidates a part is looked at. Of more than `ROWS` that were tried, the process knows the
+fastest and the latest. Both are chosen anew after `RENEWED` candidates."""
+
+
+class Process:
+    """A Gaussian process over the candidates in `pool`, which learns of one after another.
+
+    It keeps the rows of a Cholesky factor, and of its product with all covariances, so that one more candidate costs as
+    much as there are rows times candidates.
+    """
+
+    def __init__(self, kernels: Sequence[NDArray[np.float64]], places: NDArray[np.int64], pool: list[int]) -> None:
+        import numpy as np
+
+        self._kernels, self.pool = kernels, pool
+        self._columns = places[pool].T.copy()
+        self._at = {candidate: number for number, candidate in enumerate(pool)}
+        self._factor, self._rows = np.zeros((RENEWED, RENEWED)), np.zeros((RENEWED, len(pool)))
+        self.variance = np.ones(len(pool))
+        self.learned = dict[int, None]()
+
+    def __contains__(self, candidate: int) -> bool:
+        return candidate in self._at
+
+    def learn(self, candidate: int) -> None:
+        """Learn that a candidate is tried, so that it and those like it are surer; its outcome comes later."""
+        import numpy as np
+
+        number, count = self._at[candidate], len(self.learned)
+        if count == len(self._rows):
+            self._factor = np.pad(self._factor, (0, count))
+            self._rows = np.pad(self._rows, ((0, count), (0, 0)))
+        alike = np.ones(len(self.pool))
+        for kernel, column in zip(self._kernels, self._columns, strict=True):
+            alike *= kernel[column[number]][column]
+        before = self._rows[:count, number].copy()
+        own = math.sqrt(max(NOISE, 1 + NOISE - float(before @ before)))
+        self._factor[count, :count], self._factor[count, count] = before, own
+        self._rows[count] = (alike - _combined(before, self._rows[:count])) / own
+        self.variance -= self._rows[count] ** 2
+        self.learned[candidate] = None
+
+    def improvement(self, values: dict[int, float]) -> NDArray[np.float64]:
+        """Return for each of the pool by how much it is expected to surpass the highest of `values`."""
+        import numpy as np
+
+        known = np.array(list(values.values()))
+        middle, unit = float(known.mean()), float(known.std()) or 1.0
+        residuals = np.zeros(len(self.learned))
+        for row, candidate in enumerate(self.learned):
+            if candidate in values:
+                expected = float(self._factor[row, :row] @ residuals[:row])
+                residuals[row] = ((values[candidate] - middle) / unit - expected) / self._factor[row, row]
+        spread = math.sqrt(max(NOISE, float(residuals @ residuals) / len(known)))
+        deviation = spread * np.sqrt(np.maximum(self.variance, NOISE * NOISE))
+        above = _combined(residuals, self._rows[: len(residuals)]) - (float(known.max()) - middle) / unit
+        ratio = above / deviation
+        density = np.exp(-ratio * ratio / 2) / math.sqrt(2 * math.pi)
+        below = (1 + np.tanh(math.sqrt(2 / math.pi) * (ratio + 0.044715 * ratio**3))) / 2  # the normal distribution
+        found: NDArray[np.float64] = above * below + deviation * density
+        return found
+
+
+class Bayesian:
+    """Proposes what is expected to surpass the best most; at first what the prior estimates, or drawn ones.
+
+    Candidates are numbered by their position among `Searched.configs` here; only `ask` and `tell` know indices.
+    """
+
+    name = "bayesian"
+
+    def __init__(self, searched: Searched) -> None:
+        import numpy as np
+
+        self.indices = list(searched.configs)
+        self._positions = {index: position for position, index in enumerate(self.indices)}
+        self.seed, self.budget = searched.seed, searched.budget
+        encoding = Encoding(list(searched.configs.values()))
+        self._drawn = encoding.spread_order(searched.seed)
+        prior = searched.prior
+        self._ranked = [] if prior is None else [self._positions[index] for index in by_prior(self.indices, prior)]
+        self._pairs = [tuple(enumerate(place)) for place in encoding.places]
+        self._places = np.array(encoding.places, dtype=np.int64).reshape(len(self.indices), len(encoding.axes))
+        self._kernels = [_kernel(len(axis.values), ordered=axis.ordered) for axis in encoding.axes]
+        self._process: Process | None = None
+        self.asked = dict[int, None]()
+        """In order."""
+        self.latencies = dict[int, float]()
+        """Infinite for those that failed."""
+        self._reasons = dict[int, str]()
+        """Why they failed; empty for those that were measured."""
+        self._left, self._shunned = (np.full(len(self.indices), value) for value in (True, False))
+        """Which were not asked for, and which have a value with which all failed alike: they come last."""
+        self._seen, self._most = 0, 0
+
+    @property
+    def most_outstanding(self) -> int:
+        least = RANKED if self._ranked else LEAST
+        if self.budget is None:
+            return max(RANKED, len(self.latencies))
+        return max(least, int((LEARNING if self.budget <= SMALL else HURRYING) * self.budget))
+
+    def ask(self) -> int | None:
+        if len(self.asked) == len(self.indices):
+            return None
+        candidate = self._next()
+        self._ask_for(candidate)
+        return self.indices[candidate]
+
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
+        candidate = self._positions.get(index)
+        if candidate is None:
+            return  # it failed in the survey
+        self._ask_for(candidate)
+        if latency_ms is None and reason == DUPLICATE:
+            return
+        self.latencies[candidate] = math.inf if latency_ms is None else latency_ms
+        self._reasons[candidate] = reason
+        if reason or self._shunned.any():
+            self._shunned[:] = False
+            for axis, value in failed_values((self._pairs[one], why) for one, why in self._reasons.items()):
+                self._shunned |= self._places[:, axis] == value
+
+    def _ask_for(self, candidate: int) -> None:
+        self.asked[candidate] = None
+        self._left[candidate] = False
+
+    def _next(self) -> int:
+        most, share = (RANKED, 2) if self._ranked else (FIRST, 4)
+        first = most if self.budget is None else max(LEAST, min(most, self.budget // share))
+        fastest = min(self.latencies.values(), default=math.inf)
+        early = len(self.asked) < first or fastest == math.inf
+        good = self._left & ~self._shunned
+        if not good.any():
+            good = self._left
+        if self._ranked and (early or len(self.asked) % 2):
+            return next(candidate for candidate in self._ranked if good[candidate])
+        process = None if early else self._learned()
+        if process is None or not good[process.pool].any():
+            return next(candidate for candidate in self._drawn if self._left[candidate])
+        speeds = {
+            candidate: (fastest / latency_ms) ** POWER
+            for candidate, latency_ms in self.latencies.items()
+            if candidate in process.learned
+        }
+        scores = process.improvement(speeds)
+        scores[~good[process.pool]] = -1.0
+        return process.pool[int(scores.argmax())]
+
+    def _learned(self) -> Process:
+        """Return the process, once it has learned of all that were asked for."""
+        process, new = self._process, list(islice(self.asked, self._seen, None))
+        if process is None or len(process.learned) + len(new) > self._most or any(one not in process for one in new):
+            process, new = self._anew()
+        for candidate in new:
+            process.learn(candidate)
+        self._process, self._seen = process, len(self.asked)
+        return process
+
+    def _anew(self) -> tuple[Process, list[int]]:
+        """Return a new process, and what it must learn of. `_most` is how much it may know."""
+        known, pool = list(self.asked), list(range(len(self.indices)))
+        if len(known) > ROWS:
+            fastest = sorted(self.latencies, key=lambda candidate: (self.latencies[candidate], candidate))
+            known = list(dict.fromkeys([*fastest[: ROWS // 2], *known[-ROWS // 2 :]]))
+        if len(pool) > POOL:
+            best = min(self.latencies, key=lambda candidate: (self.latencies[candidate], candidate))
+            near = ((self._places != self._places[best]).sum(axis=1) <= 1).nonzero()[0].tolist()
+            drawn = random.Random(f"{self.seed} {len(self.asked)}").sample(pool, POOL // 2)
+            ranked = islice((one for one in self._ranked if one not in self.asked), POOL // 2)
+            pool = list(dict.fromkeys([*known, *near, *ranked, *drawn]))
+        whole = len(pool) == len(self.indices) and len(self.asked) <= ROWS
+        self._most = ROWS if whole else len(known) + RENEWED
+        return Process(self._kernels, self._places, pool), known
+
+
+def _combined(weights: NDArray[np.float64], rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the weighted sum of rows. A product by BLAS would take all cores, and depend on how many there are."""
+    import numpy as np
+
+    found: NDArray[np.float64] = np.einsum("i,ij->j", weights, rows)
+    return found
+
+
+def _kernel(length: int, *, ordered: bool) -> NDArray[np.float64]:
+    """Return how much candidates are alike for each pair of an axis' values."""
+    import numpy as np
+
+    steps = np.abs(np.subtract.outer(np.arange(length), np.arange(length))) / (length - 1)
+    found: NDArray[np.float64] = np.exp(-(CHANGE * (steps > 0) + FAR * (steps if ordered else steps > 0)))
+    return found
