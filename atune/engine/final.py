@@ -235,10 +235,11 @@ class FinalStage:
 
     async def _other_bits(self, worker: DeviceWorker, chosen: Sequence[int]) -> bool:
         """Compare the finalists' bits with the default's on inputs drawn with `SEEDS`. Returns whether some differ."""
+        if (default := self._default()) is None or default not in chosen:  # it could not be compiled again
+            return False
         found = await worker.run(BitsJob(tuple(self.run.artifacts[i] for i in chosen), self.run.roles, SEEDS))
         by_index = dict(zip(chosen, found.digests, strict=True))
-        default = by_index[self.state.default.index] if self.state.default else ()
-        differ = tuple(i for i, digests in by_index.items() if digests != default)
+        differ = tuple(i for i, digests in by_index.items() if digests != by_index[default])
         self.emit(BitsCompared, worker=worker.name, seeds=1 + len(found.digests[0]), differ=differ)
         return bool(differ)
 

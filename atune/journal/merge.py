@@ -14,6 +14,7 @@ from atune.errors import JournalError, UsageError
 from atune.journal.events import (
     AnyEvent,
     ArtifactBuilt,
+    BitsCompared,
     CandidateAliased,
     CandidateLowered,
     CandidateMeasured,
@@ -71,6 +72,8 @@ def _joined(paths: Sequence[str], states: Sequence[State]) -> Iterator[AnyEvent]
             last = replace(event, mono=round(event.mono + offset_s, 6))
             if isinstance(event, SpaceSurveyed):
                 counts = number == 0
+            elif isinstance(event, BitsCompared):  # each compared its own finalists: nobody did all of them
+                last, counts = replace(last, seeds=1), True
             elif isinstance(event, CandidateAliased):  # where versions differ, another may have measured both
                 elsewhere = (one.outcome(event.index) for one in others)
                 counts = not any(isinstance(one, CandidateMeasured) and one.index == event.index for one in elsewhere)

@@ -13,8 +13,9 @@ from fake_runs import finish
 from atune.errors import NoWinner
 from atune.frontends.api.resume import resume
 from atune.frontends.api.tuner import tune
-from atune.journal.events import BitsCompared, FinalOrdered
-from atune.journal.reader import replay
+from atune.journal.events import BitsCompared, FinalOrdered, FinalStarted
+from atune.journal.merge import merge
+from atune.journal.reader import read, replay
 from atune.model.candidate import BASELINE
 from atune.model.settings import BenchmarkSettings
 from atune.reporting.sets import compare
@@ -66,6 +67,27 @@ async def test_one_that_differs_on_other_inputs_does_not_win() -> None:
     assert run.result.best_config == {"x": 3}
     assert [event.differ for event in run.of(BitsCompared)] == [(6,), ()]
     assert run.result.same_bits.same == 2
+
+
+async def test_a_merged_run_keeps_what_differs_on_other_inputs(tmp_path: Path) -> None:
+    script = replace(THIRDS, bits=lambda c, seed: f"{c['x'] % 3} {seed and c['x'] == 6}")
+    for name in ("one", "two"):
+        await finish(machine(script, benchmark=SAME), benchmark=SAME, journal=tmp_path / name)
+    merged = merge([tmp_path / "one", tmp_path / "two"], tmp_path / "merged")
+    assert merged.best_config == replay(tmp_path / "merged").best_config == {"x": 3}
+    assert merged.same_bits.winner and merged.same_bits.seeds == 1
+
+
+async def test_a_default_that_is_lost_before_the_final_ends_no_run(tmp_path: Path) -> None:
+    """Its library cannot be compiled again: what the check's inputs told of the others' bits stands."""
+    await finish(machine(benchmark=SAME), benchmark=SAME, journal=tmp_path / "j")
+    lines = (tmp_path / "j").read_bytes().splitlines(keepends=True)
+    last = next(event.seq for event in read(tmp_path / "j") if isinstance(event, FinalStarted))
+    (tmp_path / "j").write_bytes(b"".join(lines[:last]))
+    broken = replace(THIRDS, fails=dict.fromkeys((BASELINE, 0), ("build", "compile")))
+    again = await resume(tmp_path / "j", machine=machine(broken, benchmark=SAME))
+    assert again.best_config == {"x": 6} and {entry.index for entry in again.final} == {3, 6}
+    assert again.same_bits.winner and again.same_bits.seeds == 1
 
 
 async def test_without_the_defaults_bits_there_is_no_winner() -> None:
