@@ -11,6 +11,8 @@ from atune.frontends.cli.main import main
 from atune.journal.reader import replay
 
 FILE = """
+import os
+
 import tilelang.language as T
 import torch
 
@@ -19,6 +21,8 @@ import atune
 
 def scale(n: int, factor: int = 2):
     print("elaborating", factor)
+    if factor < 0:
+        os.kill(os.getpid(), 11)
     if not factor:
         raise ValueError("no factor")
 
@@ -41,21 +45,25 @@ def reference(A):
     return 2 * A
 
 
-WORKLOAD = atune.Workload(scale, atune.Space(factor=[2, 3, 0]), arguments={"n": 64}, inputs=inputs, reference=reference)
+SPACE = atune.Space(factor=[2, 3, 0, -1])
+WORKLOAD = atune.Workload(scale, SPACE, arguments={"n": 64}, inputs=inputs, reference=reference)
 """
 OF_ALL = ["making inputs", "\033[31mreference of (64,)"]
 PRINTED = [
     ("measured", ["elaborating 2", *OF_ALL]),
     ("failed", ["elaborating 3", *OF_ALL]),
     ("failed", ["elaborating 0"]),
+    ("failed", []),
 ]
-"""The status of each candidate, and what its functions print: the reference is called often, and tells it once."""
+"""The status of each candidate, and what its functions print: the reference is called often, and tells it once.
+Of a process that crashed nothing is kept, and nothing of the candidate before."""
 
 
 def test_prints_are_kept_with_each_candidate_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "printing.py").write_text(FILE)
     journal = str(tmp_path / "j")
-    assert main(["tune", f"{tmp_path}/printing.py", "--target", "c", "--verbose", "--journal", journal]) == 0
+    given = ["--target", "c", "--workers", "1", "--verbose", "--journal", journal]
+    assert main(["tune", f"{tmp_path}/printing.py", *given]) == 0
     logged = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     records = {record.index: record for record in replay(journal).records}
     for index, (status, lines) in enumerate(PRINTED):
@@ -63,4 +71,5 @@ def test_prints_are_kept_with_each_candidate_and_shown(tmp_path: Path, capsys: p
         assert "".join(one.get("printed", "") for one in logged if one.get("index") == index).splitlines() == lines
         assert main(["show", journal, str(index)]) == 0
         shown = capsys.readouterr().out
-        assert "\nprinted\n" + "".join(f"  {line}\n".replace("\033", " ") for line in lines) in shown
+        text = "\nprinted\n" + "".join(f"  {line}\n".replace("\033", " ") for line in lines)
+        assert text in shown if lines else "\nprinted" not in shown

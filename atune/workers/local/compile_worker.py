@@ -248,9 +248,7 @@ class LocalCompileWorker:
         worker = await self._process(job, apart)
         steps = 2 if isinstance(job, CompareJob) else 1  # it lowers and compiles
         try:
-            reply = await worker.call(COMPILE + job.name, encoded(job), steps * limit_s, apart=apart)
-            self._printed = worker.printed
-            return reply
+            return await worker.call(COMPILE + job.name, encoded(job), steps * limit_s, apart=apart)
         except RemoteError as error:
             if error.kind == CompilerKilled.__name__:
                 raise WorkerLost(str(error), error.detail, outside=True) from error
@@ -261,6 +259,8 @@ class LocalCompileWorker:
             if not error.outside and space_is_short(self.session.run_dir):  # such as SIGBUS in a mapped file
                 raise RemoteError(f"space: {error}", error.detail, ShortOf.__name__) from error
             raise
+        finally:
+            self._printed = worker.printed
 
     async def _process(self, job: Job[Any], apart: bool) -> Worker:
         """Return the process for a job: the clean one if it is to be done `apart`, or builds."""
