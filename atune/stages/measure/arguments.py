@@ -41,11 +41,21 @@ _LOWEST, _HIGHEST = 0x11, 0x37
 class KernelArguments:
     """All arguments of one workload's kernel on one device; every candidate gets the same data.
 
+    `spare`: keep the copies that inputs are restored from in the host's memory.
+
     `values` are the kernel's parameters in order; every tensor lies between `guards`. Positions are those of the
     parameters.
     """
 
-    def __init__(self, work: Workload, params: Sequence[KernelParam], roles: Roles, device: str, seed: int = 0) -> None:
+    def __init__(
+        self,
+        work: Workload,
+        params: Sequence[KernelParam],
+        roles: Roles,
+        device: str,
+        seed: int = 0,
+        spare: bool = False,
+    ) -> None:
         import torch
 
         self.params, self._work, n = tuple(params), work, len(params)
@@ -76,7 +86,8 @@ class KernelArguments:
         self.outputs = [self.values[i] for i in self.out_idx]
         self.set_up = self._set_up()
         """Inputs that the workload's `setup` changed."""
-        self._pristine = {i: _kept(self._memory[i]) for i in self.in_idx if i in self._memory}
+        copied = _on_host if spare else torch.clone
+        self._pristine = {i: copied(self._memory[i]) for i in self.in_idx if i in self._memory}
         self.expected: dict[int, Any] | None = None
         """The reference's outputs by position; None without a reference."""
 
@@ -232,14 +243,11 @@ class KernelArguments:
         return self._pristine[i].to(value.device, copy=True).as_strided(value.shape, value.stride())
 
 
-def _kept(value: Any) -> Any:
-    """Return a copy of a tensor: on its device, or in the host's memory where it does not fit."""
+def _on_host(value: Any) -> Any:
+    """Return a copy of a tensor in the host's memory, from where it is quickly copied back."""
     import torch
 
-    try:
-        return value.clone()
-    except torch.OutOfMemoryError:
-        return torch.empty(value.shape, dtype=value.dtype, pin_memory=torch.cuda.is_available()).copy_(value)
+    return torch.empty(value.shape, dtype=value.dtype, pin_memory=torch.cuda.is_available()).copy_(value)
 
 
 def _asked(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | None:

@@ -43,6 +43,8 @@ class _Device:
     context_bytes = 0
     """Memory that the context takes; 0 on the CPU."""
     arguments: KernelArguments | None = None
+    spare = False
+    """Whether its memory was short: copies to restore inputs from are on the host since."""
     prepared: tuple[KernelParam, ...] = ()
     """Parameters for which the workload's inputs and reference are known to work."""
 
@@ -96,6 +98,15 @@ def _memory_bytes() -> int:
     return _device.context_bytes and _device.context_bytes + torch.cuda.max_memory_reserved()
 
 
+def _spares_memory() -> bool:
+    """Keep copies on the host from now on, and free the device's memory. Returns False where that is so already."""
+    if _device.spare or session().device == "cpu":
+        return False
+    _device.spare = True
+    _release()
+    return True
+
+
 def prepare(payload: bytes) -> bytes:
     """Entry point: `PrepareJob` → `Prepared`: make the inputs, run the reference, and time it if requested.
 
@@ -108,6 +119,8 @@ def prepare(payload: bytes) -> bytes:
     except Exception as error:
         if kind_of(error) != "out_of_memory":
             raise
+        if _spares_memory():
+            return prepare(payload)
         what, remedy = f"the memory of {session().device}", "end other programs there"
         if (limit := session().memory_bytes) is not None:
             what, remedy = f"memory_limit, {limit >> 20} MiB for this process,", "allow more"
@@ -150,6 +163,8 @@ def measure(payload: bytes) -> bytes:
             check_machine(error, but=OWN)
             result = _after(error, artifact)
     if isinstance(result, Failure) and result.kind == "out_of_memory":
+        if _spares_memory():
+            return measure(payload)
         _release()
         if (limit := session().memory_bytes) is None:
             result = msgspec.structs.replace(result, doubt=_others())
@@ -214,7 +229,8 @@ def _fit_arguments(params: tuple[KernelParam, ...], roles: Roles, *, anew: bool 
     """Make the inputs, and have the reference run, unless the candidate before had the same parameters."""
     if anew or _device.arguments is None or _device.arguments.params != params:
         _device.arguments = None  # its memory is free before new ones are made
-        arguments = KernelArguments(workload(), params, roles, "cpu" if session().device == "cpu" else "cuda")
+        where = "cpu" if session().device == "cpu" else "cuda"
+        arguments = KernelArguments(workload(), params, roles, where, spare=_device.spare)
         if workload().reference is not None:
             arguments.expected = expected_outputs(workload(), arguments)
         _device.arguments = arguments

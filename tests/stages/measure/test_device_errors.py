@@ -83,12 +83,23 @@ def test_an_assertion_and_a_trap_on_the_device_are_named_and_the_good_ones_measu
     assert "assert" in messages["assert"] and "launch failure" in messages["trap"], messages
 
 
-def test_inputs_that_do_not_fit_into_the_memory_are_the_workloads_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("device", "found"), [("cpu", [False]), ("0", [False, True])])
+def test_inputs_that_do_not_fit_into_the_memory_are_the_workloads_mistake(
+    device: str, found: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU only if they do not fit without copies beside them."""
+
+    tried: list[bool] = []
+
     def refuse(*_: object, anew: bool) -> None:
+        tried.append(benchmark._device.spare)
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 549755813632 bytes.")
 
     monkeypatch.setattr(benchmark, "_fit_arguments", refuse)
     monkeypatch.setattr(benchmark, "workload", lambda: atune.Workload(lambda x: None, [{"x": 1}]))
-    monkeypatch.setattr(benchmark, "session", lambda: SimpleNamespace(device="cpu"))
-    with pytest.raises(WorkloadError, match=r"the memory of cpu does not suffice .*: make the problem smaller"):
+    monkeypatch.setattr(benchmark, "session", lambda: SimpleNamespace(device=device, memory_bytes=None))
+    monkeypatch.setattr(benchmark, "_release", lambda: None)
+    monkeypatch.setattr(benchmark._device, "spare", False)
+    with pytest.raises(WorkloadError, match=rf"the memory of {device} does not suffice .*: make the problem smaller"):
         benchmark.prepare(msgspec.msgpack.encode(PrepareJob((), Roles(), timed=True)))
+    assert tried == found
