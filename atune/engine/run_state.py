@@ -105,7 +105,7 @@ class Recorder:
         return self._before_s + self.part_s
 
     def emit(self, kind: type[Event], /, *, worker: str = "engine", **fields: Any) -> None:
-        """Record one event. Raises `JournalError` where the journal cannot be written: the run cannot go on then."""
+        """Record one event. Raises `MachineError` where the journal cannot be written: the run cannot go on then."""
         event = kind(seq=self._seq, time=round(time.time(), 6), mono=round(self.elapsed_s, 6), worker=worker, **fields)
         if self.journal is not None:
             self.journal.append(event)

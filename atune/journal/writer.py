@@ -102,7 +102,7 @@ class Journal:
     def append(self, event: Event) -> None:
         """Write `event` as one whole line. It survives this process at once, and the machine after `sync`.
 
-        Raises `JournalError` if it cannot be written, and `MachineError` if the disk is full; earlier lines stay whole.
+        Raises `MachineError` if it cannot be written, and `JournalError` for a line too long. Earlier lines stay whole.
         """
         if self._broken is not None:
             raise self._broken
@@ -176,11 +176,11 @@ class Journal:
                 os.ftruncate(self._fd, self._size)
             except OSError:
                 pass  # the next reader then cuts off the torn line
-        self._broken = cannot(doing, self.path, error)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # no mistake in the call
+        text = str(cannot(doing, self.path, error))
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             resume = f"atune resume {shlex.quote(self.path)}"
             text = f"cannot {doing} the journal {self.path}: the disk is full: free some space, then {resume} goes on"
-            self._broken = MachineError(text)
+        self._broken = MachineError(text)  # the call was right when the run began
         raise self._broken from error
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from atune.engine.search.interface import Searched
 from atune.engine.search.strategies import MAKERS, Exhaustive
-from atune.errors import JournalError, MachineError
+from atune.errors import MachineError
 from atune.frontends.api.tuner import tune
 from atune.journal.events import BestChanged, CandidateMeasured, Event, RunFinished
 from atune.journal.reader import JournalReader, read
@@ -134,7 +134,7 @@ async def test_a_folder_that_vanishes_ends_the_run(tmp_path: Path) -> None:
         if isinstance(event, CandidateMeasured):
             shutil.rmtree(folder, ignore_errors=True)
 
-    with pytest.raises(JournalError, match="it was removed, or its file system went away"):
+    with pytest.raises(MachineError, match="it was removed, or its file system went away"):
         await tune(machine=machine, journal=folder / "j", on_event=remove)
     assert machine.closed == 1 and machine.running == 0
 

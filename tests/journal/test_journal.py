@@ -20,7 +20,7 @@ from anyio.abc import TaskStatus
 from event_streams import Stream, write
 from processes import environment
 
-from atune.errors import JournalError
+from atune.errors import JournalError, MachineError
 from atune.journal.events import SCHEMA, AnyEvent
 from atune.journal.reader import JournalReader, read
 from atune.journal.writer import Journal
@@ -135,15 +135,15 @@ def test_a_full_disk_leaves_whole_lines_and_a_clear_error(tmp_path: Path) -> Non
     code = """
 import resource, sys
 from event_streams import Stream
-from atune.errors import JournalError
+from atune.errors import MachineError
 from atune.journal.writer import Journal
 resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
 with Journal.create(sys.argv[1]) as journal:
     try:
         for event in Stream(50).candidate(0, 1.0).candidate(1, 1.0).candidate(2, 1.0).events: journal.append(event)
-    except JournalError as error: print(error)
+    except MachineError as error: print(error)
     try: journal.append(Stream().events[0])
-    except JournalError as error: print(error)
+    except MachineError as error: print(error)
 """
     path = tmp_path / "full.jsonl"
     done = subprocess.run(
@@ -296,13 +296,13 @@ def test_a_failed_sync_is_never_followed_by_a_success(tmp_path: Path, monkeypatc
 
     async def main() -> None:
         for _ in range(2):
-            with pytest.raises(JournalError, match="cannot sync"):
+            with pytest.raises(MachineError, match="cannot sync"):
                 await journal.sync()
 
     with Journal.create(tmp_path / "j") as journal:
         journal.append(EVENTS[0])
         monkeypatch.setattr(os, "fsync", fsync)
         anyio.run(main)
-        with pytest.raises(JournalError):
+        with pytest.raises(MachineError):
             journal.append(EVENTS[1])
     assert len(calls) == 1

@@ -41,7 +41,7 @@ async def resume(
     Options that are not given are those of the header. Of its `CompileSettings`, what can run programs, such as a flag,
     must be the default, given again, or accepted as ``settings``.
 
-    Raises `JournalError` if the journal cannot be read or written, or if the work differs; the message lists the
+    Raises `JournalError` if the journal cannot be read or opened, or if the work differs; the message lists the
     differences. Otherwise raises like `tune`. Cancelling it leaves a journal that can be resumed.
 
     Parameters
