@@ -145,7 +145,10 @@ class Space:
         """Return the error for a space without configurations. `refused`: how many each constraint refused."""
         why = "no configuration satisfies the constraints" if self.where else "it has no configuration"
         problem = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-        return SpaceError("\n  ".join([f"Space is empty: {why}{f' for {problem}' if problem else ''}", *refused]))
+        lines = [f"Space is empty: {why}{f' for {problem}' if problem else ''}", *refused]
+        negative = (name for name, value in arguments.items() if isinstance(value, (int, float)) and value < 0)
+        lines += [f"{name} is negative, which no size may be" for name in negative]
+        return SpaceError("\n  ".join(lines))
 
     @property
     def computed(self) -> bool:

@@ -573,3 +573,6 @@ def test_an_empty_space_says_which_constraint_refused_how_many() -> None:
         "  1 refused by lambda block: block > 16",
         "  2 refused by lambda block, N: block > N",
     ]
+    with pytest.raises(SpaceError) as caught:
+        describing(kernel, Space(block=[16], where=lambda block, N: N % block == 0), arguments={"N": -5})
+    assert str(caught.value).splitlines()[2:] == ["  N is negative, which no size may be"]
