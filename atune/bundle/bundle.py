@@ -114,8 +114,9 @@ class Bundle:
         return (known or self._planned(key, arguments, problem))(arguments)
 
     def __repr__(self) -> str:
-        n, name = len(self._kernels), self.manifest["kernel"]
-        return f"<atune bundle of {name}, {n} problems, target {self._target}, digest {self.digest[:12]}>"
+        name, n = self.manifest["kernel"], len(self._kernels)
+        count = f"{n} problem{'s' * (n != 1)}"
+        return f"<atune bundle of {name}, {count}, target {self._target}, digest {self.digest[:12]}>"
 
     def _planned(self, key: Any, arguments: Sequence[Any], problem: Mapping[str, Any]) -> Plan:
         """Return what calls of this signature do, and remember it."""

@@ -132,7 +132,7 @@ class Progress:
             f"{self.measured}/{self.to_measure} measured",
             f"{counts['failed']} failed",
         ]
-        done += [f"{counts[status]} {name}" for status, name in _NOT_COMPILED.items() if counts[status]]
+        done += [counted(counts[status], status) for status in _NOT_COMPILED if counts[status]]
         text = "; ".join(filter(None, [", ".join(done), self._final, self.best or "nothing measured yet"]))
         if text != self._shown:
             self._shown = text
@@ -171,8 +171,8 @@ _SAID: set[str] = set()
 _ON_SCREEN = threading.Lock()
 """Held by the run that is shown on the terminal. Others at the same time show nothing: the lines would mix."""
 SHOWN_AT_ONCE = (FinalStarted, FinalOrdered, RunFinished, RunInterrupted)
-_NOT_COMPILED: dict[Status, str] = {"duplicate": "duplicates", "pruned": "pruned"}
-"""The name in the counts for candidates that need no library of their own, by their status."""
+_NOT_COMPILED: tuple[Status, ...] = ("duplicate", "pruned")
+"""Statuses of candidates that need no library of their own."""
 LINES = 2
 """Lines of a terminal that are written over."""
 
@@ -183,6 +183,11 @@ def _columns(stream: TextIO) -> int:
     with suppress(OSError, ValueError):
         columns = os.get_terminal_size(stream.fileno()).columns or columns
     return max(20, columns - 1)
+
+
+def counted(n: int, status: str) -> str:
+    """Return a number of candidates with their status."""
+    return f"{n} {status}{'s' * (status == 'duplicate' and n != 1)}"
 
 
 def duration(seconds: float | None) -> str:

@@ -13,9 +13,9 @@ from atune.journal.result import Ratio, Record, Result
 from atune.model.artifact import RAN, what_failed
 from atune.model.candidate import describe_config, failed_values, printable, shortened
 from atune.model.device import Target
-from atune.model.settings import Budget
+from atune.model.settings import AUTO_LEAST, Budget
 from atune.reporting.importance import axis_importance
-from atune.reporting.progress import duration
+from atune.reporting.progress import counted, duration
 from atune.reporting.screen import Line, plain
 from atune.workload.source_locations import Place, place_in
 
@@ -138,7 +138,7 @@ def left_line(result: Result) -> str:
         return f"{ended}: the chance that one of the {result.remaining} left is 2 % faster is {chance}, by the prior"
     by_auto = result.header.settings.get("budget", {}).get("auto")
     tenth = result.total - result.remaining == Budget(auto=True).most(result.total)
-    return f"{ended}: without a prior, auto tries a tenth" if by_auto and tenth else ""
+    return f"{ended}: without a prior, auto tries a tenth, and at least {AUTO_LEAST}" if by_auto and tenth else ""
 
 
 def next_lines(result: Result) -> list[Line]:
@@ -158,10 +158,14 @@ def next_lines(result: Result) -> list[Line]:
 
 def counts_line(result: Result) -> str:
     """Return how many candidates there are, how many had which outcome, and how long it took."""
-    names = {"measured": "measured", "failed": "failed", "pruned": "pruned", "duplicates": "duplicates"}
-    counts = [f"{count} {word}" for name, word in names.items() if (count := getattr(result, name))]
-    counts += [f"{result.remaining} not tried"] if result.remaining else []
-    return f"{result.total}: {', '.join(counts) or 'none tried'}; {duration(result.wall_s)}"
+    return f"{result.total}: {outcomes(result) or 'none tried'}; {duration(result.wall_s)}"
+
+
+def outcomes(result: Result) -> str:
+    """Return how many candidates had which outcome."""
+    counts = {"measured": result.measured, "failed": result.failed, "pruned": result.pruned}
+    counts |= {"duplicate": result.duplicates, "not tried": result.remaining}
+    return ", ".join(counted(n, status) for status, n in counts.items() if n)
 
 
 PRUNED = "pruned"

@@ -197,7 +197,7 @@ def test_compile_only_of_kernels_that_all_fail_says_why_and_fails(tmp_path: Path
     command = ["tune", f"{tmp_path}/broken.py:WORKLOAD", "--compile-only", "--target", "sm_90a", "--workers", "1"]
     assert main(command) == 1
     out = capsys.readouterr().out
-    assert out.startswith("compiled   0 of 2 candidates, 0 distinct codes, 2 failed; ")
+    assert out.startswith("compiled   0 of 2 candidates, 0 distinct, 2 failed; ")
     assert "target     cuda (sm_90a); nothing was measured" in out
     assert "failures   2 failed to lower: ValueError: no such block\n" in out and "candidate 0: block=1\n" in out
     assert 'broken.py", line 7, in kernel' in out

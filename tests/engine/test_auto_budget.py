@@ -86,7 +86,8 @@ async def test_where_the_prior_errs_it_tries_a_tenth_and_tells_the_chance(tmp_pa
 async def test_where_nothing_tells_it_tries_a_tenth(target: str, options: Any, n: int, most: int) -> None:
     result = await tune(machine=fake(target=target, n=n), budget="auto", **options)
     assert result.measured == most and result.reason == ("budget" if n > most else "exhausted")
-    assert ("without a prior, auto tries a tenth" in summary_text(result)) == (n > most) and result.chance is None
+    told = "without a prior, auto tries a tenth, and at least 16"
+    assert (told in summary_text(result)) == (n > most) and result.chance is None
 
 
 async def test_a_larger_budget_says_nothing_of_auto(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_totals_follow_the_budget_and_what_needs_no_measuring() -> None:
         Stream(total=288).candidate(0, 1.0).proposed(1).pruned(1).proposed(2).aliased(2, 0).proposed(3).build_failed(3)
     )
     assert (
-        "1/10 compiled, 1/7 measured, 1 failed, 1 duplicates, 1 pruned;"
+        "1/10 compiled, 1/7 measured, 1 failed, 1 duplicate, 1 pruned;"
         in shown(stream, budget=Budget(candidates=10))[-1]
     )
     with Progress(io.StringIO(), budget=Budget(seconds=1.0)) as progress:

@@ -63,15 +63,13 @@ def of_the_machine(error: OSError) -> Exception:
 def no_winner_message(result: Result) -> str:
     """Return the message that no candidate worked, with counted reasons. The most frequent failure comes first."""
     # rare, and not needed to import atune
-    from atune.reporting.summary import PRUNED, failure_groups, first_failure_lines, group_lines, why_none
+    from atune.reporting.summary import PRUNED, failure_groups, first_failure_lines, group_lines, outcomes, why_none
 
     if not result.total or result.remaining == result.total:
         return "no candidate was tried: the budget ended before the first one"
-    numbers = {"failed": result.failed, "pruned": result.pruned, "duplicates": result.duplicates}
-    counts = ", ".join(f"{n} {name}" for name, n in (numbers | {"not tried": result.remaining}).items() if n)
     groups = sorted(failure_groups(result.records), key=lambda group: group.kind == PRUNED)
     lines = [f"  {line}" for line in group_lines(groups, 10, first_failure_lines(result, groups))]
-    return "\n".join(filter(None, [result.about_default, f"{why_none(result)}: {counts}", *lines]))
+    return "\n".join(filter(None, [result.about_default, f"{why_none(result)}: {outcomes(result)}", *lines]))
 
 
 def winning(result: Result) -> TuneResult:

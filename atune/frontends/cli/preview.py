@@ -93,7 +93,7 @@ async def _compile(
 
 def _compile_lines(found: Mapping[str, Any], failures: list[Record]) -> Iterator[str]:
     """Return what became of a space, a line each."""
-    counts = "{compiled} of {total} candidates, {codes} distinct codes, {failed} failed".format_map(found)
+    counts = "{compiled} of {total} candidates, {codes} distinct, {failed} failed".format_map(found)
     counts += f", {found['passed']} passed over" if found["passed"] else ""
     yield f"compiled   {counts}; {duration(found['wall_s'])}"
     yield f"target     {found['target']}; nothing was measured"
