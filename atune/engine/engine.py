@@ -9,6 +9,7 @@ and `final` runs the final.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import anyio
@@ -26,6 +27,7 @@ from atune.engine.start import EngineSettings, Plan, Start
 from atune.journal.events import RunFinished, Warned
 from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate
+from atune.workload.pickling import written_since
 
 PROPOSALS_PER_WORKER = 2
 """Proposed candidates that wait for each compile worker."""
@@ -72,7 +74,7 @@ class Engine:
     async def run(self) -> None:
         """Tune. Cancellation kills every process; what was recorded stays.
 
-        Raises `UsageError` for the caller's mistakes, `DevicesLost` when no device is left, and `JournalError`.
+        Raises `UsageError` for the caller's mistakes, `DevicesLost` when no device is left, and `MachineError`.
         """
         async with self.machine.open(self._warn, self._run.wake):
             plan = await self._start.begin()
@@ -135,6 +137,10 @@ class Engine:
             until_ended.cancel_scope.cancel()
 
     async def _finish(self) -> None:
+        header = self.recorder.state.header
+        part_began = time.time() - self.recorder.part_s
+        if header and (file := await anyio.to_thread.run_sync(written_since, header.origin, part_began)):
+            self._warn(f"{file} was written meanwhile: the run measured what it had loaded")
         built, winner = self.recorder.state.winner, None
         if built in self._run.artifacts:
             try:

@@ -78,6 +78,12 @@ def parse_file_ref(text: str, command: str = "") -> FileRef:
     return FileRef(os.path.abspath(path), name)
 
 
+def written_since(origin: str, when: float) -> str:
+    """Return the file of an `origin`, ``FILE.py:NAME``, if it was written after `when`; else an empty text."""
+    file = origin.rpartition(":")[0]
+    return file if os.path.isfile(file) and os.path.getmtime(file) > when else ""
+
+
 _RELATIVE = (
     "; FILE.py:NAME runs the file alone, outside its package: import by full names (from package.module import ...), "
     "with the package's parent folder on PYTHONPATH. Or import the workload and pass it: atune.run(WORKLOAD)"

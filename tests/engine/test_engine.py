@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 import pytest
 from fake_runs import finish, valley
+from msgspec.structs import replace
 
 from atune.engine.engine import ARTIFACTS_PER_DEVICE
 from atune.engine.scheduler import MAX_GROUP
@@ -50,6 +51,7 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.export import table
 from atune.reporting.summary import failure_groups, summary
 from atune.testing import FakeClock, FakeMachine, Script
+from atune.workload.workload import WorkloadSpec
 
 pytestmark = pytest.mark.anyio
 
@@ -353,6 +355,24 @@ async def test_the_journal_folds_to_the_live_result(tmp_path: Path) -> None:
     assert table(folded) == table(run.result) and folded.final == run.result.final
     times = [e.mono for e in events]
     assert all(a <= b for a, b in pairwise(times))
+
+
+@pytest.mark.parametrize("edited", [True, False])
+async def test_a_file_that_is_edited_meanwhile_is_named(tmp_path: Path, edited: bool) -> None:
+    class FromFile(FakeMachine):
+        async def describe(self, *, seed: int = 0) -> WorkloadSpec:
+            return replace(await super().describe(seed=seed), origin=f"{file}:W")
+
+    def edit(event: Event) -> None:
+        if isinstance(event, CandidateMeasured) and edited:
+            os.utime(file, (time.time() + 1,) * 2)
+
+    file = tmp_path / "w.py"
+    file.touch()
+    os.utime(file, (0, 0))
+    result = await tune(machine=FromFile(3), on_event=edit)
+    told = (f"{file} was written meanwhile: the run measured what it had loaded",)
+    assert tuple(result.warnings) == told * edited
 
 
 async def test_run_inside_a_running_loop() -> None:

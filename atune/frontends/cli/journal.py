@@ -141,10 +141,12 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def _finished(journal: str, header: RunStarted | None) -> str:
     """Return that a run or a set has ended, and whether its file was written since it began."""
-    file, began = (header.origin.rpartition(":")[0], header.time) if header else ("", 0.0)
+    from atune.workload.pickling import written_since
+
+    file = written_since(header.origin, header.time) if header else ""
     text = f"the run of {journal} is finished: nothing is left to do, and this is its result"
     anew = f". {file} was written since: atune tune {shlex.quote(file)} tunes it as it is now"
-    return text + (anew if os.path.isfile(file) and os.path.getmtime(file) > began else "")
+    return text + (anew if file else "")
 
 
 def _replay(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
