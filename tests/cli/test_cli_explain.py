@@ -58,6 +58,7 @@ def test_a_configuration_that_does_not_lower_is_the_answer(capsys: pytest.Captur
         ([WEIGHTED, "--config", "a=1), _(b=2"], "--config 'a=1), _(b=2': give each name once"),
         ([WEIGHTED, "--config", "**{'a': 1}"], "give each name once"),
         ([WEIGHTED, "--config", "a=1", "--config", "a=2", "--config", "a=3"], "give one, or two"),
+        (["no journal", "1", "2", "3"], "give one, or two"),
         ([JOURNAL, "--config", "a=1"], "give the candidate's INDEX"),
         ([JOURNAL, "--arg", "N=1"], "give the candidate's INDEX"),
         ([WEIGHTED, "--arg", "N=1,2"], "--arg N: explain takes one problem: give it one value"),

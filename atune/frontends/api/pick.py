@@ -67,8 +67,6 @@ async def picked(workload: Workload | FileRef | str, n: int, device: DeviceInfo 
     async with machine.open():
         target = await machine.assume(device)
         spec = await machine.describe()
-        if not spec.configs:
-            raise UsageError("the space is empty: no configuration satisfies the constraints")
         listed = [Candidate(index, config_key(config), config) for index, config in enumerate(spec.configs)]
         candidates = listed if len(listed) <= MOST else random.Random(0).sample(listed, MOST)
         survey, figures = Survey(candidates, going_on=lambda: True), figures_for(target, machine.found.devices)

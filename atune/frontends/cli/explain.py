@@ -131,6 +131,8 @@ def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
     from atune.workload.pickling import parse_file_ref
 
     what, indices, target = arguments.what, arguments.index, arguments.target
+    if (n := max(len(indices), len(arguments.config))) > MOST:
+        raise UsageError(f"{n} configurations: give one, or two to compare")
     if what.partition(":")[0].endswith(".py"):
         if indices:
             raise UsageError(f"an INDEX needs a journal, and {what} is not one: give --config a=1,b=2")
@@ -146,8 +148,6 @@ def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
             check_code(CompileSettings(), config, check_parts(arguments.accept))
         ref = origin_of(result.header, "give FILE.py:NAME and --config a=1,b=2", partial(print_message, kind=""))
         target = target or options_in(result.header)["target"]
-    if len(configs) > MOST:
-        raise UsageError(f"{len(configs)} configurations: give one, or two to compare")
     parse_target(target)
     return ref, configs, target
 
