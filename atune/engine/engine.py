@@ -25,8 +25,9 @@ from atune.engine.scheduler import CompileState
 from atune.engine.screen import Screen
 from atune.engine.start import EngineSettings, Plan, Start
 from atune.journal.events import RunFinished, Warned
-from atune.model.artifact import Artifact
+from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate
+from atune.model.jobs import LowerJob
 from atune.workload.pickling import written_since
 
 PROPOSALS_PER_WORKER = 2
@@ -112,6 +113,9 @@ class Engine:
         final = FinalStage(run, settings.benchmark, measuring, compile_workers, plan.candidate)
 
         async def find_and_compile(worker: CompileWorker) -> None:
+            if plan.default and run.recorder.state.entry(plan.default[0].index).lowered:  # by an earlier part
+                lowered = await worker.run(LowerJob(plan.default[0]))
+                run.default_params = lowered.params if isinstance(lowered, Lowered) else None
             await find_roles(run, worker, [*plan.default, *plan.candidates.values()])
             await compiling.serve(worker)
 

@@ -140,8 +140,9 @@ class Run:
         self.artifacts: dict[int, Artifact] = {}
         """Libraries of the measured candidates, for the final."""
         self.params: tuple[KernelParam, ...] | None = None
-        self.default_params: tuple[KernelParam, ...] | None = None
         """Parameters of the first lowered candidate, for which devices make their inputs; None before that."""
+        self.default_params: tuple[KernelParam, ...] | None = None
+        """Parameters of the default, by which inputs are judged that misfit those; None before it is lowered."""
         self.lowered: Candidate | None = None
         """The first candidate that was lowered."""
         self.roles = Roles()
