@@ -201,7 +201,7 @@ class Bits(msgspec.Struct, frozen=True):
 class BitsJob(Job[Bits], frozen=True):
     """Call each of `artifacts` once on inputs drawn with each of `seeds`; given inputs are not drawn, nor called on.
 
-    A call that fails has no digest, and is left to the timing. If it killed the process, the worker is not `alive`.
+    Raises `WorkerError` if a call fails. Nothing tells which artifact did it, so the process counts as lost.
     """
 
     artifacts: tuple[Artifact, ...]

@@ -177,21 +177,26 @@ def measure(payload: bytes) -> bytes:
 def bits(payload: bytes) -> bytes:
     """Entry point: `BitsJob` → `Bits`: call each artifact on inputs drawn with other seeds; nothing is judged."""
     job = msgspec.msgpack.decode(payload, type=BitsJob)
-    found: list[list[str]] = [[] for _ in job.artifacts]
-    work, device = workload(), "cpu" if session().device == "cpu" else "cuda"
-    _release()  # inputs of one seed at a time
-    for seed in job.seeds if work.inputs is None or isinstance(work.inputs, DrawnInputs) else ():
-        kept: dict[Any, KernelArguments] = {}
-        for artifact, digests in zip(job.artifacts, found, strict=True):
-            if artifact.params not in kept:
-                kept[artifact.params] = KernelArguments(work, artifact.params, job.roles, device, seed)
-            arguments = kept[artifact.params]
-            arguments.fill_outputs(POISONS[0])
-            load(artifact)(*arguments.values)
-            _device.timer.synchronise()
-            digests.append(arguments.digest())
-            arguments.restore_inputs()
-    return msgspec.msgpack.encode(Bits(tuple(map(tuple, found))))
+    _release()
+    drawn = workload().inputs is None or isinstance(workload().inputs, DrawnInputs)
+    found = [_digests(job, seed) for seed in (job.seeds if drawn else ())]
+    return msgspec.msgpack.encode(Bits(tuple(tuple(one[n] for one in found) for n in range(len(job.artifacts)))))
+
+
+def _digests(job: BitsJob, seed: int) -> list[str]:
+    """Return the digest of each artifact's outputs for the inputs of one seed, which are freed then."""
+    device, digests = "cpu" if session().device == "cpu" else "cuda", list[str]()
+    arguments: KernelArguments | None = None
+    for artifact in job.artifacts:
+        if arguments is None or arguments.params != artifact.params:
+            arguments = None  # its memory is free before new ones are made
+            arguments = KernelArguments(workload(), artifact.params, job.roles, device, seed, spare=_device.spare)
+        arguments.fill_outputs(POISONS[0])
+        load(artifact)(*arguments.values)
+        _device.timer.synchronise()
+        digests.append(arguments.digest())
+        arguments.restore_inputs()
+    return digests
 
 
 def final(payload: bytes) -> bytes:

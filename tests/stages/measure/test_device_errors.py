@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from weakref import WeakSet
 
 import msgspec
 import pytest
@@ -11,8 +13,8 @@ import pytest
 import atune
 from atune.errors import WorkloadError, in_one_line, whole_message
 from atune.journal.events import BenchmarkRepeated, DeviceLost, Event
-from atune.model.artifact import Roles
-from atune.model.jobs import PrepareJob
+from atune.model.artifact import Artifact, KernelParam, Roles
+from atune.model.jobs import Bits, BitsJob, PrepareJob
 from atune.model.settings import BenchmarkSettings
 from atune.stages.measure import benchmark
 from atune.stages.measure.telemetry import kind_of
@@ -103,3 +105,32 @@ def test_inputs_that_do_not_fit_into_the_memory_are_the_workloads_mistake(
     with pytest.raises(WorkloadError, match=rf"the memory of {device} does not suffice .*: make the problem smaller"):
         benchmark.prepare(msgspec.msgpack.encode(PrepareJob((), Roles(), timed=True)))
     assert tried == found
+
+
+def test_bits_are_compared_in_the_memory_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs of one seed, and of one signature, at a time; their copies are on the host once memory was short."""
+    alive, most = WeakSet[Any](), list[int]()
+
+    class Arguments:
+        values = ()
+
+        def __init__(self, work: Any, params: Any, roles: Any, device: str, seed: int, spare: bool) -> None:
+            assert spare
+            self.params, self.digest = params, lambda: f"{seed} {len(params)}"
+            alive.add(self)
+            most.append(len(alive))
+
+        def fill_outputs(self, poison: int) -> None: ...
+
+        def restore_inputs(self) -> None: ...
+
+    monkeypatch.setattr(benchmark, "KernelArguments", Arguments)
+    monkeypatch.setattr(benchmark, "load", lambda artifact: lambda: None)
+    monkeypatch.setattr(benchmark, "workload", lambda: SimpleNamespace(inputs=None))
+    monkeypatch.setattr(benchmark, "session", lambda: SimpleNamespace(device="cpu"))
+    monkeypatch.setattr(benchmark._device, "timer", SimpleNamespace(synchronise=lambda: None), raising=False)
+    monkeypatch.setattr(benchmark._device, "spare", True)
+    one, other = (Artifact(n, "a.so", "f", (KernelParam("float32", (4,)),) * n, "c") for n in (1, 2))
+    job = BitsJob((one, one, other), Roles(), (1, 2))
+    found = msgspec.msgpack.decode(benchmark.bits(msgspec.msgpack.encode(job)), type=Bits)
+    assert found.digests == (("1 1", "2 1"), ("1 1", "2 1"), ("1 2", "2 2")) and most == [1, 1, 1, 1]
