@@ -62,7 +62,7 @@ def set_lines(rows: Sequence[TunedProblem], folder: Path) -> list[Line]:
 def _sums(rows: Sequence[TunedProblem]) -> list[Line]:
     """Return what the rows come to: counts, the cover, the rule, what failed, and warnings."""
     won, tried = [row for row in rows if row.won], [row.result for row in rows if row.result is not None]
-    counts = f"{len(won)} of {len(rows)} with a winner; {sum(one.measured for one in tried)} candidates measured"
+    counts = f"{len(won)} of {len(rows)} with a winner; {sum(one.measured for one in tried)} measured"
     lines = [Line(f"problems   {counts}", "strong")]
     lines += _shared(won) if len(won) > 1 else []
     if unfinished := [row for row in rows if row.unfinished]:

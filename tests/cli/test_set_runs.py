@@ -67,7 +67,7 @@ def test_replay_of_a_set_shows_the_table(folder: Path, capsys: Any) -> None:
     assert main(["replay", str(folder)]) == 1  # one problem was not begun
     shown = capsys.readouterr().out.splitlines()
     assert "unfinished 1 of 3 problems; 1 not begun" in shown and not [line for line in shown if "failed" in line]
-    assert "problems   2 of 3 with a winner; 4 candidates measured" in shown
+    assert "problems   2 of 3 with a winner; 4 measured" in shown
     assert shown[-1] == f"next       atune resume {folder}"
 
 

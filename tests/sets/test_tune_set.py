@@ -112,7 +112,7 @@ def test_the_table_has_a_row_for_each_problem(tuned: Any) -> None:
     lines = str(tuned[0]).splitlines()
     assert re.split(" {2,}", lines[0]) == ["problem", "latency ms", "× default", "× reference", "winner"]
     assert [line.split()[0] for line in lines[1:4]] == ["n=256", "n=512", "n=1024"]
-    assert lines[5] == "problems   3 of 3 with a winner; 6 candidates measured"
+    assert lines[5] == "problems   3 of 3 with a winner; 6 measured"
     assert re.match(r"cover      [12] configurations? serves? all, at most [\d.]+ % slower than the winners", lines[6])
     assert lines[7].startswith("rule       other problems get the winner of the nearest: ")
     assert lines[-1] == f"journals   {tuned[0].folder}"

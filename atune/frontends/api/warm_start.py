@@ -13,7 +13,7 @@ from atune.errors import CacheMiss, UsageError
 from atune.journal.events import RunStarted
 from atune.journal.reader import replay
 from atune.journal.result import Result
-from atune.model.candidate import Advice, Config, config_key, distance
+from atune.model.candidate import Advice, Config, config_key, distance, printable
 from atune.model.device import DeviceInfo
 from atune.workers.storage.result_cache import IndexedRun, ResultCache
 from atune.workers.storage.result_key import result_key, same_problem
@@ -76,7 +76,7 @@ def _advice_of(result: Result, source: str, spec: WorkloadSpec, here: Container[
     """Return the advice in a result. Raises `UsageError` for one of another kernel, or without use for this space."""
     measured, header = _measured(result), result.header
     if header is None or (header.workload != spec.name and not (header.kernel and header.kernel == spec.kernel)):
-        other = header and header.workload
+        other = printable(header.workload) if header is not None else None
         raise UsageError(
             f"warm {source}: it is of another kernel, {other!r}, and this one is {spec.name!r}. Give "
             "journals of this kernel, or name both workloads alike if they are the same"
