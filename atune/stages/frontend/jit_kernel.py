@@ -77,7 +77,7 @@ def jit_kernel(
         measured = {**options, "execution_backend": usual, "pass_configs": passes}
         found = Measured(function, artifact, roles, named, compiled, measured)
     found.roles = roles
-    if latency_ms is not None:
+    if config:
         found.update_tuner_result(latency_ms, {**config}, reference_ms)
     return found
 
@@ -96,7 +96,7 @@ class Deferred(tilelang.JITKernel):  # type: ignore[misc]
         with frontend_lock:
             if self._compiled is None:
                 self._compiled = self._tilelang_compile()
-                if self.latency is not None:
+                if self.config is not None:
                     self._compiled.update_tuner_result(self.latency, self.config, self.ref_latency)
             return self._compiled
 
