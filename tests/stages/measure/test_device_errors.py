@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import msgspec
 import pytest
+import torch
 
 import atune
 from atune.errors import WorkloadError, in_one_line, whole_message
@@ -93,8 +94,13 @@ def test_inputs_that_do_not_fit_into_the_memory_are_the_workloads_mistake(
 
     tried: list[bool] = []
 
+    made: list[Any] = []
+
     def refuse(*_: object, anew: bool) -> None:
         tried.append(benchmark._device.spare)
+        assert not [one for one in made if one() is not None], "the first ones take memory beside the second ones"
+        inputs = torch.zeros(8)
+        made.append(ref(inputs))
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 549755813632 bytes.")
 
     monkeypatch.setattr(benchmark, "_fit_arguments", refuse)
