@@ -46,14 +46,14 @@ async def test_a_set_ends_however_many_devices_serve_it(
             raise WorkerError("its host is gone")
         return await start(device)
 
-    async def losing(device: LocalDeviceWorker, job: Any) -> Any:
+    async def losing(device: LocalDeviceWorker, *job: Any) -> Any:
         nonlocal calls
         calls += 1
         if loss and not lost and calls > 2 * count:
             lost.append(device.name)
             assert device._worker is not None
             os.kill(device._worker.pid, signal.SIGKILL)
-        return await original(device, job)
+        return await original(device, *job)
 
     monkeypatch.setattr(benchmark_stage, "speed_outliers", lambda speeds: {})  # of one CPU, differences are noise
     monkeypatch.setattr(LocalMachine, "device_workers", several)
