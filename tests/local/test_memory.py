@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -12,11 +14,10 @@ import torch
 import atune
 from atune.errors import UsageError, WorkloadError
 from atune.model.artifact import KernelParam, Roles
-from atune.model.device import DeviceInfo
 from atune.model.settings import BenchmarkSettings
 from atune.stages.measure.arguments import KernelArguments
 from atune.workers.local import device_worker
-from atune.workers.local.device_worker import LocalDeviceWorker
+from atune.workers.local.device_worker import LocalDeviceWorker, MemoryClaim
 from atune.workload.workload import Workload
 
 KERNELS = Path(__file__).parent.parent / "contract_kernels.py"
@@ -46,37 +47,58 @@ def test_copies_on_the_host_restore_what_a_kernel_wrote() -> None:
     assert torch.equal(made.copies()[0], before)
 
 
+class Waiting(LocalDeviceWorker):
+    """A device's process, but for its process: it is only granted memory."""
+
+    def __init__(self, devices: str, mine: int) -> None:
+        self.name, self.said = devices, dict[str, str]()
+        self.claim = self.claimed = MemoryClaim(devices, mine, 4 << 30)
+        self.workers = cast(Any, SimpleNamespace(warn_once=self.said.__setitem__))
+
+
 @pytest.mark.anyio
 async def test_another_run_on_the_device_waits_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-
-    class Fake(LocalDeviceWorker):
-        up = False
-        alive = property(lambda self: self.up)  # type: ignore[assignment]
-
-        def __init__(self, device: str, mine: int) -> None:
-            self.info, self.name, self._device, self._starting = (
-                DeviceInfo(id=device, name="fake"),
-                device,
-                device,
-                False,
-            )
-            settings = BenchmarkSettings(memory_limit="4GiB")
-            self.session = type("S", (), {"memory_bytes": mine, "benchmark": settings})()  # type: ignore[assignment]
-            self.workers = type("W", (), {"warn": staticmethod(said.append)})()
-
     monkeypatch.setattr(device_worker, "POLL_S", 0.001)
-    one, other, elsewhere, rest = Fake("0", 3 << 30), Fake("0", 2 << 30), Fake("1", 4 << 30), Fake("0", 1 << 30)
-    for worker in (one, elsewhere, rest):
+    one, other, elsewhere, rest = (Waiting(*of) for of in (("0", 3 << 30), ("0", 2 << 30), ("1", 4 << 30), ("0", 1)))
+    for worker in (one, elsewhere, rest, one):  # whose process is replaced
         await worker._wait_for_memory()
-        worker.up = True
-    assert said == []
+    assert not any(worker.said for worker in (one, elsewhere, rest))
     with anyio.move_on_after(0.05) as waited:
         await other._wait_for_memory()
-    assert waited.cancelled_caught and len(said) == 1 and "waiting" in said[0]
-    one.up = False
+    assert waited.cancelled_caught and "waiting" in other.said["memory"]
+    for worker in (one, one):
+        worker.claimed.release()
     with anyio.fail_after(5):
         await other._wait_for_memory()
+    for worker in (other, elsewhere, rest):
+        worker.claimed.release()
+    assert not MemoryClaim._held
+
+
+@pytest.mark.anyio
+async def test_runs_on_several_devices_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that waits for a device holds no other, which the run that it waits for may need."""
+    monkeypatch.setattr(device_worker, "POLL_S", 0.001)
+    first, both, second = Waiting("0", 3 << 30), Waiting("01", 3 << 30), Waiting("1", 3 << 30)
+    await first._wait_for_memory()
+    with anyio.move_on_after(0.05) as waited:
+        await both._wait_for_memory()
+    assert waited.cancelled_caught
+    with anyio.fail_after(5):
+        await second._wait_for_memory()
+        for worker in (first, second):
+            worker.claimed.release()
+        await both._wait_for_memory()
+    both.claimed.release()
+
+
+def test_threads_are_granted_no_more_than_the_limit() -> None:
+    claims = [MemoryClaim("0", 1 << 30, 4 << 30) for _ in range(64)]
+    with ThreadPoolExecutor(16) as threads:
+        granted = list(threads.map(MemoryClaim.is_granted, claims))
+    for claim in claims:
+        claim.release()
+    assert sum(granted) == 4
 
 
 def test_on_the_cpu_a_limit_is_said_to_hold_for_gpus_alone(tmp_path: Path) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from typing import Any, cast
-from weakref import WeakSet
+from typing import Any, ClassVar, cast
 
 import anyio
 import msgspec
@@ -56,8 +56,6 @@ right before is wrong there now."""
 NOT_ALONE = "earlier candidates in its process may have caused this"
 SPOILING: tuple[FailureKind, ...] = ("fault", "out_of_bounds")
 """Failures that ruin the process's context or memory, although it answers."""
-GRANTED: WeakSet[LocalDeviceWorker] = WeakSet()
-"""Those of this program whose process may use no more than a part of its device's memory."""
 NATURAL = 3
 """If so many more candidates leave something behind than do not, it is the device's doing."""
 BUSY_PERCENT = 20
@@ -65,19 +63,56 @@ BUSY_PERCENT = 20
 REMEDY = "end it, or measure on another device"
 
 
+class MemoryClaim:
+    """A run's claim on `n_bytes` of each of its devices, of the `limit` for all runs of this program together.
+
+    It is granted for all devices at once and held until the run ends: runs never wait for each other.
+    """
+
+    _held: ClassVar[list[MemoryClaim]] = []
+    _lock: ClassVar = threading.Lock()
+    """Runs may be in several threads."""
+
+    def __init__(self, devices: Collection[str], n_bytes: int, limit: int) -> None:
+        self._devices, self._n_bytes, self._limit = frozenset(devices), n_bytes, limit
+
+    def is_granted(self) -> bool:
+        """Tell whether it is held; from now on, if the other runs leave enough."""
+        with self._lock:
+            if self not in self._held and all(self._fits(device) for device in self._devices):
+                self._held.append(self)
+            return self in self._held
+
+    def _fits(self, device: str) -> bool:
+        return self._n_bytes + sum(one._n_bytes for one in self._held if device in one._devices) <= self._limit
+
+    def release(self) -> None:
+        """Leave the memory to other runs."""
+        with self._lock, suppress(ValueError):
+            self._held.remove(self)
+
+
 class LocalDeviceWorker:
     """One device's process, which a `StartJob` replaces.
 
-    `shared`: other runs of this set measure on the device, too, in turn with this one.
+    `shared`: other runs of this set measure on the device, too, in turn with this one. `claim`: its run's claim on
+    memory; None without a limit.
     """
 
     def __init__(
-        self, workers: Workers, session: Session, info: DeviceInfo, cpus: Sequence[int] | None, *, shared: bool = False
+        self,
+        workers: Workers,
+        session: Session,
+        info: DeviceInfo,
+        cpus: Sequence[int] | None,
+        *,
+        shared: bool = False,
+        claim: MemoryClaim | None = None,
     ) -> None:
         self.workers, self.session, self.info, self.cpus, self.shared = workers, session, info, cpus, shared
+        self.claim = claim
         self.name, self._role = info.id, f"device-{info.id}"
         self._worker: Worker | None = None
-        self._starting = False
         self._inputs: PrepareJob | None = None
         """The job that made the inputs. A new process repeats it at once."""
         self._prepared = False
@@ -112,11 +147,7 @@ class LocalDeviceWorker:
     async def _start(self) -> Started:
         await self._stop()
         await self._wait_for_memory()
-        self._starting = True
-        try:
-            self._worker = await self.workers.until_it_works(self._new)
-        finally:
-            self._starting = False
+        self._worker = await self.workers.until_it_works(self._new)
         if self._inputs is not None:
             await self._prepare(self._inputs)
         return Started(self.info)
@@ -293,20 +324,10 @@ class LocalDeviceWorker:
                 self.workers.warn(f"device {self.name} is also used by {', '.join(new)}: that {DISTURBS}; {REMEDY}")
 
     async def _wait_for_memory(self) -> None:
-        """Wait until this program's other runs on the device leave what this one's process may use of its limit."""
-        mine, limit, told = self.session.memory_bytes, self.session.benchmark.memory_limit, False
-        while mine is not None:
-            others = (one for one in [*GRANTED] if one is not self and one._device == self._device)
-            if mine + sum(one.session.memory_bytes or 0 for one in others if one.alive or one._starting) <= int(
-                limit or 0
-            ):
-                GRANTED.add(self)
-                return
-            if not told:
-                self.workers.warn(
-                    f"another run uses the memory that memory_limit allows on device {self.name}: waiting"
-                )
-                told = True
+        """Wait until this program's other runs leave what this one's processes may use of the limit."""
+        while self.claim is not None and not self.claim.is_granted():
+            what = f"another run uses the memory that memory_limit allows on device {self.name}: waiting"
+            self.workers.warn_once("memory", what)
             await anyio.sleep(POLL_S)
 
     async def _stop(self) -> None:

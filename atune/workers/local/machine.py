@@ -6,7 +6,7 @@ import functools
 import os
 import shutil
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -30,7 +30,7 @@ from atune.workers.local.compile_worker import (
     RunStore,
     ServiceProcess,
 )
-from atune.workers.local.device_worker import LocalDeviceWorker
+from atune.workers.local.device_worker import LocalDeviceWorker, MemoryClaim
 from atune.workers.local.workers import Workers, described, fork_server
 from atune.workers.processes.messages import DISCOVER, GPUS, Discovery, Session
 from atune.workers.processes.pool import ForkServer
@@ -111,7 +111,7 @@ class LocalMachine:
         Unless it is cancelled, a run leaves the server, with tilelang imported, to the next one; see `atune.shutdown`.
         """
         self.service.wake = wake
-        with run_folder() as self.run_dir:
+        with run_folder() as self.run_dir, ExitStack() as self._ended:
             own = shared_processes(lambda message: self.workers.warn(message))
             async with nullcontext(self.shared) if self.shared else own as shared, background() as tasks:
                 self.server = shared.server
@@ -217,14 +217,19 @@ class LocalMachine:
     def device_workers(self) -> list[LocalDeviceWorker]:
         # A kernel on the CPU is timed on a core of its own, which no compile worker may use.
         cpus = self._cores[-1:] if self._on_cpu else None
-        shared, session, limit = self.shared is not None, self._session(), self.benchmark.memory_limit
+        session, limit, claim = self._session(), self.benchmark.memory_limit, None
         if limit is not None and self._on_cpu:
             self.workers.warn("memory_limit holds for GPUs alone, and the kernels run on the CPU")
         elif limit is not None:
-            session = msgspec.structs.replace(
-                session, memory_bytes=int(limit) // (self.shared.at_once if self.shared else 1)
-            )
-        return [LocalDeviceWorker(self.workers, session, info, cpus, shared=shared) for info in self.found.devices]
+            mine, devices = int(limit) // (self.shared.at_once if self.shared else 1), self.found.devices
+            session = msgspec.structs.replace(session, memory_bytes=mine)
+            claim = MemoryClaim([one.uuid or one.id for one in devices], mine, int(limit))
+            self._ended.callback(claim.release)
+        shared = self.shared is not None
+        return [
+            LocalDeviceWorker(self.workers, session, info, cpus, shared=shared, claim=claim)
+            for info in self.found.devices
+        ]
 
     def _session(self) -> Session:
         return Session(
