@@ -54,6 +54,11 @@ def test_what_no_board_can_run_and_what_raises_are_errors() -> None:
         atune.pick(f"{KERNELS}:RAISING", gpu="H100")
     with pytest.raises(UsageError, match="gpu 'H1000': there are figures of H200,"):
         atune.pick(f"{KERNELS}:PICKED", gpu="H1000")
+    with pytest.raises(UsageError, match="this device, and there is no default: tile has no default value"):
+        atune.pick(atune.Workload(lambda N, tile: None, {"tile": [8]}, arguments={"N": 8}))
+    with pytest.raises(UsageError, match="no configuration satisfies the constraints"):
+        empty = atune.Space(tile=[8], where=lambda tile: tile > 8)
+        atune.pick(atune.Workload(lambda N, tile: None, empty, arguments={"N": 8}), gpu="H100")
     with pytest.raises(UsageError, match="n must be"):
         atune.pick(f"{KERNELS}:PICKED", n=0, gpu="H100")
 

@@ -81,6 +81,6 @@ async def picked(workload: Workload | FileRef | str, n: int, device: DeviceInfo 
     found = tuple(PickedConfig(spec.configs[index], round(ms, 6)) for index, ms in best)
     why = "" if found else NO_FIGURES if figures is None else NOT_READ
     if why and spec.default_config is None:
-        raise UsageError(f"{why}, and there is none: {spec.no_default}")
+        raise UsageError(f"{why.partition(':')[0]}, and there is no default: {spec.no_default}")
     unfit = 0 if figures is None else len(candidates) - len(fit)
     return Picked(found or (PickedConfig(spec.default_config or {}),), gpu, len(candidates), unfit, why)

@@ -33,7 +33,7 @@ class ProblemOptions(TypedDict):
 
     # fmt: off
     arg: Annotated[list[str], Option(
-        "Tune for these values of an argument of the problem, in place of the file's own. With several, every "
+        "Take these values of an argument of the problem, in place of the file's own. With several, every "
         "combination is tuned, as a set.",
         default=None, flag="--arg", metavar="NAME=V[,V]", action="repeat", group="where", page="how/shapes.md",
     )]
