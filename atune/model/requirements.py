@@ -16,13 +16,14 @@ REQUIRES = {
     "torch": ">=2.11,<3",
     "anyio": ">=4.12,<5",
     "msgspec": ">=0.20,<0.23",
+    "numpy": ">=2.0,<3",
     "structlog": ">=25.1,<27",
     "cloudpickle": ">=3.0,<4",
     "nvidia-ml-py": ">=12.0,<14",
 }
 """Tested versions by package, as in pyproject.toml."""
-HEAVY = {"tilelang", "torch"}
-"""Packages that only workers import. Journals are read and shown without them."""
+HEAVY = {"tilelang", "torch", "numpy"}
+"""Packages that reading and showing journals does not need."""
 _MODULES = {"nvidia-ml-py": "pynvml"}
 """Module of a package, if it differs from the package's name."""
 
