@@ -39,7 +39,7 @@ def test_the_ranges_are_those_of_pyproject() -> None:
 
 
 def test_all_missing_packages_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = {"torch", "tilelang", "structlog", "pynvml"}
+    absent = {"torch", "tilelang", "numpy", "structlog", "pynvml"}
     monkeypatch.setattr(requirements, "find_spec", lambda name: None if name in absent else object())
     small = "pip install 'structlog>=25.1,<27' 'nvidia-ml-py>=12.0,<14'"
     assert not_installed("structlog.dev").endswith(f"in this Python: structlog, nvidia-ml-py. To install: {small}")
