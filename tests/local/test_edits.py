@@ -170,6 +170,7 @@ def test_files_without_another_meaning_end_no_run(work: Found, given: Callable[[
     is_the_first_version(tuned(given(work[0]), once(RunStarted, edit_comments)))
 
 
+@pytest.mark.filterwarnings("ignore:running .*, which the journal names:RuntimeWarning")
 @pytest.mark.parametrize(("given", "when"), [(by_file, BEFORE), (by_reference, MIDDLE)])
 def test_other_data_that_a_worker_reads_as_it_loads_ends_the_run(
     work: Found, given: Callable[[Path], Any], when: type[Event], tmp_path: Path

@@ -107,6 +107,7 @@ async def test_a_disk_that_is_full_for_a_while_costs_no_candidate(
     assert (sorted(measured(shortage.events)), result.best_index) == (list(range(TOTAL)), 0)
 
 
+@pytest.mark.filterwarnings("ignore:running .*, which the journal names:RuntimeWarning")
 async def test_a_compiler_that_names_what_the_machine_lacks(compiler: Callable[[str], object], tmp_path: Path) -> None:
     """A little while it is waited for; then the run ends, and resume tries its candidates again."""
     output, says = "cc1plus: fatal error: x.h: Too many open files", "no further file"
