@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import anyio
+import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from atune.engine.interfaces import DeviceWorker
@@ -266,22 +267,7 @@ class BenchmarkStage:
         before, latency = self.state.best, answer.timing.latency_ms
         self.run.artifacts[answer.index] = artifact
         self._fastest[worker.name] = min(latency, self._fastest.get(worker.name, latency))
-        self.emit(
-            CandidateMeasured,
-            worker=worker.name,
-            index=answer.index,
-            device=worker.name,
-            timing=answer.timing,
-            checked=answer.checked,
-            max_error=answer.max_error,
-            seconds=answer.seconds,
-            writes=answer.writes,
-            set_up=answer.set_up,
-            printed=answer.printed,
-            bits=answer.bits,
-            repeats=answer.repeats,
-            memory_bytes=answer.memory_bytes,
-        )
+        self.emit(CandidateMeasured, worker=worker.name, device=worker.name, **msgspec.structs.asdict(answer))
         best = self.state.best
         self.run.outcomes.settled(answer.index, latency, best if best != before else None, worker.name)
 

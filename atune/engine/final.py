@@ -14,7 +14,7 @@ from atune.journal.events import BitsCompared, CandidateMeasured, DeviceLost, Fi
 from atune.journal.state import FOUND
 from atune.model.artifact import Built, Failure, Lowered
 from atune.model.candidate import Candidate
-from atune.model.jobs import BitsJob, BuildJob, FinalJob, FindJob, GroupFailed, LowerJob
+from atune.model.jobs import BitsJob, BuildJob, FinalJob, Finals, FindJob, GroupFailed, LowerJob
 from atune.model.measurement import FinalEntry, Timing, ratio_interval
 from atune.model.settings import BenchmarkSettings
 
@@ -154,9 +154,10 @@ class FinalStage:
             self.emit(Warned, message=NO_FINAL)
             return False
         contenders = contenders if self.benchmark.n_final > 1 else contenders[:1]
-        if (default := self._default()) is not None and self.state.first(default).may_win:
+        default = self._default()
+        if default is not None and self.state.first(default).may_win:
             contenders = list(dict.fromkeys([*contenders, default]))
-        chosen = self._chosen(contenders)
+        chosen = list(dict.fromkeys([*contenders, *([] if default is None else [default])]))
         if len(chosen) < 2:
             return await self._recovered(wrong)
         await self._recover(chosen)
@@ -185,11 +186,6 @@ class FinalStage:
         if not (left := bool(self.measuring.usable())):
             self.emit(Warned, message=without)
         return left
-
-    def _chosen(self, contenders: Sequence[int]) -> list[int]:
-        """Return the contenders, and the default if it was measured."""
-        default = self._default()
-        return list(dict.fromkeys([*contenders, *([] if default is None else [default])]))
 
     def _default(self) -> int | None:
         """Return the candidate that was built and ran for the default; None if it was not measured."""
@@ -259,31 +255,29 @@ class FinalStage:
         Default and reference are in every round, so that all that the winner is compared with is timed as it is.
         """
         rounds = self.benchmark.n_final_rounds
-        began, timings = self.run.recorder.elapsed_s, dict[int, Timing]()
-        found, reference = await self._timed(worker, chosen, rounds)
-        timings.update((e.index, e.timing) for e in found)
-        default = self._default()
+        began, default = self.run.recorder.elapsed_s, self._default()
+        found = await self._timed(worker, chosen, rounds)
+        timings, reference = {e.index: e.timing for e in found.entries}, found.reference
         for _ in range(LOOKS - 1):
             playing = unsettled(timings, contenders)
             if not playing or self.run.recorder.elapsed_s - began > FINAL_S:
                 break
             if default is not None and default in timings:
                 playing = list(dict.fromkeys([*playing, default]))
-            found, more = await self._timed(worker, playing, rounds)
-            timings.update((e.index, timings[e.index].and_more(e.timing)) for e in found)
-            reference = reference.and_more(more) if reference is not None and more is not None else reference
+            found = await self._timed(worker, playing, rounds)
+            timings.update((e.index, timings[e.index].and_more(e.timing)) for e in found.entries)
+            if reference is not None and found.reference is not None:
+                reference = reference.and_more(found.reference)
         keys = {i: self.state.entries[i].key for i in timings}
         return *final_order(timings, contenders, keys, default), reference
 
-    async def _timed(
-        self, worker: DeviceWorker, finalists: Sequence[int], rounds: int
-    ) -> tuple[list[FinalEntry], Timing | None]:
+    async def _timed(self, worker: DeviceWorker, finalists: Sequence[int], rounds: int) -> Finals:
         artifacts = tuple(self.run.artifacts[i] for i in finalists)
         found = await worker.run(FinalJob(artifacts, self.run.roles, rounds))
         if found.failures:
             raise _FinalistsFailed(*found.failures)
         self._memory_bytes = max(self._memory_bytes, found.memory_bytes)
-        return list(found.entries), found.reference
+        return found
 
     async def _recover(self, wanted: Sequence[int]) -> None:
         """Get the libraries of candidates that an earlier part measured: from the store, or by compiling again."""

@@ -86,13 +86,10 @@ class EngineSettings:
             return self.strategy
         if header is not None:
             return header.strategy
-        return self._auto(spec, prior=self.prior and figures is not None)
-
-    def _auto(self, spec: WorkloadSpec, *, prior: bool) -> str:
-        most, limited = self.budget.most(spec.total), self.budget.limited
+        most, prior = self.budget.most(spec.total), self.prior and figures is not None
         if self.budget.auto and prior and most is not None and most < spec.total:
             return PRIOR  # whose order the budget's rule is about
-        return chosen(spec.total, most, limited=limited, pipeline=self.pipeline, prior=prior)
+        return chosen(spec.total, most, limited=self.budget.limited, pipeline=self.pipeline, prior=prior)
 
     def header(
         self,

@@ -93,7 +93,7 @@ async def test_a_run_without_devices_or_on_several_models_is_refused() -> None:
 async def test_a_node_keeps_a_core_free_for_each_device() -> None:
     """On one machine the scheduler does, while a candidate is measured. It knows nothing of nodes' cores."""
     local = LocalMachine(WORK, cores=2, compile=CompileSettings())
-    local._found = node(SM_90, "H200")
+    local.found = node(SM_90, "H200")
     assert local.most_workers()[0] == 1
-    local._found = node(SM_90, "H200", "H200")
+    local.found = node(SM_90, "H200", "H200")
     assert local.most_workers()[0] == 1  # one at least

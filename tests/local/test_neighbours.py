@@ -94,7 +94,7 @@ class OnAGpu(LocalMachine):
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
         target, [device] = await super().discover()
         device = msgspec.structs.replace(device, uuid="GPU-fake")
-        self._found = msgspec.structs.replace(self.found, devices=(device,))
+        self.found = msgspec.structs.replace(self.found, devices=(device,))
         return target, [device]
 
 

@@ -112,26 +112,24 @@ def prepare(payload: bytes) -> bytes:
 
     Raises `WorkloadError` if the memory does not suffice for that.
     """
-    job = msgspec.msgpack.decode(payload, type=PrepareJob)
+    job, short = msgspec.msgpack.decode(payload, type=PrepareJob), ""
     try:
         with workload().placed():
             _fit_arguments(job.params, job.roles, anew=True)
     except Exception as error:
         if kind_of(error) != "out_of_memory":
             raise
-        if _device.spare or session().device == "cpu":
-            what, remedy = f"the memory of {session().device}", "end other programs there"
-            if (limit := session().memory_bytes) is not None:
-                what, remedy = f"memory_limit, {limit >> 20} MiB for this process,", "allow more"
-            raise WorkloadError(
-                f"Workload {workload().name}: {what} does not suffice for the inputs and the reference: make the "
-                f"problem smaller, or {remedy} ({in_one_line(error)})"
-            ) from error
-        short = True
-    else:
-        short = False
-    if short and _spares_memory():  # not in the handler: the error's frames hold what was made
-        return prepare(payload)
+        short = in_one_line(error)
+    if short:  # not in the handler: the error's frames hold what was made
+        if _spares_memory():
+            return prepare(payload)
+        what, remedy = f"the memory of {session().device}", "end other programs there"
+        if (limit := session().memory_bytes) is not None:
+            what, remedy = f"memory_limit, {limit >> 20} MiB for this process,", "allow more"
+        raise WorkloadError(
+            f"Workload {workload().name}: {what} does not suffice for the inputs and the reference: make the problem "
+            f"smaller, or {remedy} ({short})"
+        )
     _device.prepared, reference = job.params, None
     if job.timed and workload().reference is not None:
         timed, settings = _timed_reference(), session().benchmark

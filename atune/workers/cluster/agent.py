@@ -76,7 +76,7 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         another `fingerprint` are refused.
         """
         machine = self._machine
-        machine.workers.expect(fingerprint)
+        machine.workers.loaded_as = fingerprint
         if target:
             machine.target_text, machine.device_names = target, devices
         await machine.discover()

@@ -128,7 +128,6 @@ class LocalDeviceWorker:
         """How many more candidates left something behind than did not."""
         self._device = info.uuid or info.id
         self._called = 0.0
-        self._noted = False
         self._named: set[int] = set()
         """Processes of others on the device that the user was told of."""
 
@@ -298,9 +297,9 @@ class LocalDeviceWorker:
             self.workers.warn(
                 f"another run has held device {self.name} for {PATIENCE_S:g} s: measuring at the same time"
             )
-        elif waited_s > SHARED_S and not (self._noted or self.shared):
-            self._noted = True
-            self.workers.warn(f"another run also measures on device {self.name}: they take turns")
+        elif waited_s > SHARED_S and not self.shared:
+            what = f"another run also measures on device {self.name}: they take turns"
+            self.workers.warn_once(what, what)
 
     async def _look(self, *, idle: bool = False) -> None:
         """Warn, once about each, of processes of others on a GPU: its process asks NVML. `idle`: nothing computes now.

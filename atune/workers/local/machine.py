@@ -98,7 +98,8 @@ class LocalMachine:
         self.service = CompileService(self.compile, target)
         self.store = RunStore()
         self.run_dir = ""
-        self._found: Discovery | None = None
+        self.found: Discovery
+        """The answer of `discover`."""
         self._cores_left: int | None = None
         """Cores without a compile worker. None if measuring needs no free core."""
 
@@ -153,7 +154,7 @@ class LocalMachine:
             known = self.spec is not None  # the program described it
             self.spec = await described(self.workers, self._sent, self.spec, seed)
             if not known:
-                self.workers.expect(self.spec.fingerprint)
+                self.workers.loaded_as = self.spec.fingerprint
         return self.spec
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
@@ -164,7 +165,7 @@ class LocalMachine:
         known[question] = reply
         found = msgspec.msgpack.decode(reply, type=Discovery)
         found = msgspec.structs.replace(found, devices=tuple(map(with_peaks, found.devices)))
-        self._found = found
+        self.found = found
         if self._most_cores is None:  # an agent's are told by the machine of the cluster
             for remark in filter(None, (found.untested, found.fallback)):
                 self.workers.warn(remark)
@@ -177,7 +178,7 @@ class LocalMachine:
             reply = await self.workers.ask_once("gpus", GPUS, b"")
             device = next(iter(msgspec.msgpack.decode(reply, type=list[DeviceInfo])), None)
         target = Target("c") if device is None else Target("cuda", device.arch)
-        self._found = Discovery(target, () if device is None else (device,))
+        self.found = Discovery(target, () if device is None else (device,))
         return target
 
     async def prepare(self, candidates: int) -> None:
@@ -225,11 +226,8 @@ class LocalMachine:
             session = msgspec.structs.replace(session, memory_bytes=mine)
             claim = MemoryClaim([one.uuid or one.id for one in devices], mine, int(limit))
             self._ended.callback(claim.release)
-        shared = self.shared is not None
-        return [
-            LocalDeviceWorker(self.workers, session, info, cpus, shared=shared, claim=claim)
-            for info in self.found.devices
-        ]
+        given, shared = (self.workers, session), self.shared is not None
+        return [LocalDeviceWorker(*given, one, cpus, shared=shared, claim=claim) for one in self.found.devices]
 
     def _session(self) -> Session:
         return Session(
@@ -253,12 +251,6 @@ class LocalMachine:
     def _cores(self) -> list[int]:
         """The cores that it uses."""
         return usable_cores()[: self._most_cores]
-
-    @property
-    def found(self) -> Discovery:
-        """The answer of `discover`."""
-        assert self._found is not None, "discover() comes first"
-        return self._found
 
     @property
     def _on_cpu(self) -> bool:

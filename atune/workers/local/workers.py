@@ -97,7 +97,7 @@ class Workers:
         self._env: dict[str, str]
         self._background: TaskGroup
         self._forked: list[Worker] = []
-        self._loaded_as = ""
+        self.loaded_as = ""
         """The fingerprint of the workload in the run's first worker."""
         self._programs = "" if isinstance(workload, FileRef) else workload.loaded_as
         self._known = known or self._programs
@@ -137,21 +137,17 @@ class Workers:
                     tasks.start_soon(worker.kill, CANCEL_S)
         self._forked = []
 
-    def expect(self, loaded_as: str) -> None:
-        """Set the fingerprint that the run's first worker loaded."""
-        self._loaded_as = loaded_as
-
     async def agree(self, worker: Worker, loaded_as: str) -> None:
         """Raise `WorkloadError`, naming the edited files, if `worker` loaded another workload than the first one.
 
         The program's own workload counts, too, if a file that it imports was written since the run began.
         """
-        self._loaded_as = self._loaded_as or loaded_as
-        if loaded_as == self._loaded_as and loaded_as == (self._known or loaded_as):
+        self.loaded_as = self.loaded_as or loaded_as
+        if loaded_as == self.loaded_as and loaded_as == (self._known or loaded_as):
             return
         reply = await worker.call(WRITTEN, msgspec.msgpack.encode(self._began))
         written = msgspec.msgpack.decode(reply, type=list[str])
-        if loaded_as == self._loaded_as and not written:
+        if loaded_as == self.loaded_as and not written:
             if self._programs:
                 self.warn_once(
                     "other work",
@@ -220,15 +216,13 @@ class Workers:
                 raise translated(error) from error
             except ServerLost:
                 continue
-            except WorkerLost as error:
-                if not error.outside:
+            except (WorkerLost, WorkerTimeout) as error:
+                if isinstance(error, WorkerTimeout) or not error.outside:
                     raise WorkloadError(f"loading {self.what} failed: {error}\n{error.detail}".strip()) from error
                 if lost:
                     message = f"the worker that loads {self.what} was lost twice: {how_it_ended(error)}"
                     raise WorkerError(message, error.detail) from error
                 lost = True
-            except WorkerTimeout as error:
-                raise WorkloadError(f"loading {self.what} failed: {error}\n{error.detail}".strip()) from error
 
     async def until_it_works(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `attempt`, which is repeated while the machine is short of a resource.

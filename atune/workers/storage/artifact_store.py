@@ -76,7 +76,13 @@ class ArtifactStore:
 
     def keep(self, artifact: Artifact) -> Artifact:
         """Store a library and its source, and return the stored artifact. Raises `OSError`."""
-        library = self._keep_library(artifact)
+        data = Path(artifact.path).read_bytes()
+        library = self.folder / f"{hashlib.sha256(data).hexdigest()}.so"
+        _check(library)
+        if library.exists():
+            os.utime(library)
+        else:
+            _write(library, data)
         source = Path(source_path(artifact.path, artifact.symbol))
         kept = Path(source_path(str(library), artifact.symbol))
         if source.exists() and not kept.exists():
@@ -104,16 +110,6 @@ class ArtifactStore:
 
     def _code(self, key: str) -> Path:
         return store_file(self.folder, "codes", key)
-
-    def _keep_library(self, artifact: Artifact) -> Path:
-        data = Path(artifact.path).read_bytes()
-        path = self.folder / f"{hashlib.sha256(data).hexdigest()}.so"
-        _check(path)
-        if path.exists():
-            os.utime(path)
-        else:
-            _write(path, data)
-        return path
 
 
 # Compiler states in which cicc's code was compared with nvcc's
