@@ -45,7 +45,7 @@ REGISTERED = "ffi.Module.load_from_bytes.cuda"
 _loading = threading.Lock()
 Plan = Callable[[Sequence[Any]], Any]
 """Calls a kernel with arguments of one signature, and returns what the call returns."""
-Launch = Callable[[Sequence[Any]], None]
+Launch = Callable[..., object]
 """Launches a kernel with all of its parameters."""
 C_TYPES = {"float32": ctypes.c_float, "float64": ctypes.c_double, "int64": ctypes.c_int64, "uint64": ctypes.c_uint64}
 """C types of parameters that are numbers. Smaller integers travel as 32 bits."""
@@ -92,8 +92,12 @@ def plan(
     """
     import torch
 
+    library = f"{kernel.library}.so"
     try:
-        launch = _c_launch(libraries, kernel, sizes) if target == "c" else _cuda_launch(libraries, kernel)
+        if target == "c":
+            launch = _c_launch(libraries.path(library), kernel, sizes)
+        else:
+            launch = cuda_function(libraries, library, kernel.symbol)
     except (OSError, AttributeError, RuntimeError) as error:
         raise DamagedBundle(f"library {kernel.library} does not load: {error}") from error
     whole = len(arguments) == len(kernel.params)
@@ -101,7 +105,8 @@ def plan(
     given = range(len(kernel.params)) if whole else (*kernel.inputs, *kernel.outputs)
     order = [given.index(i) for i in range(len(kernel.params))]
     zero = [given.index(i) for i in kernel.zero if not (whole and i in kernel.outputs)]
-    moved, n, gradients = order != sorted(order), len(arguments), any(map(_requires_grad, arguments))
+    gradients = any(getattr(one, "requires_grad", False) for one in arguments)
+    moved, n = order != sorted(order), len(arguments)
 
     def run(arguments: Sequence[Any]) -> Any:
         if gradients and torch.is_grad_enabled():
@@ -109,16 +114,12 @@ def plan(
         parameters = [*arguments, *[make() for make in makers]]
         for i in zero:
             parameters[i].zero_()
-        launch([parameters[i] for i in order] if moved else parameters)
+        launch(*([parameters[i] for i in order] if moved else parameters))
         if whole:
             return None
         return parameters[n] if len(makers) == 1 else tuple(parameters[n:])
 
     return run
-
-
-def _requires_grad(argument: Any) -> bool:
-    return bool(getattr(argument, "requires_grad", False))
 
 
 def _makers(kernel: BundledKernel, inputs: Sequence[Any], sizes: Mapping[str, int]) -> list[Callable[[], Any]]:
@@ -138,26 +139,28 @@ def _makers(kernel: BundledKernel, inputs: Sequence[Any], sizes: Mapping[str, in
     ]
 
 
-def _c_launch(libraries: Libraries, kernel: BundledKernel, sizes: Mapping[str, int]) -> Launch:
+def _c_launch(path: str, kernel: BundledKernel, sizes: Mapping[str, int]) -> Launch:
     """Return the C function of `kernel`, as a function of tensors and numbers."""
     if unknown := [what for what in kernel.calls if isinstance(what, str) and what not in sizes]:
         raise WrongArguments(f"the arguments do not tell {unknown[0]!r}: give every parameter")
-    function = getattr(ctypes.CDLL(libraries.path(f"{kernel.library}.so")), f"{kernel.symbol}_kernel")
+    function = getattr(ctypes.CDLL(path), f"{kernel.symbol}_kernel")
     function.restype, function.argtypes = ctypes.c_int32, [_c_type(kernel, what) for what in kernel.calls]
     tensors = [(slot, i) for slot, i in enumerate(kernel.calls) if isinstance(i, int) and _is_tensor(kernel, i)]
     numbers = [(slot, i) for slot, i in enumerate(kernel.calls) if isinstance(i, int) and not _is_tensor(kernel, i)]
     dimensions = [sizes[what] if isinstance(what, str) else None for what in kernel.calls]
 
-    def launch(arguments: Sequence[Any]) -> None:
+    def launch(*arguments: Any) -> None:
         values: list[Any] = dimensions.copy()
         for slot, i in tensors:
             values[slot] = arguments[i].data_ptr()
         for slot, i in numbers:
             values[slot] = arguments[i]
         try:
-            _check(kernel, function(*values))
+            status = function(*values)
         except ctypes.ArgumentError as error:
             raise WrongArguments(f"a number is of the wrong kind: {error}") from error
+        if status != 0:
+            raise RuntimeError(f"{kernel.symbol} returned {status}")
 
     return launch
 
@@ -170,20 +173,6 @@ def _c_type(kernel: BundledKernel, what: int | str) -> Any:
 
 def _is_tensor(kernel: BundledKernel, position: int) -> bool:
     return kernel.params[position].shape is not None
-
-
-def _check(kernel: BundledKernel, status: int) -> None:
-    if status != 0:
-        raise RuntimeError(f"{kernel.symbol} returned {status}")
-
-
-def _cuda_launch(libraries: Libraries, kernel: BundledKernel) -> Launch:
-    function = cuda_function(libraries, f"{kernel.library}.so", kernel.symbol)
-
-    def launch(arguments: Sequence[Any]) -> None:
-        function(*arguments)
-
-    return launch
 
 
 def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
@@ -319,8 +308,15 @@ def prepare(libraries: Libraries) -> None:
     import tvm_ffi
 
     with _loading:
-        if tvm_ffi.get_global_func(REGISTERED, allow_missing=True) is None:
-            _load_runtime(libraries)
+        if tvm_ffi.get_global_func(REGISTERED, allow_missing=True) is not None:
+            return
+        if (folder := runtime_folder()) is not None:
+            paths = [str(one) for one in (*sorted(folder.glob(STUBS)), folder / LIBRARY)]
+        else:
+            stubs = sorted(name for name in libraries.files if fnmatch(name, f"{RUNTIME}/{STUBS}"))
+            paths = [libraries.path(name) for name in (*stubs, f"{RUNTIME}/{LIBRARY}")]
+        for path in paths:
+            ctypes.CDLL(path, ctypes.RTLD_GLOBAL)  # for all libraries to see: a bundle's names none of them
 
 
 def cuda_function(libraries: Libraries, name: str, symbol: str) -> Callable[..., Any]:
@@ -357,14 +353,3 @@ def runtime_folder() -> Path | None:
         if (Path(place) / "lib" / LIBRARY).exists():
             return Path(place) / "lib"
     return None
-
-
-def _load_runtime(libraries: Libraries) -> None:
-    """Load the runtime and its stubs for all libraries to see. A bundle's library names none of them."""
-    if (folder := runtime_folder()) is not None:
-        paths = [str(one) for one in (*sorted(folder.glob(STUBS)), folder / LIBRARY)]
-    else:
-        stubs = sorted(name for name in libraries.files if fnmatch(name, f"{RUNTIME}/{STUBS}"))
-        paths = [libraries.path(name) for name in (*stubs, f"{RUNTIME}/{LIBRARY}")]
-    for path in paths:
-        ctypes.CDLL(path, ctypes.RTLD_GLOBAL)

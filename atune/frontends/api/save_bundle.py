@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,8 +32,6 @@ from atune.workload.pickling import FileRef
 
 Files = dict[str, bytes]
 """Contents of a bundle's files, by their name in it."""
-Again = Callable[[Result, RunStarted, Record], tuple[Artifact, bytes]]
-"""Compiles a result's winner."""
 OTHER_CODE = "the winner's library has other code than the run measured: tune again"
 
 
@@ -73,8 +70,8 @@ def save_bundle(
         raise UsageError(f"{path} exists and is not empty: give a new folder")
     _check_alike(results, headers)
     files: Files = {}
-    again = partial(_compiled_again, accept=accept, say=say)
-    problems = [_problem(result, header, files, again) for result, header in zip(results, headers, strict=True)]
+    pairs = zip(results, headers, strict=True)
+    problems = [_problem(result, header, files, *_library(result, header, accept, say)) for result, header in pairs]
     cpu, target = launch.this_cpu(), headers[0].target
     native = any(map(_is_native, results, headers))
     if target.kind == "cuda":
@@ -132,11 +129,9 @@ def plain_problem(header: RunStarted) -> dict[str, Any]:
     return found
 
 
-def _problem(result: Result, header: RunStarted, files: Files, again: Again) -> dict[str, Any]:
+def _problem(result: Result, header: RunStarted, files: Files, artifact: Artifact, data: bytes) -> dict[str, Any]:
     """Return the manifest's entry for a result, and add its library to `files`."""
-    assert result.best is not None, "it was checked"
     roles = result.roles.handed_out()
-    artifact, data = _library(result, header, result.best, again)
     digest = hashlib.sha256(data).hexdigest()
     files[f"{digest}.so"] = data
     return {
@@ -152,8 +147,16 @@ def _problem(result: Result, header: RunStarted, files: Files, again: Again) -> 
     }
 
 
-def _library(result: Result, header: RunStarted, best: Record, again: Again) -> tuple[Artifact, bytes]:
-    """Return the winner's place in its library, and the library's content. Raises `UsageError` without one."""
+def _library(
+    result: Result, header: RunStarted, accept: Sequence[str], say: Callable[[str], object]
+) -> tuple[Artifact, bytes]:
+    """Return the winner's place in its library, and the library's content. Raises `UsageError` without one.
+
+    One whose compiler state was not compared is compiled in a worker, as tilelang alone does. What a journal has of it
+    must be safe or accepted.
+    """
+    best = result.best
+    assert best is not None, "it was checked"
     device = next((device.name for device in result.devices if device.id == best.device), "")
     if _is_native(result, header) and device not in ("", launch.this_cpu()["name"]):
         raise UsageError(f"the winner has instructions of the {device} that it was tuned on: save the bundle there")
@@ -161,13 +164,6 @@ def _library(result: Result, header: RunStarted, best: Record, again: Again) -> 
         raise UsageError(f"the library of {named(plain_problem(header))} is gone, or was not kept: tune again")
     if artifact.plain or artifact.compared:
         return _read(artifact, best)
-    return again(result, header, best)
-
-
-def _compiled_again(
-    result: Result, header: RunStarted, best: Record, accept: Sequence[str], say: Callable[[str], object]
-) -> tuple[Artifact, bytes]:
-    """Compile a winner in a worker, as tilelang alone does. What a journal has of it must be safe or accepted."""
     settings = options_of(header)["compile"]
     if result.replayed:
         check_code(settings, best.config, accept)
