@@ -198,10 +198,6 @@ def duration(seconds: float | None) -> str:
 
 def is_watched() -> bool:
     """Tell whether somebody sees what is shown: stderr is a terminal, or this program is the kernel of a notebook."""
-    return _in_notebook() or (sys.stderr is not None and sys.stderr.isatty())
-
-
-def _in_notebook() -> bool:
-    """Tell whether this program is the kernel of a notebook. Imports nothing that is not there already."""
-    ipython = sys.modules.get("IPython")
-    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
+    ipython = sys.modules.get("IPython")  # nothing is imported for it
+    in_notebook = ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
+    return in_notebook or (sys.stderr is not None and sys.stderr.isatty())

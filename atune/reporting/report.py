@@ -72,7 +72,10 @@ def page_of(events: Iterable[Event], journal: Path | None = None) -> str:
         timeline.add(event)
     result = Result.of(state, journal, replayed=True)
     mattered = axis_importance(result)
-    data, setting = plot_data(result, mattered, timeline), [*environment(result), *_resumed(state)]
+    data, setting = plot_data(result, mattered, timeline), environment(result)
+    if state.resumed is not None:
+        setting.append(("parts", str(state.resumed.part + 1)))
+        setting += [("accepted difference", text) for text in state.resumed.accepted]
     parts = [
         card(result),
         {"kind": "list", "title": "Warnings", "items": list(dict.fromkeys(result.warnings + result.noise))},
@@ -278,13 +281,6 @@ def environment(result: Result) -> list[tuple[str, str]]:
     found += [("target", str(header.target)), ("strategy", header.strategy), ("fingerprint", header.fingerprint)]
     found += [(name, version) for name, version in sorted(header.versions.items())]
     return found + [(name, text) for name, value in header.settings.items() if (text := _setting(value))]
-
-
-def _resumed(state: State) -> list[tuple[str, str]]:
-    """Return how often a run was resumed, and with which accepted differences, as `environment` does."""
-    if state.resumed is None:
-        return []
-    return [("parts", str(state.resumed.part + 1)), *(("accepted difference", text) for text in state.resumed.accepted)]
 
 
 def _setting(value: Any) -> str:

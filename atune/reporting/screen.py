@@ -47,15 +47,11 @@ def fitted(lines: Iterable[Line], stream: TextIO | None) -> str:
     if stream is None or not stream.isatty():
         return plain(lines)
     known = [Line(shown(one.text), one.style) for one in lines]
-    columns, coloured = shutil.get_terminal_size().columns, has_colours()
+    columns = shutil.get_terminal_size().columns
+    coloured = not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") not in ("", "dumb")  # no-color.org
     labelled = any(_LABEL.match(line.text) for line in known)
     indent = 2 if labelled and columns < NARROW else LABEL
     return "\n".join(shown for line in known for shown in _broken(line, columns, indent, coloured))
-
-
-def has_colours() -> bool:
-    """Tell whether a terminal may be sent colours: not where NO_COLOR is set (no-color.org), or it has none."""
-    return not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") not in ("", "dumb")
 
 
 def _broken(line: Line, columns: int, indent: int, coloured: bool) -> list[str]:

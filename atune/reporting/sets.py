@@ -254,11 +254,6 @@ class NearestRule:
         alike = [one for one in self.tuned if _others(one[0], self.sizes) == key]
         return sorted(alike, key=lambda one: distance(one[0], arguments))
 
-    def _left_out(self, problem: Mapping[str, Any]) -> int | None:
-        """Return the index in `configs` that a tuned problem would get if it had not been tuned."""
-        near = [place for tuned, place in self._nearest_first(problem) if tuned != problem]
-        return near[0] if near else None
-
 
 def _others(arguments: Mapping[str, Any], sizes: Sequence[str]) -> str:
     return config_key({name: value for name, value in arguments.items() if name not in sizes})
@@ -275,8 +270,8 @@ def dispatch_rule(
     axes take a size. Raises `UsageError` for weights that do not fit.
     """
     often = _often(matrix, weights)
-    first, *others = matrix.problems
-    names = tuple(sorted(n for n, v in first.items() if is_size(v) and all(is_size(o.get(n)) for o in others)))
+    first, *further = matrix.problems
+    names = tuple(sorted(n for n, v in first.items() if is_size(v) and all(is_size(o.get(n)) for o in further)))
     used = sorted(set(matrix.winners))
     pairs = [(problem, used.index(row)) for problem, row in zip(matrix.problems, matrix.winners, strict=True)]
     rule = NearestRule(
@@ -286,8 +281,8 @@ def dispatch_rule(
         asks=tuple(name for name in names if name in matrix.asks),
         space=space,
     )
-    places = [rule._left_out(problem) for problem in matrix.problems]
-    picked = [(used[place], column) for column, place in enumerate(places) if place is not None]
+    others = [[i for tuned, i in rule._nearest_first(one) if tuned != one] for one in matrix.problems]
+    picked = [(used[places[0]], column) for column, places in enumerate(others) if places]
     costs = [matrix.regret[row][column] for row, column in picked]
     known = [(cost, column) for cost, (_, column) in zip(costs, picked, strict=True) if cost is not None]
     measured = [cost for cost, _ in known]

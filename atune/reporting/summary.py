@@ -79,7 +79,7 @@ def detail_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
     lines += [f"ties       {ties_line(result)}"] if result.ties else []
     lines += [f"memory     {result.memory_bytes / 2**30:.2f} GiB of a device at most"] if result.memory_bytes else []
     lines += [f"same bits  {line}"] if (line := bits_line(result)) else []
-    lines += [f"strategy   {printable(strategy)}"] if (strategy := strategy_line(result)) else []
+    lines += [f"strategy   {printable(result.strategy)}"] if result.strategy not in ("", "exhaustive") else []
     lines += [f"budget     {why}"] if (why := left_line(result)) else []
     lines += [f"{'' if n else 'last':11}{printable(line)}" for n, line in enumerate(last_lines(result))]
     if result.roofline:
@@ -104,24 +104,14 @@ def bits_line(result: Result) -> str:
     return line + (f"; compared on {bits.seeds} draws of the inputs" if bits.seeds > 1 else "")
 
 
-def strategy_line(result: Result) -> str:
-    """Return which strategy chose the candidates; empty where all were tried."""
-    return "" if result.header is None or result.strategy == "exhaustive" else result.strategy
-
-
 def last_lines(result: Result) -> list[str]:
     """Return the values that the strategy left for the end, and why; none for one that does not learn."""
     if result.strategy != "bayesian":
         return []
-    tried = (
-        (
-            ((axis, describe_config({axis: value})) for axis, value in record.config.items()),
-            record.kind or record.status,
-        )
-        for record in result.records
-        if record.status not in ("duplicate", "remaining")
-    )
-    found = failed_values((pairs, "" if reason == "measured" else reason) for pairs, reason in tried)
+    tried = [one for one in result.records if one.status not in ("duplicate", "remaining")]
+    values = [[(axis, describe_config({axis: value})) for axis, value in one.config.items()] for one in tried]
+    reasons = ["" if one.status == "measured" else one.kind or one.status for one in tried]
+    found = failed_values(zip(values, reasons, strict=True))
     return [
         f"{value} was left for the end: all {count} that were tried with it failed alike ({reason})"
         for (_, value), (count, reason) in found.items()
@@ -273,10 +263,9 @@ def _for_cuda(result: Result, group: FailureGroup) -> list[str]:
     if group.message.startswith("TypeError"):  # the kernel returned no PrimFunc, say
         return []
     workload = printable(shlex.quote(header.origin)) if header.origin else "FILE.py:NAME"
-    command = f"atune tune {workload} --compile-only --target sm_90a"
-    lines = ["this kernel seems to be written for CUDA; without a GPU it can be compiled, and not measured:"]
-    lines.append(f"  {command}")
-    return lines + _ended_early(result, "unlowered", group.count)
+    why = "this kernel seems to be written for CUDA; without a GPU it can be compiled, and not measured:"
+    command = f"  atune tune {workload} --compile-only --target sm_90a"
+    return [why, command, *_ended_early(result, "unlowered", group.count)]
 
 
 def _ended_early(result: Result, reason: str, count: int) -> list[str]:
@@ -466,8 +455,7 @@ def why_unchecked(result: Result) -> str:
     """Return why no output was checked; empty where one was, where nothing was measured, or where it is not known."""
     if not result.measurements or any(one.checked for one in result.measurements) or result.header is None:
         return ""
-    settings = result.header.settings.get("benchmark")
-    asked = settings.get("check") if isinstance(settings, dict) else None
+    asked = result.header.settings.get("benchmark", {}).get("check")
     if asked is True:
         return "the workload has no reference and no check, so that a wrong kernel may win: Workload(…, reference=…)"
     return "the check was switched off (--skip-check)" if asked is False else ""
