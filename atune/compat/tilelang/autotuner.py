@@ -383,6 +383,7 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
             inputs = supplied(profile.supply_prog)
         if profile.manual_check_prog is not None and profile.ref_prog is None:
             warn_once("manual_check_prog", "is not called without ref_prog, as with tilelang's tuner")
+        cached = environment.storing() and not tilelang.env.is_autotune_cache_disabled()
         return Options(
             space=self.configs,
             leave_out=frozenset(names_in("do_not_specialize", do_not_specialize)),
@@ -397,7 +398,7 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
                 "atol": profile.atol,
                 "max_mismatched_ratio": profile.max_mismatched_ratio,
             },
-            cache=ResultCache(environment.cache_root()) if environment.caching() else None,
+            cache=ResultCache(environment.cache_root()) if cached else None,
             **plan(compile_args, profile, asked),
         )
 
@@ -527,8 +528,7 @@ def autotune(func: Any, **given: Any) -> Callable[[Any], AutoTuneImpl]:
 
     `configs`: dicts, a generator of them, or a callable of the caller's raw arguments that returns either.
     `do_not_specialize`: parameters whose values do not need tunings of their own; tunable ones are tuned whatever a
-    call gives. `tuning`: ``pick`` measures nothing where there is no result, and compiles what the prior chooses. The
-    other parameters are those of `AutoTuner.set_profile_args` and `AutoTuner.run`.
+    call gives. The other parameters are those of `AutoTuner.set_profile_args` and `AutoTuner.run`.
 
     Raises `ArgumentError` for anything but a kernel function under `@tilelang.jit`.
     """

@@ -101,11 +101,6 @@ def workers() -> int | None:
     return min(wanted, most) if most > 0 else wanted
 
 
-def caching() -> bool:
-    """Tell whether results may be kept and used."""
-    return storing() and not tilelang.env.is_autotune_cache_disabled()
-
-
 def storing() -> bool:
     """Tell whether libraries may be kept and used."""
     return bool(tilelang.env.is_cache_enabled())

@@ -89,7 +89,8 @@ def load_kernel(call: Call, winner: Winner | None = None, artifact: Artifact | N
     owner, jit = call.owner, call.options.jit
     named = outputs_named(owner.kernel, call.options.workload.get("out_idx"))
     if jit is None:
-        jit = {**(_of_jit(owner.kernel) if owner.is_jit else {}), "out_idx": named}
+        taken = ("pass_configs", "execution_backend", "verbose") if owner.is_jit else ()
+        jit = {**{name: getattr(owner.kernel, name, None) for name in taken}, "out_idx": named}
     passes = (call.compile.pass_configs, jit.get("pass_configs"), call.hints.get(PASS_CONFIGS))
     with owner.frontend.frontend_lock:
         return importlib.import_module("atune.stages.frontend.jit_kernel").jit_kernel(
@@ -122,12 +123,6 @@ def _roles(call: Call, winner: Winner | None) -> Roles:
         nothing = function is None  # its compile says why
         found = Roles() if nothing else roles_of(function, named, given.get("zero") or (), given.get("restore") or ())
     return found.where_given(range(len(call.names)))
-
-
-def _of_jit(jit: Any) -> Mapping[str, Any]:
-    """Return what `@tilelang.jit` was given, as arguments of `jit_kernel`."""
-    names = ("out_idx", "pass_configs", "execution_backend", "verbose")
-    return {name: getattr(jit, name, None) for name in names}
 
 
 class TunedKernel(TunableKernel):

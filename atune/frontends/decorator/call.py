@@ -152,11 +152,15 @@ class Call:
         self, owner: TunableKernel, options: Options, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         self.owner, self.options, stage = owner, options, owner.frontend
-        self.hints = {name: self._hint(value) for name, value in options.hints.items()}
+        self.hints = {
+            name: value(self.target.arch or self.target.kind) if inspect.isfunction(value) else value
+            for name, value in options.hints.items()
+        }
         check_hints(self.hints)
         self.given = Arguments(owner.signature, args, kwargs)
         self.space = self._space()
-        self.tunables = tunables_of(self.space)
+        names = set(self.space.axes) or {name for config in self.space.points({}).given() for name in config}
+        self.tunables = frozenset(names - RESERVED)
         refuse_clash(self.tunables, self.hints)
         owner.check_names(self.tunables | (self.hints.keys() - RESERVED))
         self.explicit = sorted(self.tunables & self.given.given.keys() - options.leave_out)
@@ -186,10 +190,6 @@ class Call:
         self.problem_text = text_of(self.problem)
         self.launch: Call = self
         """The call that its winner is for; it has other arguments under `tune_on`."""
-
-    def _hint(self, value: Any) -> Any:
-        """Return a hint's value for the call's target."""
-        return value(self.target.arch or self.target.kind) if inspect.isfunction(value) else value
 
     def _space(self) -> Space:
         """Return the call's space. A function for the space gets the caller's own arguments. Raises `SpaceError`."""
@@ -319,9 +319,3 @@ class Call:
     def work(self) -> CachedWork:
         where = {"target": self.asked_target, "devices": self.options.devices}
         return CachedWork(self.workload, **{**self.options.run, "compile": self.compile, **where})
-
-
-def tunables_of(space: Space) -> frozenset[str]:
-    """Return the kernel's arguments that the space sets."""
-    names = set(space.axes) or {name for config in space.points({}).given() for name in config}
-    return frozenset(names - RESERVED)

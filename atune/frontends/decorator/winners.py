@@ -209,7 +209,10 @@ class Winners:
         if result is None:  # it was damaged since
             self.forget(call.key_text)
             return await self.tuned(call, refresh)
-        return result if mine else _hit(result)
+        if not mine:
+            result = copy.copy(result)
+            result.cache_hit = True
+        return result
 
     async def _once(self, call: Call, refresh: bool, whole: bool) -> tuple[Winner, bool]:
         """Return the winner of a call's key: of who tunes it now, known, or tuned here; and whether it was here.
@@ -264,21 +267,16 @@ class Winners:
         work, cache = await anyio.to_thread.run_sync(lambda: call.work), call.options.cache
         try:
             if cache is None:
-                result = await tune_apart(work.workload, **work.options)
+                made = await tune_apart(work.workload, **work.options)
             else:
-                result = await tune_work(work, cache, refresh=refresh)
+                made = await tune_work(work, cache, refresh=refresh)
         finally:
             if (discard := getattr(work.workload.inputs, "discard", None)) is not None:
                 discard()
-        return winner_of(result)
-
-
-def winner_of(result: TuneResult) -> Winner:
-    """Return the winner of a tuning."""
-    source: Literal["cache", "tuned"] = "cache" if result.cache_hit else "tuned"
-    tuned_for = None if result.header is None else result.header.arguments
-    times = result.latency_ms, result.reference_ms
-    return Winner(result.best_config, source, *times, tuned_for, result.roles, lambda: result.artifact, lambda: result)
+        source: Literal["cache", "tuned"] = "cache" if made.cache_hit else "tuned"
+        tuned_for = None if made.header is None else made.header.arguments
+        times = made.latency_ms, made.reference_ms
+        return Winner(made.best_config, source, *times, tuned_for, made.roles, lambda: made.artifact, lambda: made)
 
 
 def _library(kept: Artifact | None) -> Artifact | None:
@@ -290,13 +288,6 @@ def _library(kept: Artifact | None) -> Artifact | None:
 def _winner_in(entry: CacheEntry, source: Literal["cache", "shipped"]) -> Winner:
     times = entry.latency_ms, entry.reference_ms
     return Winner(entry.config, source, *times, tuned_for=entry.parts.tuned_for)
-
-
-def _hit(result: TuneResult) -> TuneResult:
-    """Return `result` marked as found without tuning."""
-    found = copy.copy(result)
-    found.cache_hit = True
-    return found
 
 
 def _problem(call: Call) -> str:
