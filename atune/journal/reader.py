@@ -27,8 +27,6 @@ MAX_LINE_BYTES = 8 * 1024 * 1024
 """A longer line is refused. No event is that large, and a decoded line takes many times its size in memory."""
 MAX_DEPTH = 64
 """Deeper nesting is refused: no event needs it, and code that walks a value would run out of stack."""
-
-
 MAX_PARTS, MAX_VALUES = 100_000, 4_000_000
 """More lists and objects, and more values, in a line are refused: they take up to 100 times its size in memory."""
 
@@ -70,9 +68,9 @@ class JournalReader:
         try:
             with regular_file(self.path) as file:  # anew each time: on NFS, opening is what asks the server
                 file.seek(self.whole_bytes)
-                line = self._line(file, self._lines + 1)
+                line = self._line(file)
                 while line:
-                    following = self._line(file, self._lines + 2) if line.endswith(b"\n") else b""
+                    following = self._line(file) if line.endswith(b"\n") else b""
                     body = _body(line) if line.endswith(b"\n") else None
                     if body is None:
                         if following:
@@ -90,7 +88,7 @@ class JournalReader:
         except OSError as error:
             raise cannot("read", self.path, error) from error
 
-    def _line(self, file: IO[bytes], number: int) -> bytes:
+    def _line(self, file: IO[bytes]) -> bytes:
         line = file.readline(MAX_LINE_BYTES + 1)
         if len(line) > MAX_LINE_BYTES:
             raise JournalError(
@@ -124,9 +122,8 @@ class JournalReader:
         return event
 
     def _damaged(self, number: int) -> JournalError:
-        if number == 1:
-            return JournalError(f"{self.path}, line 1: no journal of atune, or a damaged one")
-        return JournalError(f"{self.path}, line {number}: damaged, it does not match its checksum{_kept(number)}")
+        why = "no journal of atune, or a damaged one" if number == 1 else "damaged, it does not match its checksum"
+        return JournalError(f"{self.path}, line {number}: {why}{_kept(number)}")
 
 
 def _kept(number: int) -> str:

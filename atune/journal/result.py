@@ -412,10 +412,9 @@ class Result:
         The ratio is that of the latencies that the result shows. Low and high bound the 95 % confidence interval of the
         ratio round by round. None unless both were timed in the final.
         """
-        slow = self.default
-        return (
-            None if slow is None else self._over(self._final.get(slow.index if slow.same_as is None else slow.same_as))
-        )
+        if (slow := self.default) is None:
+            return None
+        return self._over(self._final.get(slow.index if slow.same_as is None else slow.same_as))
 
     @property
     def speedup_over_reference(self) -> Ratio | None:
@@ -553,20 +552,16 @@ def loadable(artifact: Artifact | None, *, replayed: bool) -> Artifact:
     `replayed`: its path comes from a file, and only a library of the cache folder is loaded. Raises `AtuneError`.
     """
     if artifact is None:
-        raise AtuneError(
-            "there is no kernel: the run did not finish, or its winner's library could not be kept; tune again"
-        )
-    if replayed and not is_cached(artifact.path):
+        why = "there is no kernel: the run did not finish, or its winner's library could not be kept"
+        raise AtuneError(f"{why}; tune again")
+    path = artifact.path
+    if replayed and not is_cached(path):
         # Loading a library runs its code, and a journal may come from a stranger.
-        raise AtuneError(f"{artifact.path} is outside the cache folder {cache_folder()}, and is not loaded; tune again")
-    if not Path(artifact.path).is_file():
-        raise AtuneError(
-            f"the winner's library {artifact.path} is gone (cache cleaned, or another machine's); tune again"
-        )
-    if replayed and (why := untrusted(artifact.path)):
+        raise AtuneError(f"{path} is outside the cache folder {cache_folder()}, and is not loaded; tune again")
+    if not Path(path).is_file():
+        raise AtuneError(f"the winner's library {path} is gone (cache cleaned, or another machine's); tune again")
+    if replayed and (why := untrusted(path)):
         raise AtuneError(why)
-    if replayed and not (is_stored(artifact.path) and artifact.symbol.isidentifier()):
-        raise AtuneError(
-            f"{artifact.path} is not the library that was kept under this name, and is not loaded; tune again"
-        )
+    if replayed and not (is_stored(path) and artifact.symbol.isidentifier()):
+        raise AtuneError(f"{path} is not the library that was kept under this name, and is not loaded; tune again")
     return artifact

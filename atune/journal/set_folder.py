@@ -130,9 +130,7 @@ def tuned_problems(folder: Path) -> list[TunedProblem]:
 
     Raises `UsageError` if it is no such folder, and `JournalError` for a journal that cannot be read.
     """
-    return [tuned_problem(problem, journal) for journal, problem in listed(folder).items()]
-
-
-def tuned_problem(problem: Problem, journal: Path) -> TunedProblem:
-    """Return a problem with the result in its journal."""
-    return TunedProblem(problem, replay(journal)) if is_begun(journal) else TunedProblem(problem, None, NOT_BEGUN)
+    return [
+        TunedProblem(problem, replay(journal)) if is_begun(journal) else TunedProblem(problem, None, NOT_BEGUN)
+        for journal, problem in listed(folder).items()
+    ]

@@ -141,7 +141,8 @@ def choose(alternatives: Sequence[Alternative], most: int = 1) -> LayoutSelectio
         return LayoutSelection(tuple(one.index for one in alternatives if one.own), {})
     left, kept = [one for one in valid if one.layouts is not None], list[Alternative]()
     while left and len(kept) < most:
-        kept.append(_best(left))
+        minimal = [one for one in left if not any(_inside(other, one) for other in left)]
+        kept.append(min(minimal, key=lambda one: (*_cost(one), not one.own, one.index)))
         left.remove(kept[-1])
     unknown = sorted(one.index for one in valid if one.layouts is None)
     rejected = {one.index: RejectedLayout(kept[0].index, _why(kept[0], one)) for one in left}
@@ -158,11 +159,6 @@ def contained(one: Layouts, other: Layouts) -> bool:
         return False
     ours, theirs = ([int(mask, 16) for loop in each.loops for mask in loop.threads] for each in (one, other))
     return ours != theirs and all(a & b == a for a, b in zip(ours, theirs, strict=True))
-
-
-def _best(left: Sequence[Alternative]) -> Alternative:
-    minimal = [one for one in left if not any(_inside(other, one) for other in left)]
-    return min(minimal, key=lambda one: (*_cost(one), not one.own, one.index))
 
 
 def _inside(one: Alternative, other: Alternative) -> bool:

@@ -12,7 +12,7 @@ from atune.engine.search.prior import can_run, choices, figures_for
 from atune.errors import UsageError
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.tuner import machine_for
-from atune.model.candidate import Candidate, Config, config_key
+from atune.model.candidate import Config, numbered
 from atune.model.device import DeviceInfo
 from atune.model.options import Count, converted
 from atune.model.settings import CompileSettings
@@ -67,7 +67,7 @@ async def picked(workload: Workload | FileRef | str, n: int, device: DeviceInfo 
     async with machine.open():
         target = await machine.assume(device)
         spec = await machine.describe()
-        listed = [Candidate(index, config_key(config), config) for index, config in enumerate(spec.configs)]
+        listed = numbered(spec.configs)
         candidates = listed if len(listed) <= MOST else random.Random(0).sample(listed, MOST)
         survey, figures = Survey(candidates, going_on=lambda: True), figures_for(target, machine.found.devices)
         if figures is not None:

@@ -172,10 +172,9 @@ def _read(file: Path) -> Any:
             lines = [line for line in text.splitlines() if line.strip()]
             return json.loads("[" + "\n,".join(lines) + "]")
         return json.loads(text)
-    except OSError as error:
-        raise UsageError(f"problems {file}: {error.strerror or error}: give a .json, .jsonl or .csv file") from error
-    except (ValueError, RecursionError, csv.Error) as error:
-        raise UsageError(f"problems {file}: {error}: give a .json, .jsonl or .csv file") from error
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"problems {file}: {why}: give a .json, .jsonl or .csv file") from error
 
 
 def _cells(row: Mapping[Any, Any], entry: str) -> dict[str, Any]:

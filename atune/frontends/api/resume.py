@@ -19,7 +19,6 @@ from atune.journal.events import RunStarted
 from atune.journal.reader import JournalReader
 from atune.journal.result import Result, TuneResult
 from atune.journal.state import State, finished
-from atune.model.device import Target
 from atune.model.options import documents
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.workload.pickling import FileRef, parse_file_ref
@@ -125,7 +124,7 @@ def options_of(header: RunStarted | None) -> dict[str, Any]:
     settings = header.settings
     try:
         return {
-            "target": _target_text(header.target),
+            "target": (header.target.arch or "cuda") if header.target.kind == "cuda" else "c",
             "devices": "all" if any("/" in name for name in header.devices) else header.devices,  # of a cluster
             "strategy": header.strategy,
             "seed": int(settings.get("seed", 0)),
@@ -137,7 +136,3 @@ def options_of(header: RunStarted | None) -> dict[str, Any]:
         }
     except (msgspec.ValidationError, TypeError, ValueError) as error:
         raise JournalError(f"the journal's header has settings that this atune does not know: {error}") from error
-
-
-def _target_text(target: Target) -> str:
-    return target.kind if target.kind == "c" else target.arch or target.kind

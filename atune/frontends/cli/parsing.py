@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse `args`. Raises `UsageError` for what the command does not know."""
-        if not args and self._commands() is not None:
+        if not args and any(isinstance(one, argparse._SubParsersAction) for one in self._actions):
             self.print_help()
             self.exit()
         parsed, unknown = super().parse_known_args(args, namespace)
@@ -71,9 +71,6 @@ class Parser(argparse.ArgumentParser):
         instead = _INSTEAD.get(flag.replace("--without", "--with"), "")
         hint = f"; did you mean {' or '.join(meant)}?" if meant else instead
         return f"{self.prog} has no option {flag}{hint} (see {self.prog} --help)"
-
-    def _commands(self) -> argparse._SubParsersAction[Parser] | None:
-        return next((one for one in self._actions if isinstance(one, argparse._SubParsersAction)), None)
 
 
 _INSTEAD = {
