@@ -110,10 +110,10 @@ async def test_two_runs_of_one_program_never_measure_at_once(
     spans: list[tuple[float, float, str]] = []
     call = Worker.call
 
-    async def watched(worker: Worker, entry: str, payload: bytes, timeout_s: float = 300.0) -> bytes:
+    async def watched(worker: Worker, entry: str, *rest: Any, **options: Any) -> bytes:
         began = time.monotonic()
         try:
-            return await call(worker, entry, payload, timeout_s)
+            return await call(worker, entry, *rest, **options)
         finally:
             if entry.startswith("atune.stages.measure.benchmark:") and not entry.endswith("begin"):
                 spans.append((began, time.monotonic(), str(worker.pid)))
