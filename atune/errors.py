@@ -268,10 +268,14 @@ class CacheMiss(AtuneError):
     """No result is known for a call or a workload, and nothing may tune (`on_miss="error"`). Tune, or ship a result."""
 
 
+OWN = ("atune", "functools")
+"""Modules whose frames are not the user's; functools calls cached properties."""
+
+
 def calling() -> tuple[FrameType, int]:
     """Return the frame that called atune, which is the user's, and how many levels it is above the caller's."""
     frame, level = sys._getframe(2), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "atune":
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in OWN:
         frame, level = frame.f_back, level + 1
     return frame, level
 

@@ -280,9 +280,9 @@ def drop_in() -> Iterator[None]:
     except NoWinner as error:
         raise TuningFailed(f"Auto-tuning failed: {error}", error.result) from error
     except InputsMissing as error:
-        raise ScalarMissing(
-            f"{error}; give tensors and scalars with `with set_autotune_inputs(...)`, or with supply_prog"
-        ) from error
+        what, *where = str(error).splitlines()
+        remedy = "give tensors and scalars with `with set_autotune_inputs(...)`, or with supply_prog"
+        raise ScalarMissing("\n".join([f"{what}; {remedy}", *where])) from error
     except SpaceError as error:
         raise ConfigError(str(error)) from error
     except UsageError as error:
