@@ -272,7 +272,6 @@ class BenchmarkStage:
         self.run.outcomes.settled(answer.index, latency, best if best != before else None, worker.name)
 
     def failed(self, worker: DeviceWorker, failure: Failure) -> None:
-        """Record that a candidate failed on a device."""
         why = {"kind": failure.kind, "message": failure.message, "detail": failure.detail, "printed": failure.printed}
         self.emit(BenchmarkFailed, worker=worker.name, index=failure.index, device=worker.name, **why)
         self.run.outcomes.settled(failure.index)

@@ -86,8 +86,6 @@ class ProposeStage:
 
     def __init__(self, start: Start, plan: Plan, scheduled: CompileState, screen: Screen) -> None:
         self._start, self._run, self._plan, self._scheduled, self._screen = start, start.run, plan, scheduled, screen
-        self._strategy = start.strategy
-        """None until it is made, which may wait until the space is surveyed."""
         by_outcomes = start.settings.budget.auto and start.settings.pipeline
         self._learns = by_outcomes or not isinstance(plan.given, str) or learns(plan.given)
         self._outstanding = {candidate.index for candidate in plan.redo}
@@ -102,11 +100,10 @@ class ProposeStage:
                 run.wake()
             for index in plan.begun:
                 await self._propose_further_layouts(index, propose)
-            if (strategy := self._strategy) is None:
+            if (strategy := self._start.strategy) is None:
                 await self._survey(workers)
                 begin = partial(plan.strategy, run.recorder.state)
-                strategy = await anyio.to_thread.run_sync(begin, abandon_on_cancel=True)
-                self._strategy = self._start.strategy = strategy
+                strategy = self._start.strategy = await anyio.to_thread.run_sync(begin, abandon_on_cancel=True)
             if plan.baseline is not None and plan.baseline_left and not run.stopping:
                 await self._propose(plan.baseline, propose)
             await self._propose_asked(strategy, propose)
@@ -157,15 +154,15 @@ class ProposeStage:
 
         It knows of no baseline: what the baseline has is that of the candidate with its code, if there is one.
         """
-        state = self._run.recorder.state
-        while self._pending and self._strategy is not None:
+        state, strategy = self._run.recorder.state, self._start.strategy
+        while self._pending and strategy is not None:
             outcome = self._pending.popleft()
             index = state.first(BASELINE).index if outcome.index == BASELINE else outcome.index
             latency_ms, reason = outcome.latency_ms, ""
             if latency_ms is None:
                 latency_ms, reason = latency_or_reason(state, index)
             if index != BASELINE:
-                self._strategy.tell(index, latency_ms, reason)
+                strategy.tell(index, latency_ms, reason)
 
     async def _retry_left_out(self, propose: MemoryObjectSendStream[Candidate]) -> None:
         """Propose again what was left out as likely to lose, one of each code, if nothing else works."""

@@ -167,12 +167,10 @@ class Run:
         self.wake()
 
     def wake(self) -> None:
-        """Wake everyone who waits in `changed`."""
         self._changed.set()
         self._changed = anyio.Event()
 
     async def changed(self) -> None:
-        """Wait for the next `wake`."""
         await self._changed.wait()
 
     def built(self, worker: str, artifacts: Sequence[Artifact], reason: str) -> None:
@@ -243,15 +241,11 @@ class Outcomes:
         for _ in range(count):
             outcome = self._unsynced.popleft()
             self.tell(outcome)
-            if outcome.best is not None and self._still_counts(*outcome.best):
-                self.recorder.emit(
-                    BestChanged, worker=outcome.worker, index=outcome.best[0], latency_ms=outcome.best[1]
-                )
-
-    def _still_counts(self, index: int, latency_ms: float) -> bool:
-        """Whether the measurement counts; that of a device excluded since then does not."""
-        outcome = self.recorder.state.outcome(index)
-        return isinstance(outcome, CandidateMeasured) and outcome.timing.latency_ms == latency_ms
+            index, latency_ms = outcome.best or (None, 0.0)
+            found = None if index is None else self.recorder.state.outcome(index)
+            # The measurement of a device that was excluded since then does not count.
+            if isinstance(found, CandidateMeasured) and found.timing.latency_ms == latency_ms:
+                self.recorder.emit(BestChanged, worker=outcome.worker, index=index, latency_ms=latency_ms)
 
 
 async def keep_time(run: Run, seconds: float | None) -> None:

@@ -75,7 +75,6 @@ class CompileState:
     """Lengths of the device sources seen, in bytes, sorted."""
 
     def add(self, lowered: Lowered, *, deferred: bool = False) -> None:
-        """Queue a candidate to be built."""
         if lowered.facts.source_bytes is not None:
             bisect.insort(self.lengths, lowered.facts.source_bytes)
         (self.deferred if deferred else self.ready).append(lowered)
@@ -129,7 +128,8 @@ class CompileState:
         elif self._work_of_many(ready) >= (share := self._ready_share()):
             return self._build(ready, share, "a worker's share of what is left")
         elif not self._more_to_lower:
-            return self._build(ready, self._split(ready), "the rest, split over the free workers")
+            part = min(MAX_GROUP, math.ceil(self._work_of_many(ready) / max(1, self.workers - self.busy)))
+            return self._build(ready, part, "the rest, split over the free workers")
         return None
 
     @property
@@ -174,10 +174,6 @@ class CompileState:
     def _work_of_many(self, queue: Sequence[Lowered]) -> float:
         """Sum up the compile times of `queue`, up to what is more than enough for all workers."""
         return self.work_of(queue[: 2 * MAX_GROUP * self.workers])
-
-    def _split(self, queue: Sequence[Lowered]) -> float:
-        free = max(1, self.workers - self.busy)
-        return min(MAX_GROUP, math.ceil(self._work_of_many(queue) / free))
 
     def _build(self, queue: list[Lowered], size: float, reason: str) -> Build:
         """Take a group, the oldest first: at least one, up to `size` compiles. A size that the user gave counts

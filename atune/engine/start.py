@@ -289,7 +289,6 @@ class Plan:
 
     @property
     def default(self) -> list[Candidate]:
-        """The default configuration, if there is one."""
         index = self.default_index
         return [] if index is None or (index == BASELINE and self.baseline is None) else [self.candidate(index)]
 

@@ -64,7 +64,6 @@ def by_nvcc(source: str, pass_configs: Mapping[str, Any]) -> MachineCode:
 
 
 def backend_context() -> Any:
-    """Return tilelang's context for the session's target."""
     return context_of(session().target, session().compile.target_host)
 
 

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -93,14 +93,15 @@ def _generated(candidate: Candidate, function: Any, host: Any, device: Any, how:
     return Lowered(
         index=candidate.index,
         code_key=code_key,
-        store_key=store_key_of(code_key),
+        store_key=digest((code_key, *_way())),
         merge_key=digest(together),
         source_key=source_key,
         params=parameters,
         facts=found_facts,
         seconds=0.0,
         blob=msgspec.msgpack.encode(blob),
-        storable=not includes_users_files(source, how.flags),
+        # No key covers the user's own files.
+        storable=not (_USERS_FILES.search(" ".join(how.flags or ())) or _USERS_INCLUDE.search(source)),
     )
 
 
@@ -153,11 +154,6 @@ def preamble(source: str) -> list[str]:
         for line in before.splitlines()
         if not line.startswith(("#include <", "//")) and "atune_kernel_" not in line
     ]
-
-
-def includes_users_files(source: str, flags: Sequence[str] | None) -> bool:
-    """Tell whether user files decide the code. Then no key covers it."""
-    return bool(_USERS_FILES.search(" ".join(flags or ())) or _USERS_INCLUDE.search(source))
 
 
 _BARE = "bare"
@@ -214,11 +210,6 @@ def _way() -> tuple[Any, ...]:
     """Return the inputs that only the way to the code depends on. The code itself does, too, if that way has a bug."""
     solvers = metadata.distributions(name="z3-solver")  # not every tilelang has it
     return (FORMAT, *(one.version for one in solvers))
-
-
-def store_key_of(code_key: str) -> str:
-    """Return the artifact store's key for a library with this code."""
-    return digest((code_key, *_way()))
 
 
 def lowered_before(ir_key: str) -> Lowered | None:

@@ -333,7 +333,9 @@ class _Reader:
             return int(node.value)
         if kind in ("Var", "SizeVar"):
             if node in self.loops and node not in self.blocks:
-                self.blocks[node] = sampled(self.loops[node], len(self.loops), self._points())
+                arrays = (array for array in self.blocks.values() if getattr(array, "ndim", 0))
+                points = next(map(len, arrays), MOST_BLOCKS)
+                self.blocks[node] = sampled(self.loops[node], len(self.loops), points)
             return self.blocks.get(node)
         if kind == "Cast":
             return self.value(node.value)
@@ -341,10 +343,6 @@ class _Reader:
             a, b = self.value(node.a), self.value(node.b)
             return None if a is None or b is None else combined(kind, a, b)
         return None
-
-    def _points(self) -> int:
-        """Return the number of blocks, or of points of a sample, in arrays."""
-        return next((len(array) for array in self.blocks.values() if getattr(array, "ndim", 0)), MOST_BLOCKS)
 
 
 # ---- reading TIR

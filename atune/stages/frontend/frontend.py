@@ -113,7 +113,6 @@ class JitFunction:
         return self.get_tir(**arguments)
 
     def get_tir(self, **arguments: Any) -> Any:
-        """Return the PrimFunc for `arguments`."""
         if self._jit is None:
             self._jit = tilelang.jit(
                 self.func, out_idx=self.out_idx, target=self._target, pass_configs=self.pass_configs

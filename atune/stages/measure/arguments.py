@@ -422,7 +422,6 @@ class Guards:
         return torch.from_dlpack(whole[start:end]).view(dtype)
 
     def renew(self) -> None:
-        """Write the pattern again."""
         for guard in self._guards:
             guard.zone.copy_(guard.pattern)
 

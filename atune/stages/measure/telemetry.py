@@ -17,6 +17,7 @@ from atune.model.artifact import FailureKind
 from atune.model.folders import SERVER_FOLDER
 from atune.model.measurement import Conditions
 from atune.workers.processes.messages import Neighbours
+from atune.workers.processes.server_main import parent_of
 
 THROTTLE = {
     0x2: "application clocks", 0x4: "power cap", 0x8: "hardware slowdown", 0x10: "sync boost",
@@ -101,14 +102,9 @@ def _handle(uuid: str) -> Any:
 
 def _belongs(pid: int, program: int) -> bool:
     """Tell whether a process is the program or descends from it."""
-    while pid > 1:
-        if pid == program:
-            return True
-        try:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            return False
-    return False
+    while pid > 1 and pid != program:
+        pid = parent_of(pid)
+    return pid == program
 
 
 def _takes_turns(pid: int) -> bool:

@@ -139,10 +139,6 @@ class CudaTimer(Timer):
     def synchronise(self) -> None:
         self.torch.cuda.synchronize()
 
-    def _evict(self) -> None:
-        """Queue the read that empties the L2 cache."""
-        self.flush.max()
-
     def _batch(self, calls: Sequence[Timed]) -> list[float]:
         torch = self.torch
         event = torch.cuda.Event
@@ -156,7 +152,7 @@ class CudaTimer(Timer):
             for timed, (begin, end) in zip(calls, pairs, strict=True):
                 if timed.before is not None:
                     timed.before()
-                self._evict()  # after what is restored: that must not stay in the cache either
+                self.flush.max()  # reading it evicts also what is restored from the L2 cache
                 begin.record()
                 timed.call()
                 end.record()

@@ -156,6 +156,5 @@ class Actor:
             raise
 
     async def close(self) -> None:
-        """End the agent in order."""
         self._leave.set()
         await self._ended

@@ -196,7 +196,6 @@ class Node:
         return await arrived(reply.answer, reply.libraries, self._run_dir)
 
     async def run(self, job: Job[A], worker: int | str) -> A:
-        """Have a worker of the node do `job`."""
         libraries = {} if self.lost else await libraries_of(job)
         return cast(A, await self.ask("run", job, worker, libraries))
 

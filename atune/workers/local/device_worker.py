@@ -79,15 +79,12 @@ class MemoryClaim:
     def is_granted(self) -> bool:
         """Tell whether it is held; from now on, if the other runs leave enough."""
         with self._lock:
-            if self not in self._held and all(self._fits(device) for device in self._devices):
+            used = [sum(one._n_bytes for one in self._held if device in one._devices) for device in self._devices]
+            if self not in self._held and self._n_bytes + max(used, default=0) <= self._limit:
                 self._held.append(self)
             return self in self._held
 
-    def _fits(self, device: str) -> bool:
-        return self._n_bytes + sum(one._n_bytes for one in self._held if device in one._devices) <= self._limit
-
     def release(self) -> None:
-        """Leave the memory to other runs."""
         with self._lock, suppress(ValueError):
             self._held.remove(self)
 

@@ -249,7 +249,6 @@ class LocalMachine:
 
     @property
     def _cores(self) -> list[int]:
-        """The cores that it uses."""
         return usable_cores()[: self._most_cores]
 
     @property

@@ -116,7 +116,6 @@ class Workers:
         self.run_dir, self.warn = run_dir, warn
 
     def warn_once(self, of: str, message: str) -> None:
-        """Warn, unless it was warned `of` this before."""
         if of not in self._warned_of:
             self._warned_of.add(of)
             self.warn(message)
@@ -124,7 +123,6 @@ class Workers:
     async def spawn(
         self, role: str, *, env: Mapping[str, str] | None = None, cpus: Sequence[int] | None = None, nice: int = 0
     ) -> Worker:
-        """Fork a worker of this run."""
         worker = await self._server.spawn(role, env={**self._env, **(env or {})}, cpus=cpus, nice=nice)
         self._forked = [one for one in (*self._forked, worker) if one.alive]
         return worker

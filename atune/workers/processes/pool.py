@@ -216,7 +216,6 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         raise WorkerError("the fork server was closed")
 
     def forget(self, number: int) -> None:
-        """Remove a worker that has ended."""
         self._workers.pop(number, None)
 
     def loss(self, message: str, detail: str = "") -> AtuneError:
@@ -243,7 +242,6 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                     return
 
     def _on_message(self, message: dict[str, Any]) -> None:
-        """Handle one message of the server."""
         worker = self._workers.get(message.get("id", -1))
         if message["op"] == "ready":
             self.process.preload_s = message["seconds"]
@@ -473,7 +471,6 @@ class Worker:
                 self._close()
 
     def _lost(self, message: str) -> AtuneError:
-        """Return the error for the ended process."""
         if self.with_server:
             return self._server.loss(message, self._tail())
         return WorkerLost(message, self._tail(), outside=self._outside)

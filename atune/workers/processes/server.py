@@ -136,7 +136,6 @@ class ForkServerProcess:
         return self.returncode is None and self.folder.is_dir()
 
     async def wait(self) -> int | None:
-        """Wait for the process to end, and reap it."""
         while self.returncode is None:
             try:
                 pidfd = os.pidfd_open(self.pid)

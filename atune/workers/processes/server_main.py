@@ -105,7 +105,6 @@ def set_limits() -> None:
 
 
 def private_fd() -> int:
-    """Return the lowest number for a private descriptor."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return FIRST_PRIVATE_FD if most == resource.RLIM_INFINITY else min(FIRST_PRIVATE_FD, most // 2)
 
@@ -171,7 +170,6 @@ def parent_of(pid: int) -> int:
 
 
 def descendants(pids: Iterable[int]) -> set[int]:
-    """Return the children of `pids`, and all their descendants."""
     found: set[int] = set()
     queue = list(pids)
     while queue:
