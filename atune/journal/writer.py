@@ -244,12 +244,16 @@ def _open_locked(path: str, *, create: bool = False) -> tuple[int, bool]:
     A writer that ends may remove its empty file between the two steps. Then `path` is opened again.
     """
     # Not O_WRONLY: opening a pipe to write would wait for its reader.
-    flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+    flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
     while True:
-        made = not os.path.lexists(path)  # a link's target is not removed
+        made = create and not os.path.lexists(path)
+        through_link = create and os.path.islink(path)  # its target is made, and not removed
+        new = os.O_CREAT | os.O_EXCL if made else os.O_CREAT if through_link else 0
         try:
-            fd = os.open(path, flags, 0o600)
+            fd = os.open(path, flags | new, 0o600)
         except OSError as error:
+            if isinstance(error, FileExistsError if made else FileNotFoundError) and create and not through_link:
+                continue  # another writer made or removed it meanwhile
             raise cannot("write", path, error) from error
         _lock(fd, path)
         if os.fstat(fd).st_nlink:
