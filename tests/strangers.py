@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -13,18 +14,18 @@ STRANGE: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def mutated(value: Any, random: Random) -> Any:
-    """Return a value with one of those in it replaced, removed, repeated or moved."""
+def mutated(value: Any, random: Random, strange: Sequence[Any] = STRANGE) -> Any:
+    """Return a value with one of those in it replaced by a `strange` one, removed, repeated or moved."""
     if not isinstance(value, dict | list) or not value or random.random() < 0.1:
-        return random.choice(STRANGE)
+        return random.choice(strange)
     key = random.choice(list(value) if isinstance(value, dict) else range(len(value)))
     copy = value.copy()
     if random.random() < 0.1:
         del copy[key]
     elif isinstance(copy, dict) and random.random() < 0.1:
-        copy[random.choice([one for one in STRANGE if isinstance(one, str)])] = copy[key]
+        copy[random.choice([one for one in strange if isinstance(one, str)])] = copy[key]
     elif isinstance(copy, list) and random.random() < 0.1:
         copy = copy * 3
     else:
-        copy[key] = mutated(copy[key], random)
+        copy[key] = mutated(copy[key], random, strange)
     return copy

@@ -20,6 +20,7 @@ import pytest
 import torch
 from bundles import TWO, VECTOR, entry, library, write
 from processes import environment
+from strangers import mutated
 
 from atune.bundle import BundleError, DamagedBundle, OutsideProblems, WrongArguments, WrongMachine, launch, load
 from atune.bundle.launch import check_device, this_cpu
@@ -419,21 +420,6 @@ STRANGE: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def _mutated(value: Any, random: Random) -> Any:
-    """Return a manifest's content with one of its values replaced, removed, repeated or moved."""
-    if not isinstance(value, dict | list) or not value or random.random() < 0.15:
-        return random.choice(STRANGE)
-    key = random.choice(list(value) if isinstance(value, dict) else range(len(value)))
-    copy = value.copy()
-    if random.random() < 0.1:
-        del copy[key]
-    elif isinstance(copy, dict) and random.random() < 0.1:
-        copy[random.choice([one for one in STRANGE if isinstance(one, str)])] = copy[key]
-    else:
-        copy[key] = _mutated(copy[key], random)
-    return copy
-
-
 def _of_no_code(path: str) -> Any:
     """Return a library of which every function does nothing."""
 
@@ -450,7 +436,7 @@ def test_a_strangers_manifest_is_a_bundle_or_one_error(tmp_path: Path, monkeypat
     random, loaded, served = Random(46), 0, 0
     plain = json.loads((write(tmp_path) / "manifest.json").read_text())
     for _ in range(MUTATIONS := 1000):
-        changed = _mutated(plain, random)
+        changed = mutated(plain, random, STRANGE)
         if isinstance(changed, dict):
             changed["digest"] = manifest_digest(changed)
         (tmp_path / "manifest.json").write_text(json.dumps(changed))
