@@ -172,7 +172,7 @@ class BenchmarkStage:
 
     async def _default_params(self) -> tuple[KernelParam, ...] | None:
         """Return the default's parameters as soon as it is lowered; None if it is not, or fails."""
-        index = None if self.state.header is None else self.state.header.default
+        index = self.state.default_index
         while index is not None and self.run.default_params is None:
             if self.state.outcome(index) is not None or self.run.compiled.is_set() or self.run.stopping:
                 break

@@ -226,7 +226,7 @@ class CompileStage:
         answer = await worker.run(LowerJob(candidate))
         if isinstance(answer, Lowered):
             self.run.params = self.run.params or answer.params
-            if self.run.recorder.state.header and candidate.index == self.run.recorder.state.header.default:
+            if candidate.index == self.run.recorder.state.default_index:
                 self.run.default_params = answer.params
             self.run.lowered = self.run.lowered or candidate
             self.emit(
@@ -343,8 +343,8 @@ def limit_s(state: State, group: Sequence[Lowered], weight: float, most_s: float
     compiles. The default configuration alone has the user's limit, because every result is compared with it. In a group
     it has that of the group, whose parts are then compiled again.
     """
-    seen, header = state.compile_s, state.header
-    default = None if header is None or header.default is None else state.first(header.default).index
+    seen = state.compile_s
+    default = None if state.default_index is None else state.first(state.default_index).index
     if most_s is None or len(seen) < LEAST or [state.first(one.index).index for one in group] == [default]:
         return None
     usual_s = seen[math.ceil(QUANTILE * len(seen)) - 1]

@@ -369,10 +369,14 @@ class State:
         return None if self.best is None else next(standing, next((one.index for one in self.admitted(1)), None))
 
     @property
+    def default_index(self) -> int | None:
+        """The default configuration's index; None where there is none, or the run has not begun."""
+        return None if self.header is None else self.header.default
+
+    @property
     def default(self) -> CandidateMeasured | None:
         """The measurement of the default configuration, or of the candidate with its code; None without one."""
-        index = None if self.header is None else self.header.default
-        outcome = None if index is None else self.outcome(index)
+        outcome = None if self.default_index is None else self.outcome(self.default_index)
         return outcome if isinstance(outcome, CandidateMeasured) else None
 
     @property
@@ -406,8 +410,7 @@ class State:
     @property
     def all_differ(self) -> bool:
         """Whether the default and the first candidates ran, and each differs from the reference: it may be wrong."""
-        index = None if self.header is None else self.header.default
-        default = None if index is None else self.outcome(index)
+        default = None if self.default_index is None else self.outcome(self.default_index)
         if not isinstance(default, BenchmarkFailed) or default.kind != "mismatch" or self.counts["measured"]:
             return False
         return self.kinds["mismatch"] >= ALIKE and not any(self.kinds[kind] for kind in RAN - {"mismatch"})
