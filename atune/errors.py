@@ -268,14 +268,11 @@ class CacheMiss(AtuneError):
     """No result is known for a call or a workload, and nothing may tune (`on_miss="error"`). Tune, or ship a result."""
 
 
-OWN = ("atune", "functools")
-"""Modules whose frames are not the user's; functools calls cached properties."""
-
-
 def calling() -> tuple[FrameType, int]:
     """Return the frame that called atune, which is the user's, and how many levels it is above the caller's."""
+    own = ("atune", "functools")  # functools calls cached properties
     frame, level = sys._getframe(2), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in OWN:
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in own:
         frame, level = frame.f_back, level + 1
     return frame, level
 

@@ -28,7 +28,7 @@ from atune.journal.events import RunFinished, Warned
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate
 from atune.model.jobs import LowerJob
-from atune.workload.pickling import written_since
+from atune.workload.pickling import edited_since
 
 PROPOSALS_PER_WORKER = 2
 """Proposed candidates that wait for each compile worker."""
@@ -143,7 +143,7 @@ class Engine:
     async def _finish(self) -> None:
         header = self.recorder.state.header
         part_began = time.time() - self.recorder.part_s
-        if header and (file := await anyio.to_thread.run_sync(written_since, header.origin, part_began)):
+        if header and (file := await anyio.to_thread.run_sync(edited_since, header.origin, part_began)):
             self._warn(f"{file} was written meanwhile: the run measured what it had loaded")
         built, winner = self.recorder.state.winner, None
         if built in self._run.artifacts:

@@ -78,7 +78,7 @@ def parse_file_ref(text: str, command: str = "") -> FileRef:
     return FileRef(os.path.abspath(path), name)
 
 
-def written_since(origin: str, when: float) -> str:
+def edited_since(origin: str, when: float) -> str:
     """Return the file of an `origin`, ``FILE.py:NAME``, if it was written after `when`; else an empty text."""
     file = origin.rpartition(":")[0]
     return file if os.path.isfile(file) and os.path.getmtime(file) > when else ""

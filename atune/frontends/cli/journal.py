@@ -141,9 +141,9 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def _finished(journal: str, header: RunStarted | None) -> str:
     """Return that a run or a set has ended, and whether its file was written since it began."""
-    from atune.workload.pickling import written_since
+    from atune.workload.pickling import edited_since
 
-    file = written_since(header.origin, header.time) if header else ""
+    file = edited_since(header.origin, header.time) if header else ""
     text = f"the run of {journal} is finished: nothing is left to do, and this is its result"
     anew = f". {file} was written since: atune tune {shlex.quote(file)} tunes it as it is now"
     return text + (anew if file else "")
