@@ -20,15 +20,18 @@ from atune.errors import NoWinner
 from atune.journal.result import Result
 from atune.journal.writer import Journal
 module = types.ModuleType("atune.frontends.api.tuner")
-async def tune(workload, *, journal, on_event, **options):
+from atune.reporting.progress import Progress
+async def tune(workload, *, journal, on_event, progress, **options):
+    assert progress
     stream = Stream(total=3, default=0)
     if sys.argv[2].endswith("WINS"):
         stream.ready(3.0).candidate(0, 4.0, mode="é–\U0001f600").candidate(1, 1.0, mode="é–\U0001f600").candidate(2)
         stream.final({1: [1.0, 1.0, 1.0], 0: [4.0, 4.0, 4.0]}, [3.0])
-    with Journal.create(journal) as file:
+    with Journal.create(journal) as file, Progress() as shown:
         for event in stream.finished(2.5).events:
             file.append(event)
             on_event(msgspec.structs.replace(event, time=time.time()))
+            shown.on_event(event)
     result = Result.from_events(stream.events, journal)
     if result.best is None:
         raise NoWinner("no candidate worked", result)

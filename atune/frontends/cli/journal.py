@@ -21,9 +21,9 @@ from atune.frontends.cli.tune_options import ScreenOptions
 from atune.model.options import options_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
-    from atune.journal.events import Event, RunStarted
+    from atune.journal.events import RunStarted
     from atune.journal.result import Result
     from atune.workers.system.terminal import Interrupts
 
@@ -132,11 +132,8 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         say(f"resuming {arguments.journal}, {state.settled} of {state.total} candidates done")
         completed_by(state.header, {"accept": arguments.accept})
     workload = arguments.workload or (None if done else origin_of(state.header, say=say))
-
-    def call(on_event: Callable[[Event], None]) -> Awaitable[Result]:
-        return resume(arguments.journal, workload, accept=arguments.accept, on_event=on_event, **options)
-
-    return drive(call, budget, arguments.journal, arguments, interrupts)
+    call = functools.partial(resume, arguments.journal, workload, accept=arguments.accept, **options)
+    return drive(call, arguments.journal, arguments, interrupts)
 
 
 def _finished(journal: str, header: RunStarted | None) -> str:

@@ -7,7 +7,7 @@ import os
 import shlex
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,10 +75,7 @@ def _tune_once(workload: FileRef, budget: Budget, arguments: argparse.Namespace,
 
     from atune.frontends.api.tuner import tune
 
-    def call(on_event: Callable[[Event], None]) -> Awaitable[Result]:
-        return tune(workload, **options, on_event=on_event)
-
-    return drive(call, budget, journal, arguments, interrupts)
+    return drive(partial(tune, workload, **options), journal, arguments, interrupts)
 
 
 def _tune_set(
@@ -126,44 +123,36 @@ def _options(arguments: argparse.Namespace, budget: Budget, journal: str) -> dic
 
 
 def drive(
-    call: Callable[[Callable[[Event], None]], Awaitable[Result]],
-    budget: Budget,
-    journal: str,
-    arguments: argparse.Namespace,
-    interrupts: Interrupts,
+    call: Callable[..., Awaitable[Result]], journal: str, arguments: argparse.Namespace, interrupts: Interrupts
 ) -> int:
-    """Run `call` with a listener, show progress, cancel on a signal, and print the outcome. Returns the exit status."""
-    state, since, begun = State(), time.time(), False
-    listeners: list[Callable[[Event], None]] = []
-    with ExitStack() as stack:
-        if arguments.verbose:
-            from atune.reporting.log import event_logger
+    """Await `call` of a run with what the screen needs, and print the outcome. Returns the exit status."""
+    state, since, begun, log = State(), time.time(), False, _log(arguments)
 
-            listeners.append(event_logger())
-        elif not arguments.quiet:
-            from atune.reporting.progress import Progress
+    def on_event(event: Event) -> None:
+        nonlocal begun
+        state.apply(event)
+        if isinstance(event, (RunStarted, RunResumed)) and event.time >= since:  # not an earlier part
+            begun = True
+        if log is not None:
+            with suppress(OSError):  # stderr's reader left, but the result is still wanted
+                log(event)
 
-            listeners.append(stack.enter_context(Progress(budget=budget, since=since)).on_event)
-
-        def on_event(event: Event) -> None:
-            nonlocal begun
-            state.apply(event)
-            if isinstance(event, (RunStarted, RunResumed)) and event.time >= since:  # not an earlier part
-                begun = True
-            for listener in list(listeners):
-                try:
-                    listener(event)
-                except OSError:  # stderr's reader left, but the result is still wanted
-                    listeners.remove(listener)
-
-        with interrupts.counted():
-            ended = anyio.run(interruptible, lambda: call(on_event), interrupts, stack.close, backend="asyncio")
-            return _report(ended, state, journal, arguments, begun=begun)
+    shown = partial(call, on_event=on_event, progress=not (arguments.quiet or arguments.verbose))
+    with interrupts.counted():
+        ended = anyio.run(interruptible, shown, interrupts, backend="asyncio")
+        return _report(ended, state, journal, arguments, begun=begun)
 
 
-async def interruptible(
-    call: Callable[[], Awaitable[Any]], interrupts: Interrupts, when_done: Callable[[], None]
-) -> Any:
+def _log(arguments: argparse.Namespace) -> Callable[[Event], None] | None:
+    """Return what logs each event on stderr, where that is asked for."""
+    if not arguments.verbose:
+        return None
+    from atune.reporting.log import event_logger
+
+    return event_logger()
+
+
+async def interruptible(call: Callable[[], Awaitable[Any]], interrupts: Interrupts) -> Any:
     """Return what `call` returned or raised. Returns None if a signal cancelled it; its clean-up has then ended."""
     ended: Any = None
     with anyio.open_signal_receiver(*interrupts.signals) as received:
@@ -182,7 +171,6 @@ async def interruptible(
                 except Exception as error:
                     ended = error
             tasks.cancel_scope.cancel()
-    when_done()
     return ended
 
 
@@ -230,13 +218,9 @@ def drive_set(
     """Await `call` of a set with what the screen needs, and print the outcome. Returns the exit status."""
     from atune.frontends.api.tune_set import read_set
 
-    screen: dict[str, Any] = {"progress": not (arguments.quiet or arguments.verbose)}
-    if arguments.verbose:
-        from atune.reporting.log import event_logger
-
-        screen["on_event"] = event_logger()
+    shown = partial(call, on_event=_log(arguments), progress=not (arguments.quiet or arguments.verbose))
     with interrupts.counted():
-        ended = anyio.run(interruptible, partial(call, **screen), interrupts, lambda: None, backend="asyncio")
+        ended = anyio.run(interruptible, shown, interrupts, backend="asyncio")
     if (ended is None or isinstance(ended, NoWinner)) and arguments.json:
         with suppress(UsageError):  # nothing was begun
             show_set(read_set(folder), arguments)
