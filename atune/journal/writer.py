@@ -176,11 +176,9 @@ class Journal:
                 os.ftruncate(self._fd, self._size)
             except OSError:
                 pass  # the next reader then cuts off the torn line
-        text = str(cannot(doing, self.path, error))
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            resume = f"atune resume {shlex.quote(self.path)}"
-            text = f"cannot {doing} the journal {self.path}: the disk is full: free some space, then {resume} goes on"
-        self._broken = MachineError(text)  # the call was right when the run began
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        do = f"free some space, then atune resume {shlex.quote(self.path)} goes on" if full else ""
+        self._broken = MachineError(str(cannot(doing, self.path, error, do)))  # the call was right when the run began
         raise self._broken from error
 
 
@@ -221,7 +219,7 @@ def _sync_file(fd: int) -> None:
     os.fsync(fd)
     if os.fstat(fd).st_nlink == 0:
         # Writing to a removed file always succeeds, and the data is lost.
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        raise OSError(errno.ESTALE, "it was removed, or its file system went away, while the run wrote it")
 
 
 def _sync_folder(path: str) -> None:

@@ -120,8 +120,8 @@ def test_a_file_that_holds_something_is_never_written(path: Path) -> None:
 def test_what_cannot_be_written_is_named(tmp_path: Path, path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for place, message in (
-        (tmp_path, "it is a folder"),
-        (path / "below", "a part of the path is a file"),
+        (tmp_path, "Is a directory"),
+        (path / "below", "Not a directory"),
         (tmp_path / ("x" * 300), "too long"),
         (tmp_path / "pipe", "regular file"),
         (Path("/dev/null"), "regular file"),
@@ -149,7 +149,7 @@ with Journal.create(sys.argv[1]) as journal:
     done = subprocess.run(
         [sys.executable, "-c", code, path], check=False, capture_output=True, text=True, env=environment(), timeout=30
     )
-    assert done.stdout.count("ulimit -f") == 2 and str(path) in done.stdout, done.stderr
+    assert done.stdout.count("File too large") == 2 and str(path) in done.stdout, done.stderr
     reader = JournalReader(path)
     assert len(list(reader)) >= 2 and not reader.torn_bytes
 
