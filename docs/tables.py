@@ -12,7 +12,7 @@ from atune.frontends.cli.tune_options import groups
 DOCS = Path(__file__).parent
 
 
-def of_tune() -> Iterable[tuple[str, str, str]]:
+def of_tune() -> Iterable[tuple[str, str]]:
     """Yield the rows of `atune tune`'s options: what ``--help`` says of them, and where the pages say more."""
     for field in (field for fields in groups().values() for field in fields):
         option = field.option
@@ -20,11 +20,12 @@ def of_tune() -> Iterable[tuple[str, str, str]]:
         if field.default is True and not skips(field):
             spelled += f", `--no-{option.flag.removeprefix('--')}`"
         text = f"do not {first_sentence(option.doc)}" if skips(field) else first_sentence(option.doc)
+        default = f" [default: {shown}]" if (shown := default_of(field)) else ""
         more = f" ([more]({option.page}))" if option.page else ""
-        yield spelled, default_of(field) or ("off" if field.plain is bool else "none"), text + more
+        yield spelled, text + default + more
     for flag, text in SHARED.items():
-        yield f"`{flag}`", "off", text
-    yield "`--help`", "", "show the options"
+        yield f"`{flag}`", text
+    yield "`--help`", "show the options"
 
 
 TABLES: dict[tuple[str, str], Callable[[], Any]] = {
@@ -38,7 +39,7 @@ def page(name: str) -> str:
     text = (DOCS / name).read_text()
     for (of, mark), rows in TABLES.items():
         if of == name:
-            lines = ["| option | default | is |", "|---|---|---|"]
+            lines = ["| option | is |", "|---|---|"]
             lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows()]
             before, _, rest = text.partition(f"<!-- {mark}: make tables writes them -->\n")
             _, found, after = rest.partition(f"<!-- end of {mark} -->\n")

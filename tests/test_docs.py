@@ -175,7 +175,7 @@ def flags_of(text: str) -> set[str]:
 def test_every_option_of_tune_is_documented() -> None:
     """Where this fails, `make tables` writes the table anew."""
     options = re.findall(r"^  (?:-h, )?(--[a-z][a-z-]+)", help_of("tune"), re.MULTILINE)
-    rows = [spelled for spelled, _, _ in tables.of_tune()]
+    rows = [spelled for spelled, _ in tables.of_tune()]
     assert options and all(any(row.startswith(f"`{option}") for row in rows) for option in options)
     assert len(rows) == len(options) <= 30 and tables.page("options.md") == OPTIONS.read_text()
 
