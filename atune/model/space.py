@@ -116,19 +116,6 @@ class Space:
         """The configurations that were given one by one; None for axes and for a function."""
         return None if callable(self._configs) else self._configs
 
-    def walk(self, arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield every configuration for the problem `arguments`, in order, as it was given.
-
-        Raises `SpaceError` if none is left, a configuration is no mapping, or a user's callable raises.
-        """
-        points, found = self.points(arguments), False
-        for raw in points.given():
-            if points.admits(raw):
-                found = True
-                yield raw
-        if not found:
-            raise self.empty(arguments)
-
     def points(self, arguments: Mapping[str, Any]) -> Points:
         """Return the space for the problem `arguments`, without enumerating it.
 
@@ -141,7 +128,7 @@ class Space:
             return Listed(_series(UserCallback(self._configs, arguments, lambda values: "configs").ask({})), where)
         return Listed(self._configs, where)
 
-    def empty(self, arguments: Mapping[str, Any], refused: Iterable[str] = ()) -> SpaceError:
+    def empty(self, arguments: Mapping[str, Any], refused: Iterable[str]) -> SpaceError:
         """Return the error for a space without configurations. `refused`: how many each constraint refused."""
         why = "no configuration satisfies the constraints" if self.where else "it has no configuration"
         problem = ", ".join(f"{name}={value!r}" for name, value in arguments.items())

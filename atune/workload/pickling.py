@@ -236,13 +236,6 @@ def _importable(module: ModuleType) -> bool:
     return bool(os.path.realpath(file) == os.path.realpath(found.origin))
 
 
-def _decoded(source: bytes) -> str:
-    try:
-        return importlib.util.decode_source(source)
-    except UnicodeDecodeError:  # Python takes bytes of another encoding in a comment
-        return source.decode(errors="replace")
-
-
 class _Kept(io.StringIO):
     """Keeps a copy of what a file writes on stderr while it is loaded."""
 
@@ -271,7 +264,7 @@ def _run_file(path: str) -> ModuleType:
         # Read once, so that inspect shows the text that runs, and without Python's compiled file of an older text.
         text = Path(path).read_bytes()
         code = compile(text, path, "exec", dont_inherit=True)
-        show({path: _decoded(text)})
+        show({path: importlib.util.decode_source(text)})
         with redirect_stderr(kept := _Kept()):
             exec(code, module.__dict__)
     except BaseException as error:

@@ -185,7 +185,7 @@ def test_threads_may_be_a_tuple() -> None:
     configs = [{"block": 256, "threads": (64, 2)}, {"block": 256, "threads": (128, 1)}]
     tuner = AutoTuner(scaled, configs)
     tuner.set_kernel_parameters(((64,), {}), {})
-    assert [c["threads"] for c in workload_of(tuner).space.walk({})] == [(64, 2), (128, 1)]
+    assert [c["threads"] for c in workload_of(tuner).space.points({}).walk()] == [(64, 2), (128, 1)]
 
 
 # ---- Troubleshooting

@@ -153,7 +153,7 @@ def test_a_callable_space_gets_the_callers_own_arguments_for_each_key(tuned: Any
     kernel.tune(A, by=2)
     kernel.tune(torch.zeros(64), by=2)
     assert asked[0][0][0] is A and asked[0][1] == {"by": 2}
-    assert [len(list(workload.space.walk({}))) for workload, _ in engine.runs] == [1, 2]
+    assert [len(list(workload.space.points({}).walk())) for workload, _ in engine.runs] == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ class Compiler:
         self.tried: list[int] = []
 
     def build(self, workload: Any, target: Any, settings: Any, use: Any) -> Any:
-        [config] = workload.space.walk({})
+        [config] = workload.space.points({}).walk()
         self.tried.append(config["block"])
         if config["block"] in self.bad:
             raise self.error(config)

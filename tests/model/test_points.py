@@ -66,7 +66,7 @@ def test_an_endless_generator_is_refused() -> None:
 def test_the_first_of_a_space_are_had_without_the_others() -> None:
     asked: list[int] = []
     space = Space(d0=range(10**6), where=lambda d0: asked.append(d0) or d0 > 3)
-    assert list(itertools.islice(space.walk({}), 3)) == [{"d0": 4}, {"d0": 5}, {"d0": 6}] and len(asked) < 10
+    assert list(itertools.islice(space.points({}).walk(), 3)) == [{"d0": 4}, {"d0": 5}, {"d0": 6}] and len(asked) < 10
 
 
 @pytest.fixture

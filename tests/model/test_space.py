@@ -21,7 +21,7 @@ from atune.workload.workload import Workload, candidates_of, describe
 
 
 def configs(space: Space, **arguments: Any) -> list[dict[str, Any]]:
-    return list(space.walk(arguments))
+    return list(space.points(arguments).walk())
 
 
 def test_axes_make_a_product_whose_last_axis_varies_fastest() -> None:
@@ -122,7 +122,7 @@ def broken() -> Iterator[dict[str, int]]:
 )
 def test_mistakes_are_named(make: Any, message: str) -> None:
     with pytest.raises(SpaceError) as caught:
-        configs(make())
+        candidates_of(Workload(lambda **config: None, make()))
     assert message in str(caught.value).partition("\n")[0]
 
 
@@ -139,7 +139,7 @@ def test_mistakes_are_named(make: Any, message: str) -> None:
 )
 def test_a_function_that_fails_is_named_by_its_line(space: Space, told: str, line: str | None) -> None:
     with pytest.raises(SpaceError) as caught:
-        list(space.walk({"N": 5}))
+        list(space.points({"N": 5}).walk())
     message, place, source = str(caught.value).split("\n")
     number = int(place.partition(" line ")[2].partition(",")[0])
     assert told in message and place.startswith(f'  File "{__file__}", line ')
@@ -275,9 +275,3 @@ def test_what_is_accepted_is_read_back_from_a_journal(tmp_path: Path) -> None:
         path.unlink(missing_ok=True)
         write(path, Stream(total=1).candidate(0, 1.0, **config).finished().events)
         assert replay(path).best_config == config
-
-
-def test_an_empty_space_names_the_problem() -> None:
-    space = Space(a=[1], where=lambda a, n: a > n)
-    with pytest.raises(SpaceError, match=r"satisfies the constraints for n=4, name='x'$"):
-        list(space.walk({"n": 4, "name": "x"}))

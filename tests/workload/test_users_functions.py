@@ -44,11 +44,11 @@ RAISED = [SystemExit("no licence"), RuntimeError("broken"), BaseExceptionGroup("
 def test_what_is_no_exception_is_named_too(error: BaseException) -> None:
     says = type(error).__name__
     with pytest.raises(SpaceError, match=rf"constraint on .* raised {says}"):
-        list(Space(k=[0, 1], where=lambda k: raises(error)()).walk({}))
+        list(Space(k=[0, 1], where=lambda k: raises(error)()).points({}).walk())
     with pytest.raises(SpaceError, match=rf"axis 'k' raised {says}"):
-        list(Space(k=lambda: raises(error)()).walk({}))
+        list(Space(k=lambda: raises(error)()).points({}).walk())
     with pytest.raises(SpaceError, match=rf"axis 'k' raised {says}"):
-        list(Space(k=lambda: (raises(error)() for _ in range(2))).walk({}))
+        list(Space(k=lambda: (raises(error)() for _ in range(2))).points({}).walk())
     with pytest.raises(SpaceError, match=rf"configs raised after 0: {says}"):
         Space(raises(error)() for _ in range(2))
     with pytest.raises(WorkloadError, match=rf"flops raised {says}"):
@@ -62,7 +62,7 @@ def test_what_is_no_exception_is_named_too(error: BaseException) -> None:
 
 def test_a_constraint_whose_answer_has_no_truth_is_named() -> None:
     with pytest.raises(SpaceError, match=r"constraint on .* raised RuntimeError: no truth"):
-        list(Space(k=[0], where=lambda k: Odd()).walk({}))
+        list(Space(k=[0], where=lambda k: Odd()).points({}).walk())
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,11 @@ def test_a_constraint_whose_answer_has_no_truth_is_named() -> None:
 def test_interrupts_and_cancellations_pass_except_in_workers(error: BaseException) -> None:
     space = Space(k=[0], where=lambda k: raises(error)())
     with pytest.raises(type(error)):
-        list(space.walk({}))
+        list(space.points({}).walk())
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as workers do
     try:
         with pytest.raises(SpaceError, match=type(error).__name__):
-            list(space.walk({}))
+            list(space.points({}).walk())
     finally:
         signal.signal(signal.SIGINT, before)
 

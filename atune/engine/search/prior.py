@@ -19,7 +19,7 @@ from atune.model.device import DeviceInfo, DeviceLimits, Target
 from atune.model.roofline import operand_rate
 
 CAN_RUN = "can_run"
-"""The feature that is 0 of kernels that cannot run, and 1 of others."""
+"""The fact that is 0 of kernels that cannot run, and 1 of others."""
 SHARED_BYTES = 128
 """Bytes that an SM's shared memory moves a clock (CUDA C++ Programming Guide, 32 banks of 4 bytes)."""
 L2_BYTES = 64
@@ -64,29 +64,6 @@ def choices(facts: Mapping[int, StaticFacts], figures: Figures) -> list[tuple[in
     """Return the candidates that can run and are known enough, with their estimates, the best first."""
     fit = {index: one for index, one in sorted(facts.items()) if can_run(one, figures)}
     return sorted(estimates(fit, figures).items(), key=lambda choice: choice[1])
-
-
-def features(facts: StaticFacts, figures: Figures) -> dict[str, float]:
-    """Return numbers that a model may learn from in addition to the axes, without the unknown ones."""
-    work = facts.work
-    counts = {"smem_bytes": facts.smem_bytes, "threads": facts.threads, "accumulators": facts.accumulators}
-    found = {name: float(count) for name, count in counts.items() if count is not None}
-    found[CAN_RUN] = float(can_run(facts, figures))
-    if work is None or not facts.grid or not facts.threads:
-        return found
-    blocks, load = math.prod(facts.grid), load_of(work, facts.threads, figures)
-    resident = residency(facts, work, figures)
-    return found | {
-        "resident_blocks": float(resident),
-        "rounds": blocks / (figures.sms * resident),
-        "grid_tensor_clocks": load.tensor * blocks,
-        "grid_arithmetic_clocks": load.arithmetic * blocks,
-        "grid_shared_clocks": load.shared * blocks,
-        "grid_read_bytes": work.read_bytes * blocks,
-        "fragment_registers": float(work.fragment_registers),
-        "stages": float(work.stages),
-        "steps": work.steps,
-    }
 
 
 class Load(NamedTuple):
@@ -322,15 +299,13 @@ def figures_for(target: Target | None, devices: Sequence[DeviceInfo]) -> Figures
 
 
 def columns(facts: Mapping[int, StaticFacts], figures: Figures) -> dict[str, Any]:
-    """Return the fields of `SpaceSurveyed`, by what is known of candidates; of facts those that differ."""
+    """Return the fields of `SpaceSurveyed`, by what is known of candidates: `CAN_RUN` where they differ in it."""
     indices, prior = tuple(sorted(facts)), estimates(facts, figures)
-    known = {index: features(facts[index], figures) for index in indices}
-    names = sorted({name for one in known.values() for name in one})
-    table = {name: tuple(_rounded(known[index].get(name)) for index in indices) for name in names}
+    runs = tuple(float(can_run(facts[index], figures)) for index in indices)
     return {
         "indices": indices,
         "prior": tuple(_rounded(prior.get(index)) for index in indices) if prior else (),
-        "facts": {name: column for name, column in table.items() if len(set(column)) > 1},
+        "facts": {CAN_RUN: runs} if len(set(runs)) > 1 else {},
     }
 
 

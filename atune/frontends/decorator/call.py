@@ -252,7 +252,7 @@ class Call:
         symbolic = any(isinstance(v, dict) and stage.DYNAMIC in v for v in self.arguments.values())
         symbols: dict[str, int] = {}
         if self.eager or symbolic:
-            params = stage.parameters_of(self.kernel, self.arguments, self.space.walk(self.arguments))
+            params = stage.parameters_of(self.kernel, self.arguments, self.space.points(self.arguments).walk())
             tensors = [self.tensors.get(n) for n in self.names]
             known = {**options.symbols, **stage.bound_symbols(params, tensors)}
             wanted = stage.symbols_of(params)
