@@ -132,10 +132,10 @@ def test_no_file_is_long() -> None:
 
 
 def documented() -> list[str]:
-    """Return the folders of the table in docs/architecture.md, in its order."""
+    """Return the folders of the list in docs/architecture.md, in its order."""
     page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
-    table = page.partition("## Folders")[2].partition("\n## ")[0]
-    return [name.strip("/").replace("/", ".") for name in re.findall(r"^\| `([\w/]+/)` \|", table, re.MULTILINE)]
+    section = page.partition("## Folders")[2].partition("\n## ")[0]
+    return [name.strip("/").replace("/", ".") for name in re.findall(r"^\d+\. `([\w/]+/)`$", section, re.MULTILINE)]
 
 
 def test_the_architecture_lists_every_folder() -> None:
