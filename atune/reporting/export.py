@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from atune.errors import UsageError
-from atune.journal.reader import JournalReader
+from atune.journal.reader import replay
 from atune.journal.result import Record, Result
 from atune.model.artifact import what_failed
 from atune.model.candidate import describe_config, printable
@@ -19,8 +18,8 @@ from atune.model.device import Occupancy, occupancy_of
 from atune.reporting.screen import shown
 
 FORMATS = ("csv", "json")
-DECIMALS, MOST_DECIMALS = 4, 9
-"""Decimals of a latency in milliseconds: those of most tables, and those that show a picosecond."""
+DECIMALS = 6
+"""Decimals of a latency in milliseconds."""
 
 
 def export(journal: str | Path, to: str) -> bytes:
@@ -30,7 +29,7 @@ def export(journal: str | Path, to: str) -> bytes:
     """
     if to not in FORMATS:
         raise UsageError(f"--to {to}: give one of {', '.join(FORMATS)}")
-    found = rows(Result.from_events(JournalReader(journal), Path(journal), replayed=True))
+    found = rows(replay(journal))
     return _csv(found) if to == "csv" else f"{json.dumps(found, indent=1)}\n".encode()
 
 
@@ -117,10 +116,10 @@ def table(result: Result, most: int | None = None) -> str:
     by that; then failures with their reasons. The two kinds of timing are not compared with each other.
     `most`: rows at most.
     """
-    records, decimals = ranking(result)[:most], _decimals(result)
+    records = ranking(result)[:most]
     lines = [("latency ms", "spread", "index", "config", "note")]
     for record, row in zip(records, rows(result, records), strict=True):
-        latency = "-" if row["latency_ms"] is None else f"{row['latency_ms']:.{decimals}f}"
+        latency = "-" if row["latency_ms"] is None else f"{row['latency_ms']:.{DECIMALS}f}"
         spread = "-" if row["spread"] is None else f"{row['spread']:.1%}"
         note = ", ".join(filter(None, (row["mark"], row["outcome"])))
         lines.append((latency, spread, str(record.index), describe_config(record.config), note))
@@ -154,12 +153,6 @@ def _place(record: Record, winner: int | None, final: set[int]) -> tuple[bool, b
     credited = record.index if record.same_as is None else record.same_as
     kind = record.kind or record.status
     return record.latency_ms is None, record.index != winner, credited not in final, latency, kind, record.index
-
-
-def _decimals(result: Result) -> int:
-    """Return how many decimals of a millisecond give the fastest candidate four digits; four at least."""
-    known = [ms for record in result.all_records if (ms := record.latency_ms) is not None]
-    return max(DECIMALS, min(MOST_DECIMALS, 3 - math.floor(math.log10(min(known))))) if known else DECIMALS
 
 
 def outcome(record: Record, final: Container[int] = ()) -> str:

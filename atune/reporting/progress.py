@@ -14,7 +14,6 @@ from typing import Self, TextIO
 from atune.journal.events import Event, FinalOrdered, FinalStarted, RunFinished, RunInterrupted, RunStarted, Warned
 from atune.journal.state import State, Status, recorded_budget
 from atune.model.candidate import Config, describe_config, printable
-from atune.model.device import NO_GPU
 from atune.model.settings import Budget
 from atune.reporting.screen import shown
 
@@ -22,23 +21,21 @@ from atune.reporting.screen import shown
 class Progress:
     """Show a run's progress from the events passed to `on_event`. Use it as a context manager.
 
-    `stream`: where to write (default: stderr). `interval_s`: least time between two lines elsewhere than on a terminal,
-    by the run's clock. `budget`: the run's budget, needed for totals and for the time left (default: what the run's
-    header has). `since`: events from before this time count and are not shown; in seconds since 1970. `seldom`: nobody
-    asked for it: show a line a minute and nothing else.
+    `stream`: where to write (default: stderr). `budget`: the run's budget, needed for totals and for the time left
+    (default: what the run's header has). `since`: events from before this time count and are not shown; in seconds
+    since 1970. `seldom`: nobody asked for it: show a line a minute and nothing else.
     """
 
     def __init__(
         self,
         stream: TextIO | None = None,
-        interval_s: float = 5.0,
         budget: Budget | None = None,
         since: float = 0.0,
         *,
         seldom: bool = False,
     ) -> None:
         self._stream: TextIO | None = sys.stderr if stream is None else stream
-        self._interval_s, self._seldom = SELDOM_S if seldom else interval_s, seldom
+        self._interval_s, self._seldom = SELDOM_S if seldom else INTERVAL_S, seldom
         self._budget, self._as_recorded = budget or Budget(), budget is None
         self._state = State()
         self._since, self._begun = since, False
@@ -139,10 +136,6 @@ class Progress:
             self._write(f"[{duration(self._mono)}{left}] {text}")
 
     def _warn(self, message: str) -> None:
-        if message == NO_GPU:  # it holds for all runs of the program
-            if message in _SAID:
-                return
-            _SAID.add(message)
         self._write(f"warning: {printable(message)}", stays=True)
 
     def _write(self, text: str, stays: bool = False) -> None:
@@ -164,10 +157,8 @@ class Progress:
             self._stream = None  # the result is still wanted
 
 
-SELDOM_S = 60.0
-"""Seconds between two lines that nobody asked for."""
-_SAID: set[str] = set()
-"""Messages that a program shows once, and has shown."""
+INTERVAL_S, SELDOM_S = 5.0, 60.0
+"""Seconds of the run's clock between two lines elsewhere than on a terminal, and between two that nobody asked for."""
 _ON_SCREEN = threading.Lock()
 """Held by the run that is shown on the terminal. Others at the same time show nothing: the lines would mix."""
 SHOWN_AT_ONCE = (FinalStarted, FinalOrdered, RunFinished, RunInterrupted)

@@ -16,7 +16,6 @@ from event_streams import Stream
 
 from atune.journal.events import FinalStarted, RunResumed, Warned
 from atune.model.candidate import shortened
-from atune.model.device import NO_GPU
 from atune.model.settings import Budget
 from atune.reporting.log import event_logger
 from atune.reporting.progress import Progress
@@ -130,13 +129,6 @@ def test_warnings_are_shown_at_once() -> None:
         shown(Stream().add(Warned, message="the governor is\npowersave"))[0]
         == "atune: warning: the governor is powersave"
     )
-
-
-def test_a_program_is_told_once_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atune.reporting.progress._SAID", set())
-    first, second = (shown(run_of(1).add(Warned, message=NO_GPU).add(Warned, message="other")) for _ in range(2))
-    assert f"atune: warning: {NO_GPU}" in first and f"atune: warning: {NO_GPU}" not in second
-    assert "atune: warning: other" in first and "atune: warning: other" in second
 
 
 def screen(text: str) -> list[list[str]]:

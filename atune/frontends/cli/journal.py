@@ -180,7 +180,7 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
                 told = True
                 print_message("no run on this machine writes it; press Ctrl-C to leave", kind="")
 
-    with Progress(interval_s=1.0) as progress:
+    with Progress() as progress:
         anyio.run(look, progress)
     return show(Result.of(state, arguments.journal, replayed=True), arguments)
 
