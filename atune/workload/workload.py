@@ -9,7 +9,6 @@ import copy
 import inspect
 import os
 import reprlib
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
@@ -354,6 +353,8 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     """Why there is no default configuration; empty where there is."""
     asks: tuple[str, ...] = ()
     """Arguments of the problem that the space's functions take."""
+    refusals: tuple[tuple[str, int], ...] = ()
+    """The constraints, each with the number of points that it refused first."""
 
     @property
     def default_config(self) -> Config | None:
@@ -440,11 +441,11 @@ class Candidates:
                 self._default = index
             yield candidate
         if not seen:
-            where = self.workload.space.where
-            refused = zip(self.points.refused, map(constraint_text, where), strict=True)
-            raise self.workload.space.empty(
-                self.workload.arguments, [f"{n:,} refused by {text}" for n, text in refused]
-            )
+            refused = [f"{n:,} refused by {text}" for text, n in self._refusals()]
+            raise self.workload.space.empty(self.workload.arguments, refused)
+
+    def _refusals(self) -> Iterator[tuple[str, int]]:
+        return zip(map(constraint_text, self.workload.space.where), self.points.refused, strict=True)
 
     def _drawn(self) -> Iterator[Config | None]:
         points, found = self.points, set[int]()
@@ -462,7 +463,7 @@ class Candidates:
 
         Raises `WorkloadError` if the default that was given has other names than the space's configurations.
         """
-        default, baseline, no_default = self._default, None, ""
+        default, baseline, no_default, refusals = self._default, None, "", tuple(self._refusals())
         if default is None:
             default, baseline, no_default = self._baseline()
         return msgspec.structs.replace(
@@ -478,6 +479,7 @@ class Candidates:
             remarks=self._remarks(),
             layout_axes=self.points.layout_axes,
             asks=self.workload.space.asks(self.workload.arguments),
+            refusals=refusals,
         )
 
     def _baseline(self) -> tuple[int | None, Config | None, str]:
@@ -519,66 +521,6 @@ def wrong_names(default: Mapping[str, Any], axes: Mapping[str, Any]) -> str:
 def candidates_of(workload: Workload) -> list[Candidate]:
     """Enumerate the space, or draw from a large one. Raises `SpaceError` for what does not fit the kernel."""
     return [candidate for candidate in Candidates(workload).listed() if candidate is not None]
-
-
-MOST_POINTS = 100_000
-"""Most points examined."""
-MOST_S = 20.0
-"""Seconds after which no further point is examined."""
-
-
-class Refusals(msgspec.Struct, frozen=True):
-    """Number of points that a constraint refuses first. Constraints are asked in order."""
-
-    constraint: str
-    count: int
-
-
-class SpaceSurvey(msgspec.Struct, frozen=True, kw_only=True):
-    """Contents of a workload's space.
-
-    `points`: number before constraints. `looked_at`: points for which constraints were asked: all if `exact`, else a
-    part, which is drawn evenly from a large space.
-    """
-
-    workload: str
-    arguments: dict[str, Any]
-    points: int
-    looked_at: int
-    admitted: int
-    exact: bool
-    refusals: tuple[Refusals, ...] = ()
-
-    @property
-    def candidates(self) -> int:
-        """Number of candidates: counted if `exact`, else estimated from the share among the examined points."""
-        return self.admitted if self.exact else round(self.points * self.admitted / max(1, self.looked_at))
-
-
-def survey(workload: Workload, most: int = MOST_POINTS, most_s: float = MOST_S) -> SpaceSurvey:
-    """Count the space of `workload`. Examines at most `most` points, for at most `most_s` seconds.
-
-    Raises `SpaceError` like tuning if an examined configuration does not fit the kernel.
-    """
-    points, until = workload.space.points(workload.arguments), time.monotonic() + most_s
-    looked_at = 0
-    for raw in points.given() if points.size <= most else map(points.raw, points.drawn(seed=0)):
-        if looked_at == most or time.monotonic() > until:
-            break
-        looked_at += 1
-        points.admits(raw)
-    exact, admitted = looked_at == points.size, looked_at - sum(points.refused)
-    if exact:
-        describe(workload)  # raises where there is no candidate, or one does not fit the kernel
-    return SpaceSurvey(
-        workload=workload.name,
-        arguments=workload.arguments,
-        points=points.size,
-        looked_at=looked_at,
-        admitted=admitted,
-        exact=exact,
-        refusals=tuple(map(Refusals, map(constraint_text, workload.space.where), points.refused)),
-    )
 
 
 def constraint_text(constraint: Callable[..., Any]) -> str:

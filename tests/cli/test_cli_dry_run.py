@@ -17,7 +17,7 @@ from atune.frontends.cli.main import main
 from atune.frontends.cli.preview import dry_run_lines
 from atune.reporting.report import report as page
 from atune.workload.pickling import FileRef
-from atune.workload.workload import Refusals, SpaceSurvey
+from atune.workload.workload import WorkloadSpec
 
 ROOT = Path(__file__).parents[2]
 KERNEL = """\
@@ -48,7 +48,7 @@ def test_candidates_are_counted_and_nothing_is_lowered(tmp_path: Path) -> None:
     done = run_cli(tmp_path, "toy.py", "--dry-run", "--json", "--target", "c")
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout.splitlines()[-1])
-    assert (printed["points"], printed["candidates"], printed["to_do"], printed["exact"]) == (4, 3, 3, True)
+    assert [printed[name] for name in ("points", "looked_at", "candidates", "to_do")] == [4, 4, 3, 3]
     assert printed["refusals"] == [{"constraint": "lambda block, N: block <= N", "count": 1}]
     assert not (tmp_path / "ran").exists()
     assert not list((tmp_path / "cache").rglob("*.jsonl"))
@@ -68,17 +68,17 @@ def test_the_page_has_the_command_that_was_typed(tmp_path: Path) -> None:
     assert f'["command","{typed}"]' in page(tmp_path / "j.jsonl")
 
 
-SURVEY = SpaceSurvey(
-    workload="toy", arguments={"N": 64}, points=12, looked_at=12, admitted=10, exact=True,
-    refusals=(Refusals("fits (toy.py, line 3)", 2),),
+TOY = WorkloadSpec(
+    name="toy", origin="", arguments={"N": 64}, configs=tuple({"x": x} for x in range(10)), default=None,
+    fingerprint="", refusals=(("fits (toy.py, line 3)", 2),),
 )  # fmt: skip
 
 
 def test_a_budget_leaves_fewer_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
-    async def counted(ref: FileRef) -> SpaceSurvey:
-        return SURVEY
+    async def counted(ref: FileRef, seed: int) -> WorkloadSpec:
+        return TOY
 
-    monkeypatch.setattr(module, "survey_space", counted)
+    monkeypatch.setattr(module, "counted", counted)
     (tmp_path / "toy.py").write_text(KERNEL)
     for budget, to_do in (("5", 5), ("50", 10), ("20%", 2), ("9s", 10)):
         assert main(["tune", f"{tmp_path}/toy.py", "--dry-run", "--json", "--budget", budget]) == 0
@@ -86,10 +86,9 @@ def test_a_budget_leaves_fewer_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_the_text_says_what_the_figures_rest_on() -> None:
-    text = "\n".join(dry_run_lines(SURVEY, "10 candidates, strategy auto"))
+    text = "\n".join(dry_run_lines(TOY, "10 candidates, strategy auto"))
     assert "12 points, of which 10 are candidates" in text and "2 refused by fits (toy.py, line 3)" in text
     assert "to do      10 candidates, strategy auto" in text
-    large = msgspec.structs.replace(SURVEY, points=10**9, looked_at=1000, admitted=250, exact=False)
-    text = "\n".join(dry_run_lines(large, ""))
-    assert "1,000,000,000 points, of which about 250,000,000 are candidates" in text
-    assert "counted on 1,000 points" in text
+    text = "\n".join(dry_run_lines(msgspec.structs.replace(TOY, points=10**9), ""))
+    assert "1,000,000,000 points, of which 10 are candidates" in text
+    assert "drawn by the seed: 12 points were looked at" in text

@@ -139,4 +139,4 @@ async def test_a_mistake_of_the_space_is_shown_with_the_line_of_the_file(space: 
     message, _, place = str(caught.value).partition("\n  File ")
     assert told in message and place.startswith(f'"{file}", line 4') and "\n  File" not in place
     with pytest.raises(UsageError, match=f"^{re.escape(str(caught.value))}$"):
-        await workers.survey_space(parse_file_ref(str(file)))
+        await workers.counted(parse_file_ref(str(file)), 0)

@@ -576,3 +576,19 @@ def test_an_empty_space_says_which_constraint_refused_how_many() -> None:
     with pytest.raises(SpaceError) as caught:
         describing(kernel, Space(block=[16], where=lambda block, N: N % block == 0), arguments={"N": -5})
     assert str(caught.value).splitlines()[2:] == ["  N is negative, which no size may be"]
+
+
+def fits(block: int, N: int) -> bool:
+    return block <= N
+
+
+def test_points_are_counted_by_the_first_constraint_that_refuses_them() -> None:
+    """The default outside of the space, which a constraint refuses too, is none of its points."""
+    typed: dict[str, Any] = {}
+    exec("where = lambda block: block < 128", typed)
+
+    def kernel(N: int, block: int = 512) -> None: ...
+
+    spec = describing(kernel, Space(block=[16, 32, 64, 128, 256], where=[typed["where"], fits]), arguments={"N": 32})
+    line = f"fits (test_workload.py, line {fits.__code__.co_firstlineno})"
+    assert spec.total == 2 and spec.refused and spec.refusals == (("lambda block (line 1)", 2), (line, 1))

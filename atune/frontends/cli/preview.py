@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import anyio
-import msgspec
 
 from atune.engine.screen import layout_choice
 from atune.engine.search.strategies import AUTO
@@ -22,33 +21,44 @@ from atune.model.settings import Budget, CompileSettings
 from atune.reporting.progress import duration
 from atune.reporting.screen import Line
 from atune.reporting.summary import example_lines, failure_groups, failures_data, group_lines
-from atune.workers.local.workers import survey_space
+from atune.workers.local.workers import counted
 from atune.workload.pickling import FileRef
-from atune.workload.workload import SpaceSurvey
+from atune.workload.workload import WorkloadSpec
 
 
 def dry_run_command(workload: FileRef, options: Mapping[str, Any], arguments: argparse.Namespace) -> int:
     """Print how many candidates tuning with `options` would try, which a worker counts. Raises like tuning."""
-    space, budget = anyio.run(survey_space, workload), options["budget"]
-    most = budget.most(space.candidates)
-    to_do = space.candidates if most is None else min(most, space.candidates)
+    spec, budget = anyio.run(counted, workload, options["seed"]), options["budget"]
+    most = budget.most(spec.total)
+    to_do = spec.total if most is None else min(most, spec.total)
     if arguments.json:
-        found = msgspec.to_builtins(space) | {"candidates": space.candidates, "to_do": to_do}
-        print_out(json.dumps(found))
+        print_out(json.dumps(_counts(spec) | {"to_do": to_do}))
     else:
-        print_lines(map(Line, dry_run_lines(space, f"{to_do:,} candidates, strategy {options['strategy'] or AUTO}")))
+        print_lines(map(Line, dry_run_lines(spec, f"{to_do:,} candidates, strategy {options['strategy'] or AUTO}")))
     return OK
 
 
-def dry_run_lines(space: SpaceSurvey, to_do: str) -> Iterator[str]:
+def _counts(spec: WorkloadSpec) -> dict[str, Any]:
+    looked_at = spec.total + sum(count for _, count in spec.refusals)
+    return {
+        "workload": spec.name,
+        "arguments": spec.arguments,
+        "points": looked_at if spec.points is None else spec.points,
+        "looked_at": looked_at,
+        "candidates": spec.total,
+        "refusals": [{"constraint": constraint, "count": count} for constraint, count in spec.refusals],
+    }
+
+
+def dry_run_lines(spec: WorkloadSpec, to_do: str) -> Iterator[str]:
     """Return what a dry run found, as lines of text."""
-    yield f"workload   {space.workload}: {describe_config(space.arguments) or 'without arguments'}"
-    about = "" if space.exact else "about "
-    yield f"space      {space.points:,} points, of which {about}{space.candidates:,} are candidates"
-    if not space.exact:
-        yield f"           counted on {space.looked_at:,} points"
-    for refusals in space.refusals:
-        yield f"           {refusals.count:,} refused by {refusals.constraint}"
+    counts = _counts(spec)
+    yield f"workload   {spec.name}: {describe_config(spec.arguments) or 'without arguments'}"
+    yield f"space      {counts['points']:,} points, of which {spec.total:,} are candidates"
+    if spec.points is not None:
+        yield f"           drawn by the seed: {counts['looked_at']:,} points were looked at"
+    for constraint, count in spec.refusals:
+        yield f"           {count:,} refused by {constraint}"
     yield f"to do      {to_do}"
     yield "           fewer are measured: lowering drops candidates with the same code,"
     yield "           and candidates that do not fit the device"

@@ -27,7 +27,7 @@ from atune.stages import tilelang
 from atune.workers.processes.messages import Discovery, LoadSpace, Session, SpacePart
 from atune.workload.fingerprint import fingerprint, keep_texts, written_since
 from atune.workload.pickling import FileRef, chosen, load
-from atune.workload.workload import Candidates, Workload, WorkloadSpec, head, survey
+from atune.workload.workload import Candidates, Workload, WorkloadSpec, head
 
 
 class _SessionState:
@@ -137,13 +137,6 @@ def _telling(deadline_s: float) -> Generator[None, None, None]:
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
-
-
-def survey_space(payload: bytes) -> bytes:
-    """Load the workload that `payload` (`FileRef`) names and return its `SpaceSurvey`. Raises `SpaceError`."""
-    work = load(msgspec.msgpack.decode(payload, type=FileRef))
-    with work.placed():
-        return msgspec.msgpack.encode(survey(work))
 
 
 # ---- devices, and the target that fits them. NVML is asked: no CUDA context is made

@@ -37,7 +37,6 @@ from atune.workers.processes.messages import (
     LIST_SPACE,
     LOAD,
     LOAD_SPACE,
-    SURVEY_SPACE,
     WRITTEN,
     LoadSpace,
     Session,
@@ -47,7 +46,7 @@ from atune.workers.processes.pool import CANCEL_S, ForkServer, Worker
 from atune.workers.processes.server import ForkServerProcess, parked, started, taken
 from atune.workers.system.resources import Resource, ShortOf, shortage_in, shortage_of, what_to_do
 from atune.workload.pickling import FileRef, WorkloadRef
-from atune.workload.workload import SpaceSurvey, WorkloadSpec
+from atune.workload.workload import WorkloadSpec
 
 T = TypeVar("T")
 
@@ -329,11 +328,10 @@ def _place(stack: str) -> str:
     return ""
 
 
-async def survey_space(ref: FileRef) -> SpaceSurvey:
-    """Return the counts of a workload's space, from a worker. Raises `WorkloadError` and `SpaceError`."""
+async def counted(ref: FileRef, seed: int) -> WorkloadSpec:
+    """Return the description of a workload and its space. Raises as `described`."""
     with run_folder() as run_dir:
         async with fork_server() as server, background(cancel=False) as tasks:
             workers = Workers(ref)
             workers.attach(server, run_dir, tasks)
-            reply = await workers.ask_once("survey", SURVEY_SPACE, msgspec.msgpack.encode(ref))
-    return msgspec.msgpack.decode(reply, type=SpaceSurvey)
+            return await described(workers, ref, None, seed)

@@ -18,7 +18,6 @@ LOAD = "atune.stages.session.session:load_workload"
 WRITTEN = "atune.stages.session.session:written"
 LOAD_SPACE = "atune.stages.session.session:load_space"
 LIST_SPACE = "atune.stages.session.session:list_space"
-SURVEY_SPACE = "atune.stages.session.session:survey_space"
 GPUS = "atune.stages.session.session:gpus"
 DISCOVER = "atune.stages.compile_jobs:discover"
 
