@@ -17,7 +17,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from spaces import FOLDER, SPACES, opened
 
 from atune import replay
 from atune.engine.search.devices import figures_of
-from atune.engine.search.prior import choices
+from atune.engine.search.prior import choices, hedged
 from atune.model.artifact import StaticFacts
 from atune.model.device import DeviceInfo, Target
 from atune.model.folders import whole_file
@@ -75,10 +75,18 @@ def facts_of(name: str) -> dict[int, StaticFacts]:
 
 
 def scores_of(name: str, device: DeviceInfo | None = None) -> dict[int, float]:
-    """Return the prior's estimate for each candidate that can run, in milliseconds; `device`: the recording's."""
+    """Return the prior's estimate for each candidate that can run, in milliseconds, the best first.
+
+    `device`: the recording's.
+    """
     result = recorded(name)
     figures = figures_of(device or result.devices[0])
     return dict(choices(facts_of(name), figures))
+
+
+def picks_of(name: str) -> list[int]:
+    """Return what `atune pick` chooses on the recording's device, the best first."""
+    return [index for index, _ in hedged([*scores_of(name).items()], facts_of(name), CHOICES)]
 
 
 def read(name: str) -> tuple[int, float]:
@@ -142,12 +150,14 @@ class Judged(NamedTuple):
     rho: float
     """Spearman's rank correlation of estimates and latencies."""
     first_choice: float
-    """Speed of what `atune pick` chooses, as a share of the best; 0 where it fails. `best_of_three`: of its first."""
+    """Speed of what `atune pick` chooses, as a share of the best; 0 where it fails. `best_of_three`: of its three."""
     best_of_three: float
 
 
-def judge(scores: Mapping[int, float], latencies: Mapping[int, float | None], seeds: int) -> Judged:
-    """Judge `scores` by what was measured. `latencies`: None for a candidate that failed."""
+def judge(
+    scores: Mapping[int, float], picks: Sequence[int], latencies: Mapping[int, float | None], seeds: int
+) -> Judged:
+    """Judge `scores`, and what was picked by them, by what was measured. `latencies`: None for one that failed."""
     measured = {index: latency for index, latency in latencies.items() if latency is not None}
     best = min(measured.values())
     near = {index for index, latency in measured.items() if latency <= best * NEAR}
@@ -159,7 +169,7 @@ def judge(scores: Mapping[int, float], latencies: Mapping[int, float | None], se
         places.append(next(n for n, index in enumerate(order, 1) if measured.get(index) == best))
         firsts.append(next(n for n, index in enumerate(order, 1) if index in near))
     both = [index for index in measured if index in scores]
-    picked = [best / measured[i] if i in measured else 0.0 for i in sorted(scores, key=scores.__getitem__)[:CHOICES]]
+    picked = [best / measured[index] if index in measured else 0.0 for index in picks]
     return Judged(
         candidates=count,
         near=len(near),
@@ -235,7 +245,7 @@ def main(arguments: list[str] | None = None) -> None:
             count, ms = read(name)
             print(f"{name}: {count} kernels, {ms:.2f} ms each", flush=True)
         latencies = {record.index: record.latency_ms for record in recorded(name).records}
-        judged = judge(scores_of(name), latencies, options.seeds)
+        judged = judge(scores_of(name), picks_of(name), latencies, options.seeds)
         results[name] = {"shaped": name in SHAPED, **judged._asdict()}
         rows.append(cells(name, judged))
     for seen, among in (("all", names), ("first seen after", [name for name in names if name not in SHAPED])):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from prior import REFS, judge, mean, recorded, scores_of, working_on
+from prior import REFS, judge, mean, picks_of, recorded, scores_of, working_on
 
 from atune.stages.compile.lowering import lower, workload
 from atune.workload.workload import candidates_of
@@ -20,7 +20,7 @@ RESULTS = Path(__file__).parents[2] / "bench" / "results" / "prior" / "prior.jso
 @pytest.mark.parametrize("name", REFS)
 def test_the_prior_does_on_a_recording_what_is_stored(name: str) -> None:
     latencies = {record.index: record.latency_ms for record in recorded(name).records}
-    judged = judge(scores_of(name), latencies, seeds=100)
+    judged = judge(scores_of(name), picks_of(name), latencies, seeds=100)
 
     assert judged._asdict().items() <= json.loads(RESULTS.read_text())[name].items()
     assert judged.first < judged.chance
@@ -32,7 +32,7 @@ def test_what_is_picked_without_measuring_is_fast_on_each_recording() -> None:
     found = json.loads(RESULTS.read_text())
     assert found.keys() == REFS.keys()
     first, best = ([one[key] for one in found.values()] for key in ("first_choice", "best_of_three"))
-    assert min(first) > 0.90 and mean(first) > 0.969 and mean(best) > 0.985
+    assert min(first) > 0.90 and mean(first) > 0.969 and mean(best) > 0.99
 
 
 def test_stored_facts_are_those_that_lowering_finds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,8 +53,9 @@ def test_stored_facts_are_those_that_lowering_finds(monkeypatch: pytest.MonkeyPa
 
 def test_judging_counts_places_ties_and_failures() -> None:
     latencies = {0: 1.0, 1: None, 2: 1.01, 3: 2.0, 4: 3.0}
-    right = judge({0: 1.0, 1: 5.0, 2: 2.0, 3: 3.0, 4: 4.0}, latencies, seeds=10)
+    right = judge({0: 1.0, 1: 5.0, 2: 2.0, 3: 3.0, 4: 4.0}, [3, 2, 1], latencies, seeds=10)
     assert (right.candidates, right.near, right.best_at, right.first, right.rho) == (5, 2, 1, 1, 1.0)
     assert right.chance == 2.0 and right.by_share == 1.0 and right.chance_by_share == pytest.approx(0.4)
-    wrong = judge({0: 4.0, 1: 0.0, 2: 3.0, 3: 2.0, 4: 1.0}, latencies, seeds=10)
-    assert (wrong.best_at, wrong.first, wrong.rho) == (5, 4, -1.0)
+    assert (right.first_choice, right.best_of_three) == (0.5, 1 / 1.01)
+    wrong = judge({0: 4.0, 1: 0.0, 2: 3.0, 3: 2.0, 4: 1.0}, [1], latencies, seeds=10)
+    assert (wrong.best_at, wrong.first, wrong.rho, wrong.first_choice) == (5, 4, -1.0, 0.0)

@@ -141,6 +141,20 @@ def test_sums_of_an_instruction_that_ptxas_has_no_registers_for_cannot_run(
     assert [index for index, _ in prior.choices({0: facts, 1: product()}, figures())].count(0) == runs
 
 
+DIVISIONS = [(8, 128), (8, 128), (8, 128), (8, 256), (4, 128)]
+
+
+def test_the_last_choice_divides_the_work_in_another_way_if_any_does() -> None:
+    facts = {i: StaticFacts(grid=(grid,), threads=threads) for i, (grid, threads) in enumerate(DIVISIONS)}
+    ranked = [(index, 1.0 + index) for index in facts]
+
+    def hedged(n: int, most: int = len(DIVISIONS)) -> list[int]:
+        return [index for index, _ in prior.hedged(ranked[:most], facts, n)]
+
+    assert [hedged(n) for n in (1, 2, 3, 4, 5, 9)] == [[0], [0, 3], [0, 1, 3], [0, 1, 2, 3], [*range(5)], [*range(5)]]
+    assert hedged(2, most=3) == [0, 1] and hedged(3, most=0) == []
+
+
 @pytest.mark.parametrize(("m", "feeds", "runs"), [(64, True, False), (64, False, True), (128, True, True)])
 def test_a_product_that_feeds_another_needs_whole_rows_in_each_warp(m: int, feeds: bool, runs: bool) -> None:
     facts = product(m=m, n=128, threads=256, stages=1)

@@ -66,6 +66,17 @@ def choices(facts: Mapping[int, StaticFacts], figures: Figures) -> list[tuple[in
     return sorted(estimates(fit, figures).items(), key=lambda choice: choice[1])
 
 
+def hedged(ranked: Sequence[tuple[int, float]], facts: Mapping[int, StaticFacts], n: int) -> list[tuple[int, float]]:
+    """Return the first `n` of `ranked`, the last of them with another grid or other threads than the rest, if any has.
+
+    The prior errs alike where work is divided alike: one error of it shall not cost all choices.
+    """
+    found, left = list(ranked[: n - 1]), ranked[n - 1 :]
+    seen = {(facts[index].grid, facts[index].threads) for index, _ in found}
+    others = [one for one in left if (facts[one[0]].grid, facts[one[0]].threads) not in seen]
+    return [*found, *(others or left)[:1]]
+
+
 class Load(NamedTuple):
     """The clocks that one block needs of each resource of an SM, over all its steps."""
 

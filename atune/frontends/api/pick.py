@@ -8,7 +8,7 @@ import msgspec
 
 from atune.engine.proposing import MOST, Survey
 from atune.engine.search.devices import device_named
-from atune.engine.search.prior import can_run, choices, figures_for
+from atune.engine.search.prior import can_run, choices, figures_for, hedged
 from atune.errors import UsageError
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.tuner import machine_for
@@ -49,6 +49,8 @@ class Picked(msgspec.Struct, frozen=True):
 def pick(workload: Workload | FileRef | str, n: int = 3, gpu: str | None = None) -> Picked:
     """Choose `n` configurations of `workload` by the prior, without measuring. Workers run its kernel function.
 
+    The last divides the work in another way than the others, if any does.
+
     `workload`: as for `tune`. `gpu`: the board to choose for, such as ``H100``; then neither a GPU nor nvcc is needed.
     None: this machine's.
 
@@ -77,7 +79,7 @@ async def picked(workload: Workload | FileRef | str, n: int, device: DeviceInfo 
     if figures is not None and not fit:
         failed = next((one.message for one in survey.failures.values()), "by shared memory, threads and registers")
         raise UsageError(f"none of {len(candidates)} candidates can run on {gpu}: {failed}")
-    best = [] if figures is None else choices(fit, figures)[:n]
+    best = [] if figures is None else hedged(choices(fit, figures), fit, n)
     found = tuple(PickedConfig(spec.configs[index], round(ms, 6)) for index, ms in best)
     why = "" if found else NO_FIGURES if figures is None else NOT_READ
     if why and spec.default_config is None:
