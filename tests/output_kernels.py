@@ -95,17 +95,6 @@ def walked(X, L, mode: int = 0):  # type: ignore[no-untyped-def]
 
 
 @tilelang.jit
-def eagerly_added(X, S, block: int = 8):  # type: ignore[no-untyped-def]
-    """As `added`, into what the caller gives."""
-    X: T.Tensor[[ROWS, N], T.float32]
-    S: T.Tensor[[N], T.float32]
-    with T.Kernel(N // block) as b:
-        for k in T.serial(ROWS):
-            for i in T.serial(block):
-                S[b * block + i] += X[k, b * block + i]
-
-
-@tilelang.jit
 def returned(X, block: int = 8):  # type: ignore[no-untyped-def]
     """Y = X + 1 and Z = 2 X, both made by the kernel."""
     X: T.Tensor[[N], T.float32]

@@ -84,4 +84,3 @@ def failing(mode: str) -> atune.Workload:
 
 BARE = atune.Workload(bad, atune.Space(block=[16, 64]), reference=doubled, name="bare")
 BAD_WRONG, BAD_SEGV = failing("wrong"), failing("segv")
-FOUR = atune.Workload(scale, atune.Space(block=[16, 32, 64, 128]), arguments={"n": 256}, reference=doubled, name="four")

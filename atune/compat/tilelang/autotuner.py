@@ -49,7 +49,7 @@ from atune.stages.frontend.frontend import encode
 from atune.stages.measure.arguments import GivenTensors
 from atune.workers.storage.result_cache import ResultCache
 from atune.workload.fingerprint import function_of, is_compiled, kernel_fingerprint, signature_of
-from atune.workload.packing import LazyCallback, can_be_sent
+from atune.workload.packing import LazyCallback
 
 CompileArgs, ProfileArgs = tilelang.param.CompileArgs, tilelang.param.ProfileArgs
 COMPILE, RUN = (
@@ -313,11 +313,6 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
         if hasattr(fn, "get_tir"):  # under `@tilelang.jit`
             self.set_compile_args(**{name: getattr(fn, name) for name in COMPILE})
 
-    @property
-    def cache_dir(self) -> Path:
-        """Folder of the results."""
-        return ResultCache(environment.cache_root()).folder
-
     @taking(tilelang.tuner.AutoTuner.set_compile_args)
     def set_compile_args(self, **given: Any) -> AutoTuner:
         """Set how candidates are compiled. None: tilelang's environment variable, or its default."""
@@ -340,18 +335,6 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
         if given["supply_prog"] is not None and self._captured is not None:
             warn_once("supply_prog", "is not called inside `with set_autotune_inputs(...)`, which gives tensors")
         return self
-
-    def generate_cache_key(self, parameters: Mapping[str, Any], extra_parameters: Mapping[str, Any]) -> str | None:
-        """Return the key of the result of `run`. None if a callback cannot be sent to other processes.
-
-        It covers the configurations, outputs, inputs and checks, and callbacks with all objects that they refer to.
-        `parameters` and `extra_parameters` do not count: the kernel has its defaults and its closure's contents.
-        """
-        profile = self.profile_args
-        for callback in (profile.ref_prog, profile.supply_prog, profile.manual_check_prog):
-            if callback is not None and not can_be_sent(callback):
-                return None
-        return self.call_of(TilelangKernel(self.fn), {}).work.key.text
 
     @taking(tilelang.tuner.AutoTuner.run, **dict.fromkeys([*RUN, "tuning"]))
     def run(self, **asked: Any) -> AutotuneResult:
