@@ -283,24 +283,15 @@ def test_callbacks_and_given_inputs_do_not_turn_the_cache_off(tmp_path: Path) ->
     assert not run_once(supply_prog=supply).tuning.cache_hit  # another way to check is another tuning
 
 
-def test_a_half_written_folder_is_left_out_with_a_warning(tmp_path: Path) -> None:
+def test_a_folder_is_written_whole_and_anew(tmp_path: Path) -> None:
     folder = tmp_path / "saved"
     found = tuner(picky, [{"block": 16}]).run()
     found.save_to_disk(folder)
-    assert sorted(os.listdir(tmp_path)) == ["saved"]  # nothing is left in staging
-    args = CompileArgs(out_idx=[-1], target="c", execution_backend="cython")
-    again = AutotuneResult.load_from_disk(folder, args)
-    assert again is not None and again.config == {"block": 16}
-    for name in ("best_config.json", "kernel_lib.so"):
-        kept = (folder / name).read_bytes()
-        (folder / name).unlink()
-        with pytest.warns(CompatWarning, match="is not used: it is not complete"):
-            assert AutotuneResult.load_from_disk(folder, args) is None
-        (folder / name).write_bytes(kept)
     (folder / "kernel_lib.so").unlink()
-    found.save_to_disk(folder)  # and it is written anew
-    assert os.listdir(tmp_path) == ["saved"]
-    assert AutotuneResult.load_from_disk(folder, args) is not None
+    found.save_to_disk(folder)
+    assert os.listdir(tmp_path) == ["saved"]  # nothing is left in staging
+    again = AutotuneResult.load_from_disk(folder, CompileArgs(target="c", execution_backend="cython"))
+    assert again is not None and again.config == {"block": 16}
 
 
 def test_no_file_appears_in_the_working_folder_and_errors_reach_the_caller(

@@ -13,7 +13,6 @@ import inspect
 import json
 import os
 import tempfile
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +22,6 @@ from typing import Any
 from atune.compat.tilelang import environment
 from atune.compat.tilelang.environment import (
     ArgumentError,
-    CompatWarning,
     ConfigError,
     ScalarMissing,
     TuningFailed,
@@ -104,11 +102,11 @@ class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
 
     @classmethod
     def load_from_disk(cls, path: Path | str, compile_args: Any, *, trusted: bool = False) -> AutotuneResult | None:
-        """Return the result in `path`, written by tilelang or by atune, or None if there is no complete one.
+        """Return the result in `path`, written by tilelang or by atune, or None, as tilelang's does.
 
-        ``auto`` in `compile_args` stands for the target and the adapter that atune saved. Warns of a folder that cannot
-        be used. Folders without ``out_idx.json`` are older; their outputs are `compile_args.out_idx`. Loading runs the
-        code in the folder, so that `ArgumentError` refuses other users' files unless they are `trusted`.
+        ``auto`` in `compile_args` stands for the target and the adapter that atune saved. Folders without
+        ``out_idx.json`` are older; their outputs are `compile_args.out_idx`. Loading runs the code in the folder, so
+        that `ArgumentError` refuses other users' files unless they are `trusted`.
         """
         path = Path(path)
         if not path.exists():
@@ -119,19 +117,11 @@ class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
                 f"{others[0]} belongs to another user, and loading it runs its code: "
                 "load_from_disk(…, trusted=True) loads it"
             )
-        saved, lacking, found = _saved(path), "", None
+        saved = _saved(path)
         for name in {"target", "execution_backend"} & saved.keys():
             if getattr(compile_args, name) == "auto":
                 compile_args = dataclasses.replace(compile_args, **{name: saved[name]})
-        try:
-            found = super().load_from_disk(path, compile_args)
-        except FileNotFoundError as error:
-            lacking = f": {error}"
-        if found is None:
-            message = f"{path} is not used: it is not complete, or holds another backend's kernel{lacking}"
-            warnings.warn(message, CompatWarning, stacklevel=2)
-            return None
-        return found  # type: ignore[no-any-return]
+        return super().load_from_disk(path, compile_args)  # type: ignore[no-any-return]
 
 
 def _saved(path: Path) -> dict[str, Any]:
