@@ -5,8 +5,8 @@
 56 problems: the four (N, K) of a layer of a model with seven billion parameters, and 14 batch sizes. Each has 144
 configurations and the same budget. `--sample` problems of them are tuned both ways, `--pairs` times; then the whole
 set is tuned, unless `--whole 0`. `--exhaustive` problems of the last set are also tuned without a budget: how far from
-the best is the set's winner, by the figures of that run. `--ways set` leaves out the other way. tilelang's tuner on one
-problem, 144 configurations:
+the best is the set's winner, by the figures of that run. `--ways set` leaves out the other way; `apart` is a set whose
+problems are not ranked together on symbolic code. tilelang's tuner on one problem, 144 configurations:
 
     ATUNE_BENCH_PROBLEM='{"M": 64, "N": 4096, "K": 4096}' python bench/vs_tilelang.py --space bench/kernels.py:SHAPES
 """
@@ -42,7 +42,8 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
     given: dict[str, Any] = {"target": "cuda", "budget": job["budget"] or None, "progress": False, "cached": False}
     given |= job.get("options", {})
     began = time.perf_counter()
-    if job["way"] == "set":
+    if job["way"] != "one by one":
+        given["symbolic"] = None if job["way"] == "set" else False
         found = atune.run_set(FILE, Problems(job["problems"]), journal=job["journal"], **given)
         results = [row.result for row in found]
     else:
@@ -104,8 +105,8 @@ def main() -> None:
             mine, best = by_key[config_key(winner)], by_key[config_key(row["config"])]
             gaps.append({**row, "set_config": winner, "set_ms": mine, "best_ms": best, "ratio": round(mine / best, 4)})
     both = [pair for pair in pairs if len(pair) == 2]
-    ratios = [round(pair["set"]["wall_s"] / pair["one by one"]["wall_s"], 4) for pair in both]
-    table = [("what", "value"), *((f"set / one by one, {len(sample)} problems", ratio) for ratio in ratios)]
+    ratios = [round(pair[ways[0]]["wall_s"] / pair[ways[1]]["wall_s"], 4) for pair in both]
+    table = [("what", "value"), *((f"{' / '.join(ways)}, {len(sample)} problems", ratio) for ratio in ratios)]
     if ratios:
         table.append(("median", round(statistics.median(ratios), 4)))
     if whole is not None:

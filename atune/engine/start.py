@@ -24,7 +24,7 @@ from atune.engine.search.devices import Figures
 from atune.engine.search.enough import Enough
 from atune.engine.search.interface import Guarded, Searched, Strategy, latency_or_reason
 from atune.engine.search.prior import CAN_RUN, figures_for, survey_fields
-from atune.engine.search.strategies import AUTO, PRIOR, chosen, make_strategy, uses_prior
+from atune.engine.search.strategies import ADVISED, AUTO, PRIOR, chosen, make_strategy, uses_prior
 from atune.errors import JournalError, UsageError
 from atune.journal.events import SCHEMA, BenchmarkFailed, Event, JournalRepaired, RunResumed, RunStarted, Warned
 from atune.journal.state import Entry, State, finished, proposed
@@ -310,7 +310,7 @@ class Plan:
         most = self.budget.most(len(candidates))
         budget = None if most is None else min(most, len(candidates))
         configs = {index: candidates[index].config for index in sorted(keys)}
-        first = advised(self.advice, keys, budget)
+        first = advised(self.advice, keys, None if self.given == ADVISED else budget)
         searched = Searched(configs, self.seed, budget, **known, default=default, advised=first)
         if isinstance(self.given, str):
             own = make_strategy(self.given, searched)

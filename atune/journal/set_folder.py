@@ -58,10 +58,21 @@ def listed(folder: Path) -> dict[Path, Problem]:
     return {folder / f"{number:04}.jsonl": problem for number, problem in enumerate(found)}
 
 
-def header_of_set(folder: Path) -> RunStarted | None:
-    """Return the header of the first problem that has begun; the work is the same in all."""
-    first = next((event for path in journals_in(folder)[:1] for event in JournalReader(path)), None)
+def rankings_in(folder: Path) -> list[tuple[Path, RunStarted]]:
+    """Return the journals of a set's folder that rank for several problems, with their headers."""
+    begun = [path for path in sorted(folder.glob("ranking-*.jsonl")) if is_begun(path)]
+    return [(path, header) for path in begun if (header := _header(path)) is not None]
+
+
+def _header(path: Path) -> RunStarted | None:
+    first = next(iter(JournalReader(path)), None)
     return first if isinstance(first, RunStarted) else None
+
+
+def header_of_set(folder: Path) -> RunStarted | None:
+    """Return the header of the first run that has begun; the work and what was asked for are the same in all."""
+    ranked = (header for _, header in rankings_in(folder))
+    return next(ranked, None) or next((_header(path) for path in journals_in(folder)), None)
 
 
 def open_set_folder(folder: Path, problems: Sequence[Problem]) -> tuple[list[Path], Journal]:

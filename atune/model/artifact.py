@@ -226,10 +226,14 @@ class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Elaborated(msgspec.Struct, frozen=True, tag="elaborated", gc=False):
-    """Facts of a kernel before it is lowered: its `facts` as predicted."""
+    """Facts of a kernel before it is lowered: its `facts` as predicted.
+
+    `larger`: those at a middle and at the last size, where a run ranks for several and `facts` are at the first.
+    """
 
     index: int
     facts: StaticFacts
+    larger: tuple[StaticFacts, ...] = ()
 
 
 class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):

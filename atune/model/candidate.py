@@ -151,7 +151,13 @@ def numbered(configs: Iterable[Config]) -> list[Candidate]:
 
 def describe_config(config: Config) -> str:
     """Return `config` as ``name=value`` parts, safe to print: no control characters, whoever wrote the journal."""
-    return printable(", ".join(f"{name}={value!r}" for name, value in config.items()))
+    return printable(", ".join(f"{name}={_described(value)}" for name, value in config.items()))
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, dict) and DYNAMIC in value and (sizes := value.get(SIZES)):
+        return f"{sizes[0]}…{sizes[-1]}"
+    return repr(value)
 
 
 def shortened(text: str, most: int) -> str:
@@ -170,6 +176,19 @@ def printable(text: str) -> str:
     """Return `text` as one line without control characters, and not too long: a journal may come from a stranger."""
     text = shortened(text, MOST_SHOWN)
     return "".join(c if c.isprintable() else " " for c in text)
+
+
+DYNAMIC, SIZES = "$dynamic", "sizes"
+"""Keys of a dict that stands for a symbolic variable among a problem's arguments, such as ``{"$dynamic": "M"}``. With
+``"sizes": [1, 16]`` beside it, a run ranks configurations for the problems that have these numbers in its place."""
+
+
+def over_sizes(arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the problems that a run with `arguments` ranks for; none where it tunes for one."""
+    for name, value in arguments.items():
+        if isinstance(value, dict) and DYNAMIC in value and SIZES in value:
+            return [{**arguments, name: size} for size in value[SIZES]]
+    return []
 
 
 class Problem(msgspec.Struct, frozen=True):

@@ -26,12 +26,12 @@ from atune.stages.compile import elf, lowering
 from atune.stages.compile.codegen import answer, backend_context, by_nvcc
 from atune.stages.compile.facts import foreseen
 from atune.stages.frontend.frontend import elaborated, roles_of
+from atune.stages.session.session import at_sizes, session, workload
 from atune.stages.session.session import discover as find_devices
-from atune.stages.session.session import session, workload
 from atune.workers.storage.artifact_store import StateCheck, remember, state_of
 from atune.workers.system.resources import check_machine
 from atune.workload.source_locations import detail_of
-from atune.workload.workload import ConfigCheck
+from atune.workload.workload import ConfigCheck, Workload
 
 T = TypeVar("T")
 
@@ -71,11 +71,14 @@ def elaborate(payload: bytes) -> bytes:
 
 
 def _elaborated(candidate: Candidate) -> Elaborated:
-    return Elaborated(candidate.index, foreseen(_function(candidate), session().target.arch))
+    sizes, arch = at_sizes(), session().target.arch
+    spread = [sizes[0], sizes[len(sizes) // 2], sizes[-1]] if sizes else [workload()]
+    facts = [foreseen(_function(candidate, work), arch) for work in spread]
+    return Elaborated(candidate.index, facts[0], tuple(facts[1:]))
 
 
-def _function(candidate: Candidate) -> Any:
-    work = workload()
+def _function(candidate: Candidate, work: Workload | None = None) -> Any:
+    work = work or workload()
     return elaborated(work.kernel, work.arguments, candidate.config, backend_context().target)
 
 

@@ -27,6 +27,7 @@ from atune.model.candidate import (
     check_reserved,
     config_key,
     normalise,
+    over_sizes,
     space_hash,
 )
 from atune.model.options import checked, complete, documents, meant, refuse_unknown
@@ -40,7 +41,7 @@ from atune.workload.fingerprint import (
     lambda_body,
     signature_of,
 )
-from atune.workload.options import WorkloadOptions, amount
+from atune.workload.options import WorkloadOptions, amount, refuse_symbolic
 
 LOOKS, ENOUGH = 500_000, 1_000
 """After this many looks no more is drawn if so many candidates were found."""
@@ -121,15 +122,16 @@ class Workload:
     def at(self, arguments: Mapping[str, Any]) -> Workload:
         """Return this workload for another problem, in which `arguments` replace its own of the same names.
 
-        `flops` and `bytes` that were given as numbers are unknown there. Raises `WorkloadError` for an argument that
-        the kernel does not take, and `SpaceError` for one that is no plain data.
+        `flops` and `bytes` that were given as numbers are unknown there; over several sizes, both are. Raises
+        `WorkloadError` for an argument that the kernel does not take, and `SpaceError` for one that is no plain data.
         """
         changed = {**self.arguments, **self._plain(arguments)}
         if changed == self.arguments:
             return self
         other = copy.copy(self)
         other.arguments, other.key, other._own = changed, None, self._own or self.arguments
-        amounts = {name: amount(name, each, changed) for name, each in self.amounts.items() if callable(each)}
+        computed = {} if over_sizes(changed) else {name: f for name, f in self.amounts.items() if callable(f)}
+        amounts = {name: amount(name, each, changed) for name, each in computed.items()}
         checked("Workload", amounts, WorkloadOptions, WorkloadError)
         other.flops, other.bytes = (amounts.get(name) for name in self.amounts)
         check_names(other)
@@ -409,6 +411,7 @@ class Candidates:
 
     def __init__(self, workload: Workload, seed: int = 0) -> None:
         self.workload, self._seed = workload, seed
+        refuse_symbolic(workload.space.asks(workload.arguments), workload.arguments)
         self._fit = ConfigCheck(workload)
         self.points = workload.space.points(workload.arguments)
         self.large = self.points.size > LARGE

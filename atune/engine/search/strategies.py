@@ -88,6 +88,15 @@ class Exhaustive(FixedOrder):
         super().__init__(iter(Ranked(searched).ask, None) if large else searched.configs)
 
 
+class Advised(FixedOrder):
+    """The candidates that a ranking over several sizes advises, which come before any that a strategy proposes."""
+
+    name = "advised"
+
+    def __init__(self, searched: Searched) -> None:
+        super().__init__(())
+
+
 AUTO, EXHAUSTIVE, RANDOM, PRIOR, BAYESIAN = "auto", Exhaustive.name, Random.name, Ranked.name, Bayesian.name
 MAKERS: dict[str, Callable[[Searched], Strategy]] = {
     EXHAUSTIVE: Exhaustive,
@@ -97,6 +106,8 @@ MAKERS: dict[str, Callable[[Searched], Strategy]] = {
 }
 SHOWN = (AUTO, *MAKERS)
 """The names that a user may give, for messages."""
+ADVISED = Advised.name
+MAKERS[ADVISED] = Advised
 FEW = 8
 """With budgets of up to this many candidates, learning does not help."""
 FEW_RANKED = 16
@@ -105,7 +116,7 @@ FEW_RANKED = 16
 
 def learns(name: str) -> bool:
     """Tell whether the strategy called `name` learns from outcomes, as a user's may; only such take long to answer."""
-    return name not in (EXHAUSTIVE, RANDOM, PRIOR)
+    return name not in (EXHAUSTIVE, RANDOM, PRIOR, ADVISED)
 
 
 def check_given(strategy: str | Strategy | None, *, pipeline: bool = True) -> None:
@@ -114,7 +125,7 @@ def check_given(strategy: str | Strategy | None, *, pipeline: bool = True) -> No
         return
     name: Any = strategy if isinstance(strategy, str) else getattr(strategy, "name", None)
     if isinstance(strategy, str):
-        if strategy not in SHOWN:
+        if strategy not in (*SHOWN, ADVISED):
             raise UsageError(f"strategy {strategy!r} is unknown; there is {', '.join(SHOWN)}, or an object of your own")
     elif isinstance(strategy, type) or not (isinstance(name, str) and name and isinstance(strategy, Strategy)):
         raise UsageError(
@@ -131,7 +142,7 @@ def uses_prior(strategy: str | Strategy, total: int) -> bool:
     """Tell whether a strategy, given itself or by name, uses a prior in a space of `total` candidates."""
     if not isinstance(strategy, str):
         return hasattr(strategy, "begin")
-    return strategy != RANDOM and (strategy != EXHAUSTIVE or total > LARGE)
+    return strategy not in (RANDOM, ADVISED) and (strategy != EXHAUSTIVE or total > LARGE)
 
 
 def make_strategy(name: str, searched: Searched) -> Strategy:

@@ -30,21 +30,24 @@ from atune.errors import (
 from atune.frontends.api.blocking import run_blocking, unwrapped
 from atune.frontends.api.options import RunOptions, TuneOptions, completed, named, progress_every_s
 from atune.frontends.api.problems import Given, Problems
-from atune.frontends.api.resume import completed_by, origin_of
-from atune.frontends.api.tuner import tuner_on
+from atune.frontends.api.ranking import Group, groups_of
+from atune.frontends.api.resume import completed_by, origin_of, read_state
+from atune.frontends.api.tuner import discover, tuner_on
 from atune.journal.events import Event, RunStarted
 from atune.journal.result import Result
 from atune.journal.set_folder import (
     TunedProblem,
     forget_added,
     header_of_set,
+    is_begun,
     is_set,
     journals_in,
     listed,
     open_set_folder,
     tuned_problems,
 )
-from atune.model.candidate import Problem, config_key, describe_config, distance
+from atune.journal.state import State
+from atune.model.candidate import Advice, Problem, config_key, describe_config, distance
 from atune.model.options import Option, checked, documents, path, refuse_unknown
 from atune.model.settings import Budget, CompileSettings
 from atune.model.space import Space
@@ -156,6 +159,11 @@ class SetOptions(TuneOptions, total=False):
         "continued: nothing is measured twice, and new problems are added.",
         check=path, unset="a new folder in the cache folder",
     )]
+    symbolic: Annotated[bool | None, Option(
+        "Rank configurations for all problems that differ in one size at once, on code in which it is symbolic. Each "
+        "problem then tries the first three with its number. False tunes each by itself.",
+        unset="on GPUs", page="sets.md",
+    )]
     # fmt: on
 
 
@@ -182,9 +190,9 @@ async def tune_set(
     """
     refuse_unknown("tune_set", options, [*SetOptions.__annotations__])
     given: dict[str, Any] = dict(options)
-    folder = given.pop("journal", None)
+    folder, symbolic = given.pop("journal", None), given.pop("symbolic", None)
     completed("tune_set", given)
-    checked("tune_set", {"journal": folder}, SetOptions)
+    checked("tune_set", {"journal": folder, "symbolic": symbolic}, SetOptions)
     if given.get("machine") is not None:
         raise UsageError("tune_set: machine= holds one workload: leave it out, or tune each problem by itself")
     chosen = problems if isinstance(problems, Problems) else Problems(problems)
@@ -192,7 +200,7 @@ async def tune_set(
         name = workload.name if isinstance(workload, Workload) else Path(str(getattr(workload, "path", workload))).stem
         folder = ResultCache().new_path(name.partition(".py")[0]).with_suffix("")
     try:
-        return await _SetRun(workload, chosen, given, Path(folder)).all()
+        return await _SetRun(workload, chosen, given, Path(folder), symbolic).all()
     except anyio.get_cancelled_exc_class() as error:
         if journals_in(Path(folder)):
             kept = f"what was measured is kept in {shlex.quote(str(folder))}; journal= continues it"
@@ -222,6 +230,7 @@ class _SetRun:
         problems: Problems,
         options: dict[str, Any],
         folder: Path,
+        symbolic: bool | None,
     ) -> None:
         self._workload = parse_file_ref(workload) if isinstance(workload, str) else workload
         self._problems, self._folder = problems, folder
@@ -237,6 +246,9 @@ class _SetRun:
         self._rows: dict[int, TunedProblem] = {}
         self._errors: dict[int, AtuneError] = {}
         self._journals: list[Path] = []
+        self._symbolic = symbolic
+        self._groups: dict[str, Group] = {}
+        """The group of each problem that is ranked with others, by its key."""
         self._of: tuple[str, str] | None = None
         """The workload and the version of its kernel that the folder's journals are of, as their headers have them."""
 
@@ -260,8 +272,12 @@ class _SetRun:
         async with AsyncExitStack() as stack:
             if not self._options.get("cluster"):
                 self._shared = await stack.enter_async_context(shared_processes(at_once=self._at_once))
+            groups = await anyio.to_thread.run_sync(self._grouped)
+            self._groups = {key: group for group in groups for key in group.keys}
             try:
                 async with anyio.create_task_group() as tasks:
+                    for group in groups:
+                        tasks.start_soon(self._rank, group)
                     for index in range(len(self._problems)):
                         tasks.start_soon(self._one, index)
             except BaseExceptionGroup as group:
@@ -274,8 +290,37 @@ class _SetRun:
             raise NoWinner(f"no problem of {len(found)} has a winner\n{found}", tried)
         return found
 
+    def _grouped(self) -> list[Group]:
+        """Return the groups of problems that are ranked together. Raises `TargetError` without the target's devices."""
+        if self._symbolic is False or self._options.get("cluster"):
+            return []
+        if self._symbolic is None:
+            target, _ = discover(self._options.get("target", "auto"), self._options.get("devices", "all"))
+            if target.kind != "cuda":  # a compiler for the CPU makes other code where sizes are unknown
+                return []
+        new = [self._problems[n] for n, path in enumerate(self._journals) if not path.exists()]
+        return groups_of(self._folder, new)
+
+    async def _rank(self, group: Group) -> None:
+        """Rank for the problems of a group. Where that fails, each is tuned as if it were alone."""
+        try:
+            async with self._free:
+                state = read_state(group.journal) if is_begun(group.journal) else State()
+                if state.finished is None:
+                    if state.header is None:
+                        group.journal.unlink(missing_ok=True)  # a killed run left no whole line
+                    _, state = await self._run(group.journal, group.arguments, f"{group} are being ranked")
+                group.learn(state)
+        except AtuneError as error:
+            if isinstance(error, (JournalError, MachineError, DevicesLost)):
+                raise
+        finally:
+            group.ended.set()
+
     async def _one(self, index: int) -> None:
         result: Result | None = None
+        if (group := self._groups.get(self._problems[index].key)) is not None:
+            await group.ended.wait()
         async with self._free:  # in the order of the problems
             try:
                 result = await self._tuned(index)
@@ -298,24 +343,39 @@ class _SetRun:
 
     async def _tuned(self, index: int) -> Result:
         problem, journal = self._problems[index], self._journals[index]
+        group, fresh = self._groups.get(problem.key), not journal.exists()
+        only = None if group is None else group.advice.get(problem.key)
+        nearest = self._nearest(problem) if fresh and only is None else ()
+        return (await self._run(journal, problem.arguments, f"{problem} is being tuned", nearest, only))[0]
+
+    async def _run(
+        self,
+        journal: Path,
+        arguments: Mapping[str, Any],
+        what: str,
+        nearest: Sequence[Result] = (),
+        only: Advice | None = None,
+    ) -> tuple[Result, State]:
+        """Do what is left of one journal's run. Raises what `tune` raises, and `JournalError` for other work."""
         fresh, scope, on_event = not journal.exists(), anyio.CancelScope(), self._options.get("on_event")
 
         def heard(event: Event) -> None:
             if not self._same_work(event):
                 scope.cancel()
             if self._every_s:
-                self._print(f"[{len(self._rows)}/{len(self._problems)}] {problem} is being tuned")
+                self._print(f"[{len(self._rows)}/{len(self._problems)}] {what}")
             if on_event is not None:
                 on_event(event)
 
         options = {**self._options, "compile": self._compile(), "journal": journal, "on_event": heard}
-        nearest = self._nearest(problem) if fresh else ()
-        make = partial(tuner_on, self._shared, nearest, self._at(problem), **options)
+        make = partial(tuner_on, self._shared, nearest, only, self._at(arguments), **options)
         tuner = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
         try:
             with scope:
                 async with tuner:
-                    return await tuner.result()
+                    result = await tuner.result()
+                    assert tuner.state is not None
+                    return result, tuner.state
         finally:  # also if another problem's task found it first
             if fresh and scope.cancel_called:
                 journal.unlink(missing_ok=True)  # so that the set can still be resumed
@@ -333,10 +393,10 @@ class _SetRun:
         self._of = self._of or found
         return found[0] == self._of[0] and (found == self._of or "kernel" in self._options.get("accept", ()))
 
-    def _at(self, problem: Problem) -> Workload | FileRef:
+    def _at(self, arguments: Mapping[str, Any]) -> Workload | FileRef:
         if isinstance(self._workload, Workload):
-            return self._workload.at(problem.arguments)
-        return msgspec.structs.replace(self._workload, arguments=problem.arguments)
+            return self._workload.at(arguments)
+        return msgspec.structs.replace(self._workload, arguments=dict(arguments))
 
     def _nearest(self, problem: Problem) -> list[Result]:
         """Return the results of the nearest problems that have ended with a winner."""

@@ -23,7 +23,7 @@ import msgspec
 from atune.engine.engine import Engine
 from atune.engine.interfaces import Machine
 from atune.engine.run_state import Listener, Recorder
-from atune.engine.search.strategies import check_given
+from atune.engine.search.strategies import ADVISED, check_given
 from atune.engine.start import CacheUse, EngineSettings, Recall, check_parts
 from atune.errors import AtuneError, UsageError, name_and_message, warn_caller
 from atune.frontends.api.blocking import of_the_machine, run_blocking, unwrapped, winning
@@ -33,6 +33,7 @@ from atune.journal.events import Event, RunInterrupted
 from atune.journal.result import Result, TuneResult
 from atune.journal.state import State
 from atune.journal.writer import Journal, opened_aside
+from atune.model.candidate import Advice
 from atune.model.device import DeviceInfo, Target, device_names
 from atune.model.options import documents
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
@@ -376,14 +377,22 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
 
 
 def tuner_on(
-    shared: Shared | None, nearest: Sequence[Result], workload: Workload | FileRef, **options: Unpack[TuneOptions]
+    shared: Shared | None,
+    nearest: Sequence[Result],
+    only: Advice | None,
+    workload: Workload | FileRef,
+    **options: Unpack[TuneOptions],
 ) -> Tuner:
     """Return a tuner that runs with `shared` processes, with other runs at the same time.
 
-    `nearest`: results of other problems, to begin with.
+    `nearest`: results of other problems, to begin with. `only`: what to try, and nothing beside it but the default.
     """
+    if only is not None:
+        options["strategy"] = ADVISED
     tuner = Tuner(workload, **options)
-    if nearest:
+    if only is not None:
+        tuner._settings = replace(tuner._settings, advise=lambda spec, devices: ((only,), []))
+    elif nearest:
         tuner._settings = replace(tuner._settings, advise=adviser(options.get("warm"), nearest))
     if isinstance(tuner._machine, LocalMachine):
         tuner._machine.shared = shared

@@ -19,7 +19,7 @@ from atune.frontends.api.cached_tune import CachedWork
 from atune.frontends.api.tuner import discover
 from atune.frontends.decorator.options import Options, as_space, check_hints, refuse_clash
 from atune.model.artifact import KernelParam
-from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED, Config, config_key, describe_config
+from atune.model.candidate import COMPILE_FLAGS, DYNAMIC, PASS_CONFIGS, RESERVED, Config, config_key, describe_config
 from atune.model.device import Target, parse_target
 from atune.model.settings import CompileSettings
 from atune.model.space import Points, Space
@@ -249,7 +249,7 @@ class Call:
         """Find the symbolic dimensions, and the sizes and inputs to tune with."""
         options, stage = self.options, self.owner.frontend
         self.inputs = options.inputs
-        symbolic = any(isinstance(v, dict) and stage.DYNAMIC in v for v in self.arguments.values())
+        symbolic = any(isinstance(v, dict) and DYNAMIC in v for v in self.arguments.values())
         symbols: dict[str, int] = {}
         if self.eager or symbolic:
             params = stage.parameters_of(self.kernel, self.arguments, self.space.points(self.arguments).walk())

@@ -12,15 +12,14 @@ from typing import Any
 from atune.bundle.launch import size_of
 from atune.errors import SpaceError, UsageError, WorkloadError, name_and_message, type_of
 from atune.model.artifact import KernelParam, Roles
-from atune.model.candidate import RESERVED, Config, normalise, with_tuples
+from atune.model.candidate import DYNAMIC, RESERVED, SIZES, Config, normalise, with_tuples
 from atune.stages import tilelang
 from atune.stages.measure.arguments import CallInputs as CallInputs
 from atune.stages.measure.arguments import DrawnInputs
 from atune.workload.source_locations import located
 
-DYNAMIC, DTYPE, TORCH_DTYPE = "$dynamic", "$dtype", "$torch.dtype"
-"""Keys of one-entry dicts that encode special arguments of a problem as data. They are symbolic variables
-(``{"$dynamic": "m"}``), tilelang's dtypes and torch's dtypes."""
+DTYPE, TORCH_DTYPE = "$dtype", "$torch.dtype"
+"""Keys of one-entry dicts that encode dtypes, tilelang's and torch's, as data; `DYNAMIC` is that of symbolic ones."""
 
 
 def elaborate(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
@@ -67,9 +66,9 @@ def _value(value: Any, symbols: dict[str, Any]) -> Any:
     """Undo `encode`; one name is one symbolic variable."""
     if isinstance(value, tuple):
         return tuple(_value(v, symbols) for v in value)
-    if not isinstance(value, dict) or len(value) != 1:
+    if not isinstance(value, dict) or len(value.keys() - {SIZES}) != 1:
         return value
-    [(tag, name)] = value.items()
+    [(tag, name)] = ((key, one) for key, one in value.items() if key != SIZES)
     if tag == DYNAMIC:
         if name not in symbols:
             symbols[name] = tilelang.language.dynamic(name)

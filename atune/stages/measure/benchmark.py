@@ -7,12 +7,13 @@ import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from atune.errors import UsageError, WorkloadError, in_one_line, message_of, whole_message
 from atune.model.artifact import Artifact, Failure, KernelParam, Roles
+from atune.model.candidate import describe_config
 from atune.model.device import DeviceInfo
 from atune.model.jobs import Bits, BitsJob, FinalJob, Finals, MeasureJob, Prepared, PrepareJob
 from atune.model.measurement import FinalEntry, Measurement, Timing
@@ -22,9 +23,10 @@ from atune.stages.measure.check import Mismatch, expected_outputs, judged, refer
 from atune.stages.measure.loader import LoadError, load
 from atune.stages.measure.telemetry import Observer, kind_of
 from atune.stages.measure.timer import PROBE, Timed, Timer, counts, make_timer, still_wanted
-from atune.stages.session.session import loaded_as, session, workload
+from atune.stages.session.session import at_sizes, loaded_as, session, take_size, workload
 from atune.workers.system.resources import Resource, check_machine
 from atune.workload.source_locations import ask
+from atune.workload.workload import Workload
 
 OWN_CONTEXT_BYTES = 1 << 30
 """Device memory of our own CUDA context, at most; further use is by other processes."""
@@ -43,6 +45,10 @@ class _Device:
     context_bytes = 0
     """Memory that the context takes; 0 on the CPU."""
     arguments: KernelArguments | None = None
+    at_size: ClassVar[dict[Workload, KernelArguments]] = {}
+    """Those at other sizes, where the run ranks for several."""
+    best_ms: ClassVar[dict[Workload, float]] = {}
+    """The best latency at each size."""
     spare = False
     """Whether its memory was short: copies to restore inputs from are on the host since."""
     prepared: tuple[KernelParam, ...] = ()
@@ -114,8 +120,10 @@ def prepare(payload: bytes) -> bytes:
     """
     job, short = msgspec.msgpack.decode(payload, type=PrepareJob), ""
     try:
-        with workload().placed():
-            _fit_arguments(job.params, job.roles, anew=True)
+        for work in at_sizes() or (workload(),):
+            _take(work)
+            with work.placed():
+                _fit_arguments(job.params, job.roles, anew=True)
     except Exception as error:
         if kind_of(error) != "out_of_memory":
             raise
@@ -131,15 +139,53 @@ def prepare(payload: bytes) -> bytes:
             f"smaller, or {remedy} ({short})"
         )
     _device.prepared, reference = job.params, None
-    if job.timed and workload().reference is not None:
+    if job.timed and workload().reference is not None and not at_sizes():
         timed, settings = _timed_reference(), session().benchmark
         reference = _timing(ask(f"Workload {workload().name}: the reference", lambda: _samples(timed, settings, None)))
     return msgspec.msgpack.encode(Prepared(reference, loaded_as()))
 
 
+def _take(work: Workload) -> None:
+    """Measure at one of the sizes from now on, with the inputs that were made for it."""
+    if work is not workload():
+        if _device.arguments is not None:
+            _device.at_size[workload()] = _device.arguments
+        _device.arguments = _device.at_size.pop(work, None)
+        take_size(work)
+
+
 def measure(payload: bytes) -> bytes:
-    """Entry point: `MeasureJob` → `Measurement` or `Failure`."""
+    """Entry point: `MeasureJob` → `Measurement` or `Failure`; at each size, where the run ranks for several."""
     job = msgspec.msgpack.decode(payload, type=MeasureJob)
+    if not at_sizes():
+        return msgspec.msgpack.encode(_measured(job))
+    found, best = list[Measurement](), _device.best_ms
+    for work in at_sizes():
+        _take(work)
+        answer = _measured(msgspec.structs.replace(job, best_ms=best.get(work)))
+        if isinstance(answer, Failure):
+            place = describe_config(work.arguments)
+            return msgspec.msgpack.encode(msgspec.structs.replace(answer, message=f"{place}: {answer.message}"))
+        best[work] = min(answer.timing.latency_ms, best.get(work, answer.timing.latency_ms))
+        found.append(answer)
+    return msgspec.msgpack.encode(over_all(found))
+
+
+def over_all(found: Sequence[Measurement]) -> Measurement:
+    """Return the measurements of a candidate at several sizes as one."""
+    last, sizes_ms = found[-1], tuple(one.timing.latency_ms for one in found)
+    mean_us = statistics.geometric_mean(sizes_ms) * 1e3
+    return msgspec.structs.replace(
+        last,
+        timing=Timing.of([mean_us], last.timing.method, last.timing.conditions),
+        max_error=max((one.max_error for one in found if one.max_error is not None), default=None),
+        seconds=round(sum(one.seconds for one in found), 4),
+        bits="",
+        sizes_ms=sizes_ms,
+    )
+
+
+def _measured(job: MeasureJob) -> Measurement | Failure:
     artifact = job.artifact
     started = time.perf_counter()
     result: Measurement | Failure
@@ -166,14 +212,14 @@ def measure(payload: bytes) -> bytes:
             result = _after(error, artifact)
     if isinstance(result, Failure) and result.kind == "out_of_memory":
         if _spares_memory():
-            return measure(payload)
+            return _measured(job)
         _release()
         if (limit := session().memory_bytes) is None:
             result = msgspec.structs.replace(result, doubt=_others())
         else:
             message = f"memory_limit allows {limit >> 20} MiB in this process: {result.message}"
             result = msgspec.structs.replace(result, message=message)
-    return msgspec.msgpack.encode(result)
+    return result
 
 
 def bits(payload: bytes) -> bytes:
@@ -359,6 +405,7 @@ def _release() -> None:
     import torch
 
     _device.arguments = None
+    _device.at_size.clear()
     gc.collect()
     if session().device != "cpu":
         torch.cuda.empty_cache()

@@ -19,6 +19,7 @@ from atune.engine.interfaces import CompileHints, ignored
 from atune.engine.run_state import background
 from atune.engine.search.devices import with_peaks
 from atune.model.artifact import ALIKE
+from atune.model.candidate import over_sizes
 from atune.model.device import DeviceInfo, Target
 from atune.model.folders import run_folder, untrusted
 from atune.model.settings import BenchmarkSettings, CompileSettings
@@ -100,6 +101,8 @@ class LocalMachine:
         self.run_dir = ""
         self.found: Discovery
         """The answer of `discover`."""
+        self._sizes = 0
+        """For how many sizes the run ranks, each candidate at all of them; 0 where it tunes for one problem."""
         self._cores_left: int | None = None
         """Cores without a compile worker. None if measuring needs no free core."""
 
@@ -182,6 +185,7 @@ class LocalMachine:
         return target
 
     async def prepare(self, candidates: int) -> None:
+        self._sizes = 0 if self.spec is None else len(over_sizes(self.spec.arguments))
         few = self.shared is None and candidates <= FEW  # a set shares what is parsed
         self.use(PLAIN if few else self.found.no_cicc)
 
@@ -230,11 +234,15 @@ class LocalMachine:
         return [LocalDeviceWorker(*given, one, cpus, shared=shared, claim=claim) for one in self.found.devices]
 
     def _session(self) -> Session:
+        benchmark = self.benchmark
+        if self._sizes:
+            limit_s = self._sizes * benchmark.benchmark_timeout_s
+            benchmark = msgspec.structs.replace(benchmark, benchmark_timeout_s=limit_s)
         return Session(
             ref=self._sent,
             target=self.found.target,
             compile=self.compile,
-            benchmark=self.benchmark,
+            benchmark=benchmark,
             run_dir=self.run_dir,
             tools=self.store.tools,
         )
@@ -245,7 +253,9 @@ class LocalMachine:
     def hints(self, measuring: int) -> CompileHints:
         resting = 0 if self._cores_left is None else max(0, measuring - self._cores_left)
         builds: Literal["all", "first"] = "first" if self.service.warming else "all"
-        return msgspec.structs.replace(compile_hints(self.found), builds=builds, resting=resting)
+        hints = compile_hints(self.found)
+        alike = ALIKE if self._sizes else hints.alike  # where none lowers with a symbolic size, each is tuned alone
+        return msgspec.structs.replace(hints, builds=builds, resting=resting, alike=alike)
 
     @property
     def _cores(self) -> list[int]:
