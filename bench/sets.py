@@ -44,7 +44,8 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
     began = time.perf_counter()
     if job["way"] != "one by one":
         given["symbolic"] = None if job["way"] == "set" else False
-        found = atune.run_set(FILE, Problems(job["problems"]), journal=job["journal"], **given)
+        work = job.get("file", FILE)
+        found = atune.run_set(work, Problems(job["problems"]), journal=job["journal"], **given)
         results = [row.result for row in found]
     else:
         results = [atune.run(msgspec.structs.replace(FILE, arguments=each), **given) for each in job["problems"]]
