@@ -133,7 +133,7 @@ class Workload:
         computed = {} if over_sizes(changed) else {name: f for name, f in self.amounts.items() if callable(f)}
         amounts = {name: amount(name, each, changed) for name, each in computed.items()}
         checked("Workload", amounts, WorkloadOptions, WorkloadError)
-        other.flops, other.bytes = (amounts.get(name) for name in self.amounts)
+        other.flops, other.bytes = amounts.get("flops"), amounts.get("bytes")  # a worker has no amounts
         check_names(other)
         return other
 
