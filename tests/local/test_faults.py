@@ -20,8 +20,8 @@ from atune.frontends.api.tuner import tune
 from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, BenchmarkStarted, DeviceLost, DeviceReady, Event
 from atune.journal.reader import read
 from atune.journal.result import Result
-from atune.model.artifact import Artifact, Roles
-from atune.model.jobs import FinalJob, MeasureJob, PrepareJob, StartJob
+from atune.model.artifact import Roles
+from atune.model.jobs import FinalJob, MeasureJob, StartJob
 from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.local.device_worker import LocalDeviceWorker
@@ -94,16 +94,6 @@ async def test_every_fault_is_named_and_costs_no_good_candidate(tmp_path: Path) 
     late = [e.kill_s for e in lost if e.reason.startswith("timeout")]
     assert min(late) > 0 and max(late) < 1 and all(0 < e.start_s < 10 for e in ready)
     assert Result.from_events(read(tmp_path / "j")).records == result.records
-
-
-async def prepared(machine: LocalMachine) -> tuple[LocalDeviceWorker, Artifact]:
-    """Return the machine's device worker with its inputs made, and a good candidate's artifact."""
-    await machine.discover()
-    [artifact] = await built_by(machine.compile_workers()[0], {"x": 0})
-    [worker] = machine.device_workers()
-    await worker.run(StartJob())
-    await worker.run(PrepareJob(artifact.params, OUT))
-    return worker, artifact
 
 
 async def test_a_kernel_that_writes_its_input_is_found_out_and_its_input_restored() -> None:

@@ -35,7 +35,6 @@ class Blob(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     source: str
     """The device's half as printed."""
-    source_key: str
     pass_configs: dict[str, Any]
     calls: tuple[int | str, ...] = ()
     """For the CPU, the meaning of each argument of the C function."""
@@ -107,7 +106,7 @@ def build(group: Sequence[Lowered], path: str, compile: Compile = by_nvcc) -> li
             compiler=compiled.compiler,
             why=compiled.why,
             store_key=lowered.store_key,
-            source_key=blob.source_key,
+            source_key=lowered.source_key,
             machine=elf.machine_facts(library, blob.symbol),
         )
         for lowered, blob in zip(group, blobs, strict=True)

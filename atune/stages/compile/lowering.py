@@ -80,7 +80,6 @@ def _generated(candidate: Candidate, function: Any, host: Any, device: Any, how:
         host="" if on_cpu else str(tilelang.tvm.ir.save_json(host)),
         device=str(tilelang.tvm.ir.save_json(device)),
         source=source,
-        source_key=source_key,
         pass_configs=dict(how.pass_configs),
         calls=calls,
         flags=how.flags,

@@ -31,7 +31,7 @@ from atune.workload.workload import Workload
 OWN_CONTEXT_BYTES = 1 << 30
 """Device memory of our own CUDA context, at most; further use is by other processes."""
 CONTEXT_BYTES = 600 << 20
-"""That of an H100's context, where NVML does not tell."""
+"""That of an H100's context, which is counted."""
 AFTER_TIMING = " (once it had been timed)"
 OWN: Resource = "files"
 """The resource that candidates can exhaust in this process: the candidate is tried again in a fresh one."""
@@ -66,12 +66,9 @@ def begin(payload: bytes) -> bytes:
     if info.id == "cpu":
         torch.set_num_threads(1)  # the kernel runs on one core; so does the reference next to it
     else:
-        before = Observer(info.uuid).used_bytes()
         torch.cuda.init()
         torch.zeros(1, device="cuda")
-        after = Observer(info.uuid).used_bytes()
-        known = 0 if before is None or after is None else after - before
-        _device.context_bytes = known if 0 < known <= OWN_CONTEXT_BYTES else CONTEXT_BYTES
+        _device.context_bytes = CONTEXT_BYTES
         _limit_memory()
         visible = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
         if info.uuid and visible != info.uuid:
@@ -233,12 +230,11 @@ def bits(payload: bytes) -> bytes:
 
 def _digests(job: BitsJob, seed: int) -> list[str]:
     """Return the digest of each artifact's outputs for the inputs of one seed, which are freed then."""
-    device, digests = "cpu" if session().device == "cpu" else "cuda", list[str]()
-    arguments: KernelArguments | None = None
+    digests, arguments = list[str](), None
     for artifact in job.artifacts:
         if arguments is None or arguments.params != artifact.params:
             arguments = None  # its memory is free before new ones are made
-            arguments = KernelArguments(workload(), artifact.params, job.roles, device, seed, spare=_device.spare)
+            arguments = _arguments(artifact.params, job.roles, seed)
         arguments.fill_outputs(POISONS[0])
         load(artifact)(*arguments.values)
         _device.timer.synchronise()
@@ -282,12 +278,16 @@ def _fit_arguments(params: tuple[KernelParam, ...], roles: Roles, *, anew: bool 
     """Make the inputs, and have the reference run, unless the candidate before had the same parameters."""
     if anew or _device.arguments is None or _device.arguments.params != params:
         _device.arguments = None  # its memory is free before new ones are made
-        where = "cpu" if session().device == "cpu" else "cuda"
-        arguments = KernelArguments(workload(), params, roles, where, spare=_device.spare)
+        arguments = _arguments(params, roles)
         if workload().reference is not None:
             arguments.expected = expected_outputs(workload(), arguments)
         _device.arguments = arguments
     return _device.arguments
+
+
+def _arguments(params: tuple[KernelParam, ...], roles: Roles, seed: int = 0) -> KernelArguments:
+    where = "cpu" if session().device == "cpu" else "cuda"
+    return KernelArguments(workload(), params, roles, where, seed, spare=_device.spare)
 
 
 def _timed_reference() -> Timed:

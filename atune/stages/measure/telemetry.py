@@ -47,13 +47,6 @@ class Observer:
             throttle=tuple(name for bit, name in THROTTLE.items() if reasons and reasons & bit),
         )
 
-    def used_bytes(self) -> int | None:
-        """Return how much of the GPU's memory all processes use."""
-        try:
-            return int(_nvml().nvmlDeviceGetMemoryInfo(self._handle).used)
-        except Exception:
-            return None
-
     def _ask(self, name: str, *arguments: Any) -> int | None:
         try:
             return int(getattr(self._nvml, name)(self._handle, *arguments))
