@@ -130,13 +130,19 @@ class StageSeconds(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds in which at least one device measured."""
 
 
+Span = tuple[str, str, float, float, int, int]
+"""What a worker or a device did: its name; ``lower``, ``build``, ``measure``, ``failed``, ``again`` or ``final``; from
+when and until when, in seconds of the run; the first candidate, and how many."""
+
+
 class Seconds:
-    """Sums up the seconds of a run's parts, and of its stages over all parts."""
+    """Sums up the seconds of a run's parts, and keeps what each worker and device did in them."""
 
     def __init__(self) -> None:
         self._ended_s = self._part_s = self._part_started = 0.0
-        self._compile: list[tuple[float, float]] = []
-        self._benchmark: list[tuple[float, float]] = []
+        self.spans: list[Span] = []
+        self.parts: list[float] = []
+        """When each part but the first began."""
         self._began: dict[str, float] = {}
         """When each device took the candidate that it measures."""
 
@@ -148,36 +154,53 @@ class Seconds:
     @property
     def stages(self) -> StageSeconds:
         """Seconds of the two stages."""
+        compiling = [(since, until) for _, kind, since, until, *_ in self.spans if kind in ("lower", "build")]
+        measuring = [(since, until) for _, kind, since, until, *_ in self.spans if kind in _MEASURED.values()]
         return StageSeconds(
-            compile_s=round(sum(high - low for low, high in self._compile), 3),
-            compile_wall_s=round(_union_s(self._compile), 3),
-            benchmark_s=round(sum(high - low for low, high in self._benchmark), 3),
-            benchmark_wall_s=round(_union_s(self._benchmark), 3),
+            compile_s=round(sum(until - since for since, until in compiling), 3),
+            compile_wall_s=round(_union_s(compiling), 3),
+            benchmark_s=round(sum(until - since for since, until in measuring), 3),
+            benchmark_wall_s=round(_union_s(measuring), 3),
         )
 
     def apply(self, event: Event) -> None:
         """Take one event in."""
+        now = event.mono
         match event:
             case RunResumed():
                 self._end_part(self._part_s)  # adds nothing if the previous part ended properly
-                self._part_started = event.mono
+                self._part_started = now
+                self.parts.append(now)
                 self._began.clear()
                 return
-            case CandidateLowered() | ArtifactBuilt():
-                if event.seconds and getattr(event, "reason", "") != FOUND:
-                    self._compile.append((max(0.0, event.mono - event.seconds), event.mono))
+            case CandidateLowered() if event.seconds:
+                self.spans.append((event.worker, "lower", max(0.0, now - event.seconds), now, event.index, 1))
+            case ArtifactBuilt() if event.seconds and event.reason != FOUND and event.indices:
+                since, n = max(0.0, now - event.seconds), len(event.indices)
+                self.spans.append((event.worker, "build", since, now, event.indices[0], n))
             case BenchmarkStarted():
-                self._began[event.device] = event.mono
+                self._began[event.device] = now
             case CandidateMeasured() | BenchmarkFailed() | BenchmarkRepeated():
                 if (began := self._began.pop(event.device, None)) is not None:
-                    self._benchmark.append((began, event.mono))
-        self._part_s = max(self._part_s, event.mono - self._part_started)
+                    self.spans.append((event.device, _MEASURED[type(event)], began, now, event.index, 1))
+            case FinalOrdered():  # it began when nothing compiled and nothing else was measured any more
+                begun = max([0.0, *(until for _, _, _, until, *_ in self.spans), *self.parts[-1:]])
+                self.spans.append((event.device, "final", min(begun, now), now, 0, len(event.entries)))
+        self._part_s = max(self._part_s, now - self._part_started)
         if isinstance(event, RunFinished | RunInterrupted):
             self._end_part(event.wall_s)
 
     def _end_part(self, wall_s: float) -> None:
         self._ended_s += wall_s
         self._part_s, self._part_started = 0.0, float("inf")
+
+
+_MEASURED: dict[type[Event], str] = {
+    CandidateMeasured: "measure",
+    BenchmarkFailed: "failed",
+    BenchmarkRepeated: "again",
+}
+"""What a device did, by the event that ended it."""
 
 
 def _union_s(spans: list[tuple[float, float]]) -> float:

@@ -14,19 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from atune.errors import AtuneError
-from atune.journal.events import (
-    ArtifactBuilt,
-    BenchmarkFailed,
-    BenchmarkStarted,
-    CandidateLowered,
-    CandidateMeasured,
-    Event,
-    FinalOrdered,
-    RunResumed,
-)
+from atune.journal.events import Event
 from atune.journal.reader import JournalReader
 from atune.journal.result import Record, Result
-from atune.journal.state import State
+from atune.journal.state import Seconds, State
 from atune.model.artifact import what_failed
 from atune.model.candidate import BASELINE, printable, shortened
 from atune.model.device import DeviceInfo
@@ -66,13 +57,10 @@ def report(journal: str | Path) -> str:
 
 def page_of(events: Iterable[Event], journal: Path | None = None) -> str:
     """Return the page for a run's events, in order; `journal` is where they lie, for the reader of the page."""
-    state, timeline = State(), Timeline()
-    for event in events:
-        state.apply(event)
-        timeline.add(event)
+    state = State.of(events)
     result = Result.of(state, journal, replayed=True)
     mattered = axis_importance(result)
-    data, setting = plot_data(result, mattered, timeline), environment(result)
+    data, setting = plot_data(result, mattered, state.seconds), environment(result)
     if state.resumed is not None:
         setting.append(("parts", str(state.resumed.part + 1)))
         setting += [("accepted difference", text) for text in state.resumed.accepted]
@@ -297,10 +285,8 @@ LONG = 24
 SPANS = 3000
 """Most spans that the timeline draws. A longer run shows its longest spans."""
 
-Span = tuple[str, float, float, str]
 
-
-def plot_data(result: Result, mattered: Importance | None, timeline: Timeline) -> dict[str, Any]:
+def plot_data(result: Result, mattered: Importance | None, seconds: Seconds) -> dict[str, Any]:
     """Return what the page's script draws. Each candidate names its values by their place in `axes`."""
     measured = by_latency(result.all_records)
     axes = _axes([record for record in measured if record is not result.baseline], mattered)
@@ -323,7 +309,7 @@ def plot_data(result: Result, mattered: Importance | None, timeline: Timeline) -
         "default_ms": None if default is None else default.latency_ms,
         "steps": [[s.seconds, s.latency_ms, s.tried, s.index] for s in result.best_over_time],
         "end_s": result.wall_s,
-        "timeline": timeline.data(),
+        "timeline": timeline_data(seconds),
     }
 
 
@@ -368,58 +354,26 @@ def _cut(labels: list[str]) -> list[str]:
     return short if len(set(short)) == len(labels) else labels
 
 
-class Timeline:
-    """Collects the activities of each compile worker and device. Times are in seconds since the run's start."""
+def timeline_data(seconds: Seconds) -> dict[str, Any]:
+    """Return the data of the timeline's drawing: the longest spans of each worker and device, by their hosts."""
 
-    def __init__(self) -> None:
-        self.rows: dict[str, list[Span]] = {}
-        self.parts: list[float] = []
-        self._started: dict[str, float] = {}
+    def place(name: str) -> tuple[bool, str, int, str]:
+        host = name.removeprefix("device ").rpartition("/")[0]  # node-0 of node-0/1; empty on one machine
+        return name.startswith("device "), host, len(name), name  # sorts compile-10 after compile-9
 
-    def add(self, event: Event) -> None:
-        """Take one event in."""
-        match event:
-            case BenchmarkStarted():
-                self._started[event.device] = event.mono
-            case CandidateMeasured() | BenchmarkFailed():
-                since = self._started.pop(event.device, event.mono)
-                kind = "measure" if isinstance(event, CandidateMeasured) else "failed"
-                self._span(f"device {event.device}", kind, since, event.mono, f"candidate {event.index}")
-            case CandidateLowered():
-                self._span(event.worker, "lower", event.mono - event.seconds, event.mono, f"candidate {event.index}")
-            case ArtifactBuilt():
-                n = len(event.indices)
-                what = f"candidate {event.indices[0]}" if n == 1 else f"{n} candidates"
-                self._span(event.worker, "build", event.mono - event.seconds, event.mono, what)
-            case FinalOrdered():  # it began when nothing compiled and nothing else was measured any more
-                begun = max([0.0, *(spans[-1][2] for spans in self.rows.values()), *self.parts[-1:]])
-                what = f"of {len(event.entries)} candidates"
-                self._span(f"device {event.device}", "final", min(begun, event.mono), event.mono, what)
-            case RunResumed():
-                self.parts.append(round(event.mono, 4))
-                self._started.clear()
-
-    def _span(self, name: str, kind: str, since: float, until: float, what: str) -> None:
-        self.rows.setdefault(name, []).append((kind, round(max(0.0, since), 4), round(until, 4), what))
-
-    def data(self) -> dict[str, Any]:
-        """Return the data of the page's drawing: the longest spans of each worker and device, by their hosts."""
-
-        def place(name: str) -> tuple[bool, str, int, str]:
-            host = name.removeprefix("device ").rpartition("/")[0]  # node-0 of node-0/1; empty on one machine
-            return name.startswith("device "), host, len(name), name  # sorts compile-10 after compile-9
-
-        spans = [(name, span) for name, found in self.rows.items() for span in found]
-        drawn = sorted(spans, key=lambda one: one[1][1] - one[1][2])[:SPANS]
-        rows: dict[str, list[Span]] = {name: [] for name in sorted(self.rows, key=place)}
-        for name, span in drawn:
-            rows[name].append(span)
-        return {
-            "rows": [{"name": name, "spans": found} for name, found in rows.items()],
-            "parts": self.parts,
-            "end_s": max((span[2] for _, span in spans), default=0.0),
-            "text": f"Only the {SPANS:,} longest of {len(spans):,} spans are drawn." if len(spans) > SPANS else "",
-        }
+    rows: dict[str, list[tuple[str, float, float, str]]] = {}
+    shown = [span for span in seconds.spans if span[1] != "again"]
+    drawn = sorted(shown, key=lambda one: one[2] - one[3])[:SPANS]
+    for on, kind, since, until, first, n in drawn:
+        what = f"of {n} candidates" if kind == "final" else f"candidate {first}" if n == 1 else f"{n} candidates"
+        name = on if kind in ("lower", "build") else f"device {on}"
+        rows.setdefault(name, []).append((kind, round(since, 4), round(until, 4), what))
+    return {
+        "rows": [{"name": name, "spans": rows[name]} for name in sorted(rows, key=place)],
+        "parts": [round(began, 4) for began in seconds.parts],
+        "end_s": max((until for _, _, _, until, *_ in shown), default=0.0),
+        "text": f"Only the {SPANS:,} longest of {len(shown):,} spans are drawn." if len(shown) > SPANS else "",
+    }
 
 
 LIBRARIES = ("d3", "plot.umd")

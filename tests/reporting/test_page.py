@@ -16,14 +16,14 @@ from event_streams import Stream, timing, write
 from reporting.test_look import DATA, GPU_JOURNALS, RESULTS
 
 from atune.journal.events import BenchmarkStarted, CandidateMeasured, DeviceReady, RunStarted
-from atune.journal.reader import read, replay
+from atune.journal.reader import replay
 from atune.journal.result import Result
 from atune.model.artifact import what_failed
 from atune.model.candidate import BASELINE
 from atune.model.device import DeviceInfo
 from atune.reporting.export import ranking
 from atune.reporting.importance import axis_importance
-from atune.reporting.report import LIBRARIES, Timeline, measured_on, page_of, report
+from atune.reporting.report import LIBRARIES, measured_on, page_of, report
 from atune.reporting.summary import failure_groups
 
 LAYOUTS = RESULTS / "layouts" / "uneven.jsonl"
@@ -234,12 +234,10 @@ def test_the_source_is_on_the_page_where_it_was_kept(monkeypatch: pytest.MonkeyP
 
 
 def test_the_final_is_on_the_device_s_line_of_time() -> None:
-    timeline = Timeline()
-    for event in read(LAYOUTS):
-        timeline.add(event)
-    *before, (kind, since, until, note) = timeline.rows["device 0"]
-    assert (kind, note) == ("final", "of 7 candidates") and since < until
-    assert since == max([spans[-1][2] for name, spans in timeline.rows.items() if name != "device 0"] + [before[-1][2]])
+    rows = {row["name"]: row["spans"] for row in data_of(report(LAYOUTS))["timeline"]["rows"]}
+    [(_, since, until, note)] = [span for span in rows["device 0"] if span[0] == "final"]
+    assert note == "of 7 candidates" and since < until
+    assert since == max(span[2] for spans in rows.values() for span in spans if span[0] != "final")
 
 
 def test_the_report_has_the_devices_by_host(tmp_path: Path) -> None:
