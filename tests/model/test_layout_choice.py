@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -42,9 +43,24 @@ def chosen(*found: Layouts | None, most: int = 1, own: int | None = None) -> Lay
     return choice
 
 
-def test_of_a_loop_that_all_threads_do_the_layout_that_replicates_less_is_chosen() -> None:
-    assert chosen(ALL, ONE, own=0) == LayoutSelection((1,), {0: RejectedLayout(1, CONTAINED)})
-    assert chosen(ONE, ALL, own=1).kept == (0,)
+MANY, FEW_LONG = layouts([64], held=16), layouts([0], 32)
+THIN, WIDE = (Layouts(loops=(LoopFacts((512,), 4, access_bits=bits),)) for bits in (32, 128))
+REPEATED = Layouts(loops=(LoopFacts((512,), 8, redundant=4, access_bits=128),))
+
+
+@pytest.mark.parametrize(
+    ("found", "own", "kept", "why"),
+    [
+        ((ALL, ONE), 0, 1, CONTAINED), ((ONE, ALL), 1, 0, CONTAINED),
+        ((OWN, FEW_LONG), None, 1, CONTAINED),  # whose few threads have more iterations each
+        ((OWN, OTHER), 0, 1, REDUNDANT), ((THIN, REPEATED), None, 0, REDUNDANT),
+        ((MANY, ONE), 0, 1, REGISTERS), ((THIN, WIDE), 0, 1, NARROW),
+        ((ONE, OTHER), 1, 1, TIED), ((ONE, OTHER), None, 0, TIED),
+    ],
+)  # fmt: skip
+def test_of_two_layouts_the_better_is_chosen(found: Any, own: int | None, kept: int, why: str) -> None:
+    """Containment goes first; then the least redundant work, the fewest registers, the widest accesses; the own."""
+    assert chosen(*found, own=own) == LayoutSelection((kept,), {1 - kept: RejectedLayout(kept, why)})
 
 
 def test_an_alternative_that_does_not_validate_is_never_chosen() -> None:
@@ -55,33 +71,6 @@ def test_an_alternative_that_does_not_validate_is_never_chosen() -> None:
 def test_where_none_validates_the_compilers_own_is_left() -> None:
     found = [Alternative(0, ONE, valid=False), Alternative(1, ALL, valid=False, own=True)]
     assert choose(found) == LayoutSelection((1,), {})
-
-
-def test_where_neither_is_contained_in_the_other_the_least_redundant_work_decides() -> None:
-    assert chosen(OWN, OTHER, own=0) == LayoutSelection((1,), {0: RejectedLayout(1, REDUNDANT)})
-
-
-def test_then_the_fewest_registers_decide() -> None:
-    many = layouts([64], held=16)
-    assert chosen(many, ONE, own=0) == LayoutSelection((1,), {0: RejectedLayout(1, REGISTERS)})
-
-
-def test_then_the_widest_accesses_decide() -> None:
-    narrow, wide = (Layouts(loops=(LoopFacts((512,), 4, access_bits=bits),)) for bits in (32, 128))
-    assert chosen(narrow, wide, own=0) == LayoutSelection((1,), {0: RejectedLayout(1, NARROW)})
-    redundant = Layouts(loops=(LoopFacts((512,), 8, redundant=4, access_bits=128),))
-    assert chosen(narrow, redundant).kept == (0,)
-
-
-def test_the_compilers_own_stands_where_nothing_decides_and_else_the_first() -> None:
-    assert chosen(ONE, OTHER, own=1) == LayoutSelection((1,), {0: RejectedLayout(1, TIED)})
-    assert chosen(ONE, OTHER).kept == (0,)
-
-
-def test_containment_goes_before_less_redundant_work() -> None:
-    """A contained layout whose few threads have more iterations each."""
-    contained = layouts([0], 32)
-    assert chosen(OWN, contained).kept == (1,)
 
 
 def test_the_top_few_come_best_first() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atune.errors import WorkerError, WorkloadError
+from atune.errors import WorkerError
 from atune.model.artifact import Lowered
 from atune.model.candidate import Candidate, config_key
 from atune.model.jobs import LowerJob
@@ -73,13 +73,3 @@ async def test_a_loading_worker_killed_from_outside_is_tried_once_more_and_then_
         with pytest.raises(WorkerError, match=r"worker that loads .*work\.py:WORK was lost twice: killed by SIGKILL"):
             await machine.describe()
     assert mark.read_text() == "xx"
-
-
-async def test_a_file_that_crashes_is_the_workloads_mistake(
-    tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine = machine_of(tmp_path, mark, "os.kill(os.getpid(), signal.SIGSEGV)", monkeypatch)
-    async with machine.open():
-        with pytest.raises(WorkloadError, match=r"loading .*work\.py:WORK failed: .*SIGSEGV"):
-            await machine.describe()
-    assert mark.read_text() == "x"
