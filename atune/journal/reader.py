@@ -20,7 +20,7 @@ import msgspec
 from atune.errors import JournalError
 from atune.journal.events import SCHEMA, AnyEvent, RunFinished, RunInterrupted, RunStarted, decode
 from atune.journal.result import Result
-from atune.model.folders import regular_file
+from atune.model.folders import cache_folder, is_cached, regular_file
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
 """A longer line is refused. No event is that large, and a decoded line takes many times its size in memory."""
@@ -28,6 +28,8 @@ MAX_DEPTH = 64
 """Deeper nesting is refused: no event needs it, and code that walks a value would run out of stack."""
 MAX_PARTS, MAX_VALUES = 100_000, 4_000_000
 """More lists and objects, and more values, in a line are refused: they take up to 100 times its size in memory."""
+MAX_ALL_VALUES = 12_000_000
+"""A journal with more, as of 200,000 candidates, takes more than a gigabyte. It is read only in the cache folder."""
 
 
 class _CheckedLine(msgspec.Struct, forbid_unknown_fields=True):
@@ -52,10 +54,10 @@ class JournalReader:
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
-        self.torn_bytes = self.whole_bytes = self._lines = 0
+        self.torn_bytes = self.whole_bytes = self._lines = self._values = 0
 
     def __iter__(self) -> Iterator[AnyEvent]:
-        self.whole_bytes = self._lines = 0
+        self.whole_bytes = self._lines = self._values = 0
         yield from self.more()
         if not self.whole_bytes:
             why = "its only line is incomplete" if self.torn_bytes else "it is empty"
@@ -78,6 +80,12 @@ class JournalReader:
                         break
                     event = self._event(self._lines + 1, body, unfit(line))
                     self._lines += 1
+                    self._values += line.count(b",")
+                    if self._values > MAX_ALL_VALUES and not is_cached(self.path):
+                        raise JournalError(
+                            f"{self.path} has over {MAX_ALL_VALUES:,} values, which would take more than 1 GB of "
+                            f"memory: if you trust it, move it into {cache_folder()}"
+                        )
                     self.whole_bytes += len(line)
                     yield event
                     line = following
@@ -188,11 +196,12 @@ def unfit(text: bytes) -> str:
         return "an integer of 300 digits"
     if bare.count(b"[") + bare.count(b"{") > MAX_PARTS or bare.count(b",") > MAX_VALUES:
         return f"more than {MAX_PARTS:,} lists and objects, or {MAX_VALUES:,} values"
-    brackets = re.sub(rb"[^][{}]", b"", bare)
+    brackets = bare.translate(None, _NO_BRACKETS)
     depth = max(itertools.accumulate(1 if one in b"[{" else -1 for one in brackets), default=0)
     return f"nested deeper than {MAX_DEPTH}" if depth > MAX_DEPTH else ""
 
 
+_NO_BRACKETS = bytes(sorted({*range(256)} - {*b"[]{}"}))
 _LONG = re.compile(rb"\d{300}")
 """What is no float, and of more digits what Python prints."""
 

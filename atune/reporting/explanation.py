@@ -117,7 +117,7 @@ def story_text(result: Result, record: Record) -> str:
         if timing is not None and (name == "first" or timing is not first):
             by = f"{timing.n_samples} samples by {printable(timing.method)} on device {printable(record.device)}"
             known.append((name, f"{timing.latency_ms:.4g} ms, spread {timing.spread:.1%}, {by}"))
-            known.append(("  samples", f"{' '.join(f'{us:g}' for us in timing.samples_us)} µs"))
+            known.append(("  samples", printable(" ".join(f"{us:g}" for us in timing.samples_us)) + " µs"))
     if measured is not None:
         error = "" if measured.max_error is None else f", largest difference {measured.max_error:.3g}"
         known.append(("outputs", f"right{error}" if measured.checked else "not checked"))

@@ -19,6 +19,7 @@ from atune.errors import AtuneError, JournalError
 from atune.frontends.api.problems import Problems
 from atune.frontends.api.resume import completed_by
 from atune.frontends.cli.main import main
+from atune.journal import reader
 from atune.journal.events import (
     BestChanged,
     DeviceExcluded,
@@ -201,6 +202,24 @@ def test_what_unpacks_to_too_much_is_refused_by_its_line(value: bytes, why: str,
     good.write_bytes(b"".join(lines) + b'{"crc":"%08x","event":%b}\n' % (zlib.crc32(body), body) + b"\n")
     with pytest.raises(JournalError, match=rf"line {len(lines) + 1}: .*{why}"):
         replay(good)
+
+
+@pytest.mark.parametrize("command", ["replay", "report", "export --to csv", "show", "resume", "watch"])
+def test_a_journal_of_too_many_values_is_refused_but_in_the_cache_folder(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each line is one that may stand there."""
+    journal = write(tmp_path / "j.jsonl", whole().events)
+    monkeypatch.setattr(reader, "MAX_ALL_VALUES", journal.read_bytes().count(b",") - 1)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "elsewhere"))
+    assert main([*command.split(), str(journal)]) == 2
+    assert f"values, which would take more than 1 GB of memory: if you trust it, move it into {tmp_path}" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path))
+    main([*command.split(), str(journal)])
+    assert "1 GB" not in capsys.readouterr().err
 
 
 def _fifo(path: Path) -> None:

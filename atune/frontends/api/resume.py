@@ -57,11 +57,13 @@ async def resume(
     state = read_state(journal)
     if finished(state, Budget.parse({**options_of(state.header), **given}["budget"])):
         return winning(Result.of(state, Path(journal), replayed=True))
-    chosen = completed_by(state.header, given)
+    header = state.header
+    del state  # the run folds its own
+    chosen = completed_by(header, given)
     if workload is None and "machine" not in given:
-        workload = origin_of(state.header)
-    elif isinstance(workload, str) and state.header is not None:
-        workload = msgspec.structs.replace(parse_file_ref(workload), arguments=state.header.arguments)
+        workload = origin_of(header)
+    elif isinstance(workload, str) and header is not None:
+        workload = msgspec.structs.replace(parse_file_ref(workload), arguments=header.arguments)
     return await tune(workload, journal=journal, **chosen)
 
 

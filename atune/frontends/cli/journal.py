@@ -132,6 +132,7 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         say(f"resuming {arguments.journal}, {state.settled} of {state.total} candidates done")
         completed_by(state.header, {"accept": arguments.accept})
     workload = arguments.workload or (None if done else origin_of(state.header, say=say))
+    del state  # the run folds its own
     call = functools.partial(resume, arguments.journal, workload, accept=arguments.accept, **options)
     return drive(call, arguments.journal, arguments, interrupts)
 
