@@ -16,8 +16,9 @@ from atune.workload.workload import WorkloadSpec
 class CompileHints(msgspec.Struct, frozen=True):
     """Hints from the compilers to the scheduler."""
 
-    builds: Literal["all", "first"] = "all"
-    """Which groups may start. ``first``: only those that devices wait for, because building will soon be cheaper."""
+    builds: Literal["all", "first", "none"] = "all"
+    """Which groups may start. ``first``: only those that devices wait for, because building will soon be cheaper.
+    ``none``: building will be cheaper at once."""
     resting: int = 0
     """How many workers start nothing new, because measuring devices need their cores."""
     alike: int = 0

@@ -116,7 +116,7 @@ class CompileState:
     def _build_ready(self) -> Build | None:
         """Return the next group of likely winners; None if it is too early for one."""
         ready, builds = self.ready, self.hints.builds
-        if self.pipeline and self.groups < self.devices and self.group_size is None:
+        if builds != "none" and self.pipeline and self.groups < self.devices and self.group_size is None:
             size = min(FIRST_GROUP, self._even(), self.total)
             if len(ready) >= size:
                 return self._build(ready, size, "small: a device waits")

@@ -228,7 +228,7 @@ class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 class Elaborated(msgspec.Struct, frozen=True, tag="elaborated", gc=False):
     """Facts of a kernel before it is lowered: its `facts` as predicted.
 
-    `larger`: those at a middle and at the last size, where a run ranks for several and `facts` are at the first.
+    `larger`: those at some further sizes, where a run ranks for several and `facts` are at the first.
     """
 
     index: int

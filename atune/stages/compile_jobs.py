@@ -35,6 +35,9 @@ from atune.workload.workload import ConfigCheck, Workload
 
 T = TypeVar("T")
 
+SURVEYED = 5
+"""At so many sizes is a candidate elaborated at most, where the run ranks for several."""
+
 SWITCHED_OFF = "it is switched off"
 SLICE_S = 0.25
 """Seconds after which elaborating answers with the results so far: little is lost if a later candidate hangs."""
@@ -72,7 +75,8 @@ def elaborate(payload: bytes) -> bytes:
 
 def _elaborated(candidate: Candidate) -> Elaborated:
     sizes, arch = at_sizes(), session().target.arch
-    spread = [sizes[0], sizes[len(sizes) // 2], sizes[-1]] if sizes else [workload()]
+    steps = min(SURVEYED, len(sizes)) - 1
+    spread = [sizes[step * (len(sizes) - 1) // steps] for step in range(steps + 1)] if sizes else [workload()]
     facts = [foreseen(_function(candidate, work), arch) for work in spread]
     return Elaborated(candidate.index, facts[0], tuple(facts[1:]))
 

@@ -16,10 +16,15 @@ import anyio
 from atune.journal.set_folder import rankings_in
 from atune.journal.state import State
 from atune.model.candidate import DYNAMIC, SIZES, Advice, Problem, config_key, describe_config, over_sizes
+from atune.model.settings import Budget
 
 FIRST = 3
 """Configurations of each problem's order that are compiled with numbers. On an H100 the best of the first three was
 within 0.5 % of the best on all of 56 problems, the first alone within 2.7 % (bench/results/symbolic_rank)."""
+AUTO_PERCENT = 5.0
+"""Share of the space that a ranking tries under a budget that ends by itself, before it is made wider."""
+WIDER = 3
+"""How many times the budget of a problem a ranking has: what is fast differs from size to size."""
 FEWEST = 3
 """Problems that a group has at least: with fewer, the symbolic code costs what it saves."""
 
@@ -50,6 +55,14 @@ class Group:
         for place, key in enumerate(self.keys):
             ordered = sorted(measured, key=lambda one: one.sizes_ms[place])[:FIRST]
             self.advice[key] = Advice(str(self.journal), tuple(state.entry(one.index).config for one in ordered))
+
+
+def wider(budget: Budget) -> Budget:
+    """Return the budget of a ranking for problems that have `budget`. Without a rule for its end, it is a share."""
+    candidates = None if budget.candidates is None else WIDER * budget.candidates
+    percent = AUTO_PERCENT if budget.auto and budget.percent is None else budget.percent
+    share = None if percent is None else min(100.0, WIDER * percent)
+    return Budget(candidates=candidates, seconds=budget.seconds, percent=share)
 
 
 def groups_of(folder: Path, problems: Sequence[Problem]) -> list[Group]:

@@ -30,7 +30,7 @@ from atune.errors import (
 from atune.frontends.api.blocking import run_blocking, unwrapped
 from atune.frontends.api.options import RunOptions, TuneOptions, completed, named, progress_every_s
 from atune.frontends.api.problems import Given, Problems
-from atune.frontends.api.ranking import Group, groups_of
+from atune.frontends.api.ranking import Group, groups_of, wider
 from atune.frontends.api.resume import completed_by, origin_of, read_state
 from atune.frontends.api.tuner import discover, tuner_on
 from atune.journal.events import Event, RunStarted
@@ -237,10 +237,8 @@ class _SetRun:
         self._every_s, self._options = progress_every_s(options), {**options, "progress": False}
         self._printed = time.monotonic() if self._every_s else 0.0
         self._fit = workers_that_fit(int(LOAD * (len(usable_cores()) - 1)), usable_memory_bytes())
-        timed = Budget.parse(options.get("budget")).seconds is not None  # they count also while it waits for a device
-        most = 2 if timed else max(2, min(AT_ONCE, self._fit // WORKERS_EACH))
-        self._at_once = 1 if options.get("cluster") else min(most, len(problems))
-        self._free = anyio.CapacityLimiter(self._at_once)
+        self._free: anyio.CapacityLimiter
+        """As many problems as are tuned at the same time."""
         self._shared: Shared | None = None
         """The processes that the runs share; None on a cluster."""
         self._rows: dict[int, TunedProblem] = {}
@@ -269,15 +267,17 @@ class _SetRun:
         self._print(f"[0/{len(self._problems)}] journals in {self._folder}")
         if (header := header_of_set(self._folder)) is not None:
             self._same_work(header)
+        groups = await anyio.to_thread.run_sync(self._grouped)
+        self._groups = {key: group for group in groups for key in group.keys}
+        at_once = self._most_at_once()
+        self._free = anyio.CapacityLimiter(at_once)
         async with AsyncExitStack() as stack:
             if not self._options.get("cluster"):
-                self._shared = await stack.enter_async_context(shared_processes(at_once=self._at_once))
-            groups = await anyio.to_thread.run_sync(self._grouped)
-            self._groups = {key: group for group in groups for key in group.keys}
+                self._shared = await stack.enter_async_context(shared_processes(at_once=at_once))
             try:
                 async with anyio.create_task_group() as tasks:
                     for group in groups:
-                        tasks.start_soon(self._rank, group)
+                        tasks.start_soon(self._rank, group, min(at_once, len(groups)))
                     for index in range(len(self._problems)):
                         tasks.start_soon(self._one, index)
             except BaseExceptionGroup as group:
@@ -290,6 +290,13 @@ class _SetRun:
             raise NoWinner(f"no problem of {len(found)} has a winner\n{found}", tried)
         return found
 
+    def _most_at_once(self) -> int:
+        if self._options.get("cluster"):
+            return 1
+        timed = Budget.parse(self._options.get("budget")).seconds is not None  # they count while it waits for a device
+        most = 2 if timed else max(2, min(AT_ONCE, self._fit // WORKERS_EACH))
+        return min(most * 2 if self._groups and not timed else most, len(self._problems))
+
     def _grouped(self) -> list[Group]:
         """Return the groups of problems that are ranked together. Raises `TargetError` without the target's devices."""
         if self._symbolic is False or self._options.get("cluster"):
@@ -301,15 +308,18 @@ class _SetRun:
         new = [self._problems[n] for n, path in enumerate(self._journals) if not path.exists()]
         return groups_of(self._folder, new)
 
-    async def _rank(self, group: Group) -> None:
-        """Rank for the problems of a group. Where that fails, each is tuned as if it were alone."""
+    async def _rank(self, group: Group, groups: int) -> None:
+        """Rank for the problems of one of `groups` at a time. Where that fails, each is tuned as if it were alone."""
         try:
             async with self._free:
                 state = read_state(group.journal) if is_begun(group.journal) else State()
                 if state.finished is None:
                     if state.header is None:
                         group.journal.unlink(missing_ok=True)  # a killed run left no whole line
-                    _, state = await self._run(group.journal, group.arguments, f"{group} are being ranked")
+                    budget = wider(Budget.parse(self._options.get("budget")))
+                    what = f"{group} are being ranked"
+                    changes = {"budget": budget, "compile": self._compile(groups)}
+                    _, state = await self._run(group.journal, group.arguments, what, changes=changes)
                 group.learn(state)
         except AtuneError as error:
             if isinstance(error, (JournalError, MachineError, DevicesLost)):
@@ -355,8 +365,12 @@ class _SetRun:
         what: str,
         nearest: Sequence[Result] = (),
         only: Advice | None = None,
+        changes: Mapping[str, Any] | None = None,
     ) -> tuple[Result, State]:
-        """Do what is left of one journal's run. Raises what `tune` raises, and `JournalError` for other work."""
+        """Do what is left of one journal's run, with `changes` of the options.
+
+        Raises what `tune` raises, and `JournalError` for other work.
+        """
         fresh, scope, on_event = not journal.exists(), anyio.CancelScope(), self._options.get("on_event")
 
         def heard(event: Event) -> None:
@@ -367,7 +381,8 @@ class _SetRun:
             if on_event is not None:
                 on_event(event)
 
-        options = {**self._options, "compile": self._compile(), "journal": journal, "on_event": heard}
+        mine = {"compile": self._compile(int(self._free.total_tokens)), "journal": journal, "on_event": heard}
+        options = {**self._options, **mine, **(changes or {})}
         make = partial(tuner_on, self._shared, nearest, only, self._at(arguments), **options)
         tuner = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
         try:
@@ -403,12 +418,12 @@ class _SetRun:
         won = [(distance(row.problem.arguments, problem.arguments), n, row) for n, row in self._rows.items() if row.won]
         return [row.result for _, _, row in sorted(won, key=lambda one: one[:2])[:ADVISERS] if row.result is not None]
 
-    def _compile(self) -> CompileSettings:
-        """Return the settings for one of the runs that share the cores, unless the caller decided."""
+    def _compile(self, at_once: int) -> CompileSettings:
+        """Return the settings for one of `at_once` runs that share the cores, unless the caller decided."""
         settings: CompileSettings = self._options.get("compile") or CompileSettings()
-        if settings.workers is not None or self._at_once == 1:
+        if settings.workers is not None or self._free.total_tokens == 1:
             return settings
-        return msgspec.structs.replace(settings, workers=max(1, self._fit // self._at_once))
+        return msgspec.structs.replace(settings, workers=max(1, self._fit // at_once))
 
 
 def read_set(folder: str | os.PathLike[str]) -> SetResult:

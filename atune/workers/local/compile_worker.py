@@ -366,6 +366,8 @@ class ServiceProcess(anyio.AsyncContextManagerMixin):
         self._nice = nice
         self.worker: Worker | None = None
         """The process; None before it starts."""
+        self.parsed = False
+        """Whether it has parsed headers, and compiled by them."""
         self._turn = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup
 
@@ -483,4 +485,5 @@ class CompileService:
     def _settle(self, broken: str) -> None:
         """Have the service compile from now on, or not, because it is `broken`."""
         self.ready, self.why = not broken, f"nvcc, because {broken}" if broken else ""
+        self.process.parsed |= self.ready
         self.wake()

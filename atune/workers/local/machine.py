@@ -45,6 +45,8 @@ FEW = 4
 """Up to so many candidates nvcc compiles all: parsing headers once, for cicc, takes as long. On an H100 with 16 workers
 runs of 8 candidates ended 0.91 times as late with cicc as with nvcc, and 1.08 times where the compiler state was new;
 runs of 15 candidates 0.70 times (bench/results/states)."""
+RANKED_BY = 8
+"""Most samples of a candidate at each of several sizes: the first ones are timed again with their numbers."""
 PLAIN = "with so few candidates each is compiled plain"
 """The reason for not using cicc."""
 
@@ -236,8 +238,8 @@ class LocalMachine:
     def _session(self) -> Session:
         benchmark = self.benchmark
         if self._sizes:
-            limit_s = self._sizes * benchmark.benchmark_timeout_s
-            benchmark = msgspec.structs.replace(benchmark, benchmark_timeout_s=limit_s)
+            limit_s, few = self._sizes * benchmark.benchmark_timeout_s, min(RANKED_BY, benchmark.n_repeat)
+            benchmark = msgspec.structs.replace(benchmark, benchmark_timeout_s=limit_s, n_repeat=few)
         return Session(
             ref=self._sent,
             target=self.found.target,
@@ -252,7 +254,9 @@ class LocalMachine:
 
     def hints(self, measuring: int) -> CompileHints:
         resting = 0 if self._cores_left is None else max(0, measuring - self._cores_left)
-        builds: Literal["all", "first"] = "first" if self.service.warming else "all"
+        builds: Literal["all", "first", "none"] = "all"
+        if self.service.warming:  # for long only where nothing is parsed yet
+            builds = "none" if self.service.process.parsed else "first"
         hints = compile_hints(self.found)
         alike = ALIKE if self._sizes else hints.alike  # where none lowers with a symbolic size, each is tuned alone
         return msgspec.structs.replace(hints, builds=builds, resting=resting, alike=alike)
