@@ -22,13 +22,12 @@ from atune.journal.events import (
     DeviceReady,
     ReferenceMeasured,
     RunFinished,
-    RunStarted,
     SpaceSurveyed,
     Warned,
 )
 from atune.journal.reader import JournalReader
 from atune.journal.result import Result
-from atune.journal.state import Outcome, State
+from atune.journal.state import Outcome, State, header_in
 from atune.journal.writer import write_journal
 from atune.model.artifact import Roles
 
@@ -61,7 +60,7 @@ def _joined(paths: Sequence[str], states: Sequence[State]) -> Iterator[AnyEvent]
 
     Its fold does the rest: of several outcomes of a candidate, or of candidates with the same code, the last counts.
     """
-    headers = list(map(_header, states))
+    headers = list(map(header_in, states))
     having = next((header for header in headers if header.default is not None), headers[0])
     refused = next((header.refused for header in headers if header.refused), "")
     yield replace(headers[0], default=having.default, baseline=having.baseline, refused=refused)
@@ -106,7 +105,7 @@ def _counts(event: Outcome, state: State, others: Sequence[State]) -> bool:
 
 def _check_same_work(paths: Sequence[str], states: Sequence[State]) -> None:
     """Raise `JournalError` if the journals are of different work."""
-    first, *others = map(_header, states)
+    first, *others = map(header_in, states)
     for path, other in zip(paths[1:], others, strict=True):
         parts = {
             "kernel, reference or check": "fingerprint",
@@ -122,7 +121,7 @@ def _check_same_work(paths: Sequence[str], states: Sequence[State]) -> None:
 
 def _notes(paths: Sequence[str], states: Sequence[State]) -> list[str]:
     """Return warnings about what may not compare, or is left out."""
-    first, *others = map(_header, states)
+    first, *others = map(header_in, states)
     notes = []
     for path, other in zip(paths[1:], others, strict=True):
         for name in sorted(first.versions.keys() | other.versions.keys()):
@@ -138,8 +137,3 @@ def _notes(paths: Sequence[str], states: Sequence[State]) -> list[str]:
             "failure, and of equals the later journal"
         )
     return notes
-
-
-def _header(state: State) -> RunStarted:
-    assert state.header is not None, "a reader refuses a journal without a header"
-    return state.header

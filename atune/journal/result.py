@@ -18,7 +18,7 @@ import msgspec
 
 from atune.errors import AtuneError
 from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidatePruned, Event
-from atune.journal.state import Entry, Improvement, State, Status, status_of
+from atune.journal.state import Entry, Improvement, State, Status, header_in, status_of
 from atune.model.artifact import Artifact, MachineFacts, Roles, StaticFacts, source_path, what_failed
 from atune.model.candidate import BASELINE, MOST_SHOWN, Config, describe_config, shortened
 from atune.model.folders import cache_folder, is_cached, is_stored, untrusted
@@ -272,7 +272,7 @@ class Result:
 
     def __init__(self, state: State, journal: str | Path | None = None, *, replayed: bool = False) -> None:
         self.journal = None if journal is None else str(journal)
-        self.header = state.header
+        self.header = header_in(state)
         self.total = state.total
         self.wall_s = state.wall_s
         self.stages = state.seconds.stages
@@ -304,8 +304,8 @@ class Result:
         self.ties: tuple[int, ...] | None = ties_of(state, self.final)
         """Finalists that are statistically tied with the winner, or as fast; None without a final. The default is
         preferred among equals, then the smallest config key."""
-        given = (None, None) if state.header is None else (state.header.flops, state.header.bytes)
-        self.work: ProblemWork = problem_work((entry.facts for entry in state.entries.values()), *given)
+        facts = (entry.facts for entry in state.entries.values())
+        self.work: ProblemWork = problem_work(facts, self.header.flops, self.header.bytes)
         """The operations and bytes of one call, as the user gave them or as derived from the kernels."""
         self._peaks = {device.id: device.peaks for device in self.devices}
         self.best_index: int | None = None if state.winner is None else state.first(state.winner).index
@@ -363,8 +363,8 @@ class Result:
 
     @property
     def strategy(self) -> str:
-        """The name of the strategy that ran; empty before the run began."""
-        return "" if self.header is None else self.header.strategy
+        """The name of the strategy that ran."""
+        return self.header.strategy
 
     @property
     def reference_ms(self) -> float | None:
@@ -379,15 +379,14 @@ class Result:
     @property
     def default(self) -> Record | None:
         """The default configuration's record, which may be the `baseline`; None where there is none, or none yet."""
-        index = self.header.default if self.header else None
-        return None if index is None else self._by_index.get(index)
+        return None if self.header.default is None else self._by_index.get(self.header.default)
 
     @property
     def no_default(self) -> str:
         """Why there is no default configuration to compare with, as a sentence; empty where there is, or none yet."""
         default = self.default
         if default is None:
-            why = self.header.no_default if self.header else ""
+            why = self.header.no_default
             return why and f"there is no default configuration to compare with: {why}"
         if default.latency_ms is not None or not default.message:
             return ""

@@ -559,6 +559,12 @@ class State:
         return isinstance(outcome, CandidateMeasured) and outcome.timing.latency_ms == step.latency_ms
 
 
+def header_in(state: State) -> RunStarted:
+    """Return the header of a run that has begun: a reader refuses a journal without one."""
+    assert state.header is not None, "no event came before it"
+    return state.header
+
+
 def proposed(state: State) -> list[Entry]:
     """Return the candidates of the space that were proposed, in the order of their proposals."""
     return [entry for entry in state.entries.values() if entry.key and entry.in_space and not entry.surveyed]

@@ -121,8 +121,8 @@ def story_text(result: Result, record: Record) -> str:
     if measured is not None:
         error = "" if measured.max_error is None else f", largest difference {measured.max_error:.3g}"
         known.append(("outputs", f"right{error}" if measured.checked else "not checked"))
-    known += facts_of(record, "" if header is None else header.target.arch, result.all_records)
-    if record.facts is not None and header is not None and header.origin:
+    known += facts_of(record, header.target.arch, result.all_records)
+    if record.facts is not None and header.origin:
         journal = shlex.quote(printable(str(result.journal)))
         known.append(("source", f"atune explain {journal} {record.index} --source"))
     lines = lines_of(known)
@@ -134,5 +134,5 @@ def story_text(result: Result, record: Record) -> str:
 
 def story_data(result: Result, record: Record) -> dict[str, Any]:
     """Return the same as ``--json`` prints it: `record_data`, and its first `measurement`."""
-    known = record_data(record, "" if result.header is None else result.header.target.arch)
+    known = record_data(record, result.header.target.arch)
     return known | {"journal": result.journal, "measurement": msgspec.to_builtins(_first(result, record))}

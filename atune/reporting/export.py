@@ -40,7 +40,7 @@ def rows(result: Result, records: Iterable[Record] | None = None) -> list[dict[s
     """
     marks, final = marks_of(result), {entry.index: entry.timing.latency_ms for entry in result.final}
     first = {one.index: one.timing.latency_ms for one in result.measurements}
-    arch = "" if result.header is None else result.header.target.arch
+    arch = result.header.target.arch
 
     def row(record: Record) -> dict[str, Any]:
         timing, facts = record.timing, record.facts

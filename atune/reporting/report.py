@@ -79,11 +79,8 @@ def page_of(events: Iterable[Event], journal: Path | None = None) -> str:
 
 def page_title(result: Result) -> str:
     """Return the workload's name with its problem."""
-    header = result.header
-    if header is None:
-        return "atune report"
-    problem = ", ".join(f"{name}={value}" for name, value in header.arguments.items())
-    return printable(f"{header.workload} {problem}".strip())
+    problem = ", ".join(f"{name}={value}" for name, value in result.header.arguments.items())
+    return printable(f"{result.header.workload} {problem}".strip())
 
 
 def card(result: Result) -> dict[str, Any]:
@@ -115,8 +112,6 @@ def measured_on(devices: Sequence[DeviceInfo]) -> str:
 def _origin(result: Result) -> list[str]:
     """Return where and when the run was, and how long it took."""
     header = result.header
-    if header is None:
-        return ["no run"]
     target = {"c": "CPU, compiled as C"}.get(header.target.kind, str(header.target))
     when = f"{datetime.fromtimestamp(header.time, UTC):%Y-%m-%d %H:%M} UTC"
     took = f"{duration(result.wall_s)}{'' if result.finished else ' so far'}"
@@ -242,7 +237,7 @@ def _cell(value: Any, title: str) -> Any:
 def _kernel(result: Result) -> list[dict[str, Any]]:
     """Return the parts for the winner's facts, and its source or the command that makes it again."""
     best, header = result.best, result.header
-    if best is None or header is None:
+    if best is None:
         return []
     facts = facts_of(best, header.target.arch, result.all_records)
     facts += [] if result.roofline is None else [("roofline", result.roofline.describe())]
@@ -263,7 +258,6 @@ def _kernel(result: Result) -> list[dict[str, Any]]:
 def environment(result: Result) -> list[tuple[str, str]]:
     """Return where and with what a run was: names and values."""
     header = result.header
-    assert header is not None
     found = [("journal", result.journal or "none"), ("workload", header.origin or header.workload)]
     found += [(f"device {d.id}", ", ".join(filter(None, (d.name, d.arch, d.uuid)))) for d in result.devices]
     found += [("target", str(header.target)), ("strategy", header.strategy), ("fingerprint", header.fingerprint)]

@@ -121,7 +121,7 @@ def last_lines(result: Result) -> list[str]:
 def left_line(result: Result) -> str:
     """Return why the budget ``auto`` left the candidates that were not tried; empty under another."""
     ended = {"enough": "enough is tried", "budget": "used up"}.get(result.reason)
-    if ended is None or not result.remaining or result.header is None:
+    if ended is None or not result.remaining:
         return ""
     if result.chance is not None:
         chance = f"{100 * result.chance:.1f} %"
@@ -138,8 +138,8 @@ def next_lines(result: Result) -> list[Line]:
     journal = shlex.quote(printable(result.journal))
     lines = [Line(f"journal    {printable(result.journal)}", "dim")]
     if not result.finished:
-        named = result.header is not None and result.header.origin
-        workload = "" if named else " --workload FILE.py:NAME"  # it came by value, from a script or a notebook
+        by_value = not result.header.origin  # from a script or a notebook
+        workload = " --workload FILE.py:NAME" if by_value else ""
         lines.append(Line(f"next       atune resume {journal}{workload}"))
     elif result.best is not None:
         lines.append(Line(f"next       atune report {journal}"))
@@ -258,7 +258,7 @@ def example_lines(groups: Sequence[FailureGroup]) -> list[str]:
 def _for_cuda(result: Result, group: FailureGroup) -> list[str]:
     """Say what to do with a kernel that seems to be written for CUDA: for the CPU, TileLang lowered no candidate."""
     header, tried = result.header, {record.kind for record in result.records if record.status != "remaining"}
-    if header is None or header.target != Target("c") or tried != {"lower"} or group.where is not None:
+    if header.target != Target("c") or tried != {"lower"} or group.where is not None:
         return []
     if group.message.startswith("TypeError"):  # the kernel returned no PrimFunc, say
         return []
@@ -407,7 +407,7 @@ def default_line(result: Result) -> str:
     interval = (
         "" if result.speedup_over_default is None else f", 95 % interval {ratio[0]:.{digits}f}–{ratio[2]:.{digits}f}"
     )
-    why, left = printable((result.header and result.header.refused) or "its outputs were not checked"), ""
+    why, left = printable(result.header.refused or "its outputs were not checked"), ""
     if outside and "faster" not in text:
         outside, left = "", f". The default is not returned: it is outside the space, and {why}"
     return f"{text}{outside} ({result.default_ms:.4g} ms{interval}){left}"
@@ -453,7 +453,7 @@ def comparison(ratio: Ratio, than: str) -> str:
 
 def why_unchecked(result: Result) -> str:
     """Return why no output was checked; empty where one was, where nothing was measured, or where it is not known."""
-    if not result.measurements or any(one.checked for one in result.measurements) or result.header is None:
+    if not result.measurements or any(one.checked for one in result.measurements):
         return ""
     asked = result.header.settings.get("benchmark", {}).get("check")
     if asked is True:

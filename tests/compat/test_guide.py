@@ -14,6 +14,7 @@ import pytest
 import tilelang
 import tilelang.language as T
 import torch
+from event_streams import Stream
 from guide_kernels import doubled, product, product_of, scaled, tiles, typed
 from peer_kernels import N, logged_inputs, moody_and_logged, picky, scale
 
@@ -241,7 +242,7 @@ def test_run_uses_what_set_profile_args_said(monkeypatch: pytest.MonkeyPatch) ->
 
     async def tune(work: Any, **options: Any) -> Any:
         asked.append(options["benchmark"])
-        raise NoWinner("enough", atune.results.Result(atune.journal.result.State()))
+        raise NoWinner("enough", atune.results.Result.from_events(Stream().events))
 
     monkeypatch.setattr(cached, "tune_apart", tune)
     profiled = AutoTuner.from_kernel(picky, [{"block": 16}]).set_compile_args(out_idx=-1, target="c")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import tilelang
 import tilelang.language as T
+from event_streams import Stream
 from stand_in_engine import Engine
 
 import atune
@@ -255,7 +256,7 @@ def test_a_tuning_that_fails_where_the_winner_cannot_be_used_is_not_repeated(
     keep_winner(tuned, compiler, AXES)
     compiler.bad, compiler.error = set(BLOCKS), refused
     kernel = tuned(space=AXES)
-    engine.error = NoWinner("none worked", Result.from_events([]))
+    engine.error = NoWinner("none worked", Result.from_events(Stream().events))
     with pytest.warns(RuntimeWarning), pytest.raises(NoWinner):
         kernel.compile(96)
     for _ in range(2):

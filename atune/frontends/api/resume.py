@@ -18,7 +18,7 @@ from atune.frontends.api.tuner import tune
 from atune.journal.events import RunStarted
 from atune.journal.reader import JournalReader
 from atune.journal.result import Result, TuneResult
-from atune.journal.state import State, finished
+from atune.journal.state import State, finished, header_in
 from atune.model.options import documents
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.workload.pickling import FileRef, parse_file_ref
@@ -55,14 +55,14 @@ async def resume(
     given = named("resume", options, RunOptions)
     check_parts(given.get("accept", ()))
     state = read_state(journal)
-    if finished(state, Budget.parse({**options_of(state.header), **given}["budget"])):
+    header = header_in(state)
+    if finished(state, Budget.parse({**options_of(header), **given}["budget"])):
         return winning(Result.of(state, Path(journal), replayed=True))
-    header = state.header
     del state  # the run folds its own
     chosen = completed_by(header, given)
     if workload is None and "machine" not in given:
         workload = origin_of(header)
-    elif isinstance(workload, str) and header is not None:
+    elif isinstance(workload, str):
         workload = msgspec.structs.replace(parse_file_ref(workload), arguments=header.arguments)
     return await tune(workload, journal=journal, **chosen)
 
@@ -95,7 +95,7 @@ say_as_warning = partial(warn_caller, category=RuntimeWarning)
 
 
 def origin_of(
-    header: RunStarted | None,
+    header: RunStarted,
     give: str = "give workload= (--workload FILE.py:NAME)",
     say: Callable[[str], object] = say_as_warning,
 ) -> FileRef:
@@ -103,7 +103,7 @@ def origin_of(
 
     Raises `UsageError` if no file has it, and says what to `give` instead.
     """
-    if header is None or not header.origin:
+    if not header.origin:
         raise UsageError(f"the journal names no file that its workload came from: {give}")
     if not os.path.isfile(file := header.origin.rpartition(":")[0]):
         raise UsageError(f"the journal's workload came from {file}, which is gone: {give}")
@@ -111,7 +111,7 @@ def origin_of(
     return msgspec.structs.replace(parse_file_ref(header.origin), arguments=header.arguments)
 
 
-def completed_by(header: RunStarted | None, given: Mapping[str, Any]) -> dict[str, Any]:
+def completed_by(header: RunStarted, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options `given`, and those of a header. Raises `JournalError` for its settings that may be code."""
     chosen = {**options_of(header), **given}
     if given.get("compile") is None:
@@ -119,10 +119,8 @@ def completed_by(header: RunStarted | None, given: Mapping[str, Any]) -> dict[st
     return chosen
 
 
-def options_of(header: RunStarted | None) -> dict[str, Any]:
+def options_of(header: RunStarted) -> dict[str, Any]:
     """Return the options of `tune` that a header holds. Raises `JournalError` if they are invalid."""
-    if header is None:
-        raise JournalError("the journal has no header")
     settings = header.settings
     try:
         return {

@@ -97,7 +97,7 @@ def save_bundle(
 def _checked(result: Result) -> RunStarted:
     """Return the header of a result that can be in a bundle. Raises `UsageError` for others."""
     what = f"the run of {result.journal}" if result.journal else "the run"
-    if result.header is None or result.best is None:
+    if result.best is None:
         raise UsageError(f"{what} has no winner: there is nothing to put into a bundle")
     if not result.finished:
         raise UsageError(f"{what} did not finish: resume it first")

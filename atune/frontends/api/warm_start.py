@@ -67,7 +67,7 @@ def _advise(
         else:
             result, name = replay(os.fspath(source)), os.fspath(source)
         advice.append(_advice_of(result, name, spec, here))
-        if result.header and result.header.kernel and spec.kernel and result.header.kernel != spec.kernel:
+        if result.header.kernel and spec.kernel and result.header.kernel != spec.kernel:
             remarks.append(f"warm {name}: the kernel's source, or what it closes over, has changed since")
     return tuple(advice), remarks
 
@@ -75,11 +75,10 @@ def _advise(
 def _advice_of(result: Result, source: str, spec: WorkloadSpec, here: Container[str]) -> Advice:
     """Return the advice in a result. Raises `UsageError` for one of another kernel, or without use for this space."""
     measured, header = _measured(result), result.header
-    if header is None or (header.workload != spec.name and not (header.kernel and header.kernel == spec.kernel)):
-        other = printable(header.workload) if header is not None else None
+    if header.workload != spec.name and not (header.kernel and header.kernel == spec.kernel):
         raise UsageError(
-            f"warm {source}: it is of another kernel, {other!r}, and this one is {spec.name!r}. Give "
-            "journals of this kernel, or name both workloads alike if they are the same"
+            f"warm {source}: it is of another kernel, {printable(header.workload)!r}, and this one is {spec.name!r}. "
+            "Give journals of this kernel, or name both workloads alike if they are the same"
         )
     if not (first := _first(measured, here)):
         raise UsageError(

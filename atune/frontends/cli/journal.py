@@ -95,7 +95,7 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.frontends.api.resume import completed_by, options_of, origin_of, read_state, resume
     from atune.frontends.cli.output import print_message
     from atune.frontends.cli.tune import drive
-    from atune.journal.state import finished
+    from atune.journal.state import finished, header_in
     from atune.model.settings import Budget
 
     check_parts(arguments.accept)
@@ -124,14 +124,14 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         of_set = functools.partial(resume_set, folder, workload, accept=arguments.accept, **options)
         return drive_set(of_set, folder, arguments, interrupts)
     state = read_state(arguments.journal)
-    budget: Budget = options.get("budget") or options_of(state.header)["budget"]
-    done = finished(state, budget)
+    begun = header_in(state)
+    done = finished(state, options.get("budget") or options_of(begun)["budget"])
     if done:
-        say(_finished(arguments.journal, state.header))
+        say(_finished(arguments.journal, begun))
     else:
         say(f"resuming {arguments.journal}, {state.settled} of {state.total} candidates done")
-        completed_by(state.header, {"accept": arguments.accept})
-    workload = arguments.workload or (None if done else origin_of(state.header, say=say))
+        completed_by(begun, {"accept": arguments.accept})
+    workload = arguments.workload or (None if done else origin_of(begun, say=say))
     del state  # the run folds its own
     call = functools.partial(resume, arguments.journal, workload, accept=arguments.accept, **options)
     return drive(call, arguments.journal, arguments, interrupts)

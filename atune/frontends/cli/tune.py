@@ -190,11 +190,10 @@ def _report(
         return show_kept(ended, arguments)
     if ended is None:
         kept = os.path.exists(journal)
-        result = Result.of(state, journal if kept else None)
-        if arguments.json:
-            show_kept(result, arguments)
+        if arguments.json and state.header is not None:
+            show_kept(Result.of(state, journal if kept else None), arguments)
         how = f" are kept in {journal}; continue with atune resume {shlex.quote(journal)}" if kept else ""
-        print_message(f"interrupted; {result.measured} measured{how}", kind="")
+        print_message(f"interrupted; {state.counts['measured']} measured{how}", kind="")
         return INTERRUPTED
     if isinstance(ended, NoWinner):
         worked = bool(ended.result.about_default) and not arguments.json  # a default, which the summary says first

@@ -274,9 +274,8 @@ class Winners:
             if (discard := getattr(work.workload.inputs, "discard", None)) is not None:
                 discard()
         source: Literal["cache", "tuned"] = "cache" if made.cache_hit else "tuned"
-        tuned_for = None if made.header is None else made.header.arguments
-        times = made.latency_ms, made.reference_ms
-        return Winner(made.best_config, source, *times, tuned_for, made.roles, lambda: made.artifact, lambda: made)
+        found = made.best_config, source, made.latency_ms, made.reference_ms, made.header.arguments
+        return Winner(*found, made.roles, lambda: made.artifact, lambda: made)
 
 
 def _library(kept: Artifact | None) -> Artifact | None:
