@@ -37,7 +37,7 @@ class Progress:
         self._stream: TextIO | None = sys.stderr if stream is None else stream
         self._interval_s, self._seldom = SELDOM_S if seldom else INTERVAL_S, seldom
         self._budget, self._as_recorded = budget or Budget(), budget is None
-        self._state = State()
+        self.state = State()
         self._since, self._begun = since, False
         self._mono = self._shown_mono = self._started_mono = 0.0
         self._shown = self._final = ""
@@ -62,7 +62,7 @@ class Progress:
 
     def on_event(self, event: Event) -> None:
         """Record `event`, and update the display if the interval has passed."""
-        self._state.apply(event)
+        self.state.apply(event)
         self._mono = event.mono
         if isinstance(event, RunStarted):
             self._started_mono = event.mono  # earlier time went into imports, not candidates
@@ -85,26 +85,26 @@ class Progress:
     @property
     def total(self) -> int:
         """Number of candidates that the budget allows, or that had an outcome before it was set."""
-        allowed = self._budget.most(self._state.total) or self._state.total
-        return min(self._state.total, max(allowed, self._state.settled))
+        allowed = self._budget.most(self.state.total) or self.state.total
+        return min(self.state.total, max(allowed, self.state.settled))
 
     @property
     def to_measure(self) -> int:
         """Number of candidates to measure, as far as known: without duplicates, pruned and failed ones."""
-        return max(self.measured, self.total - self._state.counts["duplicate"] - self._state.unbuilt)
+        return max(self.measured, self.total - self.state.counts["duplicate"] - self.state.unbuilt)
 
     @property
     def measured(self) -> int:
         """Number of candidates whose measurement ended, in success or failure."""
-        return self._state.settled - self._state.counts["duplicate"] - self._state.unbuilt
+        return self.state.settled - self.state.counts["duplicate"] - self.state.unbuilt
 
     @property
     def left_s(self) -> float | None:
         """Seconds left at the rate so far. Lowering and settling count alike. None while too little is done."""
         ends: list[float] = []
         work = 2 * max(self.total, 1)
-        done = min(self._state.lowered, self.total) + self._state.settled
-        if self._state.finished is not None:
+        done = min(self.state.lowered, self.total) + self.state.settled
+        if self.state.finished is not None:
             return None
         if done >= work * 0.1:
             ends.append((self._mono - self._started_mono) / done * max(0, work - done))
@@ -115,14 +115,14 @@ class Progress:
     @property
     def best(self) -> str:
         """The best configuration so far with its first timing. Empty while there is none."""
-        if self._state.best is None:
+        if self.state.best is None:
             return ""
-        index, latency_ms = self._state.best
-        config: Config = self._state.entry(index).config
+        index, latency_ms = self.state.best
+        config: Config = self.state.entry(index).config
         return f"best {latency_ms:.4g} ms (first timing): {describe_config(config)}"
 
     def _show(self) -> None:
-        state, counts = self._state, self._state.counts
+        state, counts = self.state, self.state.counts
         left = f", about {duration(self.left_s)} left" if self.left_s else ""
         done = [
             f"{state.built}/{self.total} compiled",

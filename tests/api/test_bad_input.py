@@ -58,11 +58,13 @@ async def test_what_is_no_workload(workload: Any) -> None:
         (lambda folder: folder / "file", "its only line is incomplete"),
         (lambda folder: folder / ("x" * 300), "File name too long"),
         (lambda folder: "/dev/null", "must be a regular file"),
+        (lambda folder: folder / "pipe", "must be a regular file"),
         (lambda folder: "/proc/run.jsonl", "cannot write the journal /proc/run.jsonl"),
     ],
 )
 async def test_journals_that_cannot_be_written(tmp_path: Path, path: Callable[[Path], Any], message: str) -> None:
     (tmp_path / "file").write_text("something")
+    os.mkfifo(tmp_path / "pipe")
     machine = FakeMachine()
     with pytest.raises(JournalError, match=message):
         await tune(machine=machine, journal=path(tmp_path))

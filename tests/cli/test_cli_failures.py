@@ -173,15 +173,6 @@ def test_a_candidate_is_explained_where_the_journal_names_a_file(
         assert capsys.readouterr().err == f"atune: error: the journal {printed}\n"
 
 
-def test_show_prints_no_control_characters_of_a_strangers_journal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stream = Stream(total=1).proposed(0, tile="\x1b[31m").build_failed(0, "\x1b]0;owned\x07").finished()
-    path = str(write(tmp_path / "j", stream.events))
-    assert main(["show", path]) == 0 and main(["replay", path]) == 1
-    assert all(c.isprintable() or c == "\n" for c in capsys.readouterr().out)
-
-
 def unchecked(tmp_path: Path, name: str, **settings: object) -> str:
     """Return the path of a journal in which nothing was checked."""
     first, *rest = Stream(total=2).candidate(0, 1.0).candidate(1, 2.0).finished().events

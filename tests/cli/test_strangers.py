@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 from event_streams import Stream, write
+from msgspec.structs import replace
 
 import atune
 from atune.errors import JournalError, UsageError
 from atune.frontends.cli.main import main
 from atune.journal.events import Warned
-from atune.journal.reader import replay
+from atune.journal.reader import read, replay
 from atune.model.artifact import Artifact
 from atune.model.candidate import BASELINE
 from atune.model.folders import artifacts_folder
@@ -60,10 +61,6 @@ def of_stranger(folder: Path, compile: dict[str, Any] | None = None, config: dic
     made.mkdir()
     (made / "set.json").write_text('[{"arguments":{"N":64}},{"arguments":{"N":65}}]')
     return write(made / "0000.jsonl", stream.events)
-
-
-def replace(event: Any, **fields: Any) -> Any:
-    return type(event)(**{name: getattr(event, name) for name in event.__struct_fields__} | fields)
 
 
 @pytest.mark.parametrize("terminal", [False, True], ids=["a file", "a terminal"])
@@ -178,7 +175,7 @@ def test_a_default_of_a_journal_brings_no_flags_of_its_own(tmp_path: Path) -> No
     header = (atune.run(machine=machine, journal=tmp_path / "j")) and replay(tmp_path / "j").header
     for baseline, refused in (({"x": 1}, False), ({"x": 1, "compile_flags": ["-Bx"]}, True)):
         journal = cut(baseline)
-        events = [replace(header), *list(map(replace, replay_events(journal)))[1:]]
+        events = [header, *read(journal)[1:]]
         journal.unlink()
         write(journal, events)
         if refused:
@@ -186,9 +183,3 @@ def test_a_default_of_a_journal_brings_no_flags_of_its_own(tmp_path: Path) -> No
                 atune.run(machine=FakeMachine(2), journal=journal)
         else:
             assert (atune.run(machine=FakeMachine(2), journal=journal)).measured == 2
-
-
-def replay_events(journal: Path) -> list[Any]:
-    from atune.journal.reader import read
-
-    return read(journal)

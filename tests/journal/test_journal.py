@@ -117,19 +117,6 @@ def test_a_file_that_holds_something_is_never_written(path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_what_cannot_be_written_is_named(tmp_path: Path, path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for place, message in (
-        (tmp_path, "Is a directory"),
-        (path / "below", "Not a directory"),
-        (tmp_path / ("x" * 300), "too long"),
-        (tmp_path / "pipe", "regular file"),
-        (Path("/dev/null"), "regular file"),
-    ):
-        with pytest.raises(JournalError, match=message):
-            Journal.create(place)
-
-
 def test_a_full_disk_leaves_whole_lines_and_a_clear_error(tmp_path: Path) -> None:
     """A file size limit stands for the full disk: the write that meets it is partial, as on a real one."""
     code = """

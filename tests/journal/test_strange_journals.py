@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from event_streams import Stream, write
+from msgspec.structs import replace
 from strangers import mutated
 
 from atune.errors import AtuneError, JournalError
@@ -64,7 +65,7 @@ def whole(total: int = 5) -> Stream:
     stream = Stream(
         total, 0, compile={"flags": None, "workers": 2}, benchmark={"n_repeat": 20}, seed=0, budget={"candidates": 40}
     )
-    stream.events[0] = replaced(
+    stream.events[0] = replace(
         stream.events[0],
         target=Target("cuda", "sm_90a"),
         baseline={"block": 9, "tile": [1, 2]},
@@ -82,9 +83,9 @@ def whole(total: int = 5) -> Stream:
     stream.ready(3.0).add(DeviceReady, device=device)
     for index in (BASELINE, 0, 1, 2):
         stream.proposed(index, block=index + 2, tile=(1, (2, 3)), mode="fast").lowered(index)
-        stream.events[-1] = replaced(stream.events[-1], facts=facts, printed="a\nb")
+        stream.events[-1] = replace(stream.events[-1], facts=facts, printed="a\nb")
         stream.built(index)
-        stream.events[-1] = replaced(stream.events[-1], machine=(MachineFacts(64, 8, 4096, 0),), compiler="cicc")
+        stream.events[-1] = replace(stream.events[-1], machine=(MachineFacts(64, 8, 4096, 0),), compiler="cicc")
     stream.measured(BASELINE, 4.0, 4.1).measured(0, 2.0, 2.1, 2.2).measured(1, 1.0, 1.1, 0.9)
     stream.failed(2, "wrong 3 of 4").proposed(3).lowered(3, "c1").aliased(3, 1).proposed(4).pruned(4)
     e(BestChanged, index=1, latency_ms=1.0).add(DeviceLost, device="0", reason="gone").add(
@@ -95,10 +96,6 @@ def whole(total: int = 5) -> Stream:
     params = (KernelParam("float32", ("n",), None), KernelParam("float32", (64,), (1,)))
     kernel = Artifact(1, "/nowhere/x.so", "k", params, "cuda", calls=(0, "n"))
     return stream.interrupted().resumed().finished(kernel=kernel, roles=Roles((1,), (1,), (0,), ()))
-
-
-def replaced(event: Any, **fields: Any) -> Any:
-    return type(event)(**{name: getattr(event, name) for name in event.__struct_fields__} | fields)
 
 
 def line_of(event: Any) -> bytes:

@@ -195,12 +195,6 @@ def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b" not in text and "3/3 compiled" in text
 
 
-def test_a_stranger_s_markup_and_escapes_do_not_reach_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    stream = Stream(total=1).candidate(0, 1.0, name="[bold]\x1b]0;evil\x07")
-    assert "\x1b]0;evil" not in written(stream, Terminal())
-
-
 def test_the_log_for_people_is_short_and_has_no_samples() -> None:
     out = Terminal()
     log = event_logger(out)

@@ -165,17 +165,13 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.frontends.cli.output import print_message
     from atune.journal.reader import follow
     from atune.journal.result import Result
-    from atune.journal.state import State
     from atune.journal.writer import is_written
     from atune.reporting.progress import Progress
-
-    state = State()
 
     async def look(progress: Progress) -> None:
         told = False
         async for each in follow(arguments.journal):
             if each is not None:
-                state.apply(each)
                 progress.on_event(each)
             elif not told and not is_written(Path(arguments.journal)):
                 told = True
@@ -183,7 +179,7 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
     with Progress() as progress:
         anyio.run(look, progress)
-    return show(Result.of(state, arguments.journal, replayed=True), arguments)
+    return show(Result.of(progress.state, arguments.journal, replayed=True), arguments)
 
 
 def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
