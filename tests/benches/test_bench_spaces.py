@@ -53,8 +53,3 @@ def test_a_recording_is_of_the_whole_space(name: str) -> None:
 def test_names_of_spaces_are_read_without_torch() -> None:
     code = "import sys, spaces; assert not {'torch', 'tilelang'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=FOLDER.parent, check=True, timeout=60)
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"

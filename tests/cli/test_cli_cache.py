@@ -70,7 +70,6 @@ def test_ls_says_what_was_tuned_for_a_bucket(cache: ResultCache, capsys: pytest.
 
 def test_mistakes(cache: ResultCache, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "cannot write" in printed(capsys, "export", "-o", str(tmp_path / "none" / "x"), status=2)
-    assert "  export  " in printed(capsys)
 
 
 def test_an_empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,9 +62,10 @@ def test_what_only_one_thing_needs_is_named_itself() -> None:
     assert done.stderr.endswith(": pip install ray\n")
 
 
-def test_journals_are_read_without_what_tunes() -> None:
-    done = run("torch,tilelang,cloudpickle,structlog,pynvml", "replay", str(JOURNAL))
-    assert done.returncode == 0 and "held='compiler'" in done.stdout, done.stderr
+@pytest.mark.parametrize("command", ["replay J", "report J -o -", "export J --to json", "show J", "merge J"])
+def test_journals_are_read_without_what_tunes(command: str) -> None:
+    done = run("torch,tilelang,cloudpickle,structlog,pynvml", *command.replace("J", str(JOURNAL)).split())
+    assert done.returncode == 0 and "compiler" in done.stdout, done.stderr
 
 
 @pytest.mark.anyio

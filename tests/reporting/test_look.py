@@ -199,20 +199,3 @@ def test_merge_at_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture
     assert found["best_config"] == {"x": 6} and "several outcomes" in found["warnings"][-1]
     assert main(["merge", str(one), str(two), "-o", str(tmp_path / "m")]) == 2
     assert "exists and is not empty" in capsys.readouterr().err
-
-
-def test_none_of_it_imports_what_is_heavy() -> None:
-    code = """
-import sys
-from atune.frontends.cli.main import main
-from atune.reporting.summary import summary
-from atune.reporting.importance import axis_importance
-out = ["-o", "/dev/null"]
-for command in (["report", *out], ["export", "--to", "json", *out], ["merge"]):
-    main([command[0], sys.argv[1], *command[1:]])
-print([m for m in ("tilelang", "torch", "cloudpickle", "pandas") if m in sys.modules])
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(DATA)], capture_output=True, text=True, env=environment(), timeout=30
-    )
-    assert done.stdout.splitlines()[-1] == "[]", done.stderr
