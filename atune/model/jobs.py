@@ -6,7 +6,7 @@ another machine.
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar, get_args
+from typing import Generic, TypeVar, get_args
 
 import msgspec
 
@@ -38,11 +38,6 @@ class Job(msgspec.Struct, Generic[A], frozen=True, tag=_tag):
     def name(self) -> str:
         """The job's name, such as ``measure``."""
         return _tag(type(self).__name__)
-
-
-def encoded(job: Job[Any]) -> bytes:
-    """Return a job as it travels."""
-    return msgspec.msgpack.encode(job)
 
 
 def decoded(job: Job[A], answer: bytes) -> A:

@@ -31,11 +31,12 @@ import msgspec
 from atune.model.folders import short_path
 from atune.stages import tilelang
 from atune.stages.cicc.source import (
+    GUESS,
+    GUESS_BEFORE_HOPPER,
     WGMMA,
     Flavour,
     flavour_of,
     for_nvcc,
-    guess,
     parts,
     without_instructions,
 )
@@ -247,7 +248,9 @@ def includes_for(arch: str) -> tuple[str, ...]:
 
     Each child handles everything that is parsed. So headers that few kernels need would slow all libraries down.
     """
-    return tuple(dict.fromkeys(("<math_constants.h>", *guess(arch), "<tl_templates/cuda/copy.h>")))
+    hopper = int(re.sub(r"\D", "", arch) or 0) >= 90
+    names = (*(GUESS if hopper else GUESS_BEFORE_HOPPER), "copy.h")
+    return ("<math_constants.h>", *dict.fromkeys(f"<tl_templates/cuda/{name}>" for name in names))
 
 
 def preprocess(parsed: Parsed, text: str, source: str, output: str) -> None:

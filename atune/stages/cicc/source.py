@@ -57,12 +57,6 @@ def for_nvcc(pass_configs: dict[str, Any]) -> str:
     return "register levels are for nvcc" if pass_configs.get("tl.ptxas_register_usage_level") is not None else ""
 
 
-def guess(arch: str) -> tuple[str, ...]:
-    """Return the headers that most kernels for `arch` include, ``<file>`` each."""
-    hopper = int(re.sub(r"\D", "", arch) or 0) >= 90
-    return tuple(f"<tl_templates/cuda/{name}>" for name in (GUESS if hopper else GUESS_BEFORE_HOPPER))
-
-
 def parts(source: str) -> tuple[tuple[str, ...], str]:
     """Return the headers that a source includes, ``<file>`` each, and the rest on its original lines.
 

@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from itertools import islice
 from typing import Any
 
 import msgspec
@@ -94,8 +93,6 @@ def loaded_as() -> str:
 
 SLICE_S = 0.5
 """Seconds after which a call answers with the results so far."""
-CHUNK = 128
-"""Candidates between two checks of the clock."""
 PART = 2048
 """Candidates that one call lists at most: the program decodes them in its event loop."""
 EARLY = 0.9
@@ -135,12 +132,11 @@ def list_space(payload: bytes) -> bytes:
 def _next_part(candidates: Candidates) -> SpacePart:
     """List what comes in `SLICE_S`, and `PART` at most; the description comes with the last part."""
     ends, found = time.monotonic() + SLICE_S, list[Config]()
-    while time.monotonic() < ends and len(found) < PART:
-        chunk = list(islice(_space.listed, CHUNK))
-        found += [candidate.config for candidate in chunk if candidate is not None]
-        if len(chunk) < CHUNK:
-            return SpacePart(tuple(found), candidates.complete(_space.spec))
-    return SpacePart(tuple(found), None)
+    for candidate in _space.listed:
+        found += [] if candidate is None else [candidate.config]
+        if len(found) == PART or time.monotonic() > ends:
+            return SpacePart(tuple(found), None)
+    return SpacePart(tuple(found), candidates.complete(_space.spec))
 
 
 @contextmanager

@@ -38,7 +38,6 @@ from atune.model.jobs import (
     LowerJob,
     RolesJob,
     decoded,
-    encoded,
 )
 from atune.model.settings import CompileSettings
 from atune.workers.local.workers import Workers, how_it_ended, process_folders, shortage
@@ -140,7 +139,7 @@ class LocalCompileWorker:
         store, service, group = self.store, self.service, job.group
         use_service = service.ready and not job.plain
         for lowered in group:
-            use_service = use_service and not await store.differs(lowered.use)
+            use_service = use_service and not (await store.state(lowered.use))[1]
         job = msgspec.structs.replace(job, path=self._new_library(), service=use_service)
         answers = await self._try(job, group[0].index, job.limit_s)
         if isinstance(answers, Failure):
@@ -157,7 +156,7 @@ class LocalCompileWorker:
         """Return `built` with what is known of its compiler state, and without a key if it may not be stored."""
         if isinstance(built, Failure):
             return built
-        compared = bool(built.state) and await self.store.equal(lowered.use) == built.state
+        compared = bool(built.state) and await self.store.state(lowered.use) == (built.state, "")
         key = built.store_key if lowered.storable else ""
         return msgspec.structs.replace(built, store_key=key, compared=compared)
 
@@ -234,7 +233,7 @@ class LocalCompileWorker:
         worker = await self._process(job, apart)
         steps = 2 if isinstance(job, CompareJob) else 1  # it lowers and compiles
         try:
-            return await worker.call(COMPILE + job.name, encoded(job), steps * limit_s, apart=apart)
+            return await worker.call(COMPILE + job.name, msgspec.msgpack.encode(job), steps * limit_s, apart=apart)
         except RemoteError as error:
             if error.kind == CompilerKilled.__name__:
                 raise WorkerLost(str(error), error.detail, outside=True) from error
@@ -297,17 +296,11 @@ class RunStore:
         """None where the run uses none."""
         self._states = dict[str, tuple[str, str]]()
 
-    async def equal(self, use: str) -> str:
-        """Return the state of sources of this `use` if cicc's code is known to be nvcc's in it; empty otherwise."""
-        state, difference = await self._state(use)
-        return "" if difference else state
+    async def state(self, use: str) -> tuple[str, str]:
+        """Return the state of sources of this `use`, and how cicc's code differs from nvcc's in it; empty if unknown.
 
-    async def differs(self, use: str) -> bool:
-        """Tell whether cicc's code is known to differ from nvcc's for sources of this `use`."""
-        return bool((await self._state(use))[1])
-
-    async def _state(self, use: str) -> tuple[str, str]:
-        """Return a state and how it differs; empty if unknown. Reads the headers once for each use of them."""
+        Reads the headers once for each use of them.
+        """
         if not (use and self.tools):
             return "", ""
         if use not in self._states:
@@ -320,7 +313,8 @@ class RunStore:
         if not lowered.storable:
             return None
         found = await self._do(lambda store: store.find(lowered.store_key, lowered.index))
-        if found is None and (state := await self.equal(lowered.use)):
+        state, difference = ("", "") if found is not None else await self.state(lowered.use)
+        if state and not difference:
             key = key_in(lowered.store_key, state)
             if (found := await self._do(lambda store: store.find(key, lowered.index))) is not None:
                 found = msgspec.structs.replace(found, compared=True)

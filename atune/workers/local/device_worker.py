@@ -38,7 +38,6 @@ from atune.model.jobs import (
     Started,
     StartJob,
     decoded,
-    encoded,
 )
 from atune.model.measurement import DISTURBS, Measurement
 from atune.workers.local.workers import Workers, how_it_ended
@@ -284,7 +283,7 @@ class LocalDeviceWorker:
             async with device_lock(self._device) as waited_s:
                 self._note(waited_s)
                 self._called = time.monotonic()
-                return await worker.call(MEASURE + job.name, encoded(job), timeout_s)
+                return await worker.call(MEASURE + job.name, msgspec.msgpack.encode(job), timeout_s)
 
         return decoded(job, await self.workers.until_it_works(attempt))
 
