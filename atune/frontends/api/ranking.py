@@ -6,6 +6,7 @@ problem then compiles the first few of its own order with the number, and the de
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ FIRST = 3
 within 0.5 % of the best on all of 56 problems, the first alone within 2.7 % (bench/results/symbolic_rank)."""
 AUTO_PERCENT = 5.0
 """Share of the space that a ranking tries under a budget that ends by itself, before it is made wider."""
-WIDER = 3
+WIDER = 1.5
 """How many times the budget of a problem a ranking has: what is fast differs from size to size."""
 FEWEST = 3
 """Problems that a group has at least: with fewer, the symbolic code costs what it saves."""
@@ -59,7 +60,7 @@ class Group:
 
 def wider(budget: Budget) -> Budget:
     """Return the budget of a ranking for problems that have `budget`. Without a rule for its end, it is a share."""
-    candidates = None if budget.candidates is None else WIDER * budget.candidates
+    candidates = None if budget.candidates is None else math.ceil(WIDER * budget.candidates)
     percent = AUTO_PERCENT if budget.auto and budget.percent is None else budget.percent
     share = None if percent is None else min(100.0, WIDER * percent)
     return Budget(candidates=candidates, seconds=budget.seconds, percent=share)

@@ -40,7 +40,7 @@ from atune.model.jobs import (
     decoded,
 )
 from atune.model.measurement import DISTURBS, Measurement
-from atune.workers.local.workers import Workers, how_it_ended
+from atune.workers.local.workers import Workers, how_it_ended, process_folders
 from atune.workers.processes.messages import BEGIN, MEASURE, NEIGHBOURS, Neighbours, Session
 from atune.workers.processes.pool import Worker
 from atune.workers.system.resources import PATIENCE_S, device_lock, left_behind, standing
@@ -91,7 +91,8 @@ class MemoryClaim:
 class LocalDeviceWorker:
     """One device's process, which a `StartJob` replaces.
 
-    `shared`: other runs of this set measure on the device, too, in turn with this one. `claim`: its run's claim on
+    `idle`: processes that other runs of the same set have left, which measure on the device in turn with this one; None
+    without a set. `claim`: its run's claim on
     memory; None without a limit.
     """
 
@@ -102,10 +103,10 @@ class LocalDeviceWorker:
         info: DeviceInfo,
         cpus: Sequence[int] | None,
         *,
-        shared: bool = False,
+        idle: list[Worker] | None = None,
         claim: MemoryClaim | None = None,
     ) -> None:
-        self.workers, self.session, self.info, self.cpus, self.shared = workers, session, info, cpus, shared
+        self.workers, self.session, self.info, self.cpus, self._idle = workers, session, info, cpus, idle
         self.claim = claim
         self.name, self._role = info.id, f"device-{info.id}"
         self._worker: Worker | None = None
@@ -255,9 +256,18 @@ class LocalDeviceWorker:
         return prepared
 
     async def _new(self) -> Worker:
-        """Fork a process, pin it to the device and make its context."""
+        """Fork a process, pin it to the device and make its context; or take one that another run has left."""
         env = {"CUDA_VISIBLE_DEVICES": self.info.uuid} if self.info.uuid else {}  # CUDA reads it as it starts
-        worker = await self.workers.spawn(self._role, env=env, cpus=self.cpus)
+        if self._idle is not None:
+            env |= process_folders(str(self.workers.server.run_dir))  # it may outlive the run
+        worker = None
+        while worker is None and self._idle and self._inputs is None:  # in the place of a lost one there is a new one
+            worker = one if (one := self._idle.pop()).alive else None
+        if worker is None:
+            worker = await self.workers.spawn(self._role, env=env, cpus=self.cpus)
+        else:
+            self.workers.adopt(worker)
+            self._used = True
         session = msgspec.structs.replace(self.session, device=self.info.id)
         try:
             await worker.call(BEGIN, msgspec.msgpack.encode(session))
@@ -293,7 +303,7 @@ class LocalDeviceWorker:
             self.workers.warn(
                 f"another run has held device {self.name} for {PATIENCE_S:g} s: measuring at the same time"
             )
-        elif waited_s > SHARED_S and not self.shared:
+        elif waited_s > SHARED_S and self._idle is None:
             what = f"another run also measures on device {self.name}: they take turns"
             self.workers.warn_once(what, what)
 
@@ -317,6 +327,16 @@ class LocalDeviceWorker:
             self._named |= others.keys()
             if new:
                 self.workers.warn(f"device {self.name} is also used by {', '.join(new)}: that {DISTURBS}; {REMEDY}")
+
+    async def hand_on(self) -> None:
+        """Leave the process to another run of the set, without what it has of this one."""
+        worker, self._worker = self._worker, None
+        if worker is None or self._idle is None or not (worker.alive and self._prepared):
+            return
+        with suppress(WorkerError):
+            await worker.call(f"{MEASURE}rest", b"", self._limit_s)
+            self.workers.release(worker)
+            self._idle.append(worker)
 
     async def _wait_for_memory(self) -> None:
         """Wait until this program's other runs leave what this one's processes may use of the limit."""

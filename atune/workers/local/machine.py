@@ -7,7 +7,8 @@ import os
 import shutil
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -32,9 +33,9 @@ from atune.workers.local.compile_worker import (
     ServiceProcess,
 )
 from atune.workers.local.device_worker import LocalDeviceWorker, MemoryClaim
-from atune.workers.local.workers import Workers, described, fork_server
+from atune.workers.local.workers import Workers, described, fork_server, killed
 from atune.workers.processes.messages import DISCOVER, GPUS, Discovery, Session
-from atune.workers.processes.pool import ForkServer
+from atune.workers.processes.pool import ForkServer, Worker
 from atune.workers.storage.artifact_store import ArtifactStore
 from atune.workers.system.resources import WORKER_BYTES, usable_cores, usable_memory_bytes, workers_that_fit
 from atune.workload.packing import LARGE_BYTES, write
@@ -59,13 +60,19 @@ class Shared:
     service: ServiceProcess
     at_once: int
     """How many runs take place at the same time, at most."""
+    idle: dict[str, list[Worker]] = field(default_factory=dict)
+    """Processes of each device whose run has ended, for the next one: a context and its first calls take a second."""
 
 
 @asynccontextmanager
 async def shared_processes(warn: Callable[[str], None] = ignored, at_once: int = 1) -> AsyncGenerator[Shared, None]:
     """Start the fork server, or take the warm one, for one run, or for several in one event loop."""
     async with fork_server(warn) as server, ServiceProcess(COMPILE_NICE) as service:
-        yield Shared(server, service, at_once)
+        shared = Shared(server, service, at_once)
+        try:
+            yield shared
+        finally:
+            await killed(chain.from_iterable(shared.idle.values()))
 
 
 class LocalMachine:
@@ -105,6 +112,7 @@ class LocalMachine:
         """The answer of `discover`."""
         self._sizes = 0
         """For how many sizes the run ranks, each candidate at all of them; 0 where it tunes for one problem."""
+        self._devices: list[LocalDeviceWorker] = []
         self._cores_left: int | None = None
         """Cores without a compile worker. None if measuring needs no free core."""
 
@@ -133,6 +141,8 @@ class LocalMachine:
                 try:
                     self._sent = await self._put_aside(self.workload)
                     yield
+                    for device in self._devices:
+                        await device.hand_on()
                 finally:
                     self.workers.warn = ignored  # the run has ended and records no more events
                     if self.shared is not None:
@@ -232,8 +242,10 @@ class LocalMachine:
             session = msgspec.structs.replace(session, memory_bytes=mine)
             claim = MemoryClaim([one.uuid or one.id for one in devices], mine, int(limit))
             self._ended.callback(claim.release)
-        given, shared = (self.workers, session), self.shared is not None
-        return [LocalDeviceWorker(*given, one, cpus, shared=shared, claim=claim) for one in self.found.devices]
+        for one in self.found.devices:
+            idle = self.shared.idle.setdefault(one.id, []) if self.shared else None
+            self._devices.append(LocalDeviceWorker(self.workers, session, one, cpus, idle=idle, claim=claim))
+        return self._devices
 
     def _session(self) -> Session:
         benchmark = self.benchmark

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import takewhile
@@ -92,7 +92,7 @@ class Workers:
         """The workload, for messages."""
         self.run_dir = ""
         self.warn: Callable[[str], None] = ignored
-        self._server: ForkServer
+        self.server: ForkServer
         self._env: dict[str, str]
         self._background: TaskGroup
         self._forked: list[Worker] = []
@@ -111,7 +111,7 @@ class Workers:
         self, server: ForkServer, run_dir: str, background: TaskGroup, warn: Callable[[str], None] = ignored
     ) -> None:
         """Fork from `server` from now on. The workers write to `run_dir`. `background` ends with the run."""
-        self._server, self._env, self._background = server, process_folders(run_dir), background
+        self.server, self._env, self._background = server, process_folders(run_dir), background
         self.run_dir, self.warn = run_dir, warn
 
     def warn_once(self, of: str, message: str) -> None:
@@ -122,17 +122,22 @@ class Workers:
     async def spawn(
         self, role: str, *, env: Mapping[str, str] | None = None, cpus: Sequence[int] | None = None, nice: int = 0
     ) -> Worker:
-        worker = await self._server.spawn(role, env={**self._env, **(env or {})}, cpus=cpus, nice=nice)
+        worker = await self.server.spawn(role, env={**self._env, **(env or {})}, cpus=cpus, nice=nice)
         self._forked = [one for one in (*self._forked, worker) if one.alive]
         return worker
 
     async def end(self) -> None:
         """Kill the workers of this run, and wait until they have ended. Shielded and bounded."""
-        with anyio.CancelScope(shield=True):
-            async with anyio.create_task_group() as tasks:
-                for worker in self._forked:
-                    tasks.start_soon(worker.kill, CANCEL_S)
+        await killed(self._forked)
         self._forked = []
+
+    def adopt(self, worker: Worker) -> None:
+        """Have `end` kill a worker that another run of the set forked."""
+        self._forked.append(worker)
+
+    def release(self, worker: Worker) -> None:
+        """Leave a worker to other runs of the set."""
+        self._forked.remove(worker)
 
     async def agree(self, worker: Worker, loaded_as: str) -> None:
         """Raise `WorkloadError`, naming the edited files, if `worker` loaded another workload than the first one.
@@ -238,6 +243,14 @@ class Workers:
             self.warn_once(short_of, f"waiting, up to {sum(PAUSES_S):g} s at a time: {advice}")
             await anyio.sleep(pause_s)
         raise AssertionError("the last attempt returns or raises")
+
+
+async def killed(workers: Iterable[Worker]) -> None:
+    """Kill `workers`, and wait until they have ended. Shielded and bounded."""
+    with anyio.CancelScope(shield=True):
+        async with anyio.create_task_group() as tasks:
+            for worker in workers:
+                tasks.start_soon(worker.kill, CANCEL_S)
 
 
 def how_it_ended(error: WorkerLost) -> str:
