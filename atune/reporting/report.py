@@ -297,7 +297,6 @@ def plot_data(result: Result, mattered: Importance | None, seconds: Seconds) -> 
         "candidates": rows,
         "left_out": len(measured) - len(rows),
         "winner": result.best_index,
-        "latency_ms": result.latency_ms,
         "reference_ms": result.reference_ms,
         "default": None if default is None else default.index if default.same_as is None else default.same_as,
         "default_ms": None if default is None else default.latency_ms,

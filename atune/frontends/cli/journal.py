@@ -93,48 +93,41 @@ def _percentage(text: str) -> float:
 def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.engine.start import check_parts
     from atune.frontends.api.resume import completed_by, options_of, origin_of, read_state, resume
+    from atune.frontends.api.tune_set import read_set, resume_set
+    from atune.frontends.cli.main import show_set
     from atune.frontends.cli.output import print_message
-    from atune.frontends.cli.tune import drive
+    from atune.frontends.cli.tune import drive, drive_set
+    from atune.journal.set_folder import header_of_set
     from atune.journal.state import finished, header_in
     from atune.model.settings import Budget
 
     check_parts(arguments.accept)
     say = functools.partial(print_message, kind="")
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"accept": arguments.accept}
     if arguments.budget is not None:
         options["budget"] = Budget.parse(arguments.budget)
     given = {"cluster": arguments.cluster, "devices": ",".join(arguments.devices)}
     options |= {name: value for name, value in given.items() if value}
-    if os.path.isdir(arguments.journal):
-        from atune.frontends.api.tune_set import read_set, resume_set
-        from atune.frontends.cli.main import show_set
-        from atune.frontends.cli.tune import drive_set
-        from atune.journal.set_folder import header_of_set
-
-        folder, header = arguments.journal, header_of_set(Path(arguments.journal))
-        found = read_set(folder)
-        if "budget" not in options and not any(row.unfinished for row in found):
-            say(_finished(folder, header))
-            return show_set(found, arguments)
-        say(f"resuming the problems of {folder}")
-        workload = arguments.workload
-        if header is not None and not workload:
-            completed_by(header, {"accept": arguments.accept})
-            workload = origin_of(header, say=say)
-        of_set = functools.partial(resume_set, folder, workload, accept=arguments.accept, **options)
-        return drive_set(of_set, folder, arguments, interrupts)
-    state = read_state(arguments.journal)
-    begun = header_in(state)
-    done = finished(state, options.get("budget") or options_of(begun)["budget"])
-    if done:
-        say(_finished(arguments.journal, begun))
+    journal, workload = arguments.journal, arguments.workload
+    of_set = os.path.isdir(journal)
+    if of_set:
+        found, header = read_set(journal), header_of_set(Path(journal))
+        done, text = "budget" not in options and not any(row.unfinished for row in found), f"the problems of {journal}"
     else:
-        say(f"resuming {arguments.journal}, {state.settled} of {state.total} candidates done")
-        completed_by(begun, {"accept": arguments.accept})
-    workload = arguments.workload or (None if done else origin_of(begun, say=say))
-    del state  # the run folds its own
-    call = functools.partial(resume, arguments.journal, workload, accept=arguments.accept, **options)
-    return drive(call, arguments.journal, arguments, interrupts)
+        state = read_state(journal)
+        header = header_in(state)
+        done = finished(state, options.get("budget") or options_of(header)["budget"])
+        text = f"{journal}, {state.settled} of {state.total} candidates done"
+        del state  # the run folds its own
+    say(_finished(journal, header) if done else f"resuming {text}")
+    if header is not None and not done:
+        completed_by(header, {"accept": arguments.accept})
+        workload = workload or origin_of(header, say=say)
+    if not of_set:
+        return drive(functools.partial(resume, journal, workload, **options), journal, arguments, interrupts)
+    if done:
+        return show_set(found, arguments)
+    return drive_set(functools.partial(resume_set, journal, workload, **options), journal, arguments, interrupts)
 
 
 def _finished(journal: str, header: RunStarted | None) -> str:
