@@ -176,11 +176,14 @@ async def compiled(
             for worker in workers:
                 tasks.start_soon(stage.serve, worker)
 
+    # Of candidates with the same code the first is credited, and the one that was lowered first was built.
+    built = {recorded.first(index).index: artifact for index, artifact in artifacts.items()}
+
     def answer(candidate: Candidate) -> Compiled:
         found = record_of(recorded, recorded.entry(candidate.index), {})
         status = "failed" if found.kind else found.status  # those with the code of a failed one, too
         record = msgspec.structs.replace(found, key=candidate.key, config=candidate.config, status=status)
-        return Compiled(record, artifacts.get(recorded.first(candidate.index).index))
+        return Compiled(record, built.get(recorded.first(candidate.index).index))
 
     return [answer(candidate) for candidate in candidates]
 
