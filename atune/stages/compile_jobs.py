@@ -35,7 +35,7 @@ from atune.workload.workload import ConfigCheck, Workload
 
 T = TypeVar("T")
 
-SURVEYED = 8
+SURVEYED = 5
 """At so many sizes is a candidate elaborated at most, where the run ranks for several."""
 
 SWITCHED_OFF = "it is switched off"

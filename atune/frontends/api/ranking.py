@@ -6,7 +6,6 @@ problem then compiles the first few of its own order with the number, and the de
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,8 +23,12 @@ FIRST = 3
 within 0.5 % of the best on all of 56 problems, the first alone within 2.7 % (bench/results/symbolic_rank)."""
 AUTO_PERCENT = 5.0
 """Share of the space that a ranking tries under a budget that ends by itself, before it is made wider."""
-WIDER = 1.5
-"""How many times the budget of a problem a ranking has: what is fast differs from size to size."""
+NEAR = 1.05
+"""Of these, how many times slower than the first, on symbolic code, the third may be at most."""
+WIDER = 3
+"""How many times the budget of a problem a ranking has: what is fast differs from size to size. On an H100, with 1.5
+times, 11 of 56 winners were more than 2 % slower than those of problems tuned by themselves, and with three times none
+(bench/results/symbolic_set)."""
 FEWEST = 3
 """Problems that a group has at least: with fewer, the symbolic code costs what it saves."""
 
@@ -55,12 +58,15 @@ class Group:
             return
         for place, key in enumerate(self.keys):
             ordered = sorted(measured, key=lambda one: one.sizes_ms[place])[:FIRST]
-            self.advice[key] = Advice(str(self.journal), tuple(state.entry(one.index).config for one in ordered))
+            least_ms = ordered[0].sizes_ms[place]
+            first = [n for n, one in enumerate(ordered) if n < 2 or one.sizes_ms[place] < NEAR * least_ms]
+            configs = tuple(state.entry(ordered[n].index).config for n in first)
+            self.advice[key] = Advice(str(self.journal), configs)
 
 
 def wider(budget: Budget) -> Budget:
     """Return the budget of a ranking for problems that have `budget`. Without a rule for its end, it is a share."""
-    candidates = None if budget.candidates is None else math.ceil(WIDER * budget.candidates)
+    candidates = None if budget.candidates is None else WIDER * budget.candidates
     percent = AUTO_PERCENT if budget.auto and budget.percent is None else budget.percent
     share = None if percent is None else min(100.0, WIDER * percent)
     return Budget(candidates=candidates, seconds=budget.seconds, percent=share)

@@ -64,6 +64,9 @@ AT_ONCE, WORKERS_EACH = 4, 5
 """Most problems at the same time, and the fewest compile workers of each where these are more than two.
 No device then waits for the last compile of one problem, and several candidates share a library. On an H100 with 16
 cores a set of 28 problems took 0.81 times as long as with two."""
+RANKED = 3
+"""How many times as many at the same time where they are ranked together: each has only a few candidates, and waits for
+processes, compilers and the device in turn."""
 LOAD = 1.5
 """Compile workers of all problems under way, for each core: a problem often waits for its last one. On an H200 with 16
 cores a set of 11 problems took 0.77 times as long as with one for each core."""
@@ -295,7 +298,7 @@ class _SetRun:
             return 1
         timed = Budget.parse(self._options.get("budget")).seconds is not None  # they count while it waits for a device
         most = 2 if timed else max(2, min(AT_ONCE, self._fit // WORKERS_EACH))
-        return min(most * 2 if self._groups and not timed else most, len(self._problems))
+        return min(RANKED * most if self._groups and not timed else most, len(self._problems))
 
     def _grouped(self) -> list[Group]:
         """Return the groups of problems that are ranked together. Raises `TargetError` without the target's devices."""
