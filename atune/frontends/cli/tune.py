@@ -23,7 +23,7 @@ from atune.frontends.cli.main import INTERRUPTED, show_kept, show_set
 from atune.frontends.cli.output import NO_WINNER, print_err, print_message, report_error
 from atune.frontends.cli.parsing import with_flags
 from atune.frontends.cli.runs import LATEST, find_journal
-from atune.journal.events import Event, RunResumed, RunStarted
+from atune.journal.events import Event
 from atune.journal.result import Result
 from atune.journal.set_folder import is_set, journals_in
 from atune.journal.state import State
@@ -35,8 +35,6 @@ from atune.workers.system.terminal import Interrupts
 from atune.workload.pickling import FileRef, parse_file_ref
 
 if TYPE_CHECKING:
-    from anyio.abc import TaskStatus
-
     from atune.frontends.api.tune_set import SetResult
 
 
@@ -126,13 +124,10 @@ def drive(
     call: Callable[..., Awaitable[Result]], journal: str, arguments: argparse.Namespace, interrupts: Interrupts
 ) -> int:
     """Await `call` of a run with what the screen needs, and print the outcome. Returns the exit status."""
-    state, since, begun, log = State(), time.time(), False, _log(arguments)
+    state, since, log = State(), time.time(), _log(arguments)
 
     def on_event(event: Event) -> None:
-        nonlocal begun
         state.apply(event)
-        if isinstance(event, (RunStarted, RunResumed)) and event.time >= since:  # not an earlier part
-            begun = True
         if log is not None:
             with suppress(OSError):  # stderr's reader left, but the result is still wanted
                 log(event)
@@ -140,7 +135,31 @@ def drive(
     shown = partial(call, on_event=on_event, progress=not (arguments.quiet or arguments.verbose))
     with interrupts.counted():
         ended = anyio.run(interruptible, shown, interrupts, backend="asyncio")
-        return _report(ended, state, journal, arguments, begun=begun)
+        if isinstance(ended, Result):
+            return show_kept(ended, arguments)
+        if ended is None:
+            kept = os.path.exists(journal)
+            if arguments.json and state.header is not None:
+                show_kept(Result.of(state, journal if kept else None), arguments)
+            how = f" are kept in {journal}; continue with atune resume {shlex.quote(journal)}" if kept else ""
+            print_message(f"interrupted; {state.counts['measured']} measured{how}", kind="")
+            return INTERRUPTED
+        if isinstance(ended, NoWinner):
+            worked = bool(ended.result.about_default) and not arguments.json  # a default, which the summary says first
+            if arguments.debug:
+                report_error(ended, debug=True)
+            elif not worked:
+                print_message(str(ended))
+            if arguments.json or worked:
+                show_kept(ended.result, arguments)
+            return NO_WINNER
+        part, known = state.resumed or state.header, None
+        if part is not None and part.time >= since:  # else the state may be of other work, which was refused
+            known = Result.of(state, journal if os.path.exists(journal) else None)
+        status = report_error(ended, debug=arguments.debug, json=arguments.json, result=known)
+        if known is not None and known.journal is not None:
+            print_err(f"  journal: {known.journal}\n")
+        return status
 
 
 def _log(arguments: argparse.Namespace) -> Callable[[Event], None] | None:
@@ -159,7 +178,7 @@ async def interruptible(call: Callable[[], Awaitable[Any]], interrupts: Interrup
         async with anyio.create_task_group() as tasks:
             with anyio.CancelScope() as work:
 
-                async def watch(*, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+                async def watch() -> None:
                     async for _ in received:  # later signals cancel nothing more and disturb no clean-up
                         work.cancel()
 
@@ -172,43 +191,6 @@ async def interruptible(call: Callable[[], Awaitable[Any]], interrupts: Interrup
                     ended = error
             tasks.cancel_scope.cancel()
     return ended
-
-
-def _report(
-    ended: Result | BaseException | None,
-    state: State,
-    journal: str,
-    arguments: argparse.Namespace,
-    *,
-    begun: bool,
-) -> int:
-    """Print what became of the run, and return the exit status.
-
-    `begun`: whether a part of it began in this process. Otherwise `state` may be of other work, which was refused.
-    """
-    if isinstance(ended, Result):
-        return show_kept(ended, arguments)
-    if ended is None:
-        kept = os.path.exists(journal)
-        if arguments.json and state.header is not None:
-            show_kept(Result.of(state, journal if kept else None), arguments)
-        how = f" are kept in {journal}; continue with atune resume {shlex.quote(journal)}" if kept else ""
-        print_message(f"interrupted; {state.counts['measured']} measured{how}", kind="")
-        return INTERRUPTED
-    if isinstance(ended, NoWinner):
-        worked = bool(ended.result.about_default) and not arguments.json  # a default, which the summary says first
-        if arguments.debug:
-            report_error(ended, debug=True)
-        elif not worked:
-            print_message(str(ended))
-        if arguments.json or worked:
-            show_kept(ended.result, arguments)
-        return NO_WINNER
-    known = Result.of(state, journal if os.path.exists(journal) else None) if begun else None
-    status = report_error(ended, debug=arguments.debug, json=arguments.json, result=known)
-    if known is not None and known.journal is not None:
-        print_err(f"  journal: {known.journal}\n")
-    return status
 
 
 def drive_set(
