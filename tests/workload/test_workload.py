@@ -206,6 +206,14 @@ def problem(space: Any, **options: Any) -> Any:
             lambda: Workload(kernel, Space(block=[1]), arguments={"wieght": 1}),
             "it takes N, block, stages; 'weight' says how often a problem of a set occurs",
         ),
+        (
+            lambda: problem(Space(block=[1], where=lambda block: block < 32), default={"blok": 16}),
+            "does not fit the space: it has no axis 'blok'; its axes are block (did you mean 'block'?)",
+        ),
+        (
+            lambda: problem(Space(block=[1]), default={}),
+            "does not fit the space: the default has no 'block'; give a value of every axis",
+        ),
         (lambda: parse_file_ref("nowhere.py:W"), "there is no file 'nowhere.py'; give FILE.py, or FILE.py:NAME"),
         (lambda: parse_file_ref(f"{__file__}:a-b"), "'a-b' is not a Python name"),
         (lambda: load(FileRef(__file__, "Nothing")), "the file has no 'Nothing'"),
@@ -221,19 +229,6 @@ def test_mistakes_are_named(make: Callable[[], Any], message: str) -> None:
 
 def test_configurations_that_are_computed_are_not_asked_for_when_the_workload_is_made() -> None:
     Workload(kernel, Space(lambda: 1 / 0))  # type: ignore[arg-type, return-value]
-
-
-@pytest.mark.parametrize(
-    ("default", "why"),
-    [
-        ({"blok": 16}, "it has no axis 'blok'; its axes are block (did you mean 'block'?)"),
-        ({}, "the default has no 'block'; give a value of every axis"),
-    ],
-)
-def test_a_default_with_other_names_than_the_space_is_refused(default: dict[str, Any], why: str) -> None:
-    with pytest.raises(WorkloadError) as caught:
-        problem(Space(block=[16, 32], where=lambda block: block < 32), default=default)
-    assert str(caught.value).endswith(f"does not fit the space: {why}")
 
 
 @pytest.mark.parametrize(

@@ -135,12 +135,26 @@ class LocalCompileWorker:
         return found
 
     async def _build(self, job: BuildJob) -> list[Built] | GroupFailed:
-        """Compile a group into one library and store it. cicc builds it if no state of it is known to differ."""
-        store, service, group = self.store, self.service, job.group
-        use_service = service.ready and not job.plain
+        """Compile a group. An earlier run lowered the members without a blob; these come from the store."""
+        built = dict[int, Built]()
+        for lowered in job.group:
+            if not lowered.blob:
+                gone = Failure(lowered.index, "codegen", "its library vanished from the artifact store; tune again")
+                built[lowered.index] = await self.store.find(lowered) or gone
+        if fresh := [lowered for lowered in job.group if lowered.blob]:
+            answers = await self._compile(fresh, job)
+            if isinstance(answers, GroupFailed):
+                return answers
+            built.update((one.index, one) for one in answers)
+        return [built[lowered.index] for lowered in job.group]
+
+    async def _compile(self, group: Sequence[Lowered], asked: BuildJob) -> list[Built] | GroupFailed:
+        """Compile `group` into one library and store it. cicc builds it if no state of it is known to differ."""
+        store, service = self.store, self.service
+        use_service = service.ready and not asked.plain
         for lowered in group:
             use_service = use_service and not (await store.state(lowered.use))[1]
-        job = msgspec.structs.replace(job, path=self._new_library(), service=use_service)
+        job = msgspec.structs.replace(asked, group=tuple(group), path=self._new_library(), service=use_service)
         answers = await self._try(job, group[0].index, job.limit_s)
         if isinstance(answers, Failure):
             return _of_group(answers, len(group))

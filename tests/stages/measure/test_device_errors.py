@@ -53,13 +53,8 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("message", FAULTS)
-def test_what_spoils_a_context_is_a_fault(message: str) -> None:
-    assert kind_of(RuntimeError(message)) == "fault"
-
-
-@pytest.mark.parametrize(("message", "kind"), OTHERS.items())
-def test_what_does_not_costs_no_process(message: str, kind: str) -> None:
+@pytest.mark.parametrize(("message", "kind"), [*((message, "fault") for message in FAULTS), *OTHERS.items()])
+def test_what_spoils_a_context_is_a_fault_and_nothing_else(message: str, kind: str) -> None:
     assert kind_of(RuntimeError(message)) == kind
 
 
