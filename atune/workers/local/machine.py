@@ -242,6 +242,7 @@ class LocalMachine:
             session = msgspec.structs.replace(session, memory_bytes=mine)
             claim = MemoryClaim([one.uuid or one.id for one in devices], mine, int(limit))
             self._ended.callback(claim.release)
+        self._devices = []
         for one in self.found.devices:
             idle = self.shared.idle.setdefault(one.id, []) if self.shared else None
             self._devices.append(LocalDeviceWorker(self.workers, session, one, cpus, idle=idle, claim=claim))

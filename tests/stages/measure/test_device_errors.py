@@ -99,6 +99,7 @@ def test_inputs_that_do_not_fit_into_the_memory_are_the_workloads_mistake(
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 549755813632 bytes.")
 
     monkeypatch.setattr(benchmark, "_fit_arguments", refuse)
+    monkeypatch.setattr(benchmark, "at_sizes", tuple)
     monkeypatch.setattr(benchmark, "workload", lambda: atune.Workload(lambda x: None, [{"x": 1}]))
     monkeypatch.setattr(benchmark, "session", lambda: SimpleNamespace(device=device, memory_bytes=None))
     monkeypatch.setattr(benchmark, "_release", lambda: None)
