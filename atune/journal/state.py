@@ -342,7 +342,11 @@ class State:
                 self.finished, self.interrupted = None, event
                 self._measuring.clear()
             case RunResumed():
-                self._begin_part(event)
+                self._deaths.update(self._measuring.keys())
+                self._measuring.clear()
+                self.resumed = event
+                self.accepted |= bool(event.accepted)
+                self.finished = self.interrupted = None
 
     def entry(self, index: int) -> Entry:
         """Return the entry of candidate `index`; an unknown one gets an empty entry, which is not kept."""
@@ -457,13 +461,6 @@ class State:
     def wall_s(self) -> float:
         """Seconds of all parts of the run. A part without an end counts up to its last event."""
         return self.seconds.wall_s
-
-    def _begin_part(self, event: RunResumed) -> None:
-        self._deaths.update(self._measuring.keys())
-        self._measuring.clear()
-        self.resumed = event
-        self.accepted |= bool(event.accepted)
-        self.finished = self.interrupted = None
 
     def _made(self, index: int) -> Entry:
         if index not in self.entries:

@@ -282,7 +282,8 @@ SPANS = 3000
 
 def plot_data(result: Result, mattered: Importance | None, seconds: Seconds) -> dict[str, Any]:
     """Return what the page's script draws. Each candidate names its values by their place in `axes`."""
-    measured = by_latency(result.all_records)
+    timed = (record for record in result.all_records if record.status == "measured")
+    measured = sorted(timed, key=lambda record: (record.latency_ms or 0.0, record.index))
     axes = _axes([record for record in measured if record is not result.baseline], mattered)
     final = {entry.index for entry in result.final}
     places = [{label: i for i, label in enumerate(axis["labels"])} for axis in axes]
@@ -304,12 +305,6 @@ def plot_data(result: Result, mattered: Importance | None, seconds: Seconds) -> 
         "end_s": result.wall_s,
         "timeline": timeline_data(seconds),
     }
-
-
-def by_latency(records: Iterable[Record]) -> list[Record]:
-    """Return the measured records, the fastest first."""
-    timed = (record for record in records if record.status == "measured")
-    return sorted(timed, key=lambda record: (record.latency_ms or 0.0, record.index))
 
 
 def _axes(records: Sequence[Record], mattered: Importance | None) -> list[dict[str, Any]]:

@@ -51,7 +51,7 @@ def result_lines(result: Result) -> list[Line]:
     return [
         Line(first, "strong" if result.best is None else "answer"),
         *(Line(line, "strong") for line in further),
-        Line(f"candidates {counts_line(result)}"),
+        Line(f"candidates {result.total}: {outcomes(result) or 'none tried'}; {duration(result.wall_s)}"),
         *([Line(""), *attention] if attention else []),
         *([Line(""), *rest] if (rest := [*detail_lines(result, groups), *next_lines(result)]) else []),
     ]
@@ -144,11 +144,6 @@ def next_lines(result: Result) -> list[Line]:
     elif result.best is not None:
         lines.append(Line(f"next       atune report {journal}"))
     return lines
-
-
-def counts_line(result: Result) -> str:
-    """Return how many candidates there are, how many had which outcome, and how long it took."""
-    return f"{result.total}: {outcomes(result) or 'none tried'}; {duration(result.wall_s)}"
 
 
 def outcomes(result: Result) -> str:

@@ -134,12 +134,8 @@ def _saved(path: Path) -> dict[str, Any]:
 # What a call gives: inputs to tune with, and values that need not be data
 
 
-def supplied(supply_prog: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an `inputs` function that calls tilelang's `supply_prog(params)` for each set of inputs."""
-    return functools.partial(_inputs, LazyCallback(supply_prog))  # of closures of atune only the name would count
-
-
 def _inputs(supply_prog: Callable[..., Any], parameters: Sequence[KernelParam]) -> list[Any]:
+    """Return what tilelang's `supply_prog(params)` gives, for a set of inputs."""
     return list(supply_prog([_tilelang_param(parameter) for parameter in parameters]))
 
 
@@ -353,7 +349,7 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
         if captured is not None:
             inputs = GivenTensors(list(captured))
         elif profile.supply_prog is not None:
-            inputs = supplied(profile.supply_prog)
+            inputs = functools.partial(_inputs, LazyCallback(profile.supply_prog))  # of a closure the name would count
         if profile.manual_check_prog is not None and profile.ref_prog is None:
             warn_once("manual_check_prog", "is not called without ref_prog, as with tilelang's tuner")
         cached = environment.storing() and not tilelang.env.is_autotune_cache_disabled()
@@ -406,10 +402,6 @@ def _tunable(fn: Any) -> Any:
     return fn
 
 
-RETURN_KERNEL = "__return_kernel"
-"""tilelang's keyword at a call: return the winner in both modes."""
-
-
 class AutoTuneImpl(TilelangKernel):
     """A kernel function that tunes at its first call with new arguments.
 
@@ -434,7 +426,7 @@ class AutoTuneImpl(TilelangKernel):
         """`results` under tilelang's name and in its form. After `clear` the next call looks up or tunes again."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.pop(RETURN_KERNEL, False):
+        if kwargs.pop("__return_kernel", False):
             return self.compile(*args, **kwargs)
         if self.results and not self._tuner_cache:
             self.forget()

@@ -183,7 +183,9 @@ def plan(compile_args: Any, profile: Any, run: Mapping[str, Any]) -> dict[str, A
     """
     given = {**vars(profile), **{name: value for name, value in run.items() if value is not None}}
     timeout = given["timeout"]
-    target, host = resolved_target(compile_args.target), host_of(compile_args.target_host)
+    target, host = resolved_target(compile_args.target), compile_args.target_host
+    if host is not None:  # as text, for the engine; tilelang also takes a dict or a TVM target
+        host = json.dumps(host) if isinstance(host, Mapping) else str(host)
     compile_timeout_s = tilelang.env.get_compile_timeout_seconds()
     backend = backend_of(compile_args.execution_backend, target)
     if profile.backend != "event":
@@ -269,10 +271,3 @@ def backend_of(name: str, target: Target) -> str:
         known = ", ".join(BACKENDS[target.kind])
         raise ArgumentError(f"execution_backend must be one of auto, {known} for target {target.kind}, got {name!r}")
     return "auto"
-
-
-def host_of(target_host: Any) -> str | None:
-    """Return the target of host code as text, for the engine. tilelang also takes a dict or a TVM target."""
-    if target_host is None:
-        return None
-    return json.dumps(target_host) if isinstance(target_host, Mapping) else str(target_host)

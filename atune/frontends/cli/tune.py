@@ -51,7 +51,14 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         return _tune_set(workload, Problems(arguments.problems or (), **sizes), budget, arguments, interrupts)
     workload = msgspec.structs.replace(workload, arguments={name: value for name, (value,) in sizes.items()})
     if arguments.dry_run or arguments.compile_only:
-        _check_no_run(arguments)
+        if arguments.dry_run and arguments.compile_only:
+            raise UsageError("--compile-only: --dry-run compiles nothing: leave one of them out")
+        if arguments.journal is not None:
+            raise UsageError("--journal: --dry-run and --compile-only write no journal: leave one of them out")
+        if arguments.cluster:
+            raise UsageError(
+                "--cluster: --dry-run and --compile-only look at this machine alone: leave one of them out"
+            )
         from atune.frontends.cli.preview import compile_only_command, dry_run_command
 
         options = _options(arguments, budget, "")
@@ -90,16 +97,6 @@ def _tune_set(
     if is_set(Path(folder)):
         print_message(f"{folder} exists: its problems are continued if the work is the same", kind="")
     return drive_set(partial(tune_set, workload, problems, **options), folder, arguments, interrupts)
-
-
-def _check_no_run(arguments: argparse.Namespace) -> None:
-    """Raise `UsageError` for an option that ``--dry-run`` or ``--compile-only`` ignores."""
-    if arguments.dry_run and arguments.compile_only:
-        raise UsageError("--compile-only: --dry-run compiles nothing: leave one of them out")
-    if arguments.journal is not None:
-        raise UsageError("--journal: --dry-run and --compile-only write no journal: leave one of them out")
-    if arguments.cluster:
-        raise UsageError("--cluster: --dry-run and --compile-only look at this machine alone: leave one of them out")
 
 
 def _options(arguments: argparse.Namespace, budget: Budget, journal: str) -> dict[str, Any]:
