@@ -62,7 +62,10 @@ def rows(result: Result, records: Iterable[Record] | None = None) -> list[dict[s
             "occupancy_blocks": getattr(occupancy(record, arch), "blocks", None),
             "fragment_registers": getattr(layouts, "registers", None),
             **_fields(layouts, "redundant"),
-            **{f"config.{name}": _flat(value) for name, value in record.config.items()},
+            **{
+                f"config.{n}": v if isinstance(v, str | int | float | None) else json.dumps(v)
+                for n, v in record.config.items()
+            },
         }
 
     return [row(record) for record in (result.all_records if records is None else records)]
@@ -71,10 +74,6 @@ def rows(result: Result, records: Iterable[Record] | None = None) -> list[dict[s
 def _fields(part: object, *names: str) -> dict[str, Any]:
     """Return fields of a part of a record by name; None each where the part is not known."""
     return {name: getattr(part, name, None) for name in names}
-
-
-def _flat(value: Any) -> Any:
-    return value if value is None or isinstance(value, (bool, int, float, str)) else json.dumps(value)
 
 
 def _times_winner(result: Result, record: Record, final: dict[int, float], first: dict[int, float]) -> float | None:

@@ -89,11 +89,6 @@ class Progress:
         return min(self.state.total, max(allowed, self.state.settled))
 
     @property
-    def to_measure(self) -> int:
-        """Number of candidates to measure, as far as known: without duplicates, pruned and failed ones."""
-        return max(self.measured, self.total - self.state.counts["duplicate"] - self.state.unbuilt)
-
-    @property
     def measured(self) -> int:
         """Number of candidates whose measurement ended, in success or failure."""
         return self.state.settled - self.state.counts["duplicate"] - self.state.unbuilt
@@ -126,7 +121,7 @@ class Progress:
         left = f", about {duration(self.left_s)} left" if self.left_s else ""
         done = [
             f"{state.built}/{self.total} compiled",
-            f"{self.measured}/{self.to_measure} measured",
+            f"{self.measured}/{max(self.measured, self.total - counts['duplicate'] - state.unbuilt)} measured",
             f"{counts['failed']} failed",
         ]
         done += [counted(counts[status], status) for status in _NOT_COMPILED if counts[status]]

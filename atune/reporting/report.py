@@ -19,7 +19,7 @@ from atune.journal.reader import JournalReader
 from atune.journal.result import Record, Result
 from atune.journal.state import Seconds, State
 from atune.model.artifact import what_failed
-from atune.model.candidate import BASELINE, printable, shortened
+from atune.model.candidate import BASELINE, describe_config, printable, shortened
 from atune.model.device import DeviceInfo
 from atune.reporting.explanation import facts_of
 from atune.reporting.export import ranking, rows, table
@@ -74,13 +74,8 @@ def page_of(events: Iterable[Event], journal: Path | None = None) -> str:
         {"kind": "facts", "id": "environment", "title": "Environment", "rows": setting},
     ]
     plain = f"{summary_text(result)}\n\n{table(result, PLAIN)}"
-    return page(page_title(result), parts, plain, data)
-
-
-def page_title(result: Result) -> str:
-    """Return the workload's name with its problem."""
-    problem = ", ".join(f"{name}={value}" for name, value in result.header.arguments.items())
-    return printable(f"{result.header.workload} {problem}".strip())
+    title = f"{printable(result.header.workload)} {describe_config(result.header.arguments)}".strip()
+    return page(title, parts, plain, data)
 
 
 def card(result: Result) -> dict[str, Any]:
@@ -286,15 +281,15 @@ def plot_data(result: Result, mattered: Importance | None, seconds: Seconds) -> 
     measured = sorted(timed, key=lambda record: (record.latency_ms or 0.0, record.index))
     axes = _axes([record for record in measured if record is not result.baseline], mattered)
     final = {entry.index for entry in result.final}
-    places = [{label: i for i, label in enumerate(axis["labels"])} for axis in axes]
+    places = {name: {label: i for i, label in enumerate(labels)} for name, labels in axes.items()}
     rows = [
         [r.index, r.latency_ms, int(r.index in final)]
-        + [place.get(_label(r, axis["name"])) for axis, place in zip(axes, places, strict=True)]
+        + [place.get(value_text(r.config[name])) if name in r.config else None for name, place in places.items()]
         for r in measured[:CANDIDATES]
     ]
     default = result.default
     return {
-        "axes": [{"name": axis["name"], "labels": _cut(axis["labels"])} for axis in axes],
+        "axes": [{"name": name, "labels": _cut(labels)} for name, labels in axes.items()],
         "candidates": rows,
         "left_out": len(measured) - len(rows),
         "winner": result.best_index,
@@ -307,12 +302,12 @@ def plot_data(result: Result, mattered: Importance | None, seconds: Seconds) -> 
     }
 
 
-def _axes(records: Sequence[Record], mattered: Importance | None) -> list[dict[str, Any]]:
+def _axes(records: Sequence[Record], mattered: Importance | None) -> dict[str, list[str]]:
     """Return the axes of several values, those that mattered most first, each with its values in order, as text."""
     names = list(mattered.shares) if mattered is not None else []
     names += [name for name in dict.fromkeys(n for r in records for n in r.config) if name not in names]
-    axes = [{"name": n, "labels": in_order(r.config[n] for r in records if n in r.config)} for n in names]
-    return [axis for axis in axes if len(axis["labels"]) > 1]
+    axes = {name: in_order(r.config[name] for r in records if name in r.config) for name in names}
+    return {name: labels for name, labels in axes.items() if len(labels) > 1}
 
 
 def in_order(values: Iterable[Any]) -> list[str]:
@@ -330,10 +325,6 @@ def in_order(values: Iterable[Any]) -> list[str]:
 def value_text(value: Any) -> str:
     """Return an axis value as text: a text, a truth and None as they are, anything else as JSON."""
     return printable(str(value) if isinstance(value, str | bool | None) else json.dumps(value, default=str))
-
-
-def _label(record: Record, name: str) -> str | None:
-    return value_text(record.config[name]) if name in record.config else None
 
 
 def _cut(labels: list[str]) -> list[str]:

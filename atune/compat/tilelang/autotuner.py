@@ -136,12 +136,11 @@ def _saved(path: Path) -> dict[str, Any]:
 
 def _inputs(supply_prog: Callable[..., Any], parameters: Sequence[KernelParam]) -> list[Any]:
     """Return what tilelang's `supply_prog(params)` gives, for a set of inputs."""
-    return list(supply_prog([_tilelang_param(parameter) for parameter in parameters]))
-
-
-def _tilelang_param(parameter: KernelParam) -> Any:
-    shape = [tilelang.tvm.tirx.Var(d, "int32") if isinstance(d, str) else d for d in parameter.shape or ()]
-    return tilelang.KernelParam(tilelang.tvm.DataType(parameter.dtype), shape)
+    params = []
+    for one in parameters:
+        shape = [tilelang.tvm.tirx.Var(d, "int32") if isinstance(d, str) else d for d in one.shape or ()]
+        params.append(tilelang.KernelParam(tilelang.tvm.DataType(one.dtype), shape))
+    return list(supply_prog(params))
 
 
 class ByText:
