@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atune.frontends.api.options import RunOptions
+from atune.frontends.cli.main import show, show_set
+from atune.frontends.cli.output import print_message, print_out, write
 from atune.frontends.cli.parsing import Parser, add_command, add_options, with_flags
 from atune.frontends.cli.runs import JOURNAL, add_accept, add_journal, find_journal
 from atune.frontends.cli.tune_options import ScreenOptions
@@ -94,8 +96,6 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.engine.start import check_parts
     from atune.frontends.api.resume import completed_by, options_of, origin_of, read_state, resume
     from atune.frontends.api.tune_set import read_set, resume_set
-    from atune.frontends.cli.main import show_set
-    from atune.frontends.cli.output import print_message
     from atune.frontends.cli.tune import drive, drive_set
     from atune.journal.set_folder import header_of_set
     from atune.journal.state import finished, header_in
@@ -141,7 +141,6 @@ def _finished(journal: str, header: RunStarted | None) -> str:
 
 
 def _replay(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.frontends.cli.main import show, show_set
     from atune.journal.reader import replay
 
     if os.path.isdir(arguments.journal):
@@ -154,8 +153,6 @@ def _replay(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     import anyio
 
-    from atune.frontends.cli.main import show
-    from atune.frontends.cli.output import print_message
     from atune.journal.reader import follow
     from atune.journal.result import Result
     from atune.journal.writer import is_written
@@ -176,8 +173,6 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.frontends.cli.output import write
-
     journal = Path(arguments.journal)
     if journal.is_dir():
         from atune.reporting.set_table import set_report
@@ -192,15 +187,12 @@ def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.frontends.cli.output import write
     from atune.reporting.export import export
 
     return write(export(arguments.journal, arguments.to), arguments.output or "-", "exported", arguments)
 
 
 def _merge(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.frontends.cli.main import show
-    from atune.frontends.cli.output import print_message
     from atune.journal.merge import merge
 
     result = merge(arguments.journal, arguments.output)
@@ -212,7 +204,6 @@ def _merge(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 def _compare(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     import msgspec
 
-    from atune.frontends.cli.output import print_out
     from atune.reporting.sets import compare
 
     found = compare(arguments.before, arguments.after, fail_over=arguments.fail_over)
@@ -222,7 +213,6 @@ def _compare(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def _bundle(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.frontends.api.save_bundle import save_bundle
-    from atune.frontends.cli.output import print_message, print_out
 
     results = [result for journal in arguments.journal for result in _winners(journal)]
     folder, n = arguments.output, len(results)
@@ -237,7 +227,6 @@ def _bundle(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def _winners(journal: str) -> list[Result]:
     """Return the result of a journal, or those of a set's problems that have a winner."""
-    from atune.frontends.cli.output import print_message
     from atune.journal.reader import replay
 
     if not os.path.isdir(journal):
