@@ -64,7 +64,7 @@ AT_ONCE, WORKERS_EACH = 4, 5
 """Most problems at the same time, and the fewest compile workers of each where these are more than two.
 No device then waits for the last compile of one problem, and several candidates share a library. On an H100 with 16
 cores a set of 28 problems took 0.81 times as long as with two."""
-RANKED = 3
+RANKED = 2
 """How many times as many at the same time where they are ranked together: each has only a few candidates, and waits for
 processes, compilers and the device in turn."""
 LOAD = 1.5

@@ -267,10 +267,12 @@ class LocalDeviceWorker:
             worker = await self.workers.spawn(self._role, env=env, cpus=self.cpus)
         else:
             self.workers.adopt(worker)
-            self._used = True
+            self._used = True  # by candidates of another run
         session = msgspec.structs.replace(self.session, device=self.info.id)
         try:
             await worker.call(BEGIN, msgspec.msgpack.encode(session))
+            if self._used:  # its context is made
+                return worker
             async with device_lock(self._device) as waited_s:  # making a context may disturb a timing on the device
                 self._note(waited_s)
                 reply = await worker.call(f"{MEASURE}begin", msgspec.msgpack.encode(self.info))

@@ -46,7 +46,7 @@ FEW = 4
 """Up to so many candidates nvcc compiles all: parsing headers once, for cicc, takes as long. On an H100 with 16 workers
 runs of 8 candidates ended 0.91 times as late with cicc as with nvcc, and 1.08 times where the compiler state was new;
 runs of 15 candidates 0.70 times (bench/results/states)."""
-RANKED_BY = 8
+RANKED_BY = 5
 """Most samples of a candidate at each of several sizes: the first ones are timed again with their numbers."""
 PLAIN = "with so few candidates each is compiled plain"
 """The reason for not using cicc."""
