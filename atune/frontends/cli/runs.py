@@ -11,13 +11,22 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atune.errors import UsageError
+import msgspec
+
+from atune.errors import AtuneError, UsageError
 from atune.frontends.cli.output import print_lines, print_out, write
 from atune.frontends.cli.parsing import Parser, add_command
+from atune.journal.reader import JournalReader
+from atune.journal.set_folder import LOCK, is_set, listed
+from atune.journal.state import State
+from atune.journal.writer import is_written
+from atune.model.candidate import describe_config, printable
+from atune.reporting.export import aligned
+from atune.reporting.screen import Line
+from atune.workers.storage.result_cache import UNFINISHED, IndexedRun, ResultCache, indexed
+from atune.workers.storage.result_key import ResultKey, open_sizes
 
 if TYPE_CHECKING:
-    from atune.workers.storage.result_cache import IndexedRun
-    from atune.workers.storage.result_key import ResultKey
     from atune.workers.system.terminal import Interrupts
 
 LATEST, FINISHED = "latest", "finished"
@@ -76,9 +85,6 @@ def find_journal(text: str) -> str:
 
 def _listed() -> list[tuple[Path, list[IndexedRun]]]:
     """Return the runs that the result cache knows, the newest first: each one's journal, or a set's folder."""
-    from atune.journal.set_folder import is_set
-    from atune.workers.storage.result_cache import ResultCache
-
     found: dict[Path, list[IndexedRun]] = {}
     for run in ResultCache().runs():
         path = Path(run.path)
@@ -98,9 +104,6 @@ def _runs(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     elif not runs:
         print_out("no runs yet: atune tune FILE.py")
     else:
-        from atune.reporting.export import aligned
-        from atune.reporting.screen import Line
-
         print_lines(map(Line, aligned([_HEADS, *map(_row, runs)], numbers=1).splitlines()))
         if len(chosen) < len(found):
             print_out(f"and {len(found) - len(chosen)} older: atune runs --all")
@@ -109,15 +112,6 @@ def _runs(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def _data(path: Path, known: list[IndexedRun]) -> dict[str, Any]:
     """Return a run or a set as ``--json`` prints it."""
-    import msgspec
-
-    from atune.errors import AtuneError
-    from atune.journal.reader import JournalReader
-    from atune.journal.set_folder import LOCK, listed
-    from atune.journal.state import State
-    from atune.journal.writer import is_written
-    from atune.workers.storage.result_cache import UNFINISHED, indexed
-
     run = known[0]
     try:
         if path.is_dir():
@@ -146,8 +140,6 @@ _HEADS = ("#", "kernel", "problem", "best", "tried", "journal")
 
 def _row(run: dict[str, Any]) -> tuple[str, ...]:
     """Return a run as the texts of the table's columns."""
-    from atune.model.candidate import describe_config, printable
-
     number, name = str(run["number"]), Path(run["journal"]).name.removesuffix(".jsonl")
     if "error" in run:
         return number, run["state"], "", "", "", name
@@ -172,17 +164,10 @@ def _unfinished(written: bool) -> str:
 
 
 def _ls(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.workers.storage.result_cache import ResultCache
-
     entries = ResultCache().entries(kernel=arguments.kernel, key=arguments.key)
     if arguments.json:
-        import msgspec
-
         print_out(json.dumps({"results": [{"key": entry.key, **msgspec.to_builtins(entry)} for entry in entries]}))
         return 0
-    from atune.model.candidate import describe_config, printable
-    from atune.reporting.export import aligned
-
     rows: list[tuple[str, ...]] = [("key", "kernel", "problem", "device", "latency ms", "config")]
     for entry in entries:
         latency = "-" if entry.latency_ms is None else f"{entry.latency_ms:.4g}"
@@ -193,8 +178,6 @@ def _ls(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _clear(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.workers.storage.result_cache import ResultCache
-
     cache, some = ResultCache(), arguments.kernel is not None or arguments.key is not None
     removed = cache.clear(cache.answers(kernel=arguments.kernel, key=arguments.key) if some else None)
     print_out(json.dumps({"removed": removed}) if arguments.json else f"removed    {removed}")
@@ -202,16 +185,11 @@ def _clear(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.workers.storage.result_cache import ResultCache
-
     data = ResultCache().export(kernel=arguments.kernel, key=arguments.key)
     return write(data + b"\n", arguments.output or "-", "exported", arguments)
 
 
 def _problem(parts: ResultKey) -> str:
     """Return the problem's key as text, with the sizes that it leaves open and that were tuned."""
-    from atune.model.candidate import describe_config
-    from atune.workers.storage.result_key import open_sizes
-
     text, tuned = describe_config(parts.problem) or "no arguments", open_sizes(parts.problem, parts.tuned_for)
     return f"{text} (tuned for {describe_config(tuned)})" if tuned else text
