@@ -16,16 +16,14 @@ import tempfile
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from atune.frontends.cli.output import NO_WINNER, print_out
 from atune.frontends.cli.parsing import Parser, add_command
 from atune.model.requirements import REQUIRES, is_tested
-
-if TYPE_CHECKING:
-    from atune.workers.system.terminal import Interrupts
+from atune.workers.system.terminal import Interrupts
 
 SCRIPT = """
 import sys

@@ -1,6 +1,6 @@
 """The commands that take a journal. Only ``resume`` runs code of the workload, in workers.
 
-Each command imports what it needs itself.
+A command imports itself what only it needs and takes long.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import json
 import os
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from atune.frontends.api.options import RunOptions
 from atune.frontends.cli.main import show, show_set
@@ -20,14 +21,16 @@ from atune.frontends.cli.output import print_message, print_out, write
 from atune.frontends.cli.parsing import Parser, add_command, add_options, with_flags
 from atune.frontends.cli.runs import JOURNAL, add_accept, add_journal, find_journal
 from atune.frontends.cli.tune_options import ScreenOptions
+from atune.journal.events import RunStarted
+from atune.journal.merge import merge
+from atune.journal.reader import follow, replay
+from atune.journal.result import Result
+from atune.journal.set_folder import header_of_set
+from atune.journal.state import finished, header_in
+from atune.journal.writer import is_written
 from atune.model.options import options_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atune.journal.events import RunStarted
-    from atune.journal.result import Result
-    from atune.workers.system.terminal import Interrupts
+from atune.reporting.export import export
+from atune.workers.system.terminal import Interrupts
 
 
 def add_commands(commands: Any, shown: Parser) -> None:
@@ -97,8 +100,6 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.frontends.api.resume import completed_by, options_of, origin_of, read_state, resume
     from atune.frontends.api.tune_set import read_set, resume_set
     from atune.frontends.cli.tune import drive, drive_set
-    from atune.journal.set_folder import header_of_set
-    from atune.journal.state import finished, header_in
     from atune.model.settings import Budget
 
     check_parts(arguments.accept)
@@ -141,8 +142,6 @@ def _finished(journal: str, header: RunStarted | None) -> str:
 
 
 def _replay(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.journal.reader import replay
-
     if os.path.isdir(arguments.journal):
         from atune.frontends.api.tune_set import read_set
 
@@ -153,9 +152,6 @@ def _replay(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     import anyio
 
-    from atune.journal.reader import follow
-    from atune.journal.result import Result
-    from atune.journal.writer import is_written
     from atune.reporting.progress import Progress
 
     async def look(progress: Progress) -> None:
@@ -187,14 +183,10 @@ def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.reporting.export import export
-
     return write(export(arguments.journal, arguments.to), arguments.output or "-", "exported", arguments)
 
 
 def _merge(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.journal.merge import merge
-
     result = merge(arguments.journal, arguments.output)
     if arguments.output is None:
         print_message("nothing was written: add -o FILE to write the journal", kind="")
@@ -227,8 +219,6 @@ def _bundle(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def _winners(journal: str) -> list[Result]:
     """Return the result of a journal, or those of a set's problems that have a winner."""
-    from atune.journal.reader import replay
-
     if not os.path.isdir(journal):
         return [replay(journal)]
     from atune.frontends.api.tune_set import read_set

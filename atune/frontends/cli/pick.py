@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from atune.frontends.cli.parsing import Parser, add_command, add_options
 from atune.frontends.cli.tune_options import WORKLOAD, ProblemOptions
 from atune.model.options import options_of
-
-if TYPE_CHECKING:
-    from atune.workers.system.terminal import Interrupts
+from atune.workers.system.terminal import Interrupts
 
 
 def add_commands(commands: Any, shown: Parser) -> None:

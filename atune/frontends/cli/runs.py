@@ -9,7 +9,7 @@ import argparse
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -25,9 +25,7 @@ from atune.reporting.export import aligned
 from atune.reporting.screen import Line
 from atune.workers.storage.result_cache import UNFINISHED, IndexedRun, ResultCache, indexed
 from atune.workers.storage.result_key import ResultKey, open_sizes
-
-if TYPE_CHECKING:
-    from atune.workers.system.terminal import Interrupts
+from atune.workers.system.terminal import Interrupts
 
 LATEST, FINISHED = "latest", "finished"
 SHOWN = 20

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 from atune.frontends.api.options import TuneOptions
 from atune.frontends.cli.parsing import Parser, add_command, add_options, with_flags
 from atune.model.options import Field, Option
 from atune.model.settings import BenchmarkSettings, CompileSettings
-
-if TYPE_CHECKING:
-    from atune.workers.system.terminal import Interrupts
+from atune.workers.system.terminal import Interrupts
 
 
 class ScreenOptions(TypedDict):
