@@ -62,29 +62,27 @@ def save_bundle(
         By default warns.
     """
     check_parts(accept)
-    headers = [_checked(result) for result in results]
-    if not headers:
+    if not results:
         raise UsageError("a bundle needs at least one result")
+    _check(results)
     path = Path(folder)
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise UsageError(f"{path} exists and is not empty: give a new folder")
-    _check_alike(results, headers)
     files: Files = {}
-    pairs = zip(results, headers, strict=True)
-    problems = [_problem(result, header, files, *_library(result, header, accept, say)) for result, header in pairs]
-    cpu, target = launch.this_cpu(), headers[0].target
-    native = any(map(_is_native, results, headers))
+    problems = [_problem(result, files, *_library(result, accept, say)) for result in results]
+    cpu, target = launch.this_cpu(), results[0].header.target
+    native = any(map(_is_native, results))
     if target.kind == "cuda":
         _check_calls(files)
         files |= _runtime()
     manifest = {
         "schema": SCHEMA,
-        "kernel": headers[0].workload,
+        "kernel": results[0].header.workload,
         "target": target.kind,
         "arch": target.arch,
         "cpu": {**cpu, "features": cpu["features"] if native else []},
         "requires": {"apache-tvm-ffi": _required("apache-tvm-ffi")} if target.kind == "cuda" else {},
-        "asks": sorted({name for one in headers for name in one.asks if is_size(one.arguments[name])}),
+        "asks": sorted({n for one in results for n in one.header.asks if is_size(one.header.arguments[n])}),
         "problems": problems,
         "files": {name: hashlib.sha256(files[name]).hexdigest() for name in sorted(files)},
     }
@@ -94,21 +92,16 @@ def save_bundle(
     return str(plain["digest"])
 
 
-def _checked(result: Result) -> RunStarted:
-    """Return the header of a result that can be in a bundle. Raises `UsageError` for others."""
-    what = f"the run of {result.journal}" if result.journal else "the run"
-    if result.best is None:
-        raise UsageError(f"{what} has no winner: there is nothing to put into a bundle")
-    if not result.finished:
-        raise UsageError(f"{what} did not finish: resume it first")
-    return result.header
-
-
-def _check_alike(results: Sequence[Result], headers: Sequence[RunStarted]) -> None:
-    """Raise `UsageError` unless the runs are of one kernel and target, and of different problems."""
-    first, seen = headers[0], set[str]()
-    for result, header in zip(results, headers, strict=True):
-        problem = named(plain_problem(header))
+def _check(results: Sequence[Result]) -> None:
+    """Raise `UsageError` unless the runs finished, are of one kernel and target, and of different problems."""
+    first, seen = results[0].header, set[str]()
+    for result in results:
+        what = f"the run of {result.journal}" if result.journal else "the run"
+        if result.best is None:
+            raise UsageError(f"{what} has no winner: there is nothing to put into a bundle")
+        if not result.finished:
+            raise UsageError(f"{what} did not finish: resume it first")
+        header, problem = result.header, named(plain_problem(result.header))
         where = f" ({result.journal})" if result.journal else ""
         if header.kernel != first.kernel:
             raise UsageError(f"a bundle holds one kernel, and {problem}{where} is of another than the first result")
@@ -129,13 +122,13 @@ def plain_problem(header: RunStarted) -> dict[str, Any]:
     return found
 
 
-def _problem(result: Result, header: RunStarted, files: Files, artifact: Artifact, data: bytes) -> dict[str, Any]:
+def _problem(result: Result, files: Files, artifact: Artifact, data: bytes) -> dict[str, Any]:
     """Return the manifest's entry for a result, and add its library to `files`."""
     roles = result.roles.handed_out()
     digest = hashlib.sha256(data).hexdigest()
     files[f"{digest}.so"] = data
     return {
-        "problem": plain_problem(header),
+        "problem": plain_problem(result.header),
         "config": result.best_config,
         "latency_ms": result.latency_ms,
         "library": digest,
@@ -147,18 +140,16 @@ def _problem(result: Result, header: RunStarted, files: Files, artifact: Artifac
     }
 
 
-def _library(
-    result: Result, header: RunStarted, accept: Sequence[str], say: Callable[[str], object]
-) -> tuple[Artifact, bytes]:
+def _library(result: Result, accept: Sequence[str], say: Callable[[str], object]) -> tuple[Artifact, bytes]:
     """Return the winner's place in its library, and the library's content. Raises `UsageError` without one.
 
     One whose compiler state was not compared is compiled in a worker, as tilelang alone does. What a journal has of it
     must be safe or accepted.
     """
-    best = result.best
+    best, header = result.best, result.header
     assert best is not None, "it was checked"
     device = next((device.name for device in result.devices if device.id == best.device), "")
-    if _is_native(result, header) and device not in ("", launch.this_cpu()["name"]):
+    if _is_native(result) and device not in ("", launch.this_cpu()["name"]):
         raise UsageError(f"the winner has instructions of the {device} that it was tuned on: save the bundle there")
     if (artifact := result.artifact) is None:
         raise UsageError(f"the library of {named(plain_problem(header))} is gone, or was not kept: tune again")
@@ -188,12 +179,12 @@ def _read(artifact: Artifact, best: Record) -> tuple[Artifact, bytes]:
     return artifact, Path(artifact.path).read_bytes()
 
 
-def _is_native(result: Result, header: RunStarted) -> bool:
+def _is_native(result: Result) -> bool:
     """Tell whether the winner was compiled with the instructions of its own CPU."""
-    if header.target.kind != "c":
+    if result.header.target.kind != "c":
         return False
     own = (result.best_config or {}).get(COMPILE_FLAGS)
-    flags = own if own is not None else header.settings.get("compile", {}).get("flags")
+    flags = own if own is not None else result.header.settings.get("compile", {}).get("flags")
     return any("native" in flag for flag in (CPU_FLAGS if flags is None else flags))
 
 
