@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -84,10 +84,9 @@ class LocalCompileWorker:
         store: RunStore,
         service: CompileService,
         name: str,
-        cpus: Sequence[int] | None,
     ) -> None:
         self.workers, self.session, self.store, self.service = workers, session, store, service
-        self.name, self.cpus = name, cpus
+        self.name = name
         self._worker: Worker | None = None
         """The process that runs candidates' code."""
         self._ran = set[int]()
@@ -264,7 +263,7 @@ class LocalCompileWorker:
     async def _process(self, job: Job[Any], apart: bool) -> Worker:
         """Return the process for a job: the clean one if it is to be done `apart`, or builds."""
         builds = isinstance(job, BuildJob)
-        begun = partial(self.workers.begun, session=self.session, cpus=self.cpus, nice=COMPILE_NICE)
+        begun = partial(self.workers.begun, session=self.session, nice=COMPILE_NICE)
         if not (builds or apart):
             if self._worker is None or not self._worker.alive:
                 self._worker = await begun(self.name, load=True)

@@ -209,16 +209,15 @@ class LocalMachine:
     def compile_workers(self) -> list[LocalCompileWorker]:
         """Return one worker per core, or as many as fit into memory. `CompileSettings.workers` overrides this.
 
-        If kernels run on the CPU, the last core belongs to the device. A GPU's process needs a core while it
-        measures, and `hints` keep one free for that time.
+        Any core may run them, because other runs on this machine have workers, too. A device's process takes precedence
+        by its niceness. A GPU's needs a core while it measures, and `hints` keep one free for that time.
         """
-        cores, (n, limited) = self._cores, self.most_workers()
+        n, limited = self.most_workers()
         if limited:
             self.workers.warn_once("workers", limited)
-        self._cores_left = len(cores) - n if self.compile.workers is None and not self._on_cpu else None
-        cpus = cores[:-1] if self._on_cpu and len(cores) > 1 else None
+        self._cores_left = len(self._cores) - n if self.compile.workers is None and not self._on_cpu else None
         given = self.workers, self._session(), self.store, self.service
-        return [LocalCompileWorker(*given, f"compile-{i}", cpus) for i in range(n)]
+        return [LocalCompileWorker(*given, f"compile-{i}") for i in range(n)]
 
     def most_workers(self) -> tuple[int, str]:
         """Return the number of compile workers, and a warning if memory limits it."""
@@ -232,7 +231,7 @@ class LocalMachine:
         return n, f"{n} compile workers on {most} cores: {room}; CompileSettings(workers=…) decides"
 
     def device_workers(self) -> list[LocalDeviceWorker]:
-        # A kernel on the CPU is timed on a core of its own, which no compile worker may use.
+        # All kernels on the CPU are timed on the same core, which may differ from others.
         cpus = self._cores[-1:] if self._on_cpu else None
         session, limit, claim = self._session(), self.benchmark.memory_limit, None
         if limit is not None and self._on_cpu:

@@ -166,13 +166,11 @@ class Workers:
             "measurements stay in the journal: undo the change and resume, or tune again with another journal"
         )
 
-    async def begun(
-        self, role: str, session: Session, *, load: bool, cpus: Sequence[int] | None = None, nice: int = 0
-    ) -> Worker:
+    async def begun(self, role: str, session: Session, *, load: bool, nice: int = 0) -> Worker:
         """Fork a compile worker, and `load` the workload in it. No candidate's deadline covers this."""
 
         async def begin() -> Worker:
-            worker = await self.spawn(role, cpus=cpus, nice=nice)
+            worker = await self.spawn(role, nice=nice)
             try:
                 await worker.call(BEGIN, msgspec.msgpack.encode(session))
                 if load:
