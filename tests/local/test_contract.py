@@ -35,7 +35,7 @@ from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.stages.measure.timer import MOST
 from atune.testing import FakeClock, FakeDeviceWorker, FakeMachine, Script
-from atune.workers.local.compile_worker import LocalCompileWorker
+from atune.workers.local.compile_worker import CODE, LocalCompileWorker
 from atune.workers.local.device_worker import LocalDeviceWorker
 from atune.workers.local.machine import LocalMachine
 from atune.workload.pickling import parse_file_ref
@@ -286,8 +286,9 @@ async def test_a_fault_costs_one_candidate_and_its_worker_goes_on(
     if mode in ("refused", "slow") or stage is measure:
         await moody.lowered(mode)
         await moody.artifact(mode) if stage is measure else None
-    own = "_clean" if around is build else "_worker"
-    process = getattr(moody.device if stage is measure else moody.compiler, own, None)
+    does = "-builds" if around is build else CODE
+    device = getattr(moody.device, "_worker", None)
+    process = device if stage is measure else getattr(moody.compiler, "_processes", {}).get(does)
     with moody.hasty() if kind == "timeout" else nullcontext():
         answer = await stage(moody, mode)
     assert isinstance(answer, Failure) and (answer.index, answer.kind) == (MODES.index(mode), kind)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any, TypeVar, cast
 
 import anyio
@@ -66,15 +65,17 @@ SPOILED = (
     "candidate {index} failed in a process where others had run, and not in a fresh one: one of them changes what its "
     "process shares, such as os.environ. Such failures are repeated"
 )
+CODE = ""
+"""The process that runs candidates' code, among those of a compile worker."""
 PATIENCE = 4.0
 """How many times as long a job may take where a deadline passed while it got hardly any CPU."""
 
 
 class LocalCompileWorker:
-    """One compile worker: a process that runs candidates' code, and a clean one that never does, but builds.
+    """One compile worker: a process that runs candidates' code, one that builds, and a clean one.
 
     The first is not believed where another candidate's code ran before, which may have changed the interpreter. Of what
-    fails there, the answer of a fork of the clean one counts. A process that dies is replaced.
+    fails there, the answer of a fork of the clean one counts. Each starts when it is needed, also after it died.
     """
 
     def __init__(
@@ -87,13 +88,10 @@ class LocalCompileWorker:
     ) -> None:
         self.workers, self.session, self.store, self.service = workers, session, store, service
         self.name = name
-        self._worker: Worker | None = None
-        """The process that runs candidates' code."""
+        self._processes = dict[str, Worker]()
+        """The processes by what they do: see `_process`."""
         self._ran = set[int]()
-        """The candidates whose code ran in it."""
-        self._clean: Worker | None = None
-        self._clean_loaded = False
-        """Whether the clean process has the workload, which builds do not need."""
+        """The candidates whose code ran in the process that runs it."""
         self._printed = ""
         """What the last job printed."""
         self._libraries = 0
@@ -192,7 +190,7 @@ class LocalCompileWorker:
         """
         if DOING[type(job)] == COMPILING:
             return await self._once(job, index, limit_s, apart=isinstance(job, CompareJob))
-        if self._worker is None or not self._worker.alive:
+        if CODE not in self._processes or not self._processes[CODE].alive:
             self._ran.clear()
         if index in self.workers.deadly:
             return await self._once(job, index, limit_s, apart=True)
@@ -209,8 +207,7 @@ class LocalCompileWorker:
         again = await self._once(job, index, limit_s, apart=True)
         if not _failed(again):
             self.workers.warn_once("spoiled", SPOILED.format(index=index))
-            if self._worker is not None:
-                await self._worker.kill()
+            await self._processes[CODE].kill()
         return again
 
     async def _once(
@@ -261,19 +258,14 @@ class LocalCompileWorker:
             self._printed = worker.printed
 
     async def _process(self, job: Job[Any], apart: bool) -> Worker:
-        """Return the process for a job: the clean one if it is to be done `apart`, or builds."""
-        builds = isinstance(job, BuildJob)
-        begun = partial(self.workers.begun, session=self.session, nice=COMPILE_NICE)
-        if not (builds or apart):
-            if self._worker is None or not self._worker.alive:
-                self._worker = await begun(self.name, load=True)
-            return self._worker
-        if self._clean is not None and self._clean.alive and not (self._clean_loaded or builds):
-            await self._clean.kill()
-        if self._clean is None or not self._clean.alive:
-            self._clean = await begun(f"{self.name}-clean", load=not builds)
-            self._clean_loaded = not builds
-        return self._clean
+        """Return the process for a job. The clean one has the workload, which builds do not need."""
+        does = "-builds" if isinstance(job, BuildJob) else "-clean" if apart else CODE
+        worker = self._processes.get(does)
+        if worker is None or not worker.alive:
+            load = does != "-builds"
+            worker = await self.workers.begun(self.name + does, self.session, load=load, nice=COMPILE_NICE)
+            self._processes[does] = worker
+        return worker
 
     @property
     def _limit_s(self) -> float:
