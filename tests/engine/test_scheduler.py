@@ -182,3 +182,11 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
     expected = set(range(total)) - dropped
     assert set(built) == expected - bad and set(failed) == expected & bad
     assert set((built + failed).values()) <= {1}
+
+
+def test_where_headers_are_parsed_no_group_is_compiled_without_them() -> None:
+    def next_job(builds: Any) -> Any:
+        ready = [lowered(0), lowered(1)]
+        return CompileState(2, 1, 4, ready=ready, proposing=False, hints=CompileHints(builds=builds)).next_job()
+
+    assert isinstance(next_job("first"), Build) and next_job("none") is None

@@ -81,7 +81,7 @@ def test_two_problems_at_a_time_are_under_way(tuned: Any) -> None:
     assert most == 2
 
 
-def test_no_process_outlives_its_problem_and_the_compile_workers_are_as_many_as_the_cores_bear(
+def test_no_process_outlives_its_set_and_the_compile_workers_are_as_many_as_the_cores_bear(
     tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forked, most = list[Worker](), 0

@@ -13,18 +13,13 @@ from pathlib import Path
 
 import anyio
 
-from atune.journal.set_folder import rankings_in
+from atune.journal.set_folder import ranked_first, rankings_in
 from atune.journal.state import State
 from atune.model.candidate import DYNAMIC, SIZES, Advice, Problem, config_key, describe_config, over_sizes
 from atune.model.settings import Budget
 
-FIRST = 3
-"""Configurations of each problem's order that are compiled with numbers. On an H100 the best of the first three was
-within 0.5 % of the best on all of 56 problems, the first alone within 2.7 % (bench/results/symbolic_rank)."""
 AUTO_PERCENT = 5.0
 """Share of the space that a ranking tries under a budget that ends by itself, before it is made wider."""
-NEAR = 1.05
-"""Of these, how many times slower than the first, on symbolic code, the third may be at most."""
 WIDER = 3
 """How many times the budget of a problem a ranking has: what is fast differs from size to size. On an H100, with 1.5
 times, 11 of 56 winners were more than 2 % slower than those of problems tuned by themselves, and with three times none
@@ -52,23 +47,15 @@ class Group:
         return f"{len(self.keys)} problems, {describe_config(self.arguments)},"
 
     def learn(self, state: State) -> None:
-        """Take each problem's first configurations from the run's `state`, unless it has too few."""
-        measured = state.ranked()
-        if state.header is None or len(measured) < min(FIRST, state.header.total):
-            return
-        for place, key in enumerate(self.keys):
-            ordered = sorted(measured, key=lambda one: one.sizes_ms[place])[:FIRST]
-            least_ms = ordered[0].sizes_ms[place]
-            first = [n for n, one in enumerate(ordered) if n < 2 or one.sizes_ms[place] < NEAR * least_ms]
-            configs = tuple(state.entry(ordered[n].index).config for n in first)
-            self.advice[key] = Advice(str(self.journal), configs)
+        """Take each problem's first configurations from the run's `state`."""
+        self.advice = {key: Advice(str(self.journal), first) for key, first in ranked_first(state).items()}
 
 
-def wider(budget: Budget) -> Budget:
-    """Return the budget of a ranking for problems that have `budget`. Without a rule for its end, it is a share."""
-    candidates = None if budget.candidates is None else WIDER * budget.candidates
+def wider(budget: Budget, times: float = WIDER) -> Budget:
+    """Return the budget of a ranking for problems that have `budget`. One that ends by itself becomes a share."""
+    candidates = None if budget.candidates is None else max(1, round(times * budget.candidates))
     percent = AUTO_PERCENT if budget.auto and budget.percent is None else budget.percent
-    share = None if percent is None else min(100.0, WIDER * percent)
+    share = None if percent is None else min(100.0, times * percent)
     return Budget(candidates=candidates, seconds=budget.seconds, percent=share)
 
 

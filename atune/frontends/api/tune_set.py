@@ -16,6 +16,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from atune.engine.search.strategies import ADVISED
 from atune.errors import (
     ArgumentMissing,
     AtuneError,
@@ -30,7 +31,7 @@ from atune.errors import (
 from atune.frontends.api.blocking import run_blocking, unwrapped
 from atune.frontends.api.options import RunOptions, TuneOptions, completed, named, progress_every_s
 from atune.frontends.api.problems import Given, Problems
-from atune.frontends.api.ranking import Group, groups_of, wider
+from atune.frontends.api.ranking import WIDER, Group, groups_of, wider
 from atune.frontends.api.resume import completed_by, origin_of, read_state
 from atune.frontends.api.tuner import discover, tuner_on
 from atune.journal.events import Event, RunStarted
@@ -38,16 +39,18 @@ from atune.journal.result import Result
 from atune.journal.set_folder import (
     TunedProblem,
     forget_added,
+    header_in,
     header_of_set,
     is_begun,
     is_set,
     journals_in,
     listed,
     open_set_folder,
+    rankings_in,
     tuned_problems,
 )
 from atune.journal.state import State
-from atune.model.candidate import Advice, Problem, config_key, describe_config, distance
+from atune.model.candidate import Advice, Problem, config_key, describe_config, distance, over_sizes
 from atune.model.options import Option, checked, documents, path, refuse_unknown
 from atune.model.settings import Budget, CompileSettings
 from atune.model.space import Space
@@ -304,7 +307,7 @@ class _SetRun:
         """Return the groups of problems that are ranked together. Raises `TargetError` without the target's devices."""
         if self._symbolic is False or self._options.get("cluster"):
             return []
-        if self._symbolic is None:
+        if self._symbolic is None and not rankings_in(self._folder):
             target, _ = discover(self._options.get("target", "auto"), self._options.get("devices", "all"))
             if target.kind != "cuda":  # a compiler for the CPU makes other code where sizes are unknown
                 return []
@@ -359,7 +362,10 @@ class _SetRun:
         group, fresh = self._groups.get(problem.key), not journal.exists()
         only = None if group is None else group.advice.get(problem.key)
         nearest = self._nearest(problem) if fresh and only is None else ()
-        return (await self._run(journal, problem.arguments, f"{problem} is being tuned", nearest, only))[0]
+        begun = None if fresh else header_in(journal)
+        again = {"strategy": ADVISED} if begun is not None and begun.strategy == ADVISED else {}
+        what = f"{problem} is being tuned"
+        return (await self._run(journal, problem.arguments, what, nearest, only, again))[0]
 
     async def _run(
         self,
@@ -457,5 +463,7 @@ async def resume_set(
     problems = Problems(listed(Path(folder)).values())
     if header is None:
         raise UsageError(f"{folder}: nothing was begun there: tune the set again")
-    chosen = completed_by(header, named("resume_set", options, RunOptions))
+    chosen = completed_by(header, given := named("resume_set", options, RunOptions))
+    if over_sizes(header.arguments) and "budget" not in given:
+        chosen["budget"] = wider(chosen["budget"], 1 / WIDER)
     return await tune_set(workload or origin_of(header), problems, journal=folder, **chosen)

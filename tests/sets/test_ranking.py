@@ -1,0 +1,184 @@
+"""Sets whose problems differ in one size, ranked together on code in which it is symbolic; on the CPU target."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import environment
+from test_tune_set import FAST, KERNELS, measured
+
+import atune
+from atune import Problems
+from atune.engine.search.prior import best_ranks
+from atune.frontends.api.ranking import groups_of, wider
+from atune.frontends.api.tune_set import SetResult, read_set, resume_set
+from atune.journal.events import CandidateMeasured, Event
+from atune.journal.reader import JournalReader
+from atune.journal.set_folder import is_begun, ranked_first, rankings_in
+from atune.journal.state import State
+from atune.model.candidate import Problem, over_sizes
+from atune.model.settings import Budget
+from atune.workers.processes.pool import ForkServer
+
+pytestmark = pytest.mark.timeout(170)
+SIZES = Problems(m=[1, 5, 64], n=[16, 32])
+
+
+@pytest.fixture(scope="module")
+def ranked(tmp_path_factory: pytest.TempPathFactory) -> tuple[SetResult, list[Event]]:
+    events: list[Event] = []
+    folder = tmp_path_factory.mktemp("ranked") / "set"
+    result = atune.run_set(f"{KERNELS}:RANKED", SIZES, journal=folder, symbolic=True, on_event=events.append, **FAST)
+    return result, events
+
+
+def test_each_configuration_is_compiled_once_and_measured_at_each_size(ranked: Any) -> None:
+    result, _ = ranked
+    found = rankings_in(result.folder)
+    assert [header.arguments for _, header in found if header.arguments["n"] == 16] == [
+        {"m": {"$dynamic": "m", "sizes": [1, 5, 64]}, "n": 16}
+    ]
+    assert len(found) == 2
+    for path, header in found:
+        state = State.of(JournalReader(path))
+        assert [len(one.sizes_ms) for one in state.ranked()] == [3, 3, 3, 3] and state.final is None
+        for one in state.ranked():
+            assert one.timing.latency_ms == pytest.approx(statistics.geometric_mean(one.sizes_ms), rel=1e-4)
+        assert over_sizes(header.arguments)[1] == {"m": 5, "n": header.arguments["n"]}
+
+
+def test_what_is_wrong_at_a_size_fails_and_the_failure_names_it(ranked: Any) -> None:
+    path, _ = rankings_in(ranked[0].folder)[0]
+    state = State.of(JournalReader(path))
+    [wrong] = [entry for entry in state.entries.values() if entry.config == {"block": 3}]
+    assert wrong.outcome.kind in ("mismatch", "unwritten") and wrong.outcome.message.startswith("m=1, n=")
+
+
+def test_each_problem_tries_the_first_of_its_own_order_and_the_default_with_numbers(ranked: Any) -> None:
+    result, _ = ranked
+    first = {}
+    for path, _ in rankings_in(result.folder):
+        first |= ranked_first(State.of(JournalReader(path)))
+    for row in result:
+        tried = [record.config for record in row.result.records if record.latency_ms is not None]
+        configs = first[row.problem.key]
+        assert 2 <= len(configs) <= 3 and row.result.header.strategy == "advised"
+        assert sorted(map(str, tried)) == sorted({str(one) for one in (*configs, {"block": 4})})
+        assert (
+            row.result.default_ms is not None
+            and row.result.header.flops == row.problem.arguments["m"] * row.problem.arguments["n"]
+        )
+
+
+def test_the_summary_says_what_was_ranked_and_a_reader_says_the_same(ranked: Any) -> None:
+    result, _ = ranked
+    [line] = [line for line in str(result).splitlines() if line.startswith("ranked     m=1…64, n=16")]
+    assert "3 problems: 4 configurations on symbolic code; each problem tried its first" in line
+    assert str(read_set(result.folder)) == str(result)
+
+
+def test_a_devices_process_is_handed_on_and_none_outlives_the_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forked: dict[str, list[Any]] = {}
+    spawn = ForkServer.spawn
+
+    async def counting(server: ForkServer, role: str, **how: Any) -> Any:
+        worker = await spawn(server, role, **how)
+        forked.setdefault(role, []).append(worker)
+        return worker
+
+    monkeypatch.setattr(ForkServer, "spawn", counting)
+    found = atune.run_set(f"{KERNELS}:SCALE", Problems(n=[300, 600, 1200, 2400]), journal=tmp_path / "s", **FAST)
+    assert len(found.winners) == 4 and 1 <= len(forked["device-cpu"]) <= 2  # two problems at a time
+    assert not any(worker.alive for workers in forked.values() for worker in workers)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("NUMBERED", "each tuned by itself: "), ("ASKING", "")],
+    ids=["it does not lower so", "its constraint takes the size"],
+)
+def test_a_group_that_cannot_be_ranked_is_tuned_as_others(name: str, why: str, tmp_path: Path) -> None:
+    found = atune.run_set(
+        f"{KERNELS}:{name}", Problems(m=[8, 16, 64], n=16), journal=tmp_path / "s", symbolic=True, **FAST
+    )
+    assert len(found.winners) == 3 and all(row.result.measured == 3 for row in found)
+    lines = [line for line in str(found).splitlines() if line.startswith("ranked")]
+    assert [why in line for line in lines] == ([True] if why else [])
+
+
+@pytest.mark.parametrize("symbolic", [None, False])
+def test_on_the_cpu_nothing_is_ranked_unless_asked_for(symbolic: bool | None, tmp_path: Path) -> None:
+    given: dict[str, Any] = {**FAST, "budget": 1}
+    found = atune.run_set(
+        f"{KERNELS}:RANKED", Problems(m=[1, 5, 64], n=16), journal=tmp_path / "s", symbolic=symbolic, **given
+    )
+    assert len(found.winners) == 3 and not rankings_in(tmp_path / "s")
+
+
+@pytest.mark.parametrize("ends", ["while it ranks", "while a problem is tuned"])
+def test_killed_and_resumed_nothing_is_measured_twice(ends: str, tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    program = (
+        "import atune; atune.run_set("
+        f"'{KERNELS}:RANKED', atune.Problems(m=[1, 5, 64, 100], n=16), journal={str(folder)!r}, symbolic=True,"
+        "budget=4, target='c', benchmark=atune.BenchmarkSettings(n_repeat=3, n_warmup=1, n_final_rounds=3),"
+        "progress=False)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program], env=environment(), stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 100
+    pattern = "ranking-*.jsonl" if ends == "while it ranks" else "0*.jsonl"
+
+    def has_measured() -> bool:
+        return any(
+            isinstance(event, CandidateMeasured)
+            for path in folder.glob(pattern)
+            if is_begun(path)
+            for event in JournalReader(path)
+        )
+
+    while not has_measured():
+        assert child.poll() is None and time.monotonic() < until
+        time.sleep(0.02)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    found = asyncio.run(resume_set(folder, f"{KERNELS}:RANKED", progress=False))
+    assert len(found.winners) == 4 and set(measured(folder).values()) == {1}
+    [(path, header)] = rankings_in(folder)
+    assert header.settings["budget"]["candidates"] == 12 and len(ranked_first(State.of(JournalReader(path)))) == 4
+    assert all(row.result.header.settings["budget"]["candidates"] == 4 for row in found)
+
+
+def test_problems_are_grouped_by_the_size_that_makes_the_fewest_groups(tmp_path: Path) -> None:
+    def grouped(**sizes: Any) -> list[tuple[Any, int]]:
+        problems = [Problem(dict(one.arguments)) for one in Problems(**sizes)]
+        groups = groups_of(tmp_path, problems)
+        return [({n: v for n, v in one.arguments.items() if not isinstance(v, dict)}, len(one.keys)) for one in groups]
+
+    assert grouped(m=[1, 2, 4], n=[16, 32]) == [({"n": 16}, 3), ({"n": 32}, 3)]
+    assert grouped(m=[1, 2], n=[16, 32, 64]) == [({"m": 1}, 3), ({"m": 2}, 3)]
+    assert grouped(m=[1, 2], n=16) == []
+    assert grouped(m=[1, 2, 4], dtype="float16") == [({"dtype": "float16"}, 3)]
+    assert grouped(dtype=["a", "b", "c"], n=16) == [] and grouped(causal=[True, False], n=16) == []
+
+
+def test_a_ranking_has_three_times_the_budget_and_its_header_gives_the_problems_own() -> None:
+    assert wider(Budget(candidates=12)) == Budget(candidates=36)
+    assert wider(wider(Budget(candidates=12)), 1 / 3) == Budget(candidates=12)
+    assert wider(Budget(percent=50.0)) == Budget(percent=100.0)
+    assert wider(Budget()) == Budget() and wider(Budget(seconds=9.0)) == Budget(seconds=9.0)
+    assert wider(Budget(auto=True)).most(100) == 15
+
+
+def test_the_first_of_each_sizes_order_come_first_in_turn() -> None:
+    ranks = best_ranks([{0: 1.0, 1: 2.0, 2: 3.0}, {2: 5.0, 1: 6.0, 0: 7.0}])
+    assert sorted(ranks, key=ranks.__getitem__) == [0, 2, 1]
