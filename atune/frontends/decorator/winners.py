@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -119,7 +118,9 @@ class Winners:
         if on_miss == "pick" and (choice := self._picked(call)) is not None:
             return choice
         if on_miss in ("default", "pick"):
-            default = Winner(_default(call), "default")
+            if (config := call.work.spec.default_config) is None:
+                raise UsageError(f"{self._name}: no default configuration: {call.work.spec.no_default}; give default=")
+            default = Winner(dict(config), "default")
             refused = "" if call.launch.points.admits(default.config) else ", which where= refuses,"
             if call.options.shipped or known or refused:
                 used = f"The default configuration{refused} is used and may be slow"
@@ -291,17 +292,6 @@ def _winner_in(entry: CacheEntry, source: Literal["cache", "shipped"]) -> Winner
 
 def _problem(call: Call) -> str:
     return printable(describe_config(call.launch.problem)) or "this call"
-
-
-def _default(call: Call) -> Config:
-    chosen = call.options.workload.get("default")
-    if chosen is not None:
-        return dict(chosen)
-    owner = call.owner
-    config = {n: p.default for n, p in owner.signature.parameters.items() if n in call.tunables}
-    if lacking := sorted(n for n, value in config.items() if value is inspect.Parameter.empty):
-        raise UsageError(f"{owner.__name__}: no default configuration: {lacking[0]!r} has no default; give default=")
-    return config
 
 
 def find_shipped(paths: Sequence[str], work: CachedWork) -> list[CacheEntry]:
