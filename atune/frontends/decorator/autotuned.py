@@ -142,7 +142,6 @@ class TunedKernel(TunableKernel):
         self._entries: dict[Hashable, Entry] = {}
         self._kernels: dict[str, Any] = {}
         self.winners = Winners(self.__name__, self._entries.clear)
-        self._lock = threading.Lock()
         self._building = threading.Lock()
         """Held while a worker compiles for a call, so that only one thread starts it."""
         self._tensor: Any = importlib.import_module("torch").Tensor
@@ -160,9 +159,8 @@ class TunedKernel(TunableKernel):
 
     def forget(self) -> None:
         """Forget all winners in memory."""
-        with self._lock:
-            self._entries.clear()
-            self._kernels.clear()
+        self._entries.clear()
+        self._kernels.clear()
         self.winners.forget()
 
     def known(self) -> dict[tuple[str, str], Winner]:
@@ -253,7 +251,7 @@ class TunedKernel(TunableKernel):
         artifact = measured_library(call, winner)
         if artifact is not None:
             with suppress(AtuneError):  # it cannot be loaded here
-                return self._keep(name, load_kernel(call, winner, artifact))
+                return self._kernels.setdefault(name, load_kernel(call, winner, artifact))
         with self._building:
             if (known := self._kernels.get(name)) is not None:
                 return known
@@ -263,11 +261,7 @@ class TunedKernel(TunableKernel):
                 call.kernel, [winner.config], arguments=call.arguments, pass_configs=call.hints.get(PASS_CONFIGS)
             )
             use = functools.partial(load_kernel, call, winner)
-            return self._keep(name, with_library(workload, call.target, call.compile, use))
-
-    def _keep(self, name: str, kernel: Any) -> Any:
-        with self._lock:
-            return self._kernels.setdefault(name, kernel)
+            return self._kernels.setdefault(name, with_library(workload, call.target, call.compile, use))
 
 
 class Autotuned(TunedKernel):
