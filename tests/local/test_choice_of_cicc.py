@@ -11,6 +11,7 @@ from atune.engine.interfaces import CompileHints
 from atune.model.artifact import Lowered, StaticFacts
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
+from atune.workers.local.compile_worker import ServiceProcess
 from atune.workers.local.machine import PLAIN, LocalMachine, Shared
 from atune.workers.processes.messages import Discovery
 from atune.workload.pickling import FileRef
@@ -65,8 +66,9 @@ async def test_few_candidates_of_a_sets_problem_are_compiled_by_cicc() -> None:
     assert not one.service._off
 
 
-def with_service() -> tuple[LocalMachine, Tasks]:
+def with_service(process: ServiceProcess | None = None) -> tuple[LocalMachine, Tasks]:
     one, tasks = machine(), Tasks()
+    one.service.process = process or ServiceProcess()
     one.service._tasks = tasks  # type: ignore[assignment]
     return one, tasks
 
@@ -85,6 +87,9 @@ async def test_building_waits_for_a_service_that_will_soon_be_there(early: bool,
     one.service._settle(broken)
     assert one.hints(0).builds == "all" and one.service.ready == (not broken)
     assert one.service.why == (f"nvcc, because {broken}" if broken else "")
+    later, _ = with_service(one.service.process)  # of the same set
+    later.service.saw(LOWERED, FOUND.target)
+    assert later.hints(0).builds == ("first" if broken else "none")
 
 
 async def test_few_candidates_end_a_service_that_has_begun() -> None:
