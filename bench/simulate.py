@@ -32,7 +32,7 @@ from atune.engine.search.devices import Figures
 from atune.engine.search.enough import Enough
 from atune.engine.search.interface import Guarded, Searched, Strategy
 from atune.engine.search.prior import CAN_RUN, columns, figures_for, survey_fields
-from atune.engine.search.strategies import AUTO, PRIOR, check_given, chosen, learns, make_strategy, uses_prior
+from atune.engine.search.strategies import AUTO, check_given, chosen, learns, make_strategy, uses_prior
 from atune.journal.events import SpaceSurveyed
 from atune.model.artifact import StaticFacts
 from atune.model.settings import Budget
@@ -103,8 +103,9 @@ def simulate_run(
     last = [index for index, facts in searched.facts.items() if facts.get(CAN_RUN) == 0 and index != searched.default]
     configs = {index: config for index, config in searched.configs.items() if index not in {*last}}
     searched = replace(searched, configs=configs)
-    enough = Enough(searched.prior, configs) if auto and searched.prior else None
-    strategy = Guarded(make(searched), recording.configs, searched.first, last, enough)
+    own = make(searched)
+    enough = Enough(own, searched) if auto and searched.prior else None
+    strategy = Guarded(own, recording.configs, searched.first, last, enough)
     machine = SimulatedMachine(recording, workers, devices)
     if searched.prior is not None:
         machine.now += ELABORATING * sum(tried.lower_s for tried in recording.tried.values()) / workers
@@ -249,7 +250,7 @@ def simulate(
     known = fields_of_facts(recording.facts, figures) if prior and uses_prior(strategy, len(recording.configs)) else {}
     if strategy == AUTO:
         limited, there = budget is not None or seconds is not None, known.get("prior") is not None
-        strategy = PRIOR if auto and there else chosen(len(recording.configs), budget, limited=limited, prior=there)
+        strategy = chosen(len(recording.configs), budget, limited=limited, prior=there)
     make = partial(make_strategy, strategy)
     play = partial(
         simulate_seeds, recording, make, budget=budget, workers=workers, devices=devices, known=known, seconds=seconds,

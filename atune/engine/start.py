@@ -24,7 +24,7 @@ from atune.engine.search.devices import Figures
 from atune.engine.search.enough import Enough
 from atune.engine.search.interface import Guarded, Searched, Strategy, latency_or_reason
 from atune.engine.search.prior import CAN_RUN, figures_for, survey_fields
-from atune.engine.search.strategies import ADVISED, AUTO, PRIOR, chosen, make_strategy, uses_prior
+from atune.engine.search.strategies import ADVISED, AUTO, chosen, make_strategy, uses_prior
 from atune.errors import JournalError, UsageError
 from atune.journal.events import SCHEMA, BenchmarkFailed, Event, JournalRepaired, RunResumed, RunStarted, Warned
 from atune.journal.state import Entry, State, finished, proposed
@@ -87,8 +87,6 @@ class EngineSettings:
         if header is not None:
             return header.strategy
         most, prior = self.budget.most(spec.total), self.prior and figures is not None
-        if self.budget.auto and prior and most is not None and most < spec.total:
-            return PRIOR  # whose order the budget's rule is about
         return chosen(spec.total, most, limited=self.budget.limited, pipeline=self.pipeline, prior=prior)
 
     def header(
@@ -317,7 +315,7 @@ class Plan:
         else:
             own = self.given
             getattr(own, "begin", lambda _: None)(searched)
-        enough = Enough(searched.prior, configs) if self.budget.auto and searched.prior else None
+        enough = Enough(own, searched) if self.budget.auto and searched.prior else None
         strategy = Guarded(own, candidates, searched.first, last, enough)
         for index, latency_ms, reason in _past(state):
             if index in candidates:

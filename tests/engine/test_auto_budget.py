@@ -50,7 +50,7 @@ async def test_it_ends_once_what_is_left_is_hardly_better(tmp_path: Path) -> Non
     assert ended.reason == result.reason == "enough" and ended.chance is not None and ended.chance < 0.05
     asked = proposed(tmp_path / "j")
     assert asked == [N - 1 - n for n in range(len(asked))] and 8 <= len(asked) < 20
-    assert result.header is not None and result.header.strategy == "prior"
+    assert result.header is not None and result.header.strategy == "bayesian"
     assert result.header.settings["budget"]["auto"] and summary(result)["chance"] == ended.chance
     said = f"enough is tried: the chance that one of the {N - len(asked)} left is 2 % faster is"
     assert said in summary_text(result) and said in summary_text(replay(tmp_path / "j"))

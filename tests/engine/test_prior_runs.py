@@ -44,7 +44,7 @@ def proposed(events: Any) -> list[int]:
 async def test_few_candidates_are_the_default_and_the_priors_first(tmp_path: Path) -> None:
     result = await tune(machine=fake(default=44), budget=4, journal=tmp_path / "j")
     assert proposed(read(tmp_path / "j")) == [44, *BEST[:3]]
-    assert result.header is not None and result.header.strategy == "prior" and result.default is not None
+    assert result.header is not None and result.header.strategy == "bayesian" and result.default is not None
 
 
 async def test_all_are_surveyed_before_the_first_is_lowered_on_every_worker(tmp_path: Path) -> None:

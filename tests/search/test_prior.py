@@ -240,16 +240,6 @@ def test_a_strategy_gets_the_numbers_that_the_event_has() -> None:
     assert prior.figures_for(Target("c"), [DeviceInfo("cpu", "CPU")]) is None
 
 
-def test_neighbours_of_what_failed_to_lower_come_last() -> None:
-    configs = {10 + x + 4 * y: {"x": x, "y": y} for x in range(4) for y in range(4)}
-    strategy = Ranked(Searched(configs, 0, None, {index: float(index) for index in configs}))
-    assert [strategy.ask(), strategy.ask()] == [10, 11]
-    strategy.tell(11, None, "lower")
-    strategy.tell(10, None, "compile")  # another reason, which the prior may have foreseen
-    rest = list(iter(strategy.ask, None))
-    assert rest[-2:] == [12, 15] and rest[:-2] == sorted(set(configs) - {10, 11, 12, 15})  # a step in x, a step in y
-
-
 def test_ranked_takes_equals_and_what_is_not_estimated_by_the_seed() -> None:
     configs = {index: {"x": index} for index in range(20)}
     estimates = {7: 1.0, 3: 2.0, 11: 2.0, 12: 2.0}

@@ -117,10 +117,38 @@ def test_a_prior_orders_the_first_batch() -> None:
     prior = {index: latency_of(config) or float("nan") for index, config in CONFIGS.items()}
     asked = made("bayesian", prior=prior).ask()
     assert asked is not None and CONFIGS[asked] == BEST
-    rank = {index: float(rank) for rank, index in enumerate(CONFIGS)}
+    rank = {index: 1.5**rank for rank, index in enumerate(CONFIGS)}
     searched = Searched(CONFIGS, prior=rank, advised=[50, 60])
     strategy = Guarded(make_strategy("bayesian", searched), CONFIGS, searched.first)
     assert [strategy.ask() for _ in range(7)] == [50, 60, 0, 10, 20, 30, 40]
+
+
+def test_with_a_prior_near_copies_of_the_first_wait_and_its_errors_are_learned() -> None:
+    """The prior is wrong of one value: candidates with it are half as fast as it has them, which two of them show."""
+    configs: dict[int, Config] = dict(enumerate({"way": way, "copy": copy} for way in "abcd" for copy in range(8)))
+    prior = {index: 1.0 + 0.02 * "abcd".index(str(config["way"])) for index, config in configs.items()}
+    strategy, asked = make_strategy("bayesian", Searched(configs, 0, 16, prior=prior)), list[int]()
+    for _ in range(8):
+        index = strategy.ask()
+        assert index is not None
+        asked.append(index)
+    assert len({configs[index]["way"] for index in asked[:4]}) >= 2 and configs[asked[0]]["way"] == "a"
+    for index in asked:
+        strategy.tell(index, prior[index] * (2 if configs[index]["way"] == "a" else 1))
+    assert all(configs[index or 0]["way"] != "a" for index in (strategy.ask() for _ in range(8)))
+
+
+@pytest.mark.parametrize("prior", [False, True])
+def test_neighbours_of_what_failed_to_lower_come_last(prior: bool) -> None:
+    configs: dict[int, Config] = {10 + x + 8 * y: {"x": x, "y": y} for x in range(8) for y in range(8)}
+    estimates = {index: float(index) for index in configs} if prior else None
+    strategy = make_strategy("bayesian", Searched(configs, 0, prior=estimates))
+    for index in (28, 30, 63):
+        strategy.tell(index, 1.0)
+    strategy.tell(37, None, "lower")
+    strategy.tell(44, None, "compile")  # another reason
+    rest = list(iter(strategy.ask, None))
+    assert set(rest[-4:]) == {29, 36, 38, 45} and len(rest) == 64 - 5  # a step in x, a step in y
 
 
 def test_the_process_learns_what_fails_next_to_the_best() -> None:
@@ -175,7 +203,7 @@ def test_the_best_of_the_branch_with_the_worse_median_is_found() -> None:
 def test_values_that_all_failed_alike_come_last() -> None:
     """Also where the prior likes them; a value of which one works, or which fails in two ways, is no such value."""
     configs: dict[int, Config] = dict(enumerate({"x": x, "way": way} for x in range(30) for way in "abc"))
-    for prior in (None, {index: -float(config["way"] == "a") for index, config in configs.items()}):
+    for prior in (None, {index: 1.0 + (config["way"] != "a") for index, config in configs.items()}):
         strategy, order = make_strategy("bayesian", Searched(configs, 0, 80, prior=prior)), list[str]()
         while (index := strategy.ask()) is not None:
             config = configs[index]

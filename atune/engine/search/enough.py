@@ -1,47 +1,33 @@
 """When a search with the budget ``auto`` has tried enough: a stopping rule from the prior's errors.
 
-Errors are the logarithms of measured latency by estimate. They are taken as independent draws of one normal
-distribution, so that the error of a candidate that is left has their mean, and their deviation times sqrt(1 + 1/n): the
-predictive distribution of A. Gelman et al., Bayesian Data Analysis, 3rd ed. 2013, 3.2, with normal tails. That one of
-these is better is the probability of improvement (H. Kushner, J. Basic Eng. 86, 1964), here of any that is left.
+It ends once the best is likely enough to be near the best of all (J. Wilson, Stopping Bayesian Optimization with
+Probabilistic Regret Bounds, NeurIPS 2024). `Bayesian` predicts the errors. The chance that any candidate left is better
+is reckoned as if their errors were independent, which is too much (D. Slepian, Bell System Technical Journal 41, 1962),
+and with normal tails, which is too little.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Collection, Mapping
+from atune.engine.search.bayesian import Bayesian
+from atune.engine.search.interface import Searched, Strategy
 
 BETTER, LIKELY = 0.98, 0.05
 """Enough is tried once the chance is below `LIKELY` that a candidate left takes less than `BETTER` of the best's
 time."""
-LEAST_DEVIATION = 0.03
-"""Errors deviate at least so much: the first few are often alike, such as those of nearly equal configurations. Of
-0.02, 0.03 and 0.04 the least with which 95 % of the searches on parts of recorded spaces end well, or nearly so."""
-FIRST, KNOWN = 8, 3
-"""Candidates before the first decision, and errors that it needs. A later batch is as large as all before, at most."""
-
-
-def chances(prior: Mapping[int, float], latencies: Mapping[int, float], left: Collection[int]) -> list[float] | None:
-    """Return, for each of `left`, the chance that it is better than all `latencies`; None where too few are known."""
-    errors = [math.log(ms / prior[index]) for index, ms in latencies.items() if prior.get(index, 0.0) > 0]
-    if len(errors) < KNOWN:
-        return None
-    goal = math.log(BETTER * min(latencies.values())) - statistics.fmean(errors)
-    deviation = max(statistics.stdev(errors), LEAST_DEVIATION) * math.sqrt(1 + 1 / len(errors))
-    return [0.5 * math.erfc((math.log(prior[index]) - goal) / deviation / math.sqrt(2)) for index in left]
+FIRST = 8
+"""Candidates before the first decision. A later batch is as large as all before, at most."""
 
 
 class Enough:
     """Lets candidates be proposed in batches, and decides after each whether there is another.
 
     What it decides depends only on the outcomes, in the order of the batches: a resumed run decides the same.
-    `candidates`: those that may be proposed. It knows nothing of those that `prior` has no estimate for.
+    The chance is by what `strategy` has learned of the prior's errors. One that learns nothing has a model beside it.
     """
 
-    def __init__(self, prior: Mapping[int, float], candidates: Collection[int]) -> None:
-        self._prior = {index: prior[index] for index in sorted(candidates) if prior.get(index, 0.0) > 0}
-        self._tried = dict[int, float | None]()
+    def __init__(self, strategy: Strategy, searched: Searched) -> None:
+        self._model = strategy if isinstance(strategy, Bayesian) else Bayesian(searched)
+        self._tried = set[int]()
         self._until = FIRST
         self.reached = False
         """Whether enough is tried."""
@@ -50,9 +36,10 @@ class Enough:
         """Tell whether to wait for the outcomes of a batch, of which so many are outstanding."""
         return outstanding > 0 and len(self._tried) + outstanding >= self._until
 
-    def tell(self, index: int, latency_ms: float | None) -> None:
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
         """Learn an outcome, and decide if it is the last of a batch."""
-        self._tried[index] = latency_ms
+        self._model.tell(index, latency_ms, reason)
+        self._tried.add(index)
         if self.reached or len(self._tried) < self._until:
             return
         chance, count = self._judge(self._until)
@@ -61,18 +48,16 @@ class Enough:
 
     @property
     def chance(self) -> float:
-        """The chance that one of those not tried is better than the best; 1 where too few were measured."""
+        """The chance that one of those not tried is better than the best; 1 where nothing was measured."""
         return self._judge(0)[0]
 
     def _judge(self, most: int) -> tuple[float, int]:
-        """Return the chance, and how many of the best estimated to try, `most` at most, until it is small enough."""
-        left = sorted((index for index in self._prior if index not in self._tried), key=self._prior.__getitem__)
-        measured = {index: ms for index, ms in self._tried.items() if ms is not None}
-        found = chances(self._prior, measured, left)
-        if found is None:
+        """Return the chance, and how many of the likeliest to try, `most` at most, until it is small enough."""
+        chances = self._model.chances(BETTER, self._tried)
+        if chances is None:
             return 1.0, most
-        none, enough = 1.0, len(left)
-        for chance in reversed(found):
+        none, enough = 1.0, len(chances)
+        for chance in sorted(chances):
             none *= 1.0 - chance
             enough -= 1.0 - none < LIKELY
         return 1.0 - none, min(most, enough)

@@ -8,14 +8,16 @@ from collections import Counter, deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from atune.engine.search.enough import Enough
 from atune.errors import StrategyError, asked, name_and_message
 from atune.journal.events import CandidateMeasured
 from atune.journal.state import State
 from atune.model.candidate import Config
 from atune.model.space import text_of
+
+if TYPE_CHECKING:
+    from atune.engine.search.enough import Enough
 
 AHEAD, FULL = 2, 16
 """A learning strategy may have `AHEAD` candidates for each compile worker outstanding, and always a `FULL` group."""
@@ -54,9 +56,10 @@ class Searched:
     """The space to search, by the candidates' indices: without what failed in the survey, or comes last anyway.
 
     `budget`: candidates that will be tried at most, where that is known. `prior`: an estimate for each, in milliseconds
-    or any other unit in which less is better; those without one come last. `facts`: numbers known of candidates in
-    addition to their axes. `default`: the default configuration's index, where the space holds it; it is tried
-    first, and then `advised`, those that were the fastest in other runs, whatever the strategy proposes.
+    or another unit of which half is twice as good; those without one, or not above 0, come last. `facts`: numbers
+    known of candidates in addition to their axes. `default`: the default configuration's index, where the space holds
+    it; it is tried first, and then `advised`, those that were the fastest in other runs, whatever the strategy
+    proposes.
     """
 
     configs: Mapping[int, Config]
@@ -155,7 +158,7 @@ class Guarded:
     def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
         """Tell of an outcome. Raises `StrategyError`."""
         if self.enough is not None:
-            self.enough.tell(index, latency_ms)
+            self.enough.tell(index, latency_ms, reason)
         call = f"tell({index}, {latency_ms}, {reason!r})"
         asked(lambda: self.strategy.tell(index, latency_ms, reason), partial(self._raised, call))
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Callable, Iterable
-from functools import cached_property
 from itertools import chain, islice
 from typing import Any
 
@@ -45,10 +43,7 @@ class Random(FixedOrder):
 
 
 class Ranked(FixedOrder):
-    """Every candidate by the prior's estimate, the best first; then those without one. The seed shuffles equals.
-
-    Neighbours of a candidate that failed to lower come last, because they are likely to fail, too.
-    """
+    """Every candidate by the prior's estimate, the best first; then those without one. The seed shuffles equals."""
 
     name = "prior"
 
@@ -56,23 +51,6 @@ class Ranked(FixedOrder):
         shuffled = list(searched.configs)
         random.Random(searched.seed).shuffle(shuffled)
         super().__init__(by_prior(shuffled, searched.prior or {}))
-        self._configs, self._unlikely, self._last = searched.configs, set[int](), deque[int]()
-
-    @cached_property
-    def _encoding(self) -> Encoding:
-        return Encoding(list(self._configs.values()))
-
-    def ask(self) -> int | None:
-        for index in self._order:
-            if index not in self._unlikely:
-                return index
-            self._last.append(index)
-        return self._last.popleft() if self._last else None
-
-    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
-        if reason == "lower" and index in self._configs:
-            indices = list(self._configs)
-            self._unlikely.update(indices[near] for near in self._encoding.neighbours(indices.index(index)))
 
 
 class Exhaustive(FixedOrder):
@@ -109,9 +87,7 @@ SHOWN = (AUTO, *MAKERS)
 ADVISED = Advised.name
 MAKERS[ADVISED] = Advised
 FEW = 8
-"""With budgets of up to this many candidates, learning does not help."""
-FEW_RANKED = 16
-"""With a prior, budgets of up to this many candidates follow it alone: all are compiled at once."""
+"""With budgets of up to this many candidates, learning does not help without a prior."""
 
 
 def learns(name: str) -> bool:
@@ -159,7 +135,7 @@ def chosen(total: int, budget: int | None, *, limited: bool, pipeline: bool = Tr
     """
     if not limited or (budget is not None and budget >= total):
         return EXHAUSTIVE
-    few = budget is not None and budget <= (FEW_RANKED if prior else FEW)
-    if pipeline and not few:
+    few = budget is not None and budget <= FEW
+    if pipeline and (prior or not few):
         return BAYESIAN
     return PRIOR if prior else RANDOM
