@@ -78,14 +78,7 @@ class LocalCompileWorker:
     fails there, the answer of a fork of the clean one counts. Each starts when it is needed, also after it died.
     """
 
-    def __init__(
-        self,
-        workers: Workers,
-        session: Session,
-        store: RunStore,
-        service: CompileService,
-        name: str,
-    ) -> None:
+    def __init__(self, workers: Workers, session: Session, store: RunStore, service: CompileService, name: str) -> None:
         self.workers, self.session, self.store, self.service = workers, session, store, service
         self.name = name
         self._processes = dict[str, Worker]()
