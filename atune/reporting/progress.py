@@ -72,7 +72,7 @@ class Progress:
             return
         self._begun = True
         if isinstance(event, Warned) and not self._seldom:
-            self._warn(event.message)
+            self._write(f"warning: {printable(event.message)}", stays=True)
         if isinstance(event, FinalStarted | FinalOrdered):
             self._final = f"final of {len(event.indices)}" if isinstance(event, FinalStarted) else ""
         # Thousands of events may come per second.
@@ -129,9 +129,6 @@ class Progress:
         if text != self._shown:
             self._shown = text
             self._write(f"[{duration(self._mono)}{left}] {text}")
-
-    def _warn(self, message: str) -> None:
-        self._write(f"warning: {printable(message)}", stays=True)
 
     def _write(self, text: str, stays: bool = False) -> None:
         """Write a line; on a terminal in place of the last one, and as two at most unless it `stays`."""

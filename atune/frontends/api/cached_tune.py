@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import anyio
@@ -23,7 +23,7 @@ from atune.model.artifact import StaticFacts
 from atune.model.candidate import BASELINE, Config, config_key
 from atune.version import installed_versions
 from atune.workers.processes.server import refuse_in_worker
-from atune.workers.storage.result_cache import Begun, Known, ResultCache
+from atune.workers.storage.result_cache import Known, ResultCache
 from atune.workers.storage.result_key import ResultKey, result_key
 from atune.workload.workload import Workload, WorkloadSpec, describe
 
@@ -109,15 +109,12 @@ async def tune_work(work: CachedWork, cache: ResultCache, *, refresh: bool = Fal
         run = None if refresh else cache.find(work.key, work.header)
         return None if run is None else cache.result(run, work.header)
 
-    def begin() -> Begun | None:
-        return cache.begin(work.header, again=refresh)
-
     begun = None
     while begun is None:
         if (found := await anyio.to_thread.run_sync(look_up)) is not None:
             return found
         refuse_in_worker()
-        begun = await opened_aside(begin)
+        begun = await opened_aside(partial(cache.begin, work.header, again=refresh))
         if begun is None:
             await anyio.sleep(POLL_S)
     journal, past = begun

@@ -257,13 +257,6 @@ class Tuner:
         """The state folded from the recorded events; None before the first."""
         return None if self._recorder is None else self._recorder.state
 
-    async def _made_result(self) -> Result:
-        """Return the result of the recorded events. A thread makes it, because there may be very many candidates."""
-        assert self._recorder is not None
-        path = None if self._journal_path is None else str(self._journal_path)
-        replayed = self._continued or bool(self._engine is not None and self._engine.recalled)
-        return await anyio.to_thread.run_sync(partial(Result.of, self._recorder.state, path, replayed=replayed))
-
     async def _run(self) -> None:
         made: Result | None = None
         try:
@@ -274,9 +267,12 @@ class Tuner:
                     await self._record((*self._listeners, progress.on_event))
             else:
                 await self._record(self._listeners)
-            made = await self._made_result()
+            assert self._recorder is not None and self._engine is not None, "they have run"
+            path, recalled = self._journal_path and str(self._journal_path), bool(self._engine.recalled)
+            making = partial(Result.of, self._recorder.state, path, replayed=self._continued or recalled)
+            made = await anyio.to_thread.run_sync(making)  # there may be very many candidates
             self._result = winning(made)
-            self._result.cache_hit = self._engine is not None and bool(self._engine.recalled)
+            self._result.cache_hit = recalled
         except OSError as error:
             self._error = of_the_machine(error)
         except Exception as error:

@@ -24,7 +24,7 @@ from atune.model.candidate import describe_config, printable
 from atune.reporting.export import aligned
 from atune.reporting.screen import Line
 from atune.workers.storage.result_cache import UNFINISHED, IndexedRun, ResultCache, indexed
-from atune.workers.storage.result_key import ResultKey, open_sizes
+from atune.workers.storage.result_key import open_sizes
 from atune.workers.system.terminal import Interrupts
 
 LATEST, FINISHED = "latest", "finished"
@@ -169,7 +169,10 @@ def _ls(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     rows: list[tuple[str, ...]] = [("key", "kernel", "problem", "device", "latency ms", "config")]
     for entry in entries:
         latency = "-" if entry.latency_ms is None else f"{entry.latency_ms:.4g}"
-        named = printable(entry.parts.kernel), _problem(entry.parts), printable(entry.parts.device)
+        problem = describe_config(entry.parts.problem) or "no arguments"
+        if tuned := open_sizes(entry.parts.problem, entry.parts.tuned_for):
+            problem += f" (tuned for {describe_config(tuned)})"
+        named = printable(entry.parts.kernel), problem, printable(entry.parts.device)
         rows.append((entry.key[:12], *named, latency, describe_config(entry.config)))
     print_out(aligned(rows) if entries else "no results")
     return 0
@@ -185,9 +188,3 @@ def _clear(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     data = ResultCache().export(kernel=arguments.kernel, key=arguments.key)
     return write(data + b"\n", arguments.output or "-", "exported", arguments)
-
-
-def _problem(parts: ResultKey) -> str:
-    """Return the problem's key as text, with the sizes that it leaves open and that were tuned."""
-    text, tuned = describe_config(parts.problem) or "no arguments", open_sizes(parts.problem, parts.tuned_for)
-    return f"{text} (tuned for {describe_config(tuned)})" if tuned else text

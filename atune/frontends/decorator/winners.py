@@ -88,15 +88,15 @@ class Winners:
         """Problems, as texts, that this program tuned, and does not tune again where nothing can be used."""
         self._running: dict[str, int] = {}
         """The threads that tune, by key."""
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        """Held by who looks whether a key is tuned by another, and begins where it is not."""
 
     def forget(self, key: str | None = None) -> None:
         """Forget the winners of `key`, a key as text, or all in memory; and what could not be used."""
-        with self._lock:
-            for one in [*self.known] if key is None else [key]:
-                self.known.pop(one, None)
-            self.unusable.clear()
-            self._settled.clear()
+        for one in [*self.known] if key is None else [key]:
+            self.known.pop(one, None)
+        self.unusable.clear()
+        self._settled.clear()
 
     def find(self, call: Call, on_miss: OnMiss | None = None) -> Winner:
         """Return the configuration to use; blocking. Where none is known, `on_miss` decides, else the options.
@@ -181,8 +181,7 @@ class Winners:
         return None
 
     def _keep(self, key: str, problem: str, winner: Winner) -> None:
-        with self._lock:
-            self.known.setdefault(key, {})[problem] = winner
+        self.known.setdefault(key, {})[problem] = winner
 
     def pass_over(self, call: Call, winner: Winner, error: Exception) -> None:
         """Remember that a winner cannot be used for a call, and say so once. Raises `error` for the default."""
