@@ -168,7 +168,7 @@ class SetOptions(TuneOptions, total=False):
     symbolic: Annotated[bool | None, Option(
         "Rank configurations for all problems that differ in one size at once, on code in which it is symbolic. Each "
         "problem then tries the first three with its number. False tunes each by itself.",
-        unset="on GPUs", page="sets.md",
+        unset="on GPUs", page="how/shapes.md#many-sizes-at-once",
     )]
     # fmt: on
 
