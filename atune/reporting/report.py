@@ -86,13 +86,16 @@ def card(result: Result) -> dict[str, Any]:
     notes = head.notes if result.finished or best is None else [
         *head.notes, "The run has not finished: this is the best configuration so far, by first timing.",
     ]  # fmt: skip
+    target = {"c": "CPU, compiled as C"}.get(result.header.target.kind, str(result.header.target))
+    when = f"{datetime.fromtimestamp(result.header.time, UTC):%Y-%m-%d %H:%M} UTC"
+    took = f"{duration(result.wall_s)}{'' if result.finished else ' so far'}"
     return {
         "kind": "card",
         "figures": head.figures,
         "config": None if best is None else best.config,
         "shown": head.winner,
         "notes": notes,
-        "origin": _origin(result),
+        "origin": [f"{measured_on(result.devices)}, {target}", when, took],
         "total": f"{result.total:,} {'candidate' if result.total == 1 else 'candidates'}",
         "counts": [[f"{n:,} {text}", text == "failed"] for name, text in names.items() if (n := getattr(result, name))],
     }
@@ -102,15 +105,6 @@ def measured_on(devices: Sequence[DeviceInfo]) -> str:
     """Return the devices' models for a heading, each with its count."""
     counts = Counter(device.name for device in devices)
     return ", ".join(f"{count} × {name}" if count > 1 else name for name, count in counts.items()) or "no device"
-
-
-def _origin(result: Result) -> list[str]:
-    """Return where and when the run was, and how long it took."""
-    header = result.header
-    target = {"c": "CPU, compiled as C"}.get(header.target.kind, str(header.target))
-    when = f"{datetime.fromtimestamp(header.time, UTC):%Y-%m-%d %H:%M} UTC"
-    took = f"{duration(result.wall_s)}{'' if result.finished else ' so far'}"
-    return [f"{measured_on(result.devices)}, {target}", when, took]
 
 
 def _plots(result: Result, mattered: Importance | None, data: dict[str, Any]) -> list[dict[str, Any]]:

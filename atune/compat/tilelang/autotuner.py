@@ -291,7 +291,10 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
     """
 
     def __init__(self, fn: Callable[..., Any], configs: Any) -> None:
-        fn = _tunable(fn)
+        fn = getattr(fn, "jit_impl", fn)  # what `autotune` returns
+        wrong = "a compiled kernel: omit the call" if is_compiled(fn) else "" if callable(fn) else repr(fn)
+        if wrong:
+            raise ArgumentError(f"from_kernel takes the function that makes the kernel, and got {wrong}")
         super().__init__(fn, list(configs) if isinstance(configs, Iterator) else configs)
         self.profile_args = ProfileArgs(timeout=RUN_TIMEOUT_S)
         self._captured: list[Any] | None = None
@@ -387,18 +390,6 @@ def result_of(kernel: TilelangKernel, call: Call) -> AutotuneResult:
         kernel=compiled,
         winner=winner,
     )
-
-
-def _tunable(fn: Any) -> Any:
-    """Return the kernel function in `fn`. Raises `ArgumentError` for a compiled kernel."""
-    fn = getattr(fn, "jit_impl", fn)  # what `autotune` returns
-    if is_compiled(fn):
-        raise ArgumentError(
-            "from_kernel takes the function that makes the kernel, and got a compiled kernel: omit the call"
-        )
-    if not callable(fn):
-        raise ArgumentError(f"from_kernel takes the function that makes the kernel, got {fn!r}")
-    return fn
 
 
 class AutoTuneImpl(TilelangKernel):

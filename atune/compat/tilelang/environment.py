@@ -212,11 +212,13 @@ def plan(compile_args: Any, profile: Any, run: Mapping[str, Any]) -> dict[str, A
             early_stop_factor=given.get("early_stop_factor"),
         ),
     }
+    # The engine then says that there is no GPU.
+    unseen = str(compile_args.target) in ("None", "auto") and target.kind == "c" and not visible_gpus()
     jit = {"out_idx": compile_args.out_idx, "execution_backend": backend, "target_host": host}
     return {
         "run": options,
         "jit": {**jit, "verbose": compile_args.verbose},
-        "target": _target_text(compile_args.target, target),
+        "target": "auto" if unseen else target.arch or target.kind,
         "devices": _devices(target, given),
         "on_miss": "pick" if given.get("tuning") == "pick" else "tune",
     }
@@ -233,12 +235,6 @@ def resolved_target(target: Any) -> Target:
 
         found = Target("cuda") if torch.cuda.is_available() else Target("c")
     return found
-
-
-def _target_text(asked: Any, target: Target) -> str:
-    """Return the resolved `target` as the engine takes it: ``auto`` where that lets it say that there is no GPU."""
-    left = asked is None or str(asked) == "auto"
-    return "auto" if left and target.kind == "c" and not visible_gpus() else target.arch or target.kind
 
 
 def _devices(target: Target, given: Mapping[str, Any]) -> tuple[str, ...]:
