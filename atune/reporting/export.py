@@ -18,8 +18,6 @@ from atune.model.device import Occupancy, occupancy_of
 from atune.reporting.screen import shown
 
 FORMATS = ("csv", "json")
-DECIMALS = 6
-"""Decimals of a latency in milliseconds."""
 
 
 def export(journal: str | Path, to: str) -> bytes:
@@ -118,7 +116,7 @@ def table(result: Result, most: int | None = None) -> str:
     records = ranking(result)[:most]
     lines = [("latency ms", "spread", "index", "config", "note")]
     for record, row in zip(records, rows(result, records), strict=True):
-        latency = "-" if row["latency_ms"] is None else f"{row['latency_ms']:.{DECIMALS}f}"
+        latency = "-" if row["latency_ms"] is None else f"{row['latency_ms']:.6f}"
         spread = "-" if row["spread"] is None else f"{row['spread']:.1%}"
         note = ", ".join(filter(None, (row["mark"], row["outcome"])))
         lines.append((latency, spread, str(record.index), describe_config(record.config), note))

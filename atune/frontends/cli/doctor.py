@@ -55,7 +55,6 @@ if __name__ == "__main__":
 """Stands for a user's script: its kernel is sent to workers, which lower, compile and run it."""
 ARCH = "sm_80"
 """Compiled for where there is no GPU: every nvcc that tilelang supports knows it."""
-SCRIPT_S = 300
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -138,7 +137,7 @@ def _target(kind: str, tried: str) -> Check:
         command = [sys.executable, str(script), tried, str(Path(__file__).parents[3])]
         env = {**os.environ, "ATUNE_CACHE_DIR": folder}
         try:
-            subprocess.run(command, capture_output=True, text=True, timeout=SCRIPT_S, env=env, check=True)
+            subprocess.run(command, capture_output=True, text=True, timeout=300, env=env, check=True)
         except subprocess.CalledProcessError as error:
             lines = [line for line in error.stderr.splitlines() if "atune show" not in line]  # its journal is gone
             raised = max((i for i, line in enumerate(lines) if line[:1].strip()), default=0)

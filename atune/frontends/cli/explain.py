@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from atune.workers.system.terminal import Interrupts
     from atune.workload.pickling import FileRef
 
-MOST = 2
-"""Most configurations in one command."""
-
 
 def add_commands(commands: Any, shown: Parser) -> None:
     """Add the commands' parsers to `commands`. `shown` holds the options that all commands share."""
@@ -89,7 +86,7 @@ def _explain(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     found, machine = anyio.run(_compiled, ref, configs, target, settings)
     if machine.fallback:
         print_message("no GPU found: this is for the CPU; give an arch for a GPU, such as --target sm_90a", "warning: ")
-    arch, two = machine.target.arch, len(found) == MOST
+    arch, two = machine.target.arch, len(found) == 2
     if arguments.json:
         data = [record_data(one, arch) | ({"source": source} if arguments.source else {}) for one, source in found]
         print_out(json.dumps({"candidates": data} if two else data[0]))
@@ -131,7 +128,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
     from atune.workload.pickling import parse_file_ref
 
     what, indices, target = arguments.what, arguments.index, arguments.target
-    if (n := max(len(indices), len(arguments.config))) > MOST:
+    if (n := max(len(indices), len(arguments.config))) > 2:
         raise UsageError(f"{n} configurations: give one, or two to compare")
     if what.partition(":")[0].endswith(".py"):
         if indices:
