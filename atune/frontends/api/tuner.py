@@ -83,7 +83,7 @@ class EventReader(AsyncIterator[Event]):
         history = self._history
         while self._position == len(history.past):
             if history.more is None:
-                raise UsageError(not_entered("events"))
+                raise UsageError(f"Tuner.events(): {NOT_ENTERED}")
             if history.ended:
                 raise StopAsyncIteration
             await history.more.wait()
@@ -91,9 +91,7 @@ class EventReader(AsyncIterator[Event]):
         return history.past[self._position - 1]
 
 
-def not_entered(method: str) -> str:
-    """Return the message that `method` needs a tuner that was entered."""
-    return f"Tuner.{method}(): the run starts on entering: `async with Tuner(...) as tuner:`"
+NOT_ENTERED = "the run starts on entering: `async with Tuner(...) as tuner:`"
 
 
 def discover(target: str, devices: str | Sequence[str | int]) -> tuple[Target, list[DeviceInfo]]:
@@ -187,7 +185,9 @@ class Tuner:
         """Where the run is indexed, and its journal lies if nobody gave one."""
         self._begun: Begun | None = None
         """The open journal that the caller chose, with its events."""
-        self._default_journal = _name_of(workload) if journal is None and machine is None else None
+        file = str(getattr(workload, "path", workload)).partition(".py")[0]
+        name = workload.name if isinstance(workload, Workload) else Path(file).stem
+        self._default_journal = name if journal is None and machine is None else None
         if machine is None:
             machine = machine_for(
                 workload, cluster=given["cluster"], target=given["target"], devices=device_names(given["devices"]),
@@ -239,7 +239,7 @@ class Tuner:
     async def result(self) -> TuneResult:
         """Wait for the end and return the result. Raises what `tune` raises."""
         if not self._entered:
-            raise UsageError(not_entered("result"))
+            raise UsageError(f"Tuner.result(): {NOT_ENTERED}")
         await self._done.wait()
         if self._error is not None:
             raise self._error
@@ -420,13 +420,6 @@ async def tune_apart(
 async def _made(workload: Workload | FileRef | str | None, given: dict[str, Any]) -> Tuner:
     make = partial(Tuner, workload, **given)  # fingerprints and pickles the workload, which may be large
     return make() if _importing() else await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
-
-
-def _name_of(workload: Workload | FileRef | str | None) -> str:
-    if isinstance(workload, Workload):
-        return workload.name
-    path = workload.path if isinstance(workload, FileRef) else str(workload).partition(".py")[0]
-    return Path(path).stem
 
 
 def _importing() -> bool:
