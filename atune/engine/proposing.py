@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 
 import anyio
 import anyio.to_thread
@@ -214,7 +215,10 @@ class ProposeStage:
         order = list(candidates.values())
         random.Random(settings.seed).shuffle(order)  # any beginning is spread over the space
         survey = Survey(order[:MOST], going_on=lambda: not run.stopping and recorder.elapsed_s < until)
-        await survey.run(workers, run.found_roles)
+        async with anyio.create_task_group() as tasks:
+            if self._learns:  # importing numpy takes as long as the survey
+                tasks.start_soon(partial(anyio.to_thread.run_sync, partial(import_module, "numpy")))
+            await survey.run(workers, run.found_roles)
         figures = self._start.figures
         assert figures is not None, "without figures there is no survey"
         facts = survey.facts, figures, survey.larger

@@ -49,7 +49,7 @@ async def test_it_ends_once_what_is_left_is_hardly_better(tmp_path: Path) -> Non
     [ended] = of_kind(tmp_path / "j", RunFinished)
     assert ended.reason == result.reason == "enough" and ended.chance is not None and ended.chance < 0.05
     asked = proposed(tmp_path / "j")
-    assert asked == [N - 1 - n for n in range(len(asked))] and 8 <= len(asked) < 20
+    assert asked[0] == N - 1 and min(asked) > N - 40 and 8 <= len(asked) < 20
     assert result.header is not None and result.header.strategy == "bayesian"
     assert result.header.settings["budget"]["auto"] and summary(result)["chance"] == ended.chance
     said = f"enough is tried: the chance that one of the {N - len(asked)} left is 2 % faster is"
@@ -61,7 +61,7 @@ async def test_it_ends_once_what_is_left_is_hardly_better(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("count", [1, 7, 8, 10])
 async def test_a_run_that_goes_on_ends_at_the_same(tmp_path: Path, count: int) -> None:
-    options: dict[str, Any] = {"budget": "auto", "seed": 3}
+    options: dict[str, Any] = {"budget": "auto", "seed": 3, "strategy": "prior"}
     noisy = {"latency_ms": lambda c: near(c) * (1.05 if c["x"] % 2 else 1.15)}
     await tune(machine=fake(**noisy), **options, journal=tmp_path / "whole")
     journal = tmp_path / "cut"

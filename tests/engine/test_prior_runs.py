@@ -43,14 +43,15 @@ def proposed(events: Any) -> list[int]:
 
 async def test_few_candidates_are_the_default_and_the_priors_first(tmp_path: Path) -> None:
     result = await tune(machine=fake(default=44), budget=4, journal=tmp_path / "j")
-    assert proposed(read(tmp_path / "j")) == [44, *BEST[:3]]
+    tried = proposed(read(tmp_path / "j"))
+    assert tried[:2] == [44, BEST[0]] and len(tried) == 4  # what follows may depend on their outcomes
     assert result.header is not None and result.header.strategy == "bayesian" and result.default is not None
 
 
 async def test_all_are_surveyed_before_the_first_is_lowered_on_every_worker(tmp_path: Path) -> None:
     machine = fake()
     await tune(machine=machine, budget=14, strategy="bayesian", journal=tmp_path / "j")
-    assert proposed(read(tmp_path / "j"))[:3] == BEST[:3]
+    assert proposed(read(tmp_path / "j"))[:2] == BEST[:2]
     assert sorted(index for chunk in machine.elaborated for index in chunk) == list(range(N))
     assert machine.most_at_once["elaborate"] == 3
     [surveyed] = of_kind(tmp_path / "j", SpaceSurveyed)
@@ -111,7 +112,7 @@ async def test_without_a_budget_all_are_tried_and_the_priors_first(tmp_path: Pat
 async def test_a_candidate_that_cannot_be_elaborated_has_failed_and_costs_no_evaluation(tmp_path: Path) -> None:
     journal, broken = tmp_path / "j", BEST[0]
     fails = {broken: ("elaborate", "lower")}
-    result = await tune(machine=fake(fails=fails), budget=4, journal=journal)
+    result = await tune(machine=fake(fails=fails), budget=4, strategy="prior", journal=journal)
     assert result.measured == 4 and proposed(read(journal)) == BEST[1:5]
     [failure] = result.failures
     assert (failure.index, failure.kind, failure.config) == (broken, "lower", {"x": broken})
@@ -123,7 +124,7 @@ async def test_a_candidate_that_cannot_be_elaborated_has_failed_and_costs_no_eva
 
 async def test_an_elaboration_that_hangs_is_ended_and_harms_its_candidate_alone(tmp_path: Path) -> None:
     machine = fake(hangs={5: "elaborate"})
-    result = await tune(machine=machine, budget=4, journal=tmp_path / "j")
+    result = await tune(machine=machine, budget=4, strategy="prior", journal=tmp_path / "j")
     assert [(r.index, r.kind) for r in result.failures] == [(5, "timeout")]
     [surveyed] = of_kind(tmp_path / "j", SpaceSurveyed)
     assert set(surveyed.indices) == set(range(N)) - {5} and proposed(read(tmp_path / "j")) == BEST[:4]
@@ -153,7 +154,7 @@ async def test_a_run_that_goes_on_asks_the_same_without_elaborating_again(tmp_pa
     await resume(journal, machine=machine)
     assert not machine.elaborated and len(of_kind(journal, SpaceSurveyed)) == 1
     again = proposed(read(journal))
-    assert again[:5] == whole[:5] and (strategy != "prior" or again == whole)
+    assert again[:3] == whole[:3] and len(again) == 24 and (strategy != "prior" or again == whole)
 
 
 async def test_stopping_ends_the_survey_and_the_run(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ FIRST = 8
 class Enough:
     """Lets candidates be proposed in batches, and decides after each whether there is another.
 
-    What it decides depends only on the outcomes, in the order of the batches: a resumed run decides the same.
+    What it decides depends only on the outcomes of whole batches: of the same ones a resumed run decides the same.
     The chance is by what `strategy` has learned of the prior's errors. One that learns nothing has a model beside it.
     """
 
