@@ -32,7 +32,7 @@ from atune.bundle.manifest import (
     read_manifest,
 )
 
-OnMiss = Literal["error", "nearest"]
+OnMiss = Literal["error", "nearest", "symbolic"]
 MOST_PLANS = 4096
 """Most signatures of calls that a bundle remembers. After that it begins anew."""
 SHOWN = 8
@@ -54,8 +54,9 @@ def load(folder: str | os.PathLike[str], *, on_miss: OnMiss = "error") -> Bundle
         The folder that was written.
     on_miss
         What a call does whose sizes no problem has. ``error`` raises `OutsideProblems`. ``nearest`` runs the kernel of
-        the nearest problem in log sizes, of those whose kernels take the shapes, and that differ in sizes alone. It
-        warns once for each signature, and raises `OutsideProblems` if there is none.
+        the nearest problem in log sizes, of those whose kernels take the shapes, and that differ in sizes alone.
+        ``symbolic`` runs code in which the size is symbolic, of the group that has the nearest size and all other
+        arguments; its latency there is in the warning. Both warn once for each signature, or raise `OutsideProblems`.
     """
     return Bundle(folder, on_miss=on_miss)
 
@@ -74,15 +75,18 @@ class Bundle:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, on_miss: OnMiss = "error") -> None:
-        if on_miss not in ("error", "nearest"):
-            raise BundleError(f"on_miss must be 'error' or 'nearest', got {on_miss!r}")
+        if on_miss not in ("error", "nearest", "symbolic"):
+            raise BundleError(f"on_miss must be 'error', 'nearest' or 'symbolic', got {on_miss!r}")
         self.folder, self.on_miss = Path(folder), on_miss
-        self.manifest, self._kernels = read_manifest(self.folder)
+        self.manifest, self._kernels, groups = read_manifest(self.folder)
         """The bundle's description of itself, as plain data."""
         check_machine(self.manifest)
         self._libraries = Libraries(self.folder.absolute(), self.manifest["files"])
+        self._groups = [one for one in groups if on_miss == "symbolic" and one.over not in self.manifest["asks"]]
         asks = ", ".join(self.manifest["asks"])
-        self._alone = asks and f"where= takes {asks}, and a bundle holds no functions: it serves the tuned sizes alone"
+        alone = asks and f"where= takes {asks}, and a bundle holds no functions: it serves the tuned sizes alone"
+        lacks = "it has no symbolic kernels" if on_miss == "symbolic" else ""
+        self._alone = "" if self._groups else alone or lacks
         """Why other sizes are always a miss; empty where they are not."""
         if self._alone and on_miss != "error":
             warnings.warn(f"on_miss={on_miss!r} of {self.folder} does nothing: {self._alone}", RuntimeWarning, 3)
@@ -135,7 +139,7 @@ class Bundle:
             names = ", ".join(self._kernels[0].problem) or "nothing"
             raise WrongArguments(f"no problem of the bundle has {unknown[0]!r}: by name a call gives {names}")
         taking, misfits = list[Taking](), list[BundleError]()
-        for kernel in self._kernels:
+        for kernel in (*self._kernels, *self._groups):
             try:
                 taking.append((kernel, dimensions(kernel, arguments, self._target)))
             except BundleError as misfit:
@@ -144,22 +148,39 @@ class Bundle:
             nearest = max(misfits, key=lambda one: one.reached)
             if not isinstance(nearest, OutsideProblems):
                 raise nearest
-            raise OutsideProblems(f"{nearest}; {self._listed()}; its kernels are compiled for fixed sizes")
-        for name, size in taking[0][1].items():
+            fixed = "" if self._groups else "; its kernels are compiled for fixed sizes"
+            raise OutsideProblems(f"{nearest}; {self._listed()}{fixed}")
+        for name, size in (pair for _, sizes in taking for pair in sizes.items()):
             if problem.get(name, size) != size:
                 raise WrongArguments(f"{name}={problem[name]!r} is given by name, and the tensors have {name}={size}")
-        exact = [one for one in taking if distance(one[0].problem, {**one[1], **problem}) == 0]
+        equal = [one for one in taking if distance(one[0].problem, {**one[1], **problem}) == 0]
+        exact = [one for one in equal if not one[0].over]
+        if not exact and (between := [one for one in equal if one[0].over in {**one[1], **problem}]):
+            return self._between(between, arguments, problem)
         return exact[0] if len(exact) == 1 else self._missed(exact or taking, {**taking[0][1], **problem})
+
+    def _between(self, taking: Sequence[Taking], arguments: Sequence[Any], problem: Mapping[str, Any]) -> Taking:
+        """Return the kernel that a call runs, of those of groups that take its arguments."""
+        apart, size, latency_ms, place = min(
+            (distance({group.over: size}, {**sizes, **problem}), size, latency_ms, place)
+            for place, (group, sizes) in enumerate(taking)
+            for size, latency_ms in group.sizes_ms.items()
+        )
+        (group, sizes), call = taking[place], {**taking[place][1], **problem}
+        every = (*self._kernels, *self._groups)
+        told_apart([one for one in every if take_alike(group, one, len(arguments))], call)
+        if apart == math.inf:
+            raise OutsideProblems(f"no problem of such tensors has {named(call)}; {self._listed()}")
+        took = f"at {group.over}={size}, the nearest size measured, it took {latency_ms:.4g} ms"
+        instead = f"the symbolic kernel of {group} runs; {took}"
+        warnings.warn(f"no problem of the bundle has {named(call)}: {instead}", RuntimeWarning, stacklevel=5)
+        return group, sizes
 
     def _missed(self, taking: Sequence[Taking], call: Mapping[str, Any]) -> Taking:
         """Return what a call of no problem's sizes runs, of the kernels that take its arguments."""
-        for name in taking[0][0].problem:
-            values = dict.fromkeys(repr(kernel.problem.get(name)) for kernel, _ in taking)
-            if name not in call and len(values) > 1:
-                ways = " or ".join(f"{name}={value}" for value in values)
-                raise WrongArguments(f"{len(taking)} problems take these tensors: give {ways}, by name")
+        told_apart([kernel for kernel, _ in taking], call)
         used = min(taking, key=lambda one: (distance(one[0].problem, call), _sizes_of(one[0].problem)))
-        if self.on_miss == "error" or self._alone or distance(used[0].problem, call) == math.inf:
+        if self.on_miss != "nearest" or self._alone or distance(used[0].problem, call) == math.inf:
             alone = f"; {self._alone}" if self._alone else ""
             raise OutsideProblems(f"no problem of such tensors has {named(call)}; {self._listed()}{alone}")
         instead = f"the kernel of {named(used[0].problem)} runs"
@@ -169,7 +190,26 @@ class Bundle:
     def _listed(self) -> str:
         shown = "; ".join(named(kernel.problem) for kernel in self._kernels[:SHOWN])
         more = f"; and {len(self._kernels) - SHOWN} more" if len(self._kernels) > SHOWN else ""
-        return f"the bundle {self.digest[:12]} has {shown}{more}"
+        groups = "".join(f"; symbolic {group}" for group in self._groups[:SHOWN])
+        return f"the bundle {self.digest[:12]} has {shown}{more}{groups}"
+
+
+def told_apart(kernels: Sequence[BundledKernel], call: Mapping[str, Any]) -> None:
+    """Raise `WrongArguments` where problems that take the same tensors differ in what `call` does not name."""
+    for name in kernels[0].problem:
+        values = dict.fromkeys(repr(kernel.problem.get(name)) for kernel in kernels)
+        if name not in call and len(values) > 1:
+            ways = " or ".join(f"{name}={value}" for value in values)
+            raise WrongArguments(f"{len(kernels)} problems take these tensors: give {ways}, by name")
+
+
+def take_alike(group: BundledKernel, other: BundledKernel, count: int) -> bool:
+    """Tell whether `group` takes `count` arguments of the shapes and dtypes that `other` takes."""
+    given, sizes = group.given(count) or (), dict[str, Any]()
+    return given == other.given(count) and all(
+        a.dtype == b.dtype and len(a.shape or ()) == len(b.shape or ()) and _bind(a.shape or (), b.shape or (), sizes)
+        for a, b in ((group.params[i], other.params[i]) for i in given)
+    )
 
 
 def dimensions(kernel: BundledKernel, arguments: Sequence[Any], target: str) -> dict[str, int]:
@@ -240,7 +280,7 @@ def _bind_all(param: BundleParam, tensor: Any, sizes: dict[str, int]) -> None:
         raise WrongArguments(f"{_described(tensor)} disagrees with {before or 'itself'}: {wrong}")
 
 
-def _bind(wanted: Sequence[int | str], found: Sequence[int], sizes: dict[str, int]) -> bool:
+def _bind(wanted: Sequence[int | str], found: Sequence[int | str], sizes: dict[str, Any]) -> bool:
     """Tell whether numbers are as `wanted`. Names take the value that they have, or their first one."""
     return all(
         got == (sizes.setdefault(want, got) if isinstance(want, str) else want)

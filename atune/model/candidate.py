@@ -186,7 +186,7 @@ DYNAMIC, SIZES = "$dynamic", "sizes"
 def over_sizes(arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the problems that a run with `arguments` ranks for; none where it tunes for one."""
     for name, value in arguments.items():
-        if isinstance(value, dict) and DYNAMIC in value and SIZES in value:
+        if isinstance(value, dict) and DYNAMIC in value and isinstance(value.get(SIZES), list | tuple):
             return [{**arguments, name: size} for size in value[SIZES]]
     return []
 

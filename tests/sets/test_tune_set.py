@@ -332,7 +332,7 @@ def test_a_cancelled_set_names_the_folder_that_continues_it(tmp_path: Path) -> N
 
 
 def test_where_a_constraint_takes_a_size_rule_and_bundle_serve_no_size_that_it_refuses(tmp_path: Path) -> None:
-    result = atune.run_set(EVEN, Problems(n=[64, 1024]), journal=tmp_path / "s", progress=False, **FAST)
+    result = atune.run_set(EVEN, Problems(n=[64, 256, 1024]), journal=tmp_path / "s", symbolic=True, **FAST)
     rule, folder = result.rule(), tmp_path / "s"
     for n in (64, 80, 100, 128, 1024, 1040):
         allowed = [place for place, config in enumerate(rule.configs) if n % config["block"] == 0]
@@ -340,8 +340,11 @@ def test_where_a_constraint_takes_a_size_rule_and_bundle_serve_no_size_that_it_r
     with pytest.raises(UsageError, match="n=80 was never tuned, and where= takes n"):
         read_set(folder).rule().pick({"n": 80})
     assert read_set(folder).rule(EVEN.space).pick({"n": 80}) == rule.pick({"n": 80})
-    assert main(["bundle", str(folder), "-o", str(tmp_path / "b")]) == 0
+    assert main(["bundle", str(folder), "-o", str(tmp_path / "b")]) == 0 and not [*folder.glob("ranking-*")]
     found = atune.bundle.load(tmp_path / "b")
     assert found.manifest["asks"] == ["n"] and torch.equal(found(torch.ones(64)), torch.full((64,), 2.0))
-    with pytest.raises(atune.bundle.OutsideProblems, match="it serves the tuned sizes alone"):
-        found(torch.ones(80))
+    with pytest.warns(RuntimeWarning, match="on_miss='symbolic' of .* does nothing: where= takes n, and a bundle"):
+        symbolic = atune.bundle.load(tmp_path / "b", on_miss="symbolic")
+    for bundle in (found, symbolic):
+        with pytest.raises(atune.bundle.OutsideProblems, match="it serves the tuned sizes alone"):
+            bundle(torch.ones(80))

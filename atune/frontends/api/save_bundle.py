@@ -19,14 +19,16 @@ import msgspec
 from atune.bundle import launch
 from atune.bundle.manifest import MANIFEST, RUNTIME, SCHEMA, manifest_digest, named
 from atune.engine.start import check_code, check_parts
-from atune.errors import UsageError
+from atune.errors import AtuneError, UsageError
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.compile_all import plain_library
 from atune.frontends.api.resume import options_of, origin_of, say_as_warning
 from atune.journal.events import RunStarted
+from atune.journal.reader import replay
 from atune.journal.result import Record, Result
+from atune.journal.set_folder import rankings_in
 from atune.model.artifact import Artifact
-from atune.model.candidate import COMPILE_FLAGS, Candidate, is_size, with_tuples
+from atune.model.candidate import COMPILE_FLAGS, DYNAMIC, Candidate, is_size, over_sizes, with_tuples
 from atune.model.settings import CPU_FLAGS, CompileSettings
 from atune.workload.pickling import FileRef
 
@@ -45,7 +47,8 @@ def save_bundle(
     """Write the winners of `results`, which are of one kernel, as a bundle: the new folder `folder`.
 
     A winner whose compiler state was not compared is compiled by nvcc, from the file that the journal names. `say` is
-    told before that file runs.
+    told before that file runs. Results of `rankings_of` a set add winners for other sizes; `say` is told of those whose
+    library cannot be had, which are left out.
 
     Returns the bundle's digest, a SHA-256 of all that is in it. Raises `UsageError` for results that make no bundle,
     such as one whose library is gone, and `CompileFailed`.
@@ -62,18 +65,24 @@ def save_bundle(
         By default warns.
     """
     check_parts(accept)
-    if not results:
-        raise UsageError("a bundle needs at least one result")
+    if all(over_sizes(result.header.arguments) for result in results):
+        raise UsageError("a bundle needs at least one result of one problem")
     _check(results)
     path = Path(folder)
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise UsageError(f"{path} exists and is not empty: give a new folder")
-    files: Files = {}
-    problems = [_problem(result, files, *_library(result, accept, say)) for result in results]
-    cpu, target = launch.this_cpu(), results[0].header.target
+    cpu, target, files = launch.this_cpu(), results[0].header.target, Files()
+    entries: dict[str, list[dict[str, Any]]] = {"problems": [], "symbolic": []}
+    for result in results:
+        try:
+            entry = _problem(result, files, *_library(result, accept, say))
+            entries["symbolic" if "over" in entry else "problems"].append(entry)
+        except AtuneError as error:
+            if not over_sizes(result.header.arguments):
+                raise
+            say(f"the symbolic kernel of {named(plain_problem(result.header))} is left out: {error}")
     native = any(map(_is_native, results))
     if target.kind == "cuda":
-        _check_calls(files)
         files |= _runtime()
     manifest = {
         "schema": SCHEMA,
@@ -83,13 +92,31 @@ def save_bundle(
         "cpu": {**cpu, "features": cpu["features"] if native else []},
         "requires": {"apache-tvm-ffi": _required("apache-tvm-ffi")} if target.kind == "cuda" else {},
         "asks": sorted({n for one in results for n in one.header.asks if is_size(one.header.arguments[n])}),
-        "problems": problems,
+        **{name: those for name, those in entries.items() if those},
         "files": {name: hashlib.sha256(files[name]).hexdigest() for name in sorted(files)},
     }
     plain = json.loads(json.dumps(manifest))  # as it is read again: lists, and no tuples
     plain["digest"] = manifest_digest(plain)
     _write(path, {**files, MANIFEST: json.dumps(plain, indent=1).encode() + b"\n"})
     return str(plain["digest"])
+
+
+def rankings_of(folder: Path) -> list[Result]:
+    """Return the results of a set's folder that rank for several problems, and that have a winner and finished."""
+    found = [replay(path) for path, header in rankings_in(folder) if over_sizes(header.arguments)]
+    return [result for result in found if result.finished and result.best is not None]
+
+
+def _measured(result: Result) -> dict[str, Any]:
+    """Return a ranking's sizes, and its winner's latency at each. Raises `UsageError` for a journal without."""
+    if not (ranked := over_sizes(result.header.arguments)):
+        return {}
+    over = next(name for name, value in ranked[0].items() if value != result.header.arguments[name])
+    sizes = [one[over] for one in ranked]
+    sizes_ms = next((one.sizes_ms for one in result.measurements if one.index == result.best_index), ())
+    if len(sizes) != len(sizes_ms) or not all(type(size) is int and size > 0 for size in sizes):
+        raise UsageError(f"{result.journal} does not have a latency at each size")
+    return {"over": over, "sizes": sizes, "sizes_ms": sizes_ms}
 
 
 def _check(results: Sequence[Result]) -> None:
@@ -109,22 +136,25 @@ def _check(results: Sequence[Result]) -> None:
             raise UsageError(f"a bundle is for {first.target}, as the first result, and {problem}{where} is not")
         if problem in seen:
             raise UsageError(f"two results are of the problem {problem}: give one of them")
-        seen.add(problem)
+        if not over_sizes(header.arguments):
+            seen.add(problem)
 
 
 def plain_problem(header: RunStarted) -> dict[str, Any]:
     """Return a run's problem as plain data: dtypes by name, and without dimensions that are symbolic."""
     found = {}
     for name, value in header.arguments.items():
-        tag = next(iter(value)) if isinstance(value, dict) and len(value) == 1 else ""
-        if tag != "$dynamic":
+        if not (isinstance(value, dict) and DYNAMIC in value):
+            tag = next(iter(value)) if isinstance(value, dict) and len(value) == 1 else ""
             found[name] = value[tag] if tag.startswith("$") else value
     return found
 
 
 def _problem(result: Result, files: Files, artifact: Artifact, data: bytes) -> dict[str, Any]:
     """Return the manifest's entry for a result, and add its library to `files`."""
-    roles = result.roles.handed_out()
+    roles, measured = result.roles.handed_out(), _measured(result)
+    if result.header.target.kind == "cuda":
+        _check_calls(data)
     digest = hashlib.sha256(data).hexdigest()
     files[f"{digest}.so"] = data
     return {
@@ -137,6 +167,7 @@ def _problem(result: Result, files: Files, artifact: Artifact, data: bytes) -> d
         "outputs": roles.outputs,
         "zero": roles.zero,
         "params": [msgspec.to_builtins(p) | {"strides": p.strides, "shape": p.shape} for p in artifact.params],
+        **measured,
     }
 
 
@@ -188,9 +219,9 @@ def _is_native(result: Result) -> bool:
     return any("native" in flag for flag in (CPU_FLAGS if flags is None else flags))
 
 
-def _check_calls(files: Files) -> None:
-    """Raise `UsageError` for libraries that call functions of tilelang's that no bundle has."""
-    called = {name.decode() for data in files.values() for name in re.findall(rb"__tvm_(?!ffi)\w+", data)}
+def _check_calls(library: bytes) -> None:
+    """Raise `UsageError` for a library that calls functions of tilelang's that no bundle has."""
+    called = {name.decode() for name in re.findall(rb"__tvm_(?!ffi)\w+", library)}
     if unknown := sorted(name for name in called if name.removesuffix("_packed") not in launch.PROVIDED):
         raise UsageError(f"the kernel calls tilelang's {unknown[0]}, which a bundle lacks: ship a file of results")
 
