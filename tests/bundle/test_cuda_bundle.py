@@ -98,6 +98,19 @@ for wrong, error in ((A.cpu(), WrongArguments), (A.float(), WrongArguments), (A[
 print("served")
 """
 
+BETWEEN = """
+import sys, warnings
+import torch
+from atune.bundle import load
+bundle = load(sys.argv[1], on_miss="symbolic")
+for M in (1, 256, 300, 777, 2000):
+    A, B = (torch.randn(n, m, dtype=torch.float16, device="cuda") for n, m in ((M, 512), (512, 512)))
+    with warnings.catch_warnings(record=True) as warned:
+        torch.testing.assert_close(bundle(A, B), A @ B, rtol=1e-2, atol=1e-1)
+    assert ["the symbolic kernel of M=256" in str(one.message) for one in warned] == [True] * (M != 256)
+print("served")
+"""
+
 
 def matmul(M: int, N: int = 512, K: int = 512, block: int = 64) -> Any:
     import tilelang.language as T
@@ -117,31 +130,33 @@ def matmul(M: int, N: int = 512, K: int = 512, block: int = 64) -> Any:
     return main
 
 
+def on_a_gpu(M: Any, *sizes_ms: float) -> Result:
+    """Return a result for sm_90a, as a run on a GPU would have it, with a library that is compiled here."""
+
+    def kept(artifact: Artifact | None) -> Artifact:
+        assert artifact is not None
+        return ArtifactStore().keep(artifact)
+
+    work = atune.Workload(matmul, [{"block": 64}], arguments={"M": M})
+    artifact = with_library(work, SM_90A, CompileSettings(), kept)
+    stream = Stream(total=1)
+    header = stream.events[0]
+    assert isinstance(header, RunStarted)
+    stream.events[0] = msgspec.structs.replace(header, target=SM_90A, arguments={"M": M})
+    stream.ready().candidate(0, 1.0, block=64)
+    stream.events[-1] = msgspec.structs.replace(stream.events[-1], sizes_ms=sizes_ms)
+    stream.finished(kernel=artifact, roles=Roles((len(artifact.params) - 1,)))
+    return Result.from_events(stream.events)
+
+
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Result]:
-    """A result for sm_90a, as a run on a GPU would have it, with a library that is compiled here."""
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A bundle of one problem, and of code with a symbolic size."""
+    folder = tmp_path_factory.mktemp("bundle") / "b"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATUNE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-
-        def kept(artifact: Artifact | None) -> Artifact:
-            assert artifact is not None
-            return ArtifactStore().keep(artifact)
-
-        work = atune.Workload(matmul, [{"block": 64}], arguments={"M": 512})
-        artifact = with_library(work, SM_90A, CompileSettings(), kept)
-        stream = Stream(total=1)
-        header = stream.events[0]
-        assert isinstance(header, RunStarted)
-        stream.events[0] = msgspec.structs.replace(header, target=SM_90A, arguments={"M": 512})
-        stream.ready().candidate(0, 1.0, block=64).finished(kernel=artifact, roles=Roles((len(artifact.params) - 1,)))
-        yield Result.from_events(stream.events)
-
-
-@pytest.fixture(scope="module")
-def bundle(tuned: Result, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bundle") / "b"
-    save_bundle(folder, [tuned])
-    return folder
+        save_bundle(folder, [on_a_gpu(512), on_a_gpu({"$dynamic": "M", "sizes": [256, 512]}, 1.0, 2.0)])
+        yield folder
 
 
 def run(code: str, folder: Path, **env: str) -> str:
@@ -185,10 +200,10 @@ from fake_cuda import FakeTensor
 from atune.bundle.launch import Libraries, cuda_function
 folder = Path(sys.argv[1])
 manifest = json.loads((folder / "manifest.json").read_text())
-[one] = manifest["problems"]
-function = cuda_function(Libraries(folder, manifest["files"]), f"{one['library']}.so", one["symbol"])
-tensors = [FakeTensor(n << 30, (512, 512)) for n in (1, 2, 3)]
-function(*map(tvm_ffi.from_dlpack, tensors))
+for [one], M in (manifest["problems"], 512), (manifest["symbolic"], 300):
+    function = cuda_function(Libraries(folder, manifest["files"]), f"{one['library']}.so", one["symbol"])
+    tensors = [FakeTensor(n << 30, (rows, 512)) for n, rows in ((1, M), (2, 512), (3, M))]
+    function(*map(tvm_ffi.from_dlpack, tensors))
 """
 PLAINLY = """
 import json, sys
@@ -197,10 +212,11 @@ from tilelang import tvm
 from fake_cuda import FakeTensor
 import tvm_ffi
 folder = Path(sys.argv[1])
-[one] = json.loads((folder / "manifest.json").read_text())["problems"]
-function = tvm.runtime.load_module(str(folder / f"{one['library']}.so"))[one["symbol"]]
-tensors = [FakeTensor(n << 30, (512, 512)) for n in (1, 2, 3)]
-function(*map(tvm_ffi.from_dlpack, tensors))
+manifest = json.loads((folder / "manifest.json").read_text())
+for [one], M in (manifest["problems"], 512), (manifest["symbolic"], 300):
+    function = tvm.runtime.load_module(str(folder / f"{one['library']}.so"))[one["symbol"]]
+    tensors = [FakeTensor(n << 30, (rows, 512)) for n, rows in ((1, M), (2, 512), (3, M))]
+    function(*map(tvm_ffi.from_dlpack, tensors))
 """
 
 
@@ -210,8 +226,9 @@ def test_a_call_asks_the_driver_for_what_tilelang_asks(bundle: Path, tmp_path: P
     fake_cuda.install(tmp_path, bundle / "runtime")
     ours = run(WITHOUT + CALLS, bundle, LD_LIBRARY_PATH=str(tmp_path)).splitlines()
     assert ours == run(PLAINLY, bundle, LD_LIBRARY_PATH=str(tmp_path)).splitlines()
-    assert [line.split()[0] for line in ours] == ["encode", "encode", "launch"]
+    assert [line.split()[0] for line in ours] == ["encode", "encode", "launch"] * 2
     assert " 0x40000000 " in ours[0] and " 0x80000000 " in ours[1] and ours[2].startswith("launch 8 8 1 with ")
+    assert ours[5].startswith("launch 8 5 1 with ")  # of 300 rows, by the code with a symbolic size
 
 
 def test_a_kernel_that_needs_more_of_tilelang_is_refused() -> None:
@@ -229,3 +246,11 @@ def test_on_a_gpu_it_serves_without_tilelang_and_compilers(tmp_path: Path, monke
     ]
     save_bundle(tmp_path / "b", found)
     assert run(WITHOUT + SERVE, tmp_path / "b", PATH="/nowhere").endswith("served\n")
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_symbolic_code_serves_sizes_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
+    work = atune.Workload(matmul, {"block": [64, 128]}, arguments={"M": 256}, out_idx=-1)
+    atune.run_set(work, [{"M": M} for M in (256, 512, 1024)], target="cuda").save_bundle(tmp_path / "b")
+    assert run(WITHOUT + BETWEEN, tmp_path / "b", PATH="/nowhere").endswith("served\n")
