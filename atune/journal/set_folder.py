@@ -14,7 +14,7 @@ from atune.journal.reader import MAX_LINE_BYTES, JournalReader, replay, unfit
 from atune.journal.result import Result
 from atune.journal.state import State
 from atune.journal.writer import Journal
-from atune.model.candidate import Config, Problem, check_same_names, config_key, over_sizes
+from atune.model.candidate import Config, Problem, check_same_names, over_sizes
 from atune.model.folders import cache_folder, make_private_folder, read_file, whole_file
 
 INDEX = "set.json"
@@ -70,18 +70,19 @@ def rankings_in(folder: Path) -> list[tuple[Path, RunStarted]]:
     return [(path, header) for path in begun if (header := header_in(path)) is not None]
 
 
-def ranked_first(state: State) -> dict[str, tuple[Config, ...]]:
-    """Return the first configurations of each problem, by its key, in a run that ranks for several.
+def ranked_first(state: State) -> list[tuple[Config, ...]]:
+    """Return the space's first configurations for each problem, in their order, in a run that ranks for several.
 
     Empty where too few were measured: then each problem is tuned as if it were alone.
     """
-    found, measured = dict[str, tuple[Config, ...]](), state.ranked()
+    found = list[tuple[Config, ...]]()
+    measured = [one for one in state.ranked() if state.entry(one.index).in_space]
     if state.header is None or len(measured) < min(FIRST, state.header.total):
         return found
-    for place, problem in enumerate(over_sizes(state.header.arguments)):
+    for place in range(len(over_sizes(state.header.arguments))):
         ordered = sorted((one.sizes_ms[place], one.index) for one in measured)[:FIRST]
         near = [index for n, (ms, index) in enumerate(ordered) if n < 2 or ms < NEAR * ordered[0][0]]
-        found[config_key(problem)] = tuple(state.entry(index).config for index in near)
+        found.append(tuple(state.entry(index).config for index in near))
     return found
 
 

@@ -68,15 +68,16 @@ def _ranking(path: Path, header: RunStarted) -> Line:
     state = State.of(JournalReader(path))
     result, first = Result.of(state, path, replayed=True), ranked_first(state)
     problems = f"{describe_config(header.arguments)}, {len(over_sizes(header.arguments))} problems"
-    if state.finished is None and state.interrupted is None:
-        text = "not ended"
+    if state.finished is None:
+        why = "" if state.interrupted is None else f": {state.interrupted.reason}"
+        text = f"not ended{printable(next(iter(why.splitlines()), ''))}"
     elif first:
-        most = max(map(len, first.values()))
+        most = max(map(len, first))
         text = f"{result.measured} configurations on symbolic code; each problem tried its first {most} with numbers"
     else:
         groups = failure_groups(result.records)
         text = f"each tuned by itself: {groups[0].line if groups else 'too few configurations could be measured'}"
-    return Line(f"ranked     {problems}: {text}", "" if first else "attention")
+    return Line(f"ranked     {problems}: {text}", "" if first and state.finished else "attention")
 
 
 def _sums(rows: Sequence[TunedProblem], folder: Path) -> list[Line]:

@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import tilelang.language as T
 from processes import environment
 from test_tune_set import FAST, KERNELS, measured
 
@@ -24,8 +26,9 @@ from atune.journal.events import CandidateMeasured, Event
 from atune.journal.reader import JournalReader
 from atune.journal.set_folder import is_begun, ranked_first, rankings_in
 from atune.journal.state import State
-from atune.model.candidate import Problem, over_sizes
+from atune.model.candidate import Problem, config_key, over_sizes
 from atune.model.settings import Budget
+from atune.stages.frontend.frontend import elaborate
 from atune.workers.processes.pool import ForkServer
 
 pytestmark = pytest.mark.timeout(170)
@@ -65,8 +68,9 @@ def test_what_is_wrong_at_a_size_fails_and_the_failure_names_it(ranked: Any) -> 
 def test_each_problem_tries_the_first_of_its_own_order_and_the_default_with_numbers(ranked: Any) -> None:
     result, _ = ranked
     first = {}
-    for path, _ in rankings_in(result.folder):
-        first |= ranked_first(State.of(JournalReader(path)))
+    for path, header in rankings_in(result.folder):
+        found = ranked_first(State.of(JournalReader(path)))
+        first |= dict(zip(map(config_key, over_sizes(header.arguments)), found, strict=True))
     for row in result:
         tried = [record.config for record in row.result.records if record.latency_ms is not None]
         configs = first[row.problem.key]
@@ -104,8 +108,12 @@ def test_a_devices_process_is_handed_on_and_none_outlives_the_set(
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("NUMBERED", "each tuned by itself: "), ("ASKING", "")],
-    ids=["it does not lower so", "its constraint takes the size"],
+    [
+        ("NUMBERED", "each tuned by itself: "),
+        ("ASKING", ""),
+        ("BRANCHING", "ValueError: the kernel compares m % 2 with 0, and needs it as a number"),
+    ],
+    ids=["it does not lower so", "its constraint takes the size", "its Python asks for the size"],
 )
 def test_a_group_that_cannot_be_ranked_is_tuned_as_others(name: str, why: str, tmp_path: Path) -> None:
     found = atune.run_set(
@@ -114,6 +122,55 @@ def test_a_group_that_cannot_be_ranked_is_tuned_as_others(name: str, why: str, t
     assert len(found.winners) == 3 and all(row.result.measured == 3 for row in found)
     lines = [line for line in str(found).splitlines() if line.startswith("ranked")]
     assert [why in line for line in lines] == ([True] if why else [])
+
+
+@pytest.mark.parametrize("m", [8, {"$dynamic": "m", "sizes": [8, 9]}], ids=["a number", "symbolic"])
+def test_only_a_kernels_python_must_know_its_size(m: Any) -> None:
+    """What is compared in the kernel's own code stays symbolic, and nothing stays changed in tilelang."""
+
+    def inside(m: Any, n: int) -> Any:
+        @T.prim_func
+        def main(A: T.Tensor((m, n), "float32"), B: T.Tensor((m, n), "float32")):
+            with T.Kernel(m) as bx:
+                for i in T.serial(n):
+                    if m == 8:
+                        B[bx, i] = A[bx, i]
+                    else:
+                        B[bx, i] = 0.0
+
+        return main
+
+    assert elaborate(inside, {"m": m, "n": 4}, {}).params
+    assert not bool(T.dynamic("m") == 8)
+
+
+def test_arguments_of_the_workloads_own_are_part_of_a_ranking(tmp_path: Path) -> None:
+    """The problems give only what differs; one that is a dictionary is no size, and a default of none's is no first."""
+    problems = [{"m": m, "names": {"a": 1}} for m in (1, 5, 64)]
+    given: dict[str, Any] = {"journal": tmp_path / "s", "symbolic": True, "cached": False, **FAST}
+    found = atune.run_set(f"{KERNELS}:NAMED", problems, **given)
+    [(path, header)] = rankings_in(found.folder)
+    assert header.arguments["n"] == 16
+    first = ranked_first(State.of(JournalReader(path)))
+    assert [row.result.header.advice[-1].first for row in found] == first
+    assert {config["block"] for each in first for config in each} <= {1, 2, 4}
+    more = atune.run_set(f"{KERNELS}:NAMED", [*problems, {"m": 2, "names": {"a": 1}}], **given)
+    assert len(more.winners) == 4 and len(rankings_in(found.folder)) == 1
+
+
+def test_where_outputs_must_have_the_defaults_bits_nothing_is_ranked(tmp_path: Path) -> None:
+    settings = msgspec.structs.replace(FAST["benchmark"], same_bits="default")
+    given: dict[str, Any] = {**FAST, "benchmark": settings, "symbolic": True, "journal": tmp_path / "s"}
+    found = atune.run_set(f"{KERNELS}:RANKED", Problems(m=[1, 5, 64], n=16), **given)
+    assert len(found.winners) == 3 and not rankings_in(tmp_path / "s")
+
+
+def test_inputs_that_fail_at_one_size_cost_that_problem_alone_and_the_summary_says_so(tmp_path: Path) -> None:
+    given: dict[str, Any] = {**FAST, "symbolic": True, "journal": tmp_path / "s"}
+    found = atune.run_set(f"{KERNELS}:NO_FIVE", Problems(m=[1, 5, 64], n=16), **given)
+    assert [row.won for row in found] == [True, False, True]
+    [line] = [line for line in str(found).splitlines() if line.startswith("ranked")]
+    assert "not ended: WorkloadError: " in line and line.endswith("no five rows")
 
 
 @pytest.mark.parametrize("symbolic", [None, False])

@@ -48,7 +48,8 @@ class Group:
 
     def learn(self, state: State) -> None:
         """Take each problem's first configurations from the run's `state`."""
-        self.advice = {key: Advice(str(self.journal), first) for key, first in ranked_first(state).items()}
+        pairs = zip(self.keys, ranked_first(state), strict=False)  # none has any where too few were measured
+        self.advice = {key: Advice(str(self.journal), first) for key, first in pairs}
 
 
 def wider(budget: Budget, times: float = WIDER) -> Budget:
@@ -61,8 +62,9 @@ def wider(budget: Budget, times: float = WIDER) -> Budget:
 
 def groups_of(folder: Path, problems: Sequence[Problem]) -> list[Group]:
     """Return the groups of `problems`, none of which has begun: those of journals in `folder`, and new ones."""
-    wanted = {problem.key for problem in problems}
-    found = [Group(header.arguments, path) for path, header in rankings_in(folder)]
+    wanted, names = {problem.key for problem in problems}, {name for one in problems for name in one.arguments}
+    own = [(path, {n: v for n, v in header.arguments.items() if n in names}) for path, header in rankings_in(folder)]
+    found = [Group(arguments, path) for path, arguments in own]  # a header has the workload's arguments, too
     known = [group for group in found if wanted.intersection(group.keys)]
     left = [problem for problem in problems if not any(problem.key in group.keys for group in known)]
     for name, alike in _alike(left):
@@ -81,8 +83,8 @@ def _alike(problems: Sequence[Problem]) -> Iterable[tuple[str, list[Problem]]]:
 
 
 def _is_size(name: str, problems: Collection[Problem]) -> bool:
-    values = {problem.arguments.get(name) for problem in problems}
-    return len(values) > 1 and all(type(value) is int and value > 0 for value in values)
+    values = [problem.arguments.get(name) for problem in problems]
+    return all(type(value) is int and value > 0 for value in values) and len({*values}) > 1
 
 
 def _by_others(name: str, problems: Iterable[Problem]) -> list[list[Problem]]:

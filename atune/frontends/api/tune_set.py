@@ -52,7 +52,7 @@ from atune.journal.set_folder import (
 from atune.journal.state import State
 from atune.model.candidate import Advice, Problem, config_key, describe_config, distance, over_sizes
 from atune.model.options import Option, checked, documents, path, refuse_unknown
-from atune.model.settings import Budget, CompileSettings
+from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.model.space import Space
 from atune.reporting.screen import plain, shown
 from atune.reporting.set_table import row_line, set_lines, set_page
@@ -305,7 +305,8 @@ class _SetRun:
 
     def _grouped(self) -> list[Group]:
         """Return the groups of problems that are ranked together. Raises `TargetError` without the target's devices."""
-        if self._symbolic is False or self._options.get("cluster"):
+        bits = (self._options.get("benchmark") or BenchmarkSettings()).same_bits  # other code may have other ones
+        if self._symbolic is False or self._options.get("cluster") or bits:
             return []
         if self._symbolic is None and not rankings_in(self._folder):
             target, _ = discover(self._options.get("target", "auto"), self._options.get("devices", "all"))

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 from atune.bundle.launch import size_of
 from atune.errors import SpaceError, UsageError, WorkloadError, name_and_message, type_of
 from atune.model.artifact import KernelParam, Roles
-from atune.model.candidate import DYNAMIC, RESERVED, SIZES, Config, normalise, with_tuples
+from atune.model.candidate import DYNAMIC, RESERVED, SIZES, Config, normalise, over_sizes, with_tuples
 from atune.stages import tilelang
 from atune.stages.measure.arguments import CallInputs as CallInputs
 from atune.stages.measure.arguments import DrawnInputs
@@ -32,11 +33,36 @@ def elaborate(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, An
     symbols: dict[str, Any] = {}
     values = {name: _value(value, symbols) for name, value in {**with_tuples(arguments), **with_tuples(given)}.items()}
     get_tir = getattr(kernel, "get_tir", None)
-    function = get_tir(**values) if get_tir is not None else kernel(**values)
+    with _numbers_wanted() if over_sizes(arguments) else contextlib.nullcontext():
+        function = get_tir(**values) if get_tir is not None else kernel(**values)
     if not isinstance(function, tilelang.tvm.tirx.PrimFunc):
         returned = "None" if function is None else type_of(function)
         raise TypeError(f"the kernel returned {returned}, and must return a PrimFunc (T.prim_func)")
     return function
+
+
+@contextlib.contextmanager
+def _numbers_wanted() -> Generator[None, None, None]:
+    """Raise ValueError where a kernel's Python asks whether a symbolic size equals a number.
+
+    For tilelang it never does, so that such a kernel would be another one than with the number.
+    """
+    classes = tilelang.tvm.tirx.expr.EqualOp, tilelang.tvm.tirx.expr.NotEqualOp
+    usual = [one.__bool__ for one in classes]
+
+    def asked(comparison: Any) -> bool:
+        asks = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
+        if asks not in ("tilelang", "tvm") and not comparison.a.same_as(comparison.b):
+            raise ValueError(f"the kernel compares {comparison.a} with {comparison.b}, and needs it as a number")
+        return bool(usual[classes.index(type(comparison))](comparison))
+
+    for one in classes:
+        one.__bool__ = asked
+    try:
+        yield
+    finally:
+        for one, before in zip(classes, usual, strict=True):
+            one.__bool__ = before
 
 
 def encode(value: Any, where: str) -> Any:

@@ -39,6 +39,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "get_global_func(name)", "register_global_func(func_name, f, *, override)", "DataType(value)",
         "IRModule(functions, *, attrs)", "tirx.PrimFunc", "tirx.Var(name, dtype)", "tirx.IntImm(dtype, value)",
         "tirx.BufferStore", "tirx.BufferLoad", "tirx.Call", "tirx.analysis.undefined_vars(node)",
+        "tirx.expr.EqualOp.__bool__(self)", "tirx.expr.NotEqualOp.__bool__(self)",
         "tirx.stmt_functor.post_order_visit(stmt, fvisit)", "tirx.stmt_functor.pre_order_visit(stmt, fvisit)",
         "ir.save_json(node)", "ir.Op.list_op_names()", "arith.Analyzer()", "target.Target(target)",
         "transform.PassContext(*, opt_level, config, instruments)", "transform.PassContext.current()",
