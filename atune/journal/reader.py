@@ -6,6 +6,7 @@ A line is ``{"crc":"xxxxxxxx","event":{…}}``; crc is the CRC-32, in hex, of th
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import re
@@ -206,10 +207,22 @@ _LONG = re.compile(rb"\d{300}")
 """What is no float, and of more digits what Python prints."""
 
 
+_ADVICE = {
+    errno.EISDIR: "it is a folder: give a file in it",
+    errno.ENOTDIR: "a part of the path is a file: give another path",
+    errno.EEXIST: "a part of the path is a file: give another path",
+    errno.EFBIG: "the file is larger than the limit of this process (ulimit -f)",
+    errno.ENOLCK: "the file system has no locks: give a path on a local disk",
+    errno.EMFILE: "too many files are open in this process: raise the limit (ulimit -n 1024)",
+}
+
+
 def cannot(doing: str, path: str, error: OSError, do: str = "") -> JournalError:
-    """Return the error for an `OSError`: the reason, and what to `do` where that is known."""
-    why = error.strerror or str(error)
-    return JournalError(f"cannot {doing} the journal {path}: {why}{do and f': {do}'}")
+    """Return the error for an `OSError`: the reason, and what to do: `do`, or what the reason says."""
+    why = _ADVICE.get(error.errno or 0, error.strerror or str(error))
+    if do:
+        why = f"{why.partition(':')[0]}: {do}"
+    return JournalError(f"cannot {doing} the journal {path}: {why}")
 
 
 POLL_S = 0.5

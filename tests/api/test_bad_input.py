@@ -53,8 +53,8 @@ async def test_what_is_no_workload(workload: Any) -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        (lambda folder: folder, "Is a directory"),
-        (lambda folder: folder / "file" / "run.jsonl", "Not a directory"),
+        (lambda folder: folder, "it is a folder: give a file in it"),
+        (lambda folder: folder / "file" / "run.jsonl", "a part of the path is a file"),
         (lambda folder: folder / "file", "its only line is incomplete"),
         (lambda folder: folder / ("x" * 300), "File name too long"),
         (lambda folder: "/dev/null", "must be a regular file"),

@@ -158,7 +158,7 @@ def test_a_folder_and_a_cache_folder_that_cannot_be_used_are_named(
     assert main(["tune", f"{KERNELS}:SCALED", "--target", "c", "--quiet"]) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"atune: error: cannot create the folder of the journal {tmp_path}/file/journals/")
-    assert err.endswith(": File exists: set ATUNE_CACHE_DIR to a folder that you may write\n")
+    assert err.endswith(": a part of the path is a file: set ATUNE_CACHE_DIR to a folder that you may write\n")
 
 
 def test_watch_of_a_killed_run_says_that_no_run_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,7 @@ with Journal.create(sys.argv[1]) as journal:
     done = subprocess.run(
         [sys.executable, "-c", code, path], check=False, capture_output=True, text=True, env=environment(), timeout=30
     )
-    assert done.stdout.count("File too large") == 2 and str(path) in done.stdout, done.stderr
+    assert done.stdout.count("ulimit -f") == 2 and str(path) in done.stdout, done.stderr
     reader = JournalReader(path)
     assert len(list(reader)) >= 2 and not reader.torn_bytes
 

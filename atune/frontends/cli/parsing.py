@@ -68,8 +68,17 @@ class Parser(argparse.ArgumentParser):
         flags = {name: one.option_strings[-1] for one in self._actions if one.option_strings for name in _names(one)}
         ways = {name: f"{way} in Python" for name, way in python_ways().items()} if self.prog == "atune tune" else {}
         meant = likely(flag.lstrip("-").removeprefix("no-").replace("-", "_"), flags, ways)
-        hint = f"; did you mean {' or '.join(meant)}?" if meant else ""
+        instead = _INSTEAD.get(flag.replace("--without", "--with"), "")
+        hint = f"; did you mean {' or '.join(meant)}?" if meant else instead
         return f"{self.prog} has no option {flag}{hint} (see {self.prog} --help)"
+
+
+_INSTEAD = {
+    "--execution-backend": "; candidates always run by tvm_ffi: leave it out",
+    "--runs": "; a command tunes once: repeat it",
+    "--with-roller": "; the file gives the space: examples/gemm_roller.py asks TileLang's roller for it",
+}
+"""Alternatives to options that TileLang's examples of its tuner have, and that name nothing here."""
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

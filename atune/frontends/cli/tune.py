@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import time
@@ -20,7 +21,7 @@ from atune.errors import NoWinner, UsageError
 from atune.frontends.api.options import TuneOptions
 from atune.frontends.api.problems import Problems, parse_sizes
 from atune.frontends.cli.main import INTERRUPTED, show_kept, show_set
-from atune.frontends.cli.output import NO_WINNER, print_err, print_message, report_error
+from atune.frontends.cli.output import NO_WINNER, error_data, print_err, print_message, print_out, report_error
 from atune.frontends.cli.parsing import with_flags
 from atune.frontends.cli.runs import LATEST, find_journal
 from atune.journal.events import Event
@@ -138,6 +139,8 @@ def drive(
             kept = os.path.exists(journal)
             if arguments.json and state.header is not None:
                 show_kept(Result.of(state, journal if kept else None), arguments)
+            elif arguments.json:
+                print_out(json.dumps({"error": error_data(KeyboardInterrupt("interrupted before it began"))}))
             how = f" are kept in {journal}; continue with atune resume {shlex.quote(journal)}" if kept else ""
             print_message(f"interrupted; {state.counts['measured']} measured{how}", kind="")
             return INTERRUPTED
