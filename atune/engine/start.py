@@ -24,11 +24,11 @@ from atune.engine.search.devices import Figures
 from atune.engine.search.enough import Enough
 from atune.engine.search.interface import Guarded, Searched, Strategy, latency_or_reason
 from atune.engine.search.prior import CAN_RUN, figures_for, survey_fields
-from atune.engine.search.strategies import ADVISED, AUTO, chosen, make_strategy, uses_prior
+from atune.engine.search.strategies import AUTO, chosen, make_strategy, uses_prior
 from atune.errors import JournalError, UsageError
 from atune.journal.events import SCHEMA, BenchmarkFailed, Event, JournalRepaired, RunResumed, RunStarted, Warned
-from atune.journal.state import Entry, State, finished, proposed
-from atune.model.candidate import BASELINE, RESERVED, Advice, Candidate, config_key, numbered, with_tuples
+from atune.journal.state import Entry, State, all_proposed, finished, proposed
+from atune.model.candidate import ADVISED, BASELINE, RESERVED, Advice, Candidate, config_key, numbered, with_tuples
 from atune.model.device import DeviceInfo, DeviceLimits, Target
 from atune.model.settings import MEASURING, BenchmarkSettings, Budget, CompileSettings
 from atune.workload.workload import WorkloadSpec
@@ -250,7 +250,8 @@ class Plan:
             self.baseline = Candidate(BASELINE, tried.key, tried.config)
         elif default == BASELINE and spec.baseline is not None:
             self.baseline = Candidate(BASELINE, config_key(spec.baseline), with_tuples(spec.baseline))
-        over, further = budget.used_up(state.wall_s), [entry.index for entry in before if not entry.further_layout]
+        over = budget.used_up(state.wall_s) or all_proposed(state, budget)
+        further = [entry.index for entry in before if not entry.further_layout]
         self.baseline_left = not over and self.baseline is not None and not tried.key
         """Whether the baseline must still be proposed."""
         self.proposable = 0 if over else max(0, min(total, budget.most(total) or total) - len(further))

@@ -37,7 +37,7 @@ from atune.journal.events import (
     Warned,
 )
 from atune.model.artifact import ALIKE, RAN, STORED, MachineFacts, StaticFacts
-from atune.model.candidate import BASELINE, Config, with_tuples
+from atune.model.candidate import ADVISED, BASELINE, Config, with_tuples
 from atune.model.device import DeviceInfo
 from atune.model.measurement import Timing
 from atune.model.settings import Budget
@@ -574,9 +574,17 @@ def finished(state: State, budget: Budget) -> bool:
     done = [entry for entry in proposed(state) if state.outcome(entry.index) is not None]
     most = budget.most(state.total)
     used_up = most is not None and sum(not entry.further_layout for entry in done) >= most
-    used_up |= budget.auto and state.finished.reason == "enough"
+    used_up |= all_proposed(state, budget)
     settled = len(done) + sum(entry.surveyed for entry in state.entries.values())
     return settled >= state.total or used_up or budget.used_up(state.wall_s)
+
+
+def all_proposed(state: State, budget: Budget) -> bool:
+    """Tell whether a run has ended because its strategy had no more to propose, also where `budget` admits more."""
+    if state.finished is None or state.header is None:
+        return False
+    advised = state.header.strategy == ADVISED
+    return state.finished.reason == ("exhausted" if advised else "enough") and (advised or budget.auto)
 
 
 def recorded_budget(header: RunStarted) -> Budget:

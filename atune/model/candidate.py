@@ -45,6 +45,10 @@ class Advice(msgspec.Struct, frozen=True):
     """The fastest of this space's configurations there, the best first."""
 
 
+ADVISED = "advised"
+"""Name of the strategy that proposes what `Advice` has, and nothing else."""
+
+
 def normalise(value: Any, where: str) -> Any:
     """Return `value` as data that a journal keeps unchanged: sequences become tuples, and subclasses plain values.
 

@@ -182,6 +182,16 @@ def test_on_the_cpu_nothing_is_ranked_unless_asked_for(symbolic: bool | None, tm
     assert len(found.winners) == 3 and not rankings_in(tmp_path / "s")
 
 
+def test_a_set_that_was_ranked_and_has_ended_is_not_begun_again(tmp_path: Path) -> None:
+    """Each problem tried fewer than its budget admits, and is finished all the same."""
+    given: dict[str, Any] = {**FAST, "symbolic": True, "journal": tmp_path / "s", "cached": False}
+    atune.run_set(f"{KERNELS}:RANKED", Problems(m=[1, 5, 64], n=16), **given)
+    before = {path: path.read_bytes() for path in (tmp_path / "s").glob("*.jsonl")}
+    assert len(before) == 4
+    atune.run_set(f"{KERNELS}:RANKED", Problems(m=[1, 5, 64], n=16), **given)
+    assert {path: path.read_bytes() for path in before} == before
+
+
 @pytest.mark.parametrize("ends", ["while it ranks", "while a problem is tuned"])
 def test_killed_and_resumed_nothing_is_measured_twice(ends: str, tmp_path: Path) -> None:
     folder = tmp_path / "set"

@@ -10,6 +10,7 @@ from typing import Any
 from atune.engine.search.bayesian import Bayesian
 from atune.engine.search.interface import SPREAD, Encoding, Searched, Strategy, by_prior
 from atune.errors import UsageError
+from atune.model.candidate import ADVISED
 
 LARGE = 64
 """Spaces of more candidates are not walked from end to end."""
@@ -69,7 +70,7 @@ class Exhaustive(FixedOrder):
 class Advised(FixedOrder):
     """The candidates that a ranking over several sizes advises, which come before any that a strategy proposes."""
 
-    name = "advised"
+    name = ADVISED
 
     def __init__(self, searched: Searched) -> None:
         super().__init__(())
@@ -84,7 +85,6 @@ MAKERS: dict[str, Callable[[Searched], Strategy]] = {
 }
 SHOWN = (AUTO, *MAKERS)
 """The names that a user may give, for messages."""
-ADVISED = Advised.name
 MAKERS[ADVISED] = Advised
 FEW = 8
 """With budgets of up to this many candidates, learning does not help without a prior."""

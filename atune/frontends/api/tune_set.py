@@ -16,7 +16,6 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from atune.engine.search.strategies import ADVISED
 from atune.errors import (
     ArgumentMissing,
     AtuneError,
@@ -50,7 +49,7 @@ from atune.journal.set_folder import (
     tuned_problems,
 )
 from atune.journal.state import State
-from atune.model.candidate import Advice, Problem, config_key, describe_config, distance, over_sizes
+from atune.model.candidate import ADVISED, Advice, Problem, config_key, describe_config, distance, over_sizes
 from atune.model.options import Option, checked, documents, path, refuse_unknown
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.model.space import Space

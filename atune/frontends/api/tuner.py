@@ -23,7 +23,7 @@ import msgspec
 from atune.engine.engine import Engine
 from atune.engine.interfaces import Machine
 from atune.engine.run_state import Listener, Recorder
-from atune.engine.search.strategies import ADVISED, check_given
+from atune.engine.search.strategies import check_given
 from atune.engine.start import CacheUse, EngineSettings, Recall, check_parts
 from atune.errors import AtuneError, UsageError, name_and_message, warn_caller
 from atune.frontends.api.blocking import of_the_machine, run_blocking, unwrapped, winning
@@ -33,7 +33,7 @@ from atune.journal.events import Event, RunInterrupted
 from atune.journal.result import Result, TuneResult
 from atune.journal.state import State
 from atune.journal.writer import Journal, opened_aside
-from atune.model.candidate import Advice
+from atune.model.candidate import ADVISED, Advice
 from atune.model.device import DeviceInfo, Target, device_names
 from atune.model.options import documents
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
