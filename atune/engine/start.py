@@ -71,6 +71,8 @@ class EngineSettings:
     prior: bool = True
     seed: int = 0
     budget: Budget = field(default_factory=Budget)
+    each: Budget | None = None
+    """That of each problem, where the run ranks for several."""
     pipeline: bool = True
     accept: Sequence[str] = ()
     advise: Advise | None = None
@@ -112,6 +114,7 @@ class EngineSettings:
                 "pipeline": self.pipeline,
                 "seed": self.seed,
                 "budget": msgspec.to_builtins(self.budget),
+                **({} if self.each is None else {"each": msgspec.to_builtins(self.each)}),
                 **({} if self.prior else {"prior": "off"}),
                 **({"cache": self.cache} if self.cache else {}),
                 **({"command": shlex.join(["atune", *sys.argv[1:]])} if "".join(sys.argv[:1]).endswith(OURS) else {}),

@@ -115,7 +115,7 @@ def open_set_folder(folder: Path, problems: Sequence[Problem]) -> tuple[list[Pat
             if not is_set(folder) and any(one.name != LOCK and one.name[0] != "." for one in folder.iterdir()):
                 raise UsageError(f"journal {folder} is no set's folder, and is not empty: give a new folder")
             lock = stack.enter_context(Journal.create(folder / LOCK))
-            before = listed(folder).values() if is_set(folder) and journals_in(folder) else ()
+            before = listed(folder).values() if is_set(folder) and has_begun(folder) else ()
             known = {one.key: one for one in (*before, *problems)}
             check_same_names([*known.values()], f"journal {folder}")
             _write(folder, [*known.values()])
@@ -130,9 +130,11 @@ def open_set_folder(folder: Path, problems: Sequence[Problem]) -> tuple[list[Pat
 
 
 def forget_added(folder: Path, had: Sequence[Problem]) -> None:
-    """Reduce a set's list to what it had, unless another problem has begun. A new set is removed."""
-    if any(map(is_begun, [*listed(folder)][len(had) :])):
-        return
+    """Reduce a set's list to what it had, unless another problem has begun, or is ranked. A new set is removed."""
+    ranked = [problem.items() for _, header in rankings_in(folder) for problem in over_sizes(header.arguments)]
+    for journal, one in [*listed(folder).items()][len(had) :]:
+        if is_begun(journal) or any(one.arguments.items() <= problem for problem in ranked):
+            return
     if had:
         _write(folder, had)
         return
@@ -151,6 +153,11 @@ def is_begun(journal: Path) -> bool:
         return False
     with journal.open("rb") as file:
         return file.readline(MAX_LINE_BYTES).endswith(b"\n")
+
+
+def has_begun(folder: Path) -> bool:
+    """Tell whether a run of a set's folder has begun, that of a problem or one that ranks for several."""
+    return any(map(is_begun, folder.glob("*.jsonl")))
 
 
 def journals_in(folder: Path) -> list[Path]:

@@ -13,7 +13,7 @@ from atune.errors import UsageError
 from atune.journal.events import RunStarted
 from atune.journal.reader import JournalReader
 from atune.journal.result import Result
-from atune.journal.set_folder import TunedProblem, ranked_first, rankings_in, tuned_problems
+from atune.journal.set_folder import TunedProblem, header_of_set, ranked_first, rankings_in, tuned_problems
 from atune.journal.state import State
 from atune.model.candidate import describe_config, over_sizes, printable
 from atune.reporting.export import aligned
@@ -56,7 +56,7 @@ def set_lines(rows: Sequence[TunedProblem], folder: Path) -> list[Line]:
     lines = [*map(Line, aligned([tuple(COLUMNS), *shown]).splitlines()), Line("")] if shown else []
     lines += [*_sums(rows, folder), Line(f"journals   {printable(str(folder))}", "dim")]
     if any(row.unfinished for row in rows):
-        header = next((row.result.header for row in rows if row.result is not None), None)
+        header = header_of_set(folder)
         named, place = header is not None and header.origin, shlex.quote(printable(str(folder)))
         how = f"atune resume {place}" if named else f"tune the set again, with {place} as its journal"
         lines.append(Line(f"next       {how}"))
@@ -73,7 +73,7 @@ def _ranking(path: Path, header: RunStarted) -> Line:
         text = f"not ended{printable(next(iter(why.splitlines()), ''))}"
     elif first:
         most = max(map(len, first))
-        text = f"{result.measured} configurations on symbolic code; each problem tried its first {most} with numbers"
+        text = f"{result.measured} configurations on symbolic code; each problem tries its first {most} with numbers"
     else:
         groups = failure_groups(result.records)
         text = f"each tuned by itself: {groups[0].line if groups else 'too few configurations could be measured'}"

@@ -52,11 +52,11 @@ class Group:
         self.advice = {key: Advice(str(self.journal), first) for key, first in pairs}
 
 
-def wider(budget: Budget, times: float = WIDER) -> Budget:
+def wider(budget: Budget) -> Budget:
     """Return the budget of a ranking for problems that have `budget`. One that ends by itself becomes a share."""
-    candidates = None if budget.candidates is None else max(1, round(times * budget.candidates))
+    candidates = None if budget.candidates is None else WIDER * budget.candidates
     percent = AUTO_PERCENT if budget.auto and budget.percent is None else budget.percent
-    share = None if percent is None else min(100.0, times * percent)
+    share = None if percent is None else min(100.0, WIDER * percent)
     return Budget(candidates=candidates, seconds=budget.seconds, percent=share)
 
 

@@ -30,7 +30,7 @@ from atune.errors import (
 from atune.frontends.api.blocking import run_blocking, unwrapped
 from atune.frontends.api.options import RunOptions, TuneOptions, completed, named, progress_every_s
 from atune.frontends.api.problems import Given, Problems
-from atune.frontends.api.ranking import WIDER, Group, groups_of, wider
+from atune.frontends.api.ranking import Group, groups_of, wider
 from atune.frontends.api.resume import completed_by, origin_of, read_state
 from atune.frontends.api.tuner import discover, tuner_on
 from atune.journal.events import Event, RunStarted
@@ -38,18 +38,18 @@ from atune.journal.result import Result
 from atune.journal.set_folder import (
     TunedProblem,
     forget_added,
+    has_begun,
     header_in,
     header_of_set,
     is_begun,
     is_set,
-    journals_in,
     listed,
     open_set_folder,
     rankings_in,
     tuned_problems,
 )
 from atune.journal.state import State
-from atune.model.candidate import ADVISED, Advice, Problem, config_key, describe_config, distance, over_sizes
+from atune.model.candidate import ADVISED, Advice, Problem, config_key, describe_config, distance
 from atune.model.options import Option, checked, documents, path, refuse_unknown
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.model.space import Space
@@ -207,7 +207,7 @@ async def tune_set(
     try:
         return await _SetRun(workload, chosen, given, Path(folder), symbolic).all()
     except anyio.get_cancelled_exc_class() as error:
-        if journals_in(Path(folder)):
+        if has_begun(Path(folder)):
             kept = f"what was measured is kept in {shlex.quote(str(folder))}; journal= continues it"
             error.add_note(f"tuning interrupted; {kept}")
         raise
@@ -322,9 +322,9 @@ class _SetRun:
                 if state.finished is None:
                     if state.header is None:
                         group.journal.unlink(missing_ok=True)  # a killed run left no whole line
-                    budget = wider(Budget.parse(self._options.get("budget")))
+                    each = Budget.parse(self._options.get("budget"))
                     what = f"{group} are being ranked"
-                    changes = {"budget": budget, "compile": self._compile(groups)}
+                    changes = {"budget": wider(each), "each": each, "compile": self._compile(groups)}
                     _, state = await self._run(group.journal, group.arguments, what, changes=changes)
                 group.learn(state)
         except AtuneError as error:
@@ -463,7 +463,7 @@ async def resume_set(
     problems = Problems(listed(Path(folder)).values())
     if header is None:
         raise UsageError(f"{folder}: nothing was begun there: tune the set again")
-    chosen = completed_by(header, given := named("resume_set", options, RunOptions))
-    if over_sizes(header.arguments) and "budget" not in given:
-        chosen["budget"] = wider(chosen["budget"], 1 / WIDER)
+    settings = {**header.settings, "budget": header.settings.get("each") or header.settings.get("budget") or {}}
+    header = msgspec.structs.replace(header, settings=settings)
+    chosen = completed_by(header, named("resume_set", options, RunOptions))
     return await tune_set(workload or origin_of(header), problems, journal=folder, **chosen)

@@ -377,15 +377,18 @@ def tuner_on(
     nearest: Sequence[Result],
     only: Advice | None,
     workload: Workload | FileRef,
+    each: Budget | None = None,
     **options: Unpack[TuneOptions],
 ) -> Tuner:
     """Return a tuner that runs with `shared` processes, with other runs at the same time.
 
     `nearest`: results of other problems, to begin with. `only`: what to try, and nothing beside it but the default.
+    `each`: the budget of each problem, where it ranks for several.
     """
     if only is not None:
         options["strategy"] = ADVISED
     tuner = Tuner(workload, **options)
+    tuner._settings = replace(tuner._settings, each=each)
     if only is not None:
         tuner._settings = replace(tuner._settings, advise=lambda spec, devices: ((only,), []))
     elif nearest:

@@ -113,9 +113,10 @@ def _data(path: Path, known: list[IndexedRun]) -> dict[str, Any]:
     run = known[0]
     try:
         if path.is_dir():
-            ended, problems = sum(one.status != UNFINISHED for one in known), len(listed(path))
-            state = FINISHED if ended == problems else _unfinished(is_written(path / LOCK))
-            return {"kernel": run.kernel, "problems": problems, "ended": ended, "state": state}
+            journals = listed(path)
+            ended = sum(one.status != UNFINISHED and Path(one.path) in journals for one in known)
+            state = FINISHED if ended == len(journals) else _unfinished(is_written(path / LOCK))
+            return {"kernel": run.kernel, "problems": len(journals), "ended": ended, "state": state}
         if run.status == UNFINISHED:
             run = indexed(run.path, State.of(JournalReader(path)))  # the index has it as it began
     except (AtuneError, OSError) as error:
