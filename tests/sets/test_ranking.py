@@ -25,13 +25,14 @@ from atune.engine.search.prior import best_ranks
 from atune.frontends.api.ranking import groups_of, wider
 from atune.frontends.api.tune_set import SetResult, read_set, resume_set
 from atune.frontends.cli.main import main
-from atune.journal.events import CandidateMeasured, Event
+from atune.journal.events import CandidateMeasured, DeviceLost, Event, RunFinished
 from atune.journal.reader import JournalReader
 from atune.journal.set_folder import is_begun, ranked_first, rankings_in
 from atune.journal.state import State
 from atune.model.candidate import Problem, config_key, over_sizes
 from atune.model.settings import Budget
 from atune.stages.frontend.frontend import elaborate
+from atune.workers.local.device_worker import LocalDeviceWorker
 from atune.workers.processes.pool import ForkServer
 
 pytestmark = pytest.mark.timeout(170)
@@ -107,6 +108,60 @@ def test_a_devices_process_is_handed_on_and_none_outlives_the_set(
     found = atune.run_set(f"{KERNELS}:SCALE", Problems(n=[300, 600, 1200, 2400]), journal=tmp_path / "s", **FAST)
     assert len(found.winners) == 4 and 1 <= len(forked["device-cpu"]) <= 2  # two problems at a time
     assert not any(worker.alive for workers in forked.values() for worker in workers)
+
+
+@pytest.mark.parametrize("spoils", ["ends the process", "fails", "is edited"])
+def test_where_a_handed_on_process_cannot_prepare_a_new_one_takes_its_place(spoils: str, tmp_path: Path) -> None:
+    """The reference keeps state in its process, or its file is edited once the first two problems have ended."""
+    file = tmp_path / "kept.py"
+    again = {"ends the process": "os.abort()", "fails": "raise ValueError", "is edited": "pass"}[spoils]
+    text = f"""
+import os
+import sys
+sys.path.insert(0, {str(Path(KERNELS).parent)!r})
+import atune
+from set_kernels import scale
+seen = set()
+
+def doubled(A):
+    seen.add(len(A))
+    if len(seen) > 1:
+        {again}
+    return A * 2
+
+W = atune.Workload(scale, atune.Space(block=[16, 64]), arguments={{"n": 256}}, reference=doubled, name="w")
+"""
+    file.write_text(text)
+    ended = 0
+
+    def edit(event: Event) -> None:
+        nonlocal ended
+        ended += isinstance(event, RunFinished)
+        if ended == 2 and spoils == "is edited":
+            file.write_text(text.replace("A * 2", "2 * A"))
+
+    sizes = Problems(n=[256, 512, 1024, 2048])
+    found = atune.run_set(f"{file}:W", sizes, journal=tmp_path / "s", on_event=edit, **FAST)
+    assert found[3].won, str(found)
+    assert len(found.winners) == 4 or spoils == "is edited"  # while the third problem's processes load it
+
+
+def test_the_next_problem_takes_no_process_that_ended_while_nobody_used_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hand_on, ended = LocalDeviceWorker.hand_on, list[int]()
+
+    async def killing(device: LocalDeviceWorker) -> None:
+        pid = device._worker.pid if device._worker is not None else 0
+        await hand_on(device)
+        os.kill(pid, signal.SIGKILL)
+        ended.append(pid)
+
+    monkeypatch.setattr(LocalDeviceWorker, "hand_on", killing)
+    events: list[Event] = []
+    sizes = Problems(n=[300, 600, 1200, 2400])
+    found = atune.run_set(f"{KERNELS}:SCALE", sizes, journal=tmp_path / "s", on_event=events.append, **FAST)
+    assert len(found.winners) == 4 == len(set(ended)) and not any(isinstance(event, DeviceLost) for event in events)
 
 
 @pytest.mark.parametrize(

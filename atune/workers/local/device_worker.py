@@ -13,6 +13,7 @@ import anyio
 import msgspec
 
 from atune.errors import (
+    AtuneError,
     DevicesLost,
     RemoteError,
     ServerLost,
@@ -143,7 +144,7 @@ class LocalDeviceWorker:
     async def _start(self) -> Started:
         await self._stop()
         await self._wait_for_memory()
-        self._worker = await self.workers.until_it_works(self._new)
+        self._worker = await self._handed_on() or await self.workers.until_it_works(self._new)
         if self._inputs is not None:
             await self._prepare(self._inputs)
         return Started(self.info)
@@ -226,8 +227,17 @@ class LocalDeviceWorker:
     async def _prepare(self, job: PrepareJob) -> Prepared:
         """Make the inputs and run the reference, which only the device's first process times.
 
-        A failure of the first process is the workload's: raises `WorkloadError`.
+        A failure of the first process is the workload's: raises `WorkloadError`. A process that another run has left
+        may be spoiled, or have an earlier version of the workload's file: where it fails, a new one takes its place.
         """
+        if self._used:
+            with suppress(AtuneError):
+                return await self._made(job)
+            await self._stop()
+            self._worker = await self.workers.until_it_works(self._new)
+        return await self._made(job)
+
+    async def _made(self, job: PrepareJob) -> Prepared:
         limit, first = self._limit_s, job.timed
         if first:
             await self._look(idle=True)
@@ -256,23 +266,13 @@ class LocalDeviceWorker:
         return prepared
 
     async def _new(self) -> Worker:
-        """Fork a process, pin it to the device and make its context; or take one that another run has left."""
+        """Fork a process, pin it to the device and make its context."""
         env = {"CUDA_VISIBLE_DEVICES": self.info.uuid} if self.info.uuid else {}  # CUDA reads it as it starts
         if self._idle is not None:
             env |= process_folders(str(self.workers.server.run_dir))  # it may outlive the run
-        worker = None
-        while worker is None and self._idle and self._inputs is None:  # in the place of a lost one there is a new one
-            worker = one if (one := self._idle.pop()).alive else None
-        if worker is None:
-            worker = await self.workers.spawn(self._role, env=env, cpus=self.cpus)
-        else:
-            self.workers.adopt(worker)
-            self._used = True  # by candidates of another run
-        session = msgspec.structs.replace(self.session, device=self.info.id)
+        worker = await self.workers.spawn(self._role, env=env, cpus=self.cpus)
         try:
-            await worker.call(BEGIN, msgspec.msgpack.encode(session))
-            if self._used:  # its context is made
-                return worker
+            await self._begin(worker)
             async with device_lock(self._device) as waited_s:  # making a context may disturb a timing on the device
                 self._note(waited_s)
                 reply = await worker.call(f"{MEASURE}begin", msgspec.msgpack.encode(self.info))
@@ -281,6 +281,21 @@ class LocalDeviceWorker:
             raise
         self.info = msgspec.msgpack.decode(reply, type=DeviceInfo)
         return worker
+
+    async def _handed_on(self) -> Worker | None:
+        """Return a process that another run has left, with its context; none in the place of a lost one."""
+        while self._idle and self._inputs is None:
+            if (worker := self._idle.pop()).alive:
+                self.workers.adopt(worker)
+                with suppress(WorkerError):
+                    await self._begin(worker)
+                    self._used = True  # by candidates of the other run
+                    return worker
+        return None
+
+    async def _begin(self, worker: Worker) -> None:
+        session = msgspec.structs.replace(self.session, device=self.info.id)
+        await worker.call(BEGIN, msgspec.msgpack.encode(session))
 
     async def _call(self, job: Job[A], timeout_s: float) -> A:
         """Have the device's process do `job` while no other run measures on the device. `timeout_s` excludes waiting.
