@@ -47,22 +47,20 @@ def _numbers_wanted() -> Generator[None, None, None]:
 
     For tilelang it never does, so that such a kernel would be another one than with the number.
     """
-    classes = tilelang.tvm.tirx.expr.EqualOp, tilelang.tvm.tirx.expr.NotEqualOp
-    usual = [one.__bool__ for one in classes]
+    tirx = tilelang.tvm.tirx.expr
+    usual = tirx.EqualOp.__bool__, tirx.NotEqualOp.__bool__
 
     def asked(comparison: Any) -> bool:
-        asks = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
-        if asks not in ("tilelang", "tvm") and not comparison.a.same_as(comparison.b):
+        same, asks = comparison.a.same_as(comparison.b), sys._getframe(1).f_globals.get("__name__", "")
+        if not same and asks.partition(".")[0] not in ("tilelang", "tvm"):
             raise ValueError(f"the kernel compares {comparison.a} with {comparison.b}, and needs it as a number")
-        return bool(usual[classes.index(type(comparison))](comparison))
+        return bool(same == isinstance(comparison, tirx.EqualOp))
 
-    for one in classes:
-        one.__bool__ = asked
+    tirx.EqualOp.__bool__ = tirx.NotEqualOp.__bool__ = asked
     try:
         yield
     finally:
-        for one, before in zip(classes, usual, strict=True):
-            one.__bool__ = before
+        tirx.EqualOp.__bool__, tirx.NotEqualOp.__bool__ = usual
 
 
 def encode(value: Any, where: str) -> Any:
