@@ -17,11 +17,13 @@ import msgspec
 import pytest
 import tilelang.language as T
 from processes import environment
+from set_kernels import RANKED, ROWS_OF, rows
 from test_tune_set import FAST, KERNELS, measured
 
 import atune
 from atune import Problems
 from atune.engine.search.prior import best_ranks
+from atune.errors import JournalError
 from atune.frontends.api.ranking import groups_of, wider
 from atune.frontends.api.tune_set import SetResult, read_set, resume_set
 from atune.frontends.cli.main import main
@@ -238,6 +240,21 @@ def test_on_the_cpu_nothing_is_ranked_unless_asked_for(symbolic: bool | None, tm
         f"{KERNELS}:RANKED", Problems(m=[1, 5, 64], n=16), journal=tmp_path / "s", symbolic=symbolic, **given
     )
     assert len(found.winners) == 3 and not rankings_in(tmp_path / "s")
+
+
+def test_a_ranking_of_another_space_is_not_believed(tmp_path: Path) -> None:
+    """It had ended, and the problems had not begun."""
+    given: dict[str, Any] = {**FAST, "symbolic": True, "journal": tmp_path / "s", "cached": False}
+    problems = Problems(m=[1, 5, 64], n=16)
+    atune.run_set(RANKED, problems, **given)
+    for path in (tmp_path / "s").glob("0*.jsonl"):
+        path.unlink()
+    ended = {path: path.read_bytes() for path, _ in rankings_in(tmp_path / "s")}
+    other = atune.Workload(rows, atune.Space(block=[5, 6, 7]), name="ranked", **ROWS_OF)
+    with pytest.raises(JournalError, match="another space"):
+        atune.run_set(other, problems, **given)
+    assert len(atune.run_set(RANKED, problems, **given).winners) == 3
+    assert {path: path.read_bytes() for path in ended} == ended
 
 
 def test_a_set_that_was_ranked_and_has_ended_is_not_begun_again(tmp_path: Path) -> None:

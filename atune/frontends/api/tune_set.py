@@ -31,7 +31,7 @@ from atune.frontends.api.blocking import run_blocking, unwrapped
 from atune.frontends.api.options import RunOptions, TuneOptions, completed, named, progress_every_s
 from atune.frontends.api.problems import Given, Problems
 from atune.frontends.api.ranking import Group, groups_of, wider
-from atune.frontends.api.resume import completed_by, origin_of, read_state
+from atune.frontends.api.resume import completed_by, origin_of
 from atune.frontends.api.tuner import discover, tuner_on
 from atune.journal.events import Event, RunStarted
 from atune.journal.result import Result
@@ -318,14 +318,12 @@ class _SetRun:
         """Rank for the problems of one of `groups` at a time. Where that fails, each is tuned as if it were alone."""
         try:
             async with self._free:
-                state = read_state(group.journal) if is_begun(group.journal) else State()
-                if state.finished is None:
-                    if state.header is None:
-                        group.journal.unlink(missing_ok=True)  # a killed run left no whole line
-                    each = Budget.parse(self._options.get("budget"))
-                    what = f"{group} are being ranked"
-                    changes = {"budget": wider(each), "each": each, "compile": self._compile(groups)}
-                    _, state = await self._run(group.journal, group.arguments, what, changes=changes)
+                if not is_begun(group.journal):
+                    group.journal.unlink(missing_ok=True)  # a killed run left no whole line
+                each = Budget.parse(self._options.get("budget"))
+                what = f"{group} are being ranked"
+                changes = {"budget": wider(each), "each": each, "compile": self._compile(groups)}
+                _, state = await self._run(group.journal, group.arguments, what, changes=changes)
                 group.learn(state)
         except AtuneError as error:
             if isinstance(error, (JournalError, MachineError, DevicesLost)):
