@@ -345,7 +345,11 @@ def test_a_ranking_has_three_times_the_budget() -> None:
     assert wider(Budget(candidates=12)) == Budget(candidates=36)
     assert wider(Budget(percent=50.0)) == Budget(percent=100.0)
     assert wider(Budget()) == Budget() and wider(Budget(seconds=9.0)) == Budget(seconds=9.0)
-    assert wider(Budget(auto=True)).most(100) == 15
+    assert wider(Budget(auto=True)) == Budget(candidates=48)
+    assert wider(Budget(auto=True, candidates=4, percent=1.0)) == Budget(candidates=12, percent=3.0)
+    for total in (10, 100, 400):
+        own, wide = Budget(auto=True).most(total), wider(Budget(auto=True)).most(total)
+        assert own is not None and wide is not None and wide >= own
 
 
 def test_the_first_of_each_sizes_order_come_first_in_turn() -> None:

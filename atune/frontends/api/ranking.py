@@ -16,10 +16,8 @@ import anyio
 from atune.journal.set_folder import ranked_first, rankings_in
 from atune.journal.state import State
 from atune.model.candidate import DYNAMIC, SIZES, Advice, Problem, config_key, describe_config, over_sizes
-from atune.model.settings import Budget
+from atune.model.settings import AUTO_LEAST, Budget
 
-AUTO_PERCENT = 5.0
-"""Share of the space that a ranking tries under a budget that ends by itself, before it is made wider."""
 WIDER = 3
 """How many times the budget of a problem a ranking has: what is fast differs from size to size. On an H100, with 1.5
 times, 11 of 56 winners were more than 2 % slower than those of problems tuned by themselves, and with three times none
@@ -53,10 +51,10 @@ class Group:
 
 
 def wider(budget: Budget) -> Budget:
-    """Return the budget of a ranking for problems that have `budget`. One that ends by itself becomes a share."""
-    candidates = None if budget.candidates is None else WIDER * budget.candidates
-    percent = AUTO_PERCENT if budget.auto and budget.percent is None else budget.percent
-    share = None if percent is None else min(100.0, WIDER * percent)
+    """Return the budget of a ranking for problems that have `budget`. One that ends by itself becomes a number."""
+    most = AUTO_LEAST if budget.auto and budget.candidates is None else budget.candidates
+    candidates = None if most is None else WIDER * most
+    share = None if budget.percent is None else min(100.0, WIDER * budget.percent)
     return Budget(candidates=candidates, seconds=budget.seconds, percent=share)
 
 
