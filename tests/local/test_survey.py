@@ -54,7 +54,8 @@ async def test_the_288_products_are_proposed_in_the_order_of_the_prior() -> None
         if len(proposed(events)) == 4:  # compiling them would take long, and nothing is asked of that here
             engine[0].stop()
 
-    options = EngineSettings(compile=settings, benchmark=BenchmarkSettings(n_final=0), budget=Budget(candidates=4))
+    benchmark, budget = BenchmarkSettings(n_final=0), Budget(candidates=4)
+    options = EngineSettings(compile=settings, benchmark=benchmark, budget=budget, strategy="prior")
     engine.append(Engine(machine, Recorder(None, (listen,)), options))
     with anyio.fail_after(240):
         await engine[0].run()
