@@ -35,6 +35,7 @@ from atune.model.candidate import Problem, config_key, over_sizes
 from atune.model.settings import Budget
 from atune.stages.frontend.frontend import elaborate
 from atune.workers.local.device_worker import LocalDeviceWorker
+from atune.workers.local.machine import shared_processes
 from atune.workers.processes.pool import ForkServer
 
 pytestmark = pytest.mark.timeout(170)
@@ -216,6 +217,24 @@ def test_arguments_of_the_workloads_own_are_part_of_a_ranking(tmp_path: Path) ->
     assert {config["block"] for each in first for config in each} <= {1, 2, 4}
     more = atune.run_set(f"{KERNELS}:NAMED", [*problems, {"m": 2, "names": {"a": 1}}], **given)
     assert len(more.winners) == 4 and len(rankings_in(found.folder)) == 1
+
+
+@pytest.mark.parametrize("limit", [None, "1GiB"])
+def test_a_limit_of_memory_is_shared_by_no_more_problems_because_they_are_ranked(
+    limit: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def shared(*, at_once: int) -> Any:
+        asked.append(at_once)
+        return shared_processes(at_once=at_once)
+
+    monkeypatch.setattr("atune.frontends.api.tune_set.shared_processes", shared)
+    monkeypatch.setattr("atune.frontends.api.tune_set.WORKERS_EACH", 10**6)
+    settings = msgspec.structs.replace(FAST["benchmark"], memory_limit=limit)
+    given: dict[str, Any] = {**FAST, "benchmark": settings, "symbolic": True, "journal": tmp_path / "s"}
+    atune.run_set(f"{KERNELS}:RANKED", Problems(m=[1, 5, 64, 100], n=16), **given)
+    assert asked == [4 if limit is None else 2]
 
 
 def test_where_outputs_must_have_the_defaults_bits_nothing_is_ranked(tmp_path: Path) -> None:

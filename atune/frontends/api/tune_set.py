@@ -240,6 +240,7 @@ class _SetRun:
         self._workload = parse_file_ref(workload) if isinstance(workload, str) else workload
         self._problems, self._folder = problems, folder
         self._every_s, self._options = progress_every_s(options), {**options, "progress": False}
+        self._benchmark: BenchmarkSettings = options.get("benchmark") or BenchmarkSettings()
         self._printed = time.monotonic() if self._every_s else 0.0
         self._fit = workers_that_fit(int(LOAD * (len(usable_cores()) - 1)), usable_memory_bytes())
         self._free: anyio.CapacityLimiter
@@ -300,11 +301,12 @@ class _SetRun:
             return 1
         timed = Budget.parse(self._options.get("budget")).seconds is not None  # they count while it waits for a device
         most = 2 if timed else max(2, min(AT_ONCE, self._fit // WORKERS_EACH))
-        return min(RANKED * most if self._groups and not timed else most, len(self._problems))
+        wide = self._groups and not timed and self._benchmark.memory_limit is None  # each has a share of that
+        return min(RANKED * most if wide else most, len(self._problems))
 
     def _grouped(self) -> list[Group]:
         """Return the groups of problems that are ranked together. Raises `TargetError` without the target's devices."""
-        bits = (self._options.get("benchmark") or BenchmarkSettings()).same_bits  # other code may have other ones
+        bits = self._benchmark.same_bits  # other code may have other ones
         if self._symbolic is False or self._options.get("cluster") or bits:
             return []
         if self._symbolic is None and not rankings_in(self._folder):
