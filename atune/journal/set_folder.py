@@ -75,11 +75,12 @@ def ranked_first(state: State) -> list[tuple[Config, ...]]:
 
     Empty where too few were measured: then each problem is tuned as if it were alone.
     """
-    found = list[tuple[Config, ...]]()
-    measured = [one for one in state.ranked() if state.entry(one.index).in_space]
+    found, n_sizes = list[tuple[Config, ...]](), 0 if state.header is None else len(over_sizes(state.header.arguments))
+    ranked = [one for one in state.ranked() if len(one.sizes_ms) == n_sizes]  # all, unless a stranger wrote it
+    measured = [one for one in ranked if state.entry(one.index).in_space]
     if state.header is None or len(measured) < min(FIRST, state.header.total):
         return found
-    for place in range(len(over_sizes(state.header.arguments))):
+    for place in range(n_sizes):
         ordered = sorted((one.sizes_ms[place], one.index) for one in measured)[:FIRST]
         near = [index for n, (ms, index) in enumerate(ordered) if n < 2 or ms < NEAR * ordered[0][0]]
         found.append(tuple(state.entry(index).config for index in near))

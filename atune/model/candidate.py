@@ -159,7 +159,7 @@ def describe_config(config: Config) -> str:
 
 
 def _described(value: Any) -> str:
-    if isinstance(value, dict) and DYNAMIC in value and (sizes := value.get(SIZES)):
+    if isinstance(value, dict) and DYNAMIC in value and isinstance(sizes := value.get(SIZES), list | tuple) and sizes:
         return f"{sizes[0]}…{sizes[-1]}"
     return repr(value)
 

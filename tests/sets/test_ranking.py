@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 import tilelang.language as T
+from event_streams import Stream, write
 from processes import environment
 from set_kernels import RANKED, ROWS_OF, rows
 from test_tune_set import FAST, KERNELS, measured
@@ -32,6 +34,7 @@ from atune.journal.reader import JournalReader
 from atune.journal.set_folder import is_begun, ranked_first, rankings_in
 from atune.journal.state import State
 from atune.model.candidate import Problem, config_key, over_sizes
+from atune.model.device import Target
 from atune.model.settings import Budget
 from atune.stages.frontend.frontend import elaborate
 from atune.workers.local.device_worker import LocalDeviceWorker
@@ -135,13 +138,15 @@ def doubled(A):
 W = atune.Workload(scale, atune.Space(block=[16, 64]), arguments={{"n": 256}}, reference=doubled, name="w")
 """
     file.write_text(text)
-    ended = 0
+    ended, edited = 0, tmp_path / "edited.py"
+    if spoils == "is edited":
+        edited.write_text(text.replace("A * 2", "2 * A"))
 
     def edit(event: Event) -> None:
         nonlocal ended
         ended += isinstance(event, RunFinished)
-        if ended == 2 and spoils == "is edited":
-            file.write_text(text.replace("A * 2", "2 * A"))
+        if ended == 2 and edited.exists():
+            edited.replace(file)
 
     sizes = Problems(n=[256, 512, 1024, 2048])
     found = atune.run_set(f"{file}:W", sizes, journal=tmp_path / "s", on_event=edit, **FAST)
@@ -345,6 +350,35 @@ def test_a_set_that_is_interrupted_while_it_ranks_is_continued(tmp_path: Path, c
     runs = json.loads(capfd.readouterr().out.splitlines()[-1])["runs"]
     [run] = [one for one in runs if one["journal"] == str(folder)]
     assert (run["ended"], run["problems"], run["state"]) == (6, 6, "finished")
+
+
+@pytest.mark.parametrize("removed", [True, False], ids=["its rankings were removed", "it ranked nothing"])
+def test_a_set_without_rankings_is_continued_without_them(
+    removed: bool, ranked: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A problem that is left has the strategy and the budget of a set that ranks nothing, on a GPU, too."""
+    folder, target = tmp_path / "set", Target("cuda", "sm_90")
+    monkeypatch.setattr("atune.frontends.api.tune_set.discover", lambda *_: (target, []))
+    if removed:
+        shutil.copytree(ranked[0].folder, folder)
+    else:
+        atune.run_set(f"{KERNELS}:RANKED", SIZES, journal=folder, symbolic=False, **FAST)
+    for path in (*folder.glob("ranking-*.jsonl"), *folder.glob("000[1-5].jsonl")):
+        path.unlink()
+    found = asyncio.run(resume_set(folder, f"{KERNELS}:RANKED", progress=False))
+    assert not rankings_in(folder)
+    for row in found[1:]:
+        assert row.result.header.strategy == "exhaustive" and row.result.measured + row.result.failed == 5
+
+
+@pytest.mark.parametrize("sizes", [[1, 2, 3], [], 5, "abc", {"a": 1}, [[1], None]], ids=repr)
+def test_a_ranking_that_a_stranger_wrote_is_shown_as_far_as_it_goes(sizes: Any, tmp_path: Path) -> None:
+    stream = Stream(total=3).ready().candidate(0, 1.0).candidate(1, 2.0).candidate(2, 3.0).finished()
+    stream.events[0] = msgspec.structs.replace(stream.events[0], arguments={"m": {"$dynamic": "m", "sizes": sizes}})
+    write(tmp_path / "ranking-1.jsonl", stream.events)
+    (tmp_path / "set.json").write_text('[{"arguments":{"m":1}}]')
+    assert "ranked     m=" in str(read_set(tmp_path))
+    assert main(["replay", str(tmp_path / "ranking-1.jsonl")]) == 0
 
 
 def test_problems_are_grouped_by_the_size_that_makes_the_fewest_groups(tmp_path: Path) -> None:

@@ -466,4 +466,6 @@ async def resume_set(
     settings = {**header.settings, "budget": header.settings.get("each") or header.settings.get("budget") or {}}
     header = msgspec.structs.replace(header, settings=settings)
     chosen = completed_by(header, named("resume_set", options, RunOptions))
+    if not rankings_in(Path(folder)):  # the set ranks nothing, or its rankings were removed
+        chosen |= {"symbolic": False, "strategy": None if header.strategy == ADVISED else header.strategy}
     return await tune_set(workload or origin_of(header), problems, journal=folder, **chosen)
