@@ -71,8 +71,8 @@ class EngineSettings:
     prior: bool = True
     seed: int = 0
     budget: Budget = field(default_factory=Budget)
-    each: Budget | None = None
-    """That of each problem, where the run ranks for several."""
+    each: Mapping[str, Any] | None = None
+    """Settings of each problem that differ from these, where the run ranks for several."""
     pipeline: bool = True
     accept: Sequence[str] = ()
     advise: Advise | None = None

@@ -322,9 +322,10 @@ class _SetRun:
             async with self._free:
                 if not is_begun(group.journal):
                     group.journal.unlink(missing_ok=True)  # a killed run left no whole line
-                each = Budget.parse(self._options.get("budget"))
+                budget, compile = Budget.parse(self._options.get("budget")), self._compile(groups)
+                each = {"budget": budget, "compile": self._options.get("compile") or CompileSettings()}
                 what = f"{group} are being ranked"
-                changes = {"budget": wider(each), "each": each, "compile": self._compile(groups)}
+                changes = {"budget": wider(budget), "compile": compile, "each": each}
                 _, state = await self._run(group.journal, group.arguments, what, changes=changes)
                 group.learn(state)
         except AtuneError as error:
@@ -463,8 +464,8 @@ async def resume_set(
     problems = Problems(listed(Path(folder)).values())
     if header is None:
         raise UsageError(f"{folder}: nothing was begun there: tune the set again")
-    settings = {**header.settings, "budget": header.settings.get("each") or header.settings.get("budget") or {}}
-    header = msgspec.structs.replace(header, settings=settings)
+    if isinstance(each := header.settings.get("each"), dict):  # as the caller gave them, where it ranks
+        header = msgspec.structs.replace(header, settings={**header.settings, **each})
     chosen = completed_by(header, named("resume_set", options, RunOptions))
     if not rankings_in(Path(folder)):  # the set ranks nothing, or its rankings were removed
         chosen |= {"symbolic": False, "strategy": None if header.strategy == ADVISED else header.strategy}

@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -377,13 +377,13 @@ def tuner_on(
     nearest: Sequence[Result],
     only: Advice | None,
     workload: Workload | FileRef,
-    each: Budget | None = None,
+    each: Mapping[str, Any] | None = None,
     **options: Unpack[TuneOptions],
 ) -> Tuner:
     """Return a tuner that runs with `shared` processes, with other runs at the same time.
 
     `nearest`: results of other problems, to begin with. `only`: what to try, and nothing beside it but the default.
-    `each`: the budget of each problem, where it ranks for several.
+    `each`: the settings of each problem that differ, where it ranks for several.
     """
     if only is not None:
         options["strategy"] = ADVISED
