@@ -276,6 +276,7 @@ def test_a_bad_strategy_is_refused_in_one_message(answers: tuple[Any, ...], mess
         (Bad, "give a name, or an object with a name"),
         (object(), "give a name, or an object with a name"),
         (type("Named", (Bad,), {"name": "bayesian"})(), "atune has a strategy of that name"),
+        (type("Named", (Bad,), {"name": "advised"})(), "atune has a strategy of that name"),
     ],
 )
 def test_what_is_no_strategy_is_refused(given: Any, message: str) -> None:

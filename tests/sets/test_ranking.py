@@ -29,7 +29,7 @@ from atune.errors import JournalError
 from atune.frontends.api.ranking import groups_of, wider
 from atune.frontends.api.tune_set import SetResult, read_set, resume_set
 from atune.frontends.cli.main import main
-from atune.journal.events import CandidateMeasured, DeviceLost, Event, RunFinished
+from atune.journal.events import BuildFailed, CandidateMeasured, DeviceLost, Event, RunFinished
 from atune.journal.reader import JournalReader
 from atune.journal.set_folder import is_begun, ranked_first, rankings_in
 from atune.journal.state import State
@@ -385,6 +385,28 @@ def test_a_ranking_that_a_stranger_wrote_is_shown_as_far_as_it_goes(sizes: Any, 
     (tmp_path / "set.json").write_text('[{"arguments":{"m":1}}]')
     assert "ranked     m=" in str(read_set(tmp_path))
     assert main(["replay", str(tmp_path / "ranking-1.jsonl")]) == 0
+
+
+@pytest.mark.parametrize("strategy", ["auto", "prior"])
+def test_resumed_problems_have_the_strategy_that_was_given_and_not_their_rankings(
+    strategy: str, tmp_path: Path
+) -> None:
+    """A ranking that tries the whole space is exhaustive, and ranks nothing here; each problem tries two of three."""
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, BuildFailed):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    given: dict[str, Any] = {**FAST, "budget": 2, "symbolic": True, "strategy": strategy, "cached": False}
+    with pytest.raises(KeyboardInterrupt):
+        atune.run_set(
+            f"{KERNELS}:NUMBERED", Problems(m=[8, 16, 64], n=16), journal=tmp_path / "s", on_event=interrupt, **given
+        )
+    [(_, header)] = rankings_in(tmp_path / "s")
+    found = asyncio.run(resume_set(tmp_path / "s", f"{KERNELS}:NUMBERED", progress=False))
+    alone = {"auto": "random", "prior": "prior"}[strategy]
+    assert [row.result.header.strategy for row in found] == [alone] * 3
+    assert header.strategy == {"auto": "exhaustive", "prior": "prior"}[strategy]
 
 
 def test_problems_are_grouped_by_the_size_that_makes_the_fewest_groups(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def check_given(strategy: str | Strategy | None, *, pipeline: bool = True) -> No
             f"strategy {strategy!r}: give a name, or an object with a name (text), ask() and "
             "tell(index, latency_ms, reason)"
         )
-    elif name in SHOWN:
+    elif name in (*SHOWN, ADVISED):
         raise UsageError(f"strategy {name!r}: atune has a strategy of that name; rename yours")
     if not pipeline and name != AUTO and learns(name):
         raise UsageError(f"strategy {name!r} learns while candidates compile: leave out pipeline=False")

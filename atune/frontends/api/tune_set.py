@@ -16,6 +16,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from atune.engine.search.strategies import AUTO
 from atune.errors import (
     ArgumentMissing,
     AtuneError,
@@ -324,6 +325,7 @@ class _SetRun:
                     group.journal.unlink(missing_ok=True)  # a killed run left no whole line
                 budget, compile = Budget.parse(self._options.get("budget")), self._compile(groups)
                 each = {"budget": budget, "compile": self._options.get("compile") or CompileSettings()}
+                each["strategy"] = getattr(strategy := self._options.get("strategy") or AUTO, "name", strategy)
                 what = f"{group} are being ranked"
                 changes = {"budget": wider(budget), "compile": compile, "each": each}
                 _, state = await self._run(group.journal, group.arguments, what, changes=changes)
@@ -465,7 +467,8 @@ async def resume_set(
     if header is None:
         raise UsageError(f"{folder}: nothing was begun there: tune the set again")
     if isinstance(each := header.settings.get("each"), dict):  # as the caller gave them, where it ranks
-        header = msgspec.structs.replace(header, settings={**header.settings, **each})
+        strategy = each.get("strategy", header.strategy)
+        header = msgspec.structs.replace(header, settings={**header.settings, **each}, strategy=strategy)
     chosen = completed_by(header, named("resume_set", options, RunOptions))
     if not rankings_in(Path(folder)):  # the set ranks nothing, or its rankings were removed
         chosen |= {"symbolic": False, "strategy": None if header.strategy == ADVISED else header.strategy}
