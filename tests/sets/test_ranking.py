@@ -31,7 +31,7 @@ from atune.frontends.api.tune_set import SetResult, read_set, resume_set
 from atune.frontends.cli.main import main
 from atune.journal.events import BuildFailed, CandidateMeasured, DeviceLost, Event, RunFinished
 from atune.journal.reader import JournalReader
-from atune.journal.set_folder import is_begun, ranked_first, rankings_in
+from atune.journal.set_folder import forget_added, is_begun, listed, ranked_first, rankings_in
 from atune.journal.state import State
 from atune.model.candidate import Problem, config_key, over_sizes
 from atune.model.device import Target
@@ -407,6 +407,18 @@ def test_resumed_problems_have_the_strategy_that_was_given_and_not_their_ranking
     alone = {"auto": "random", "prior": "prior"}[strategy]
     assert [row.result.header.strategy for row in found] == [alone] * 3
     assert header.strategy == {"auto": "exhaustive", "prior": "prior"}[strategy]
+
+
+@pytest.mark.parametrize("sizes", [[1, 5, 64], [2, 3, 7]], ids=["theirs", "of others"])
+def test_added_problems_stay_listed_once_a_ranking_of_theirs_has_begun(sizes: list[int], tmp_path: Path) -> None:
+    """The ranking's header has an argument of the workload's own, too."""
+    had, added = Problem({"m": 2}), [Problem({"m": m}) for m in (1, 5, 64)]
+    (tmp_path / "set.json").write_bytes(msgspec.json.encode([had, *added]))
+    stream = Stream()
+    ranked = {"m": {"$dynamic": "m", "sizes": sizes}, "n": 16}
+    write(tmp_path / "ranking-1.jsonl", [msgspec.structs.replace(stream.events[0], arguments=ranked)])
+    forget_added(tmp_path, [had])
+    assert [*listed(tmp_path).values()] == [had, *(added if sizes[0] == 1 else [])]
 
 
 def test_problems_are_grouped_by_the_size_that_makes_the_fewest_groups(tmp_path: Path) -> None:

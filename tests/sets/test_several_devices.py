@@ -36,7 +36,9 @@ async def test_a_set_ends_however_many_devices_serve_it(
     def several(machine: LocalMachine) -> list[LocalDeviceWorker]:
         [first] = workers = make(machine)
         for number in range(1, count):
-            workers.append(LocalDeviceWorker(first.workers, first.session, first.info, first.cpus))
+            assert machine.shared is not None
+            idle = machine.shared.idle.setdefault(f"cpu-{number}", [])
+            workers.append(LocalDeviceWorker(first.workers, first.session, first.info, first.cpus, idle=idle))
             workers[-1].name = f"cpu-{number}"
         return workers
 
