@@ -351,7 +351,8 @@ class LocalDeviceWorker:
         if worker is None or self._idle is None or not (worker.alive and self._prepared):
             return
         with suppress(WorkerError):
-            await worker.call(f"{MEASURE}rest", b"", self._limit_s)
+            async with device_lock(self._device):  # freeing memory may disturb a timing, too
+                await worker.call(f"{MEASURE}rest", b"", self._limit_s)
             self.workers.release(worker)
             self._idle.append(worker)
 
