@@ -116,8 +116,8 @@ def open_set_folder(folder: Path, problems: Sequence[Problem]) -> tuple[list[Pat
             if not is_set(folder) and any(one.name != LOCK and one.name[0] != "." for one in folder.iterdir()):
                 raise UsageError(f"journal {folder} is no set's folder, and is not empty: give a new folder")
             lock = stack.enter_context(Journal.create(folder / LOCK))
-            before = listed(folder).values() if is_set(folder) and has_begun(folder) else ()
-            known = {one.key: one for one in (*before, *problems)}
+            before = listed(folder).values() if is_set(folder) else ()
+            known = {one.key: one for one in (*(before if has_begun(folder) else ()), *problems)}
             check_same_names([*known.values()], f"journal {folder}")
             _write(folder, [*known.values()])
             journals = dict(zip(known, listed(folder), strict=True))
