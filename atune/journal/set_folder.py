@@ -67,7 +67,7 @@ def listed(folder: Path) -> dict[Path, Problem]:
 def rankings_in(folder: Path) -> list[tuple[Path, RunStarted]]:
     """Return the journals of a set's folder that rank for several problems, with their headers."""
     begun = [path for path in sorted(folder.glob("ranking-*.jsonl")) if is_begun(path)]
-    return [(path, header) for path in begun if (header := header_in(path)) is not None]
+    return [(path, header) for path in begun if (header := run_header(path)) is not None]
 
 
 def ranked_first(state: State) -> list[tuple[Config, ...]]:
@@ -87,7 +87,7 @@ def ranked_first(state: State) -> list[tuple[Config, ...]]:
     return found
 
 
-def header_in(path: Path) -> RunStarted | None:
+def run_header(path: Path) -> RunStarted | None:
     """Return the header of a journal that has begun."""
     first = next(iter(JournalReader(path)), None)
     return first if isinstance(first, RunStarted) else None
@@ -96,7 +96,7 @@ def header_in(path: Path) -> RunStarted | None:
 def header_of_set(folder: Path) -> RunStarted | None:
     """Return the header of the first run that has begun; the work and what was asked for are the same in all."""
     ranked = (header for _, header in rankings_in(folder))
-    return next(ranked, None) or next((header_in(path) for path in journals_in(folder)), None)
+    return next(ranked, None) or next((run_header(path) for path in journals_in(folder)), None)
 
 
 def open_set_folder(folder: Path, problems: Sequence[Problem]) -> tuple[list[Path], Journal]:

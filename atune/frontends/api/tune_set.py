@@ -40,13 +40,13 @@ from atune.journal.set_folder import (
     TunedProblem,
     forget_added,
     has_begun,
-    header_in,
     header_of_set,
     is_begun,
     is_set,
     listed,
     open_set_folder,
     rankings_in,
+    run_header,
     tuned_problems,
 )
 from atune.journal.state import State
@@ -365,7 +365,7 @@ class _SetRun:
         group, fresh = self._groups.get(problem.key), not journal.exists()
         only = None if group is None else group.advice.get(problem.key)
         nearest = self._nearest(problem) if fresh and only is None else ()
-        begun = None if fresh else header_in(journal)
+        begun = None if fresh else run_header(journal)
         again = {"strategy": ADVISED} if begun is not None and begun.strategy == ADVISED else {}
         what = f"{problem} is being tuned"
         return (await self._run(journal, problem.arguments, what, nearest, only, again))[0]

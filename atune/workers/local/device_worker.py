@@ -93,8 +93,7 @@ class LocalDeviceWorker:
     """One device's process, which a `StartJob` replaces.
 
     `idle`: processes that other runs of the same set have left, which measure on the device in turn with this one; None
-    without a set. `claim`: its run's claim on
-    memory; None without a limit.
+    without a set. `claim`: its run's claim on memory; None without a limit.
     """
 
     def __init__(
