@@ -362,8 +362,8 @@ def child_retime(job: dict[str, Any]) -> None:
         calls.append(Timed(functools.partial(kernel, *arguments.values)))
     samples = timer.interleaved(calls, job["rounds"], 10)
     answer = [
-        Retimed(label=label, timing=Timing.of(us, timer.method), correct=correct, max_error=error)
-        for (label, correct, error), us in zip(found, samples, strict=True)
+        Retimed(label=label, timing=Timing.of(us, timer.method(call)), correct=correct, max_error=error)
+        for (label, correct, error), call, us in zip(found, calls, samples, strict=True)
     ]
     Path(job["answer"]).write_bytes(msgspec.json.encode(answer))
 

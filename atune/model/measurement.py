@@ -35,8 +35,8 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Half the interquartile range, as a share of the median."""
     samples_us: Annotated[tuple[Latency, ...], msgspec.Meta(min_length=1)]
     method: str
-    """The timing method. ``events``: CUDA events, with launches queued behind a device sleep. ``perf_counter``: the
-    CPU's clock."""
+    """The timing method. ``events``: CUDA events, with launches queued behind a device sleep, or ``one call at a time``
+    if the call waits for the device. ``perf_counter``: the CPU's clock."""
     conditions: Conditions | None = None
 
     @property

@@ -145,6 +145,11 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
     rep_ms: Annotated[Positive | None, Option(
         "Milliseconds of the first timing, in place of `n_repeat`.", measured=True,
     )] = None
+    l2: Annotated[Literal["cold", "warm"], Option(
+        "A GPU's L2 cache when a timed call begins: ``cold``, emptied, or ``warm``, with the data of the call before. "
+        "Take warm for a kernel whose inputs are still in the cache where you use it, such as a decode step.",
+        must="must be 'cold' or 'warm'", flag="--l2", metavar="cold|warm", measured=True, page="concepts.md#timing",
+    )] = "cold"
     adaptive: Annotated[bool, Option(
         "Take fewer samples of candidates that are clearly slower than the best so far. Take up to four times as many "
         "of short calls whose samples scatter.",

@@ -138,7 +138,6 @@ def test_a_keyword_of_our_own_has_the_prior_choose() -> None:
         ({"execution_backend": "nvrtc"}, "'nvrtc': counts for as_tilelang.*: tvm_ffi builds and calls"),
         ({"target": "c", "benchmark_multi_gpu": True}, "benchmark_multi_gpu: has no effect for target c"),
         ({"backend": "cupti"}, "backend='cupti': kernels are timed by CUDA events"),
-        ({"backend": "cudagraph"}, "backend='cudagraph': kernels are timed by CUDA events"),
     ],
 )
 def test_what_has_no_meaning_here_warns_once_and_says_what_happens(

@@ -188,8 +188,8 @@ def plan(compile_args: Any, profile: Any, run: Mapping[str, Any]) -> dict[str, A
         host = json.dumps(host) if isinstance(host, Mapping) else str(host)
     compile_timeout_s = tilelang.env.get_compile_timeout_seconds()
     backend = backend_of(compile_args.execution_backend, target)
-    if profile.backend != "event":
-        warn_once(f"backend={profile.backend!r}", "kernels are timed by CUDA events")
+    if profile.backend == "cupti":
+        warn_once("backend='cupti'", "kernels are timed by CUDA events, with a cold L2 cache as there")
     grouped = given.get("enable_grouped_compile")
     options = {
         "budget": Budget(auto=True) if given.get("tuning") == "quick" else None,
@@ -210,6 +210,7 @@ def plan(compile_args: Any, profile: Any, run: Mapping[str, Any]) -> dict[str, A
             cache_inputs=profile.cache_input_tensors is not False,
             adaptive=given.get("early_stop", True),
             early_stop_factor=given.get("early_stop_factor"),
+            l2="warm" if profile.backend == "cudagraph" else "cold",
         ),
     }
     # The engine then says that there is no GPU.

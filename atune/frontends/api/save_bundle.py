@@ -223,7 +223,8 @@ def _check_calls(library: bytes) -> None:
     """Raise `UsageError` for a library that calls functions of tilelang's that no bundle has."""
     called = {name.decode() for name in re.findall(rb"__tvm_(?!ffi)\w+", library)}
     if unknown := sorted(name for name in called if name.removesuffix("_packed") not in launch.PROVIDED):
-        raise UsageError(f"the kernel calls tilelang's {unknown[0]}, which a bundle lacks: ship a file of results")
+        of = " for T.annotate_l2_hit_ratio" if "access_policy_window" in unknown[0] else ""
+        raise UsageError(f"the kernel calls tilelang's {unknown[0]}{of}, which a bundle lacks: ship a file of results")
 
 
 def _runtime() -> Files:

@@ -150,7 +150,8 @@ def prepare(payload: bytes) -> bytes:
     _device.prepared, reference = job.params, None
     if job.timed and workload().reference is not None and not at_sizes():
         timed, settings = _timed_reference(), session().benchmark
-        reference = _timing(ask(f"Workload {workload().name}: the reference", lambda: _samples(timed, settings, None)))
+        name = f"Workload {workload().name}: the reference"
+        reference = _timing(ask(name, lambda: _samples(timed, settings, None)), timed)
     return msgspec.msgpack.encode(Prepared(reference, loaded_as()))
 
 
@@ -267,12 +268,12 @@ def final(payload: bytes) -> bytes:
         call = functools.partial(load(artifact), *arguments.values)
         call()
         _device.timer.synchronise()
-        calls.append(Timed(call, arguments.restorer(arguments.restore_inputs())))
+        calls.append(_timed(call, arguments.restorer(arguments.restore_inputs())))
     with_reference = workload().reference is not None
     if with_reference:
         calls.append(_timed_reference())
     samples = _device.timer.interleaved(calls, job.rounds, session().benchmark.n_warmup)
-    entries = [FinalEntry(a.index, _timing(s)) for a, s in zip(job.artifacts, samples, strict=False)]
+    entries = [FinalEntry(a.index, _timing(s, c)) for a, s, c in zip(job.artifacts, samples, calls, strict=False)]
     failures = []
     for artifact, timed in zip(job.artifacts, calls, strict=False):
         arguments = kept[artifact.params]
@@ -282,7 +283,7 @@ def final(payload: bytes) -> bytes:
         if wrong is not None:
             failures.append(Failure(artifact.index, wrong.kind, f"{wrong.message}{AFTER_TIMING}"))
         arguments.restore_inputs()
-    reference = _timing(samples[-1]) if with_reference else None
+    reference = _timing(samples[-1], calls[-1]) if with_reference else None
     return msgspec.msgpack.encode(Finals(tuple(entries), reference, tuple(failures), _memory_bytes()))
 
 
@@ -305,7 +306,11 @@ def _arguments(params: tuple[KernelParam, ...], roles: Roles, seed: int = 0) -> 
 def _timed_reference() -> Timed:
     work, arguments = workload(), _device.arguments
     assert work.reference is not None and arguments is not None
-    return Timed(functools.partial(work.reference, *reference_arguments(work, arguments)))
+    return _timed(functools.partial(work.reference, *reference_arguments(work, arguments)))
+
+
+def _timed(call: Callable[[], Any], before: Callable[[], None] | None = None) -> Timed:
+    return Timed(call, before, warm=session().benchmark.l2 == "warm")
 
 
 def _checked_and_timed(
@@ -327,8 +332,8 @@ def _checked_and_timed(
     changed = arguments.restore_inputs()
     if wrong is not None:
         return Failure(artifact.index, wrong.kind, wrong.message)
-    timed = Timed(call, arguments.restorer(changed))
-    timing = _timing(_samples(timed, settings, best_ms if settings.adaptive else None))
+    timed = _timed(call, arguments.restorer(changed))
+    timing = _timing(_samples(timed, settings, best_ms if settings.adaptive else None), timed)
     if at_sizes():  # who is ranked well is checked and measured once more, with its number
         arguments.restore_inputs()
         seconds, set_up = _since(started), arguments.set_up
@@ -419,9 +424,9 @@ def _since(started: float) -> float:
     return round(time.perf_counter() - started, 4)
 
 
-def _timing(samples_us: Sequence[float]) -> Timing:
+def _timing(samples_us: Sequence[float], timed: Timed) -> Timing:
     conditions = _device.observer.now() if _device.observer is not None else None
-    return Timing.of(samples_us, _device.timer.method, conditions)
+    return Timing.of(samples_us, _device.timer.method(timed), conditions)
 
 
 def _release() -> None:

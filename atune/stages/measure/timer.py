@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from atune.model.measurement import median_interval
 from atune.model.settings import BenchmarkSettings
+from atune.stages import tilelang
 
 Call = Callable[[], Any]
 
 
-class Timed(NamedTuple):
+@dataclass(eq=False)
+class Timed:
     """A call to time, and an untimed step before each call, such as restoring its inputs."""
 
     call: Call
     before: Call | None = None
+    warm: bool = False
+    """Whether the call finds its data in the L2 cache."""
+    waits: bool | None = None
+    """Whether the call returns only once the device is idle; None until it is known."""
 
 
 MAX_SAMPLES = 10_000
@@ -30,7 +38,6 @@ class Timer(ABC):
     `BATCH`, `BURST`: samples of a batch, which are taken without a break: at most, and of one call.
     """
 
-    method: str
     BATCH = BURST = MAX_SAMPLES
 
     def samples(self, timed: Timed, n_warmup: int, n_repeat: int) -> list[float]:
@@ -61,6 +68,10 @@ class Timer(ABC):
             timed.call()
 
     @abstractmethod
+    def method(self, timed: Timed) -> str:
+        """Return how the samples of a call were taken."""
+
+    @abstractmethod
     def synchronise(self) -> None:
         """Wait until all calls are done."""
 
@@ -72,8 +83,10 @@ class Timer(ABC):
 class CpuTimer(Timer):
     """Wall time of calls in this thread. A short call is repeated within a sample until the clock's grain is small."""
 
-    method = "perf_counter"
     MIN_SAMPLE_US = 200.0
+
+    def method(self, timed: Timed) -> str:
+        return "perf_counter"
 
     def synchronise(self) -> None:
         pass
@@ -111,16 +124,22 @@ class CudaTimer(Timer):
     The stream first runs a device sleep. Launches and events are queued behind it, so that host delays cannot fall
     between them. If the device wakes before the queue is complete, the batch is discarded and repeated with a longer
     sleep. Before each launch, reading a buffer of twice the L2 cache's size evicts the cache. Reading leaves no dirty
-    lines, whose write-back would fall into the timed call.
+    lines, whose write-back would fall into the timed call. A call that shall find its data in the cache follows
+    another one of itself instead.
+
+    Nothing can be queued behind a call that waits for the device, as host code does that sets a limit of the context,
+    allocates, or copies to the host. Such calls are timed one at a time, and on the default stream: what their host
+    code sets may hold for that stream alone. Where that is an L2 window, setting and resetting it is not timed.
     """
 
-    method = "events"
     BATCH = 64
     """Timed launches a batch: well below the driver's launch queue (1024 entries), three entries each and a few more
     where inputs are restored."""
     SLEEP_CYCLES, CYCLES_PER_LAUNCH = 200_000, 60_000
     """Device sleep before a batch: about 0.1 ms, and 35 µs for each launch that the host queues during it."""
     LONGEST_SLEEP = 2_000_000_000
+    PROBES = (40_000_000, 80_000_000)
+    """Device sleeps, of about 20 and 40 ms, of which a call outlasts each only if it waits for the device."""
     BURST = 10
     """How many samples of one call a batch has. Effects shared by a batch's samples, such as the device's clock, differ
     between batches. So a median over several batches scatters less."""
@@ -135,33 +154,113 @@ class CudaTimer(Timer):
         self.flush = torch.zeros(2 * properties.L2_cache_size // 4, dtype=torch.int32, device="cuda")
         self.patience = 1.0
         """Factor of sleeps: doubled when the host was late, and reduced again when it is not."""
+        self._alone: tuple[Any, Any] | None = None
+        """Events around the one call that is being timed alone."""
+        self._windowed = False
+        """Whether that call has reset an L2 window: it is over then."""
+        for name, hook in zip(tilelang.L2_WINDOW, (self._after_set, self._before_reset), strict=True):
+            if (original := tilelang.tvm.get_global_func(name, allow_missing=True)) is not None:
+                tilelang.tvm.register_global_func(name, functools.partial(hook, original), override=True)
+
+    def method(self, timed: Timed) -> str:
+        return f"events{', L2 warm' * timed.warm}{', one call at a time' * bool(timed.waits)}"
 
     def synchronise(self) -> None:
         self.torch.cuda.synchronize()
 
     def _batch(self, calls: Sequence[Timed]) -> list[float]:
+        found: list[float] | None = None
+        while found is None:
+            queued = [timed for timed in calls if not timed.waits]
+            if (found := self._queued(queued) if queued else []) is None:
+                for timed in queued:
+                    timed.waits = self._waits(timed) if timed.waits is None else timed.waits
+        samples = iter(found)
+        return [self._sample(timed) if timed.waits else next(samples) for timed in calls]
+
+    def _queued(self, calls: Sequence[Timed]) -> list[float] | None:
+        """Return a sample of each call, all queued behind a sleep; None if the device woke before the last one."""
         torch = self.torch
-        event = torch.cuda.Event
-        while True:
-            pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in calls]
-            awake = event()
-            cycles = int(self.patience * (self.SLEEP_CYCLES + self.CYCLES_PER_LAUNCH * len(calls)))
-            torch.cuda.synchronize()
-            torch.cuda._sleep(cycles)
-            awake.record()
-            for timed, (begin, end) in zip(calls, pairs, strict=True):
-                if timed.before is not None:
-                    timed.before()
-                self.flush.max()  # reading it evicts also what is restored from the L2 cache
-                begin.record()
-                timed.call()
-                end.record()
-            in_time = not awake.query()
-            torch.cuda.synchronize()
-            if in_time or cycles > self.LONGEST_SLEEP:
-                self.patience = max(1.0, self.patience * 0.9)
-                return [begin.elapsed_time(end) * 1e3 for begin, end in pairs]
+        pairs = [self._events() for _ in calls]
+        cycles = int(self.patience * (self.SLEEP_CYCLES + self.CYCLES_PER_LAUNCH * len(calls)))
+        awake = self._asleep(cycles)
+        last: Timed | None = None
+        for timed, (begin, end) in zip(calls, pairs, strict=True):
+            self._settle(timed, last)
+            begin.record()
+            timed.call()
+            end.record()
+            last = timed
+        in_time = not awake.query()
+        torch.cuda.synchronize()
+        if not in_time and cycles <= self.LONGEST_SLEEP:
             self.patience *= 2
+            return None
+        self.patience = max(1.0, self.patience * 0.9)
+        return [begin.elapsed_time(end) * 1e3 for begin, end in pairs]
+
+    def _settle(self, timed: Timed, last: Timed | None) -> None:
+        """Bring inputs and L2 cache into the state in which a call is timed. `last` was called before."""
+        if timed.warm and timed is not last:
+            self._warm(timed, 1)
+        if timed.before is not None:
+            timed.before()
+        if not timed.warm:
+            self.flush.max()  # reading it evicts also what is restored from the L2 cache
+
+    def _waits(self, timed: Timed) -> bool:
+        """Tell whether a call returns only once the device is idle. A host that is merely late is so by chance."""
+        for cycles in self.PROBES:
+            awake = self._asleep(cycles)
+            self._warm(timed, 1)
+            in_time = not awake.query()
+            self.torch.cuda.synchronize()
+            if in_time:
+                return False
+        return True
+
+    def _sample(self, timed: Timed) -> float:
+        """Return a sample of a call that waits for the device."""
+        cuda = self.torch.cuda
+        with cuda.stream(cuda.default_stream()):
+            self._settle(timed, None)
+            cuda.synchronize()
+            begin, end = self._alone = self._events()
+            self._windowed = False
+            begin.record()
+            timed.call()
+            if not self._windowed:
+                end.record()
+            self._alone = None
+            cuda.synchronize()
+        return float(begin.elapsed_time(end)) * 1e3
+
+    def _after_set(self, set_window: Call, *arguments: Any) -> Any:
+        """Set an L2 window for host code of tilelang; the launch is queued, and timed, from here on."""
+        done = set_window(*arguments)
+        if self._alone is not None and not self._windowed:
+            self.torch.cuda._sleep(self.CYCLES_PER_LAUNCH)
+            self._alone[0].record()
+        return done
+
+    def _before_reset(self, reset_window: Call, *arguments: Any) -> Any:
+        """Reset an L2 window for host code of tilelang, which has launched its kernel."""
+        if self._alone is not None:
+            self._windowed = True
+            self._alone[1].record()
+        return reset_window(*arguments)
+
+    def _asleep(self, cycles: int) -> Any:
+        """Have the device sleep. Returns an event that is complete once it wakes."""
+        awake = self.torch.cuda.Event()
+        self.torch.cuda.synchronize()
+        self.torch.cuda._sleep(cycles)
+        awake.record()
+        return awake
+
+    def _events(self) -> tuple[Any, Any]:
+        event = self.torch.cuda.Event
+        return event(enable_timing=True), event(enable_timing=True)
 
 
 def make_timer(device: str) -> Timer:

@@ -88,6 +88,8 @@ NVCC, PACK_IMPORTS, LOAD_JSON = FUNCTIONS = (
     "tilelang_callback_cuda_compile", "runtime.ModulePackImportsToTensor", "node.LoadJSON",
 )  # fmt: skip
 """Registered functions. They compile device code, pack it into a library, and read a tree."""
+L2_WINDOW = "__tvm_cuda_stream_set_access_policy_window", "__tvm_cuda_stream_reset_access_policy_window"
+"""Registered functions that host code of `T.annotate_l2_hit_ratio` calls before and after a launch."""
 OPERATIONS = ("tl.region", "tl.access_ptr", "tirx.tvm_access_ptr", "tirx.address_of")
 """Operations that tell what a kernel reads and writes."""
 
