@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
+import time
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -38,7 +42,7 @@ from atune.journal.result import Result
 from atune.journal.writer import Journal, line_of
 from atune.model.candidate import config_key
 from atune.workers.storage import result_cache
-from atune.workers.storage.result_cache import ResultCache
+from atune.workers.storage.result_cache import IndexedRun, ResultCache
 from atune.workers.storage.result_key import ResultKey, read_exported, same_problem
 
 ROOT = Path(__file__).parents[2]
@@ -230,6 +234,169 @@ def test_records_that_turn_out_to_be_damaged_are_a_miss(cache: ResultCache) -> N
     with pytest.warns(RuntimeWarning, match="does not match its checksum"):
         assert cache.result(found) is None
     assert run_of(cache, events(3.0, 1.0)) is None
+
+
+ROWS = {
+    "no text": None, "a number": 5, "another text": "abc", "other bytes": b"\xff\x00", "a list": b"[]",
+    "deep": b'{"path": "x", "config": {"a": ' + b"[" * 900 + b"]" * 900 + b"}}",
+    "less deep": b'{"path": "x", "config": {"a": ' + b"[" * 200 + b"]" * 200 + b"}}",
+    "a path with a NUL": b'{"path": "/tmp/a\\u0000b", "status": "finished"}',
+    "5,000 digits": b'{"path": "x", "winner": ' + b"9" * 5000 + b"}",
+}  # fmt: skip
+"""What no run wrote into a row."""
+CHANGES = ("DROP TABLE runs", "ALTER TABLE runs RENAME COLUMN run TO walk", "PRAGMA user_version = 0")
+
+
+@pytest.mark.parametrize("damage", [*ROWS, *CHANGES])
+def test_an_index_that_holds_what_no_run_wrote_is_made_again(cache: ResultCache, damage: str) -> None:
+    """Its rows say that they are of the work that is asked for."""
+    run = events(3.0, 1.0)
+    put(cache, run)
+    put(cache, other := events(2.0, problem={"M": 1}))
+    with sqlite3.connect(cache.path) as db:
+        if damage in ROWS:
+            db.execute("UPDATE runs SET run = ?, key = ?, work = ?", (ROWS[damage], key_of(run).text, key_of(run).work))
+        else:
+            db.execute(damage)
+    db.close()
+    with pytest.warns(RuntimeWarning, match="was damaged .* and is made again"):
+        assert (found := run_of(cache, run)) is not None and found.latency_ms == 1.0
+    with warnings.catch_warnings(action="error"):
+        assert run_of(cache, other) is not None and len(cache.runs()) == 2 and cache.clear() == 2
+
+
+def test_a_flipped_bit_of_the_index_costs_no_call(cache: ResultCache) -> None:
+    runs = [events(1.0 + size, problem={"M": size}) for size in range(3)]
+    for run in runs:
+        put(cache, run)
+    whole, random, right = cache.path.read_bytes(), Random(56), 0
+    used = [place for place, byte in enumerate(whole) if byte]
+    for _ in range(60):
+        data = bytearray(whole)
+        data[random.choice(used)] ^= 1 << random.randrange(8)
+        cache.path.write_bytes(data)
+        with warnings.catch_warnings(action="ignore"):
+            found, begun = run_of(cache, runs[2]), cache.begin(cast(RunStarted, runs[1][0]), again=True)
+            right += found is not None and found.latency_ms == 3.0
+            assert begun is not None and begun[0] is not None
+            begun[0].close()
+            cache.known(key_of(runs[0]).work, CONFIGS)
+            assert cache.runs() and cache.answers() and cache.export()
+    assert right > 50
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_FULL, sqlite3.SQLITE_CORRUPT])
+def test_a_run_whose_row_cannot_be_written_leaves_no_journal_open(
+    cache: ResultCache, monkeypatch: pytest.MonkeyPatch, code: int, interrupted: bool
+) -> None:
+    """What is damaged is looked at again: the journal that the first attempt opened is no other program's."""
+    header = cast(RunStarted, events(1.0)[0])
+    begun = cache.begin(header)
+    assert begun is not None and begun[0] is not None
+    with begun[0] as first:
+        if interrupted:
+            first.append(header)
+    error = sqlite3.OperationalError("a disk that is full, or damage")
+    error.sqlite_errorcode = code  # type: ignore[misc]
+    full = code == sqlite3.SQLITE_FULL
+    with monkeypatch.context() as patch, pytest.warns(RuntimeWarning, match="is full") if full else nullcontext():
+        for name in ("_write", "_continues"):
+            answers = error if full else [error, True]
+            patch.setattr(result_cache, name, Mock(side_effect=answers))
+        begun = cache.begin(header)
+    assert begun is not None and (begun[0] is None) == full
+    assert [path for path in open_files() if path.endswith(".jsonl")] == ([] if begun[0] is None else [begun[0].path])
+    if begun[0] is not None:
+        assert (begun[0].path == first.path) == interrupted
+        begun[0].close()
+    assert all(path.stat().st_size for path in cache.journals.iterdir())
+
+
+def open_files() -> list[str]:
+    """Return the paths of this program's open files."""
+    return [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+
+
+# The clock
+
+
+def test_what_a_clock_that_was_ahead_dated_is_older_than_what_came_after_it(cache: ResultCache) -> None:
+    """Also once the index is made again."""
+    ahead = time.time() + 86400
+    journal = put(cache, events(9.0, at=ahead))
+    os.utime(journal, (ahead, ahead))
+    cache.add(journal)
+    assert (found := run_of(cache, events(1.0))) is not None and found.latency_ms == 9.0
+    after = put(cache, events(2.0, at=time.time()))
+    for _ in range(2):
+        assert (found := run_of(cache, events(1.0))) is not None and found.latency_ms == 2.0
+        assert cache.answers()[0].path == cache.runs()[0].path == str(after)
+        cache.path.unlink()
+
+
+# What is deleted
+
+
+def planted(cache: ResultCache, path: Path) -> None:
+    """Have a row of the index name a file."""
+    run = IndexedRun(path=str(path), status="finished", key="k", work="w", kernel="gemm", time=1.0, bytes=1 << 40)
+    cache._use(lambda db: result_cache._write(db, run), None)
+
+
+@pytest.mark.parametrize("how", ["..", "a linked folder", "a linked file", "no journal", "elsewhere"])
+@pytest.mark.parametrize("trims", [False, True])
+def test_nothing_but_the_caches_own_journals_is_deleted(
+    cache: ResultCache, tmp_path: Path, how: str, trims: bool
+) -> None:
+    """Whatever a row names, and also where it is a journal."""
+    put(cache, events(1.0, at=2.0))
+    victim = tmp_path / "victims" / "journal.jsonl"
+    put(ResultCache(tmp_path / "other"), events(1.0), victim)
+    match how:
+        case "..":
+            planted(cache, cache.journals / ".." / ".." / "victims" / victim.name)
+        case "a linked folder":
+            (cache.journals / "set").symlink_to(victim.parent)
+            planted(cache, cache.journals / "set" / victim.name)
+        case "a linked file":
+            (cache.journals / victim.name).symlink_to(victim)
+            planted(cache, cache.journals / victim.name)
+        case "no journal":
+            victim = cache.journals / "set" / "notes.jsonl"
+            victim.parent.mkdir()
+            victim.write_text("what somebody wrote")
+            planted(cache, victim)
+        case _:
+            planted(cache, victim)
+    if trims:
+        put(cache, events(1.0, at=3.0, problem={"M": 1}))
+    cache.clear()
+    assert victim.exists() and cache.runs() == []
+    assert not [path for path in cache.journals.glob("run-*.jsonl") if not path.is_symlink()]
+
+
+@pytest.mark.parametrize("beside", ["set.json", "set.lock", "notes.txt", "a lock that is held"])
+def test_the_folder_of_a_set_goes_with_its_last_journal_unless_it_holds_more(cache: ResultCache, beside: str) -> None:
+    for number in range(2):
+        put(cache, events(1.0, problem={"M": number}), cache.journals / "set" / f"000{number}.jsonl")
+    held = beside == "a lock that is held"
+    (kept := cache.journals / "set" / ("set.lock" if held else beside)).touch()
+    with Journal.create(kept) if held else nullcontext():
+        cache.clear()
+    assert not [*cache.journals.glob("*/*.jsonl")]
+    assert kept.parent.exists() == (held or beside == "notes.txt")
+
+
+@pytest.mark.parametrize("of", ["the cache", "the index", "the journals", "a set", "a journal"])
+def test_where_others_may_write_no_journal_is_deleted(cache: ResultCache, of: str) -> None:
+    journal = put(cache, events(1.0), cache.journals / "set" / "0000.jsonl")
+    places = {"the cache": cache.folder, "the index": cache.path, "the journals": cache.journals}
+    place = {**places, "a set": journal.parent, "a journal": journal}[of]
+    place.chmod(place.stat().st_mode | 0o020)
+    with pytest.warns(RuntimeWarning, match="no journal of the result cache is deleted: others may write"):
+        assert cache.clear() == 1
+    assert journal.exists() and cache.answers() == []
 
 
 def test_a_path_that_is_not_utf8_costs_a_warning(cache: ResultCache) -> None:

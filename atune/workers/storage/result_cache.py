@@ -14,7 +14,6 @@ import contextlib
 import fcntl
 import os
 import re
-import shutil
 import sqlite3
 import time
 import warnings
@@ -25,6 +24,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from atune.errors import JournalError
+from atune.journal import set_folder
 from atune.journal.events import (
     AnyEvent,
     BenchmarkFailed,
@@ -34,13 +34,13 @@ from atune.journal.events import (
     RunResumed,
     RunStarted,
 )
-from atune.journal.reader import JournalReader, last_event, read
+from atune.journal.reader import JournalReader, is_journal, last_event, read, unfit
 from atune.journal.result import Result, TuneResult
 from atune.journal.state import Entry, Outcome, State, finished, recorded_budget
 from atune.journal.writer import Journal, is_written
 from atune.model.artifact import Artifact, Roles
 from atune.model.candidate import BASELINE, Config, config_key, with_tuples
-from atune.model.folders import cache_folder, make_private_folder
+from atune.model.folders import cache_folder, make_private_folder, untrusted
 from atune.workers.storage.result_key import (
     CacheEntry,
     ResultKey,
@@ -67,7 +67,7 @@ are tried again."""
 Status = Literal["finished", "refreshed", "unfinished", "partial", "uncached"]
 """Status of an indexed run. ``refreshed``: it was asked for though its result was known. ``partial``: it has no winner
 of the whole search that its header asks for. ``uncached``: its caller uses no cache."""
-_DAMAGE = sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB
+_DAMAGE = sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_TOOBIG
 UNFINISHED = "unfinished"
 ANSWERS = ("finished", "refreshed")
 """Statuses of runs that answer a look-up."""
@@ -155,7 +155,7 @@ def indexed(path: str, state: State, result: Result | None = None) -> IndexedRun
         latency_ms=result.latency_ms,
         reference_ms=result.reference_ms,
         default_ms=result.default_ms,
-        time=stat.st_mtime if state.finished is None else state.finished.time,
+        time=stat.st_mtime if state.finished is None else min(state.finished.time, stat.st_mtime),
         bytes=stat.st_size,
         parts=parts,
         winner=None if best is None else best.index,
@@ -223,6 +223,7 @@ class ResultCache:
         nothing: Begun | None = (None, [])
 
         def claim(db: sqlite3.Connection) -> Begun | None:
+            opened.close()  # what an attempt opened that failed
             db.execute("BEGIN IMMEDIATE")  # one process at a time looks, and begins
             for run in _rows(db, "WHERE key = ? ORDER BY time DESC", (key.text,)):
                 if run.status in ANSWERS and not again and _serves(run, header):  # since it was looked up
@@ -231,6 +232,7 @@ class ResultCache:
                     continue
                 try:
                     journal, past = Journal.reopen(run.path)
+                    opened.callback(journal.close)
                 except JournalError as error:
                     if isinstance(error.__cause__, BlockingIOError):
                         return None
@@ -246,10 +248,15 @@ class ResultCache:
                     if not again:
                         return None
             if (new := self.open_new(key.kernel)) is not None:
+                opened.callback(new.close)
                 _write(db, msgspec.structs.replace(row, path=new.path))
             return new, []
 
-        return self._use(claim, nothing)
+        with contextlib.ExitStack() as opened:  # nothing stays open where the index cannot be written
+            begun = self._use(claim, nothing)
+            if begun is not None and begun[0] is not None:
+                opened.pop_all()
+        return begun
 
     def add(self, path: str | os.PathLike[str], state: State | None = None, result: Result | None = None) -> str:
         """Bring the row of the journal at `path` up to date, and keep the cache's journals within `MOST_BYTES`.
@@ -263,7 +270,17 @@ class ResultCache:
         except (JournalError, OSError) as error:
             self._forget(path, str(error))
             return ""
-        self._use(lambda db: _write(db, run), None)
+
+        def write(db: sqlite3.Connection) -> None:
+            for other in _rows(db, "WHERE time > ? AND path <> ?", (time.time(), path)):  # the clock was ahead then
+                before = run.time - 1e-3
+                _write(db, msgspec.structs.replace(other, time=before))
+                with contextlib.suppress(OSError):
+                    if self._owns(other.path) and is_journal(other.path):
+                        os.utime(other.path, (before, before))
+            _write(db, run)
+
+        self._use(write, None)
         self._trim()
         return run.status
 
@@ -387,28 +404,36 @@ class ResultCache:
 
     def _delete(self, runs: Sequence[IndexedRun]) -> None:
         """Remove the rows of `runs`, and the cache's own journals, but those that a run writes."""
-        gone, folders = [], set[Path]()
+        gone = []
         for run in runs:
-            path = Path(run.path)
             with contextlib.suppress(OSError):
-                if self._owns(run.path) and path.exists():
-                    if is_written(path):
+                if self._owns(run.path) and is_journal(run.path):
+                    if is_written(Path(run.path)):
                         continue
-                    path.unlink()
-                    folders.add(path.parent)
+                    self._remove(Path(run.path))
             gone.append((run.path,))
-        for folder in folders - {self.journals}:  # of a set
-            if not any(folder.glob("*.jsonl")):
-                shutil.rmtree(folder, ignore_errors=True)
+        self._ask(lambda db: db.executemany("DELETE FROM runs WHERE path = ?", gone), None)
 
-        def delete(db: sqlite3.Connection) -> None:
-            db.executemany("DELETE FROM runs WHERE path = ?", gone)
+    def _remove(self, journal: Path) -> None:
+        """Remove a journal of the cache's own, and its set's folder with the last. Raises `OSError`.
 
-        self._ask(delete, None)
+        Where others may write what tells of it, or in its place, it stays, with a warning.
+        """
+        folder = journal.parent
+        if why := next(filter(None, map(untrusted, (self.folder, self.path, self.journals, folder, journal))), ""):
+            _warn(f"no journal of the result cache is deleted: {why}")
+            return
+        journal.unlink()
+        lock, index = folder / set_folder.LOCK, folder / set_folder.INDEX
+        if folder != self.journals and {*folder.iterdir()} <= {lock, index} and not is_written(lock):
+            index.unlink(missing_ok=True)
+            lock.unlink(missing_ok=True)
+            folder.rmdir()
 
     def _owns(self, path: str) -> bool:
-        """Tell whether a journal is the cache's own, and not one that somebody asked for elsewhere."""
-        return Path(path).is_relative_to(self.journals)
+        """Tell whether a journal is the cache's own, and not elsewhere: by its real path, without links and ``..``."""
+        real, journals = Path(path).resolve(), self.journals.resolve()
+        return real.is_relative_to(journals) and Path(path) == self.journals / real.relative_to(journals)
 
     def _forget(self, path: str, why: str) -> None:
         self._ask(lambda db: self._drop(db, IndexedRun(path=path), why), None)
@@ -445,9 +470,9 @@ class ResultCache:
                         os.replace(part, self.path)
                     with self._opened(self.path) as db, db:
                         return work(db)
-                except (sqlite3.Error, OSError, UnicodeError, msgspec.MsgspecError) as error:  # its names must be UTF-8
-                    damage, code = error, getattr(error, "sqlite_errorcode", None)
-                    damaged = isinstance(error, msgspec.MsgspecError) or code in _DAMAGE
+                except Exception as error:  # a stranger's row may raise anything
+                    damage, code = error, getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+                    damaged = code in _DAMAGE and not isinstance(error, OSError | UnicodeEncodeError)
                     if not damaged or attempt == 3:
                         _warn(f"the result cache {self.folder} cannot be used: {error}")
                         break
@@ -513,10 +538,12 @@ def _continues(past: Sequence[AnyEvent], header: RunStarted) -> bool:
 
 
 def _rows(db: sqlite3.Connection, where: str, values: Any = ()) -> list[IndexedRun]:
-    found = (msgspec.json.decode(run, type=IndexedRun) for [run] in db.execute(f"SELECT run FROM runs {where}", values))
-    return [
-        run if run.config is None else msgspec.structs.replace(run, config=with_tuples(run.config)) for run in found
-    ]
+    found = []
+    for [data] in db.execute(f"SELECT run FROM runs {where}", values):
+        if unfit(data) or "\0" in (run := msgspec.json.decode(data, type=IndexedRun)).path:
+            raise ValueError("a row that no run wrote")
+        found.append(run if run.config is None else msgspec.structs.replace(run, config=with_tuples(run.config)))
+    return found
 
 
 def _write(db: sqlite3.Connection, run: IndexedRun, otherwise: Literal["REPLACE", "IGNORE"] = "REPLACE") -> None:
