@@ -210,9 +210,10 @@ class Start:
     def _record_resumed(self, plan: Plan, how: Mapping[str, Any]) -> None:
         """Record that a further part begins, and settle the candidates that need no work."""
         state, emit, journal = self.recorder.state, self.recorder.emit, self.recorder.journal
-        if journal is not None and journal.torn_bytes:
-            emit(JournalRepaired, cut_bytes=journal.torn_bytes)
+        torn_bytes = 0 if journal is None else journal.torn_bytes
         emit(RunResumed, part=state.resumed.part + 1 if state.resumed else 1, **how)
+        if torn_bytes:
+            emit(JournalRepaired, cut_bytes=torn_bytes)
         for index, device in plan.suspects.items():
             message = "suspect: the whole program died twice while this candidate was being measured"
             emit(BenchmarkFailed, index=index, device=device, kind="suspect", message=message)

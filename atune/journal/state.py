@@ -28,6 +28,7 @@ from atune.journal.events import (
     Event,
     FinalOrdered,
     FinalStarted,
+    JournalRepaired,
     ReferenceMeasured,
     RunFinished,
     RunInterrupted,
@@ -283,7 +284,7 @@ class State:
         self.memory_bytes = max(self.memory_bytes, getattr(event, "memory_bytes", 0))
         if self._in_final:
             self.final_losses += isinstance(event, DeviceLost | RunResumed)
-            self._in_final = isinstance(event, Warned | BitsCompared)
+            self._in_final = isinstance(event, Warned | BitsCompared | JournalRepaired)
         match event:
             case CandidateProposed():
                 entry = self._made(event.index)

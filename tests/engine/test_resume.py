@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace as replaced
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,11 +25,13 @@ from atune.journal.events import (
     CandidateProposed,
     Event,
     FinalOrdered,
+    FinalStarted,
     JournalRepaired,
     RunResumed,
     Warned,
 )
 from atune.journal.reader import read, replay
+from atune.journal.state import State
 from atune.journal.writer import Journal
 from atune.model.artifact import Failure, Roles, StaticFacts
 from atune.model.candidate import Candidate
@@ -236,6 +239,28 @@ async def test_a_torn_tail_is_cut_off_with_an_event_that_says_so(tmp_path: Path)
     await resume(journal, machine=fake())
     [repaired] = [e for e in read(journal) if isinstance(e, JournalRepaired)]
     assert repaired.cut_bytes == 12 and journal.read_bytes().startswith(whole)
+
+
+async def test_deaths_in_finals_count_though_they_tear_the_journal(tmp_path: Path) -> None:
+    """After two the order of the first timings stands. The repair belongs to the new part, and earlier ones began
+    with it."""
+    journal = tmp_path / "j"
+    for _ in range(2):
+        await until(journal, lambda e: isinstance(e, FinalStarted))
+        events = read(journal)
+        die(journal, next(e.seq for e in reversed(events) if isinstance(e, FinalStarted)) + 1)
+        journal.write_bytes(journal.read_bytes() + b'{"crc":"0000')
+    result = await resume(journal, machine=fake())
+    assert any(warning.startswith("no final: it lost its process 2 times") for warning in result.warnings)
+    found = [type(e) for e in read(journal)]
+    assert not [e for e in read(journal) if isinstance(e, FinalOrdered)] and found.count(FinalStarted) == 2
+    pairs = [*pairwise(found)]
+    assert pairs.count((RunResumed, JournalRepaired)) == found.count(JournalRepaired) == 2
+    earlier, head = State(), {"time": 0.0, "mono": 0.0}
+    earlier.apply(FinalStarted(seq=0, **head, worker="cpu", device="cpu", indices=(0, 1)))
+    earlier.apply(JournalRepaired(seq=1, **head, cut_bytes=9))
+    earlier.apply(RunResumed(seq=2, **head, part=1, versions={}))
+    assert earlier.final_losses == 1
 
 
 def version(machine: FakeMachine, **versions: str) -> FakeMachine:
