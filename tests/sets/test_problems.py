@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,10 @@ from atune.frontends.api.problems import parse_sizes
 from atune.model.candidate import Problem
 
 PAIRS = [{"M": 1, "N": 8}, {"M": 2, "N": 8}]
+
+
+def test_weights_that_are_summed_stay_numbers() -> None:
+    assert Problems([{**PAIRS[0], "weight": 1e30}] * 3)[0].weight == 1e30
 
 
 def arguments(problems: Problems) -> list[dict[str, Any]]:
@@ -62,6 +69,10 @@ def test_a_file_lists_problems_and_their_weights(name: str, text: str, tmp_path:
         (lambda: Problems([1]), "each problem is a dictionary"),
         (lambda: Problems([{"M": 1}, {"N": 1}]), "Problems, entry 2 has no 'M', as entry 1 has"),
         (lambda: Problems([{**PAIRS[1], "weight": 0}]), "the weight of M=2, N=8 must be above zero, got 0"),
+        *(
+            (partial(Problems, [{**PAIRS[1], "weight": weight}]), "of M=2, N=8 must be between 1e-09 and 1e+30")
+            for weight in (10**400, -(10**5000), Fraction(1, 10**400), math.inf, math.nan, 1e31, np.float64(1e-10))
+        ),
         (lambda: Problems(M=[object()]), "M"),
         (lambda: Problems("/nowhere.json"), "problems /nowhere.json: No such file or directory: give a .json"),
         (lambda: Problems(PAIRS, N=9), "each problem of the list or file has N, and N=… is given for all of them"),
@@ -72,7 +83,7 @@ def test_a_file_lists_problems_and_their_weights(name: str, text: str, tmp_path:
     ],
 )  # fmt: skip
 def test_wrong_problems_are_refused(make: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message.replace("(", r"\(")):
+    with pytest.raises(UsageError, match=message.replace("(", r"\(").replace("+", r"\+")):
         make()
 
 

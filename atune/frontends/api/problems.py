@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,8 @@ from atune.model.options import meant
 
 WEIGHT = "weight"
 """The key, or column of a file, that says how often a problem occurs."""
+LEAST, MOST = 1e-9, 1e30
+"""Range of a weight, as a set's folder keeps it."""
 
 Given = Iterable[Mapping[str, Any] | Problem]
 
@@ -55,7 +56,8 @@ class Problems(Sequence[Problem]):
             for point in points:
                 one = _problem({**row, **point}, where)
                 before = found.get(one.key)
-                found[one.key] = one if before is None else Problem(one.arguments, before.weight + one.weight)
+                sum_of = min(one.weight + (before.weight if before is not None else 0.0), MOST)
+                found[one.key] = Problem(one.arguments, sum_of)
                 places.setdefault(one.key, f"{where}: " if rows else "")
         self._problems, self.places = tuple(found.values()), tuple(places.values())
         """Each problem, and where a list or file has it, for messages."""
@@ -103,11 +105,12 @@ def one_problem(texts: Iterable[str], command: str) -> dict[str, Any]:
 def _problem(row: Mapping[str, Any], where: str) -> Problem:
     arguments = dict(row)
     weight = arguments.pop(WEIGHT, 1.0)
-    number = float(weight) if _is_number(weight) else 0.0
-    if not 0 < number < math.inf:
-        raise UsageError(f"{where}: the weight of {describe_config(arguments)} must be above zero, got {weight!r}")
+    if not (_is_number(weight) and LEAST <= weight <= MOST):
+        far = _is_number(weight) and weight and not LEAST <= abs(weight) <= MOST  # perhaps too long to be printed
+        wanted = f"between {LEAST:g} and {MOST:g}" if far else f"above zero, got {weight!r}"
+        raise UsageError(f"{where}: the weight of {describe_config(arguments)} must be {wanted}")
     try:
-        return Problem({name: normalise(value, f"{where}: {name}") for name, value in arguments.items()}, number)
+        return Problem({name: normalise(value, f"{where}: {name}") for name, value in arguments.items()}, float(weight))
     except SpaceError as error:
         raise UsageError(str(error)) from error
 
