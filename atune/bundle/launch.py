@@ -128,6 +128,9 @@ def _makers(kernel: BundledKernel, inputs: Sequence[Any], sizes: Mapping[str, in
 
     here = next((one.device for one in inputs if one.__class__ not in PLAIN), None)
     device = here or torch.device("cpu" if kernel.calls else "cuda")  # without an index: torch's current one
+    for dtype in (kernel.params[i].dtype for i in kernel.outputs):
+        if torch_dtype(dtype) is None:
+            raise WrongArguments(f"torch has no dtype {dtype}, which an output has: give every parameter")
     return [
         functools.partial(
             torch.empty_strided,
@@ -190,7 +193,8 @@ def torch_dtype(name: str) -> Any:
         import torch
 
         names = {"float8_e4m3": "float8_e4m3fn", "uint1": "bool"}
-        _DTYPES[name] = getattr(torch, names.get(name, name), None)
+        found = vars(torch).get(names.get(name, name))  # a stranger's manifest may name anything of torch
+        _DTYPES[name] = found if isinstance(found, torch.dtype) else None
     return _DTYPES[name]
 
 

@@ -331,6 +331,19 @@ def test_an_output_whose_size_no_input_tells(tmp_path: Path) -> None:
     assert runs(out) == "twice"
 
 
+@pytest.mark.parametrize("dtype", ["Tensor", "__class__", "nn", "compile", "float33", "long"])
+def test_a_dtype_that_names_something_else_of_torch(dtype: str, tmp_path: Path) -> None:
+    """Nothing that torch has by a stranger's name is taken for a dtype, whether it is an input's or an output's."""
+    strange = {**VECTOR, "dtype": dtype}
+    if dtype != "long":  # another name of a dtype
+        found = load(write(tmp_path, [entry("twice", {"n": 64}, params=[VECTOR, strange])]))
+        with pytest.raises(WrongArguments, match=f"torch has no dtype {dtype}, which an output has"):
+            found(ones(64))
+    found = load(write(tmp_path / "input", [entry("twice", {"n": 64}, params=[strange, VECTOR])]))
+    with pytest.raises(WrongArguments, match=f"the kernel takes {dtype}; got float32"):
+        found(ones(64))
+
+
 def test_gradients_are_not_lost_silently(tmp_path: Path) -> None:
     found, weight = load(write(tmp_path)), torch.nn.Parameter(ones(64))
     for _ in range(2):
