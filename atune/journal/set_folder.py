@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 
-from atune.errors import UsageError
+from atune.errors import JournalError, UsageError
 from atune.journal.events import RunStarted
 from atune.journal.reader import MAX_LINE_BYTES, JournalReader, replay, unfit
 from atune.journal.result import Result
-from atune.journal.state import State
+from atune.journal.state import State, header_in
 from atune.journal.writer import Journal
 from atune.model.candidate import Config, Problem, check_same_names, over_sizes
 from atune.model.folders import cache_folder, make_private_folder, read_file, whole_file
@@ -65,9 +66,14 @@ def listed(folder: Path) -> dict[Path, Problem]:
 
 
 def rankings_in(folder: Path) -> list[tuple[Path, RunStarted]]:
-    """Return the journals of a set's folder that rank for several problems, with their headers."""
-    begun = [path for path in sorted(folder.glob("ranking-*.jsonl")) if is_begun(path)]
-    return [(path, header) for path in begun if (header := run_header(path)) is not None]
+    """Return the journals of a set's folder that rank for several problems, with headers; warn of damaged ones."""
+    found = []
+    for path in filter(is_begun, sorted(folder.glob("ranking-*.jsonl"))):
+        try:
+            found.append((path, header_in(State.of(JournalReader(path)))))
+        except JournalError as error:
+            warnings.warn(f"a ranking of the set is left out: {error}", RuntimeWarning, stacklevel=2)
+    return found
 
 
 def ranked_first(state: State) -> list[tuple[Config, ...]]:

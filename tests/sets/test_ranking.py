@@ -387,6 +387,22 @@ def test_a_ranking_that_a_stranger_wrote_is_shown_as_far_as_it_goes(sizes: Any, 
     assert main(["replay", str(tmp_path / "ranking-1.jsonl")]) == 0
 
 
+@pytest.mark.parametrize("where", [0, 5])
+def test_a_damaged_ranking_hides_neither_its_set_nor_other_rankings(where: int, tmp_path: Path, capsys: Any) -> None:
+    stream = Stream(total=3).ready().candidate(0, 1.0).candidate(1, 2.0).candidate(2, 3.0).finished()
+    write(tmp_path / "0000.jsonl", stream.events)
+    stream.events[0] = msgspec.structs.replace(stream.events[0], arguments={"m": {"$dynamic": "m", "sizes": [1]}})
+    for name in ("ranking-1.jsonl", "ranking-2.jsonl"):
+        write(tmp_path / name, stream.events)
+    lines = (tmp_path / "ranking-1.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "ranking-1.jsonl").write_bytes(b"".join([*lines[:where], b"rubbish\n", *lines[where + 1 :]]))
+    (tmp_path / "set.json").write_text('[{"arguments":{"m":1}}]')
+    with pytest.warns(RuntimeWarning, match=rf"a ranking .* is left out: .*ranking-1\.jsonl, line {where + 1}: "):
+        assert main(["replay", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "1 of 1 with a winner" in out and out.count("ranked     m=") == 1
+
+
 @pytest.mark.parametrize("strategy", ["auto", "prior"])
 def test_resumed_problems_have_the_strategy_that_was_given_and_not_their_rankings(
     strategy: str, tmp_path: Path
