@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -694,6 +695,25 @@ def test_a_tuning_that_is_cancelled_while_it_begins_leaves_no_lock(
     may.set()
     assert ended.wait(60)
     wait_until(lambda: begin(work.header) is not None, 20, "the lock")
+
+
+@pytest.mark.parametrize("what", ["its journal", "the whole cache"])
+def test_a_journal_that_is_removed_in_a_run_costs_a_warning(
+    cache: ResultCache, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(cache.folder))
+
+    def remove(event: Event) -> None:
+        if isinstance(event, CandidateMeasured) and cache.folder.exists():
+            if what == "its journal":
+                for journal in cache.journals.iterdir():
+                    journal.unlink()
+            else:
+                shutil.rmtree(cache.folder)
+
+    with pytest.warns(RuntimeWarning, match=r"the journal .*\.jsonl was removed while the run wrote it.*result stands"):
+        result = atune.run(workload(), target="c", benchmark=QUICK, progress=False, on_event=remove)
+    assert result.best_config is not None and result.measured == 2 and cache.runs() == []
 
 
 def test_a_cache_that_cannot_be_used_costs_no_tuning(tmp_path: Path) -> None:

@@ -293,6 +293,9 @@ class Tuner:
         if path is not None and cache is not None and str(path) != answered:
             try:
                 if not path.exists():  # it got no event
+                    if made is not None:
+                        what = f"the journal {path} was removed while the run wrote it, or could not be written"
+                        warn_caller(f"{what}: the result stands, and is kept nowhere", RuntimeWarning)
                     await anyio.to_thread.run_sync(cache.discard, path)
                 elif state is not None and state.header:
                     await anyio.to_thread.run_sync(cache.add, path, state, made)
