@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,10 +15,12 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
+from decorated import QUICK, workload
 
 import atune
-from atune.journal.events import ArtifactBuilt, Event
-from atune.model.artifact import Artifact, KernelParam, Lowered, source_path
+from atune.journal.events import ArtifactBuilt, Event, Warned
+from atune.model.artifact import STORED, Artifact, KernelParam, Lowered, source_path
 from atune.model.candidate import Candidate, config_key
 from atune.model.jobs import BuildJob, FindJob, LowerJob
 from atune.model.settings import CompileSettings
@@ -140,6 +145,66 @@ def test_nothing_is_kept_where_the_disk_is_almost_full(
     with pytest.raises(OSError, match="No space left on device"):
         ArtifactStore(tmp_path / "store").put([("k" * 64, artifact(built, "a"))])
     assert not [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("method", ["put", "find", "put_lowered"])
+def test_a_store_that_fails_once_is_used_on_and_the_run_says_so_once(
+    method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
+    real, calls = getattr(ArtifactStore, method), list[bool]()
+
+    def fails_at_first(*given: Any) -> Any:
+        calls.append(len(calls) < 2)
+        if calls[-1]:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), "a library")
+        return real(*given)
+
+    monkeypatch.setattr(ArtifactStore, method, fails_at_first)
+    one_by_one = CompileSettings(workers=1, group_size=1)
+    result = atune.run(workload(), target="c", benchmark=QUICK, compile=one_by_one, progress=False)
+    assert (result.measured, len(calls) > 2) == (2, True)
+    said = [one for one in result.warnings if "the artifact store could not be used" in one]
+    assert len(said) == 1 and "Input/output error: 'a library'" in said[0]
+    assert len([*(tmp_path / "cache" / "artifacts" / "codes").iterdir()]) >= (2 if method == "put" else 4)
+
+
+@pytest.fixture
+def noexec(tmp_path: Path) -> Iterator[Path]:
+    """A disk whose files cannot be run."""
+    (folder := tmp_path / "noexec").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "noexec,size=200m", "none", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("no disk can be mounted here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_cache_that_is_mounted_noexec_serves_every_run(noexec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its libraries are found and loaded, by the devices' processes and by this one."""
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(noexec / "cache"))
+    for seen in ([], found := list[Event]()):
+        result = atune.run(workload(), target="c", benchmark=QUICK, progress=False, on_event=seen.append)
+        assert result.best_config is not None and result.best_config["factor"] == 2 and result.measured == 2
+        assert torch.equal(result.kernel(x := torch.randn(256)), 2 * x)
+        assert not [text for text in result.warnings if "noexec" in text]
+    assert {event.why for event in found if isinstance(event, ArtifactBuilt)} == {STORED}
+    for _ in range(2):
+        again = atune.run(workload(), target="c", benchmark=QUICK, progress=False, cached=True)
+        assert torch.equal(again.kernel(x), 2 * x)
+
+
+def test_a_folder_for_temporary_files_that_is_mounted_noexec_is_named_before_anything_is_compiled(
+    noexec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TMPDIR", str(noexec))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    seen: list[Event] = []
+    result = atune.run(workload(), target="c", benchmark=QUICK, progress=False, on_event=seen.append)
+    assert result.measured == 2 and torch.equal(result.kernel(x := torch.randn(256)), 2 * x)
+    [said] = [one.seq for one in seen if isinstance(one, Warned) and f"TMPDIR, {noexec}, is mounted" in one.message]
+    assert said < min(one.seq for one in seen if isinstance(one, ArtifactBuilt))
 
 
 def test_several_programs_at_once(tmp_path: Path, built: Path) -> None:

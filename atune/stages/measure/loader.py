@@ -8,8 +8,11 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
@@ -33,11 +36,18 @@ class LoadError(AtuneError):
 def load(artifact: Artifact) -> Callable[..., None]:
     """Return a function of all the kernel's parameters, outputs included, that launches it.
 
-    CUDA launches go to torch's current stream. Raises `LoadError`.
+    CUDA launches go to torch's current stream. What is mounted noexec is loaded from memory. Raises `LoadError`.
     """
     if not os.path.exists(artifact.path):
         raise LoadError(f"{artifact.path} is gone; tune again to rebuild it")
-    return _load_c(artifact) if artifact.target == "c" else _load_cuda(artifact)
+    with ExitStack() as stack:
+        if os.statvfs(artifact.path).f_flag & os.ST_NOEXEC:
+            link = f"{stack.enter_context(tempfile.TemporaryDirectory())}/kernel.so"
+            memory = stack.enter_context(open(os.memfd_create("kernel"), "wb", buffering=0))
+            shutil.copyfile(artifact.path, f"/proc/self/fd/{memory.fileno()}")
+            os.symlink(f"/proc/self/fd/{memory.fileno()}", link)
+            artifact = msgspec.structs.replace(artifact, path=link)
+        return _load_c(artifact) if artifact.target == "c" else _load_cuda(artifact)
 
 
 def _load_cuda(artifact: Artifact) -> Callable[..., None]:

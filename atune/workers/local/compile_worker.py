@@ -12,6 +12,7 @@ import anyio.abc
 import anyio.to_thread
 import msgspec
 
+from atune.engine.interfaces import ignored
 from atune.engine.run_state import background
 from atune.errors import (
     RemoteError,
@@ -284,12 +285,12 @@ def _of_group(failure: Failure, members: int) -> list[Any] | GroupFailed:
 class RunStore:
     """Finds artifacts of earlier runs and keeps those of this one, and knows its compiler states.
 
-    After the first `OSError` nothing is found or kept: the store is read-only, full or gone. `tools`: the compilers as
-    a part of the states; empty where cicc is not used.
+    What raises `OSError` is not found, or not kept, and `say` is told why: the store may be read-only, full or gone, or
+    the next call may work. `tools`: the compilers as a part of the states; empty where cicc is not used.
     """
 
-    def __init__(self, store: ArtifactStore | None = None) -> None:
-        self.tools = ""
+    def __init__(self, store: ArtifactStore | None = None, say: Callable[[str], None] = ignored) -> None:
+        self.tools, self._say = "", say
         self.store = store
         """None where the run uses none."""
         self._states = dict[str, tuple[str, str]]()
@@ -334,8 +335,8 @@ class RunStore:
             return None
         try:
             return await anyio.to_thread.run_sync(use, self.store)
-        except OSError:
-            self.store = None  # this run continues without a store
+        except OSError as error:
+            self._say(f"the artifact store could not be used, and the run compiles what it lacks: {error}")
             return None
 
 

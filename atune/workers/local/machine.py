@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import tempfile
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -126,6 +127,9 @@ class LocalMachine:
         """
         self.service.wake = wake
         with run_folder() as self.run_dir, ExitStack() as self._ended:
+            if os.statvfs(self.run_dir).f_flag & os.ST_NOEXEC:
+                why = f"TMPDIR, {tempfile.gettempdir()}, is mounted noexec: libraries are loaded from memory"
+                warn(f"{why}; where that is forbidden too, set TMPDIR to a folder on another file system")
             own = shared_processes(lambda message: self.workers.warn(message))
             async with nullcontext(self.shared) if self.shared else own as shared, background() as tasks:
                 self.server = shared.server
@@ -136,7 +140,7 @@ class LocalMachine:
                 if store is not None and (why := untrusted(store.folder)):
                     store = None
                     warn(why)
-                self.store = RunStore(store)
+                self.store = RunStore(store, functools.partial(self.workers.warn_once, "store"))
                 tasks.start_soon(anyio.to_thread.run_sync, installed_versions)  # reads files; caches for `versions`
                 try:
                     self._sent = await self._put_aside(self.workload)
