@@ -128,9 +128,8 @@ def _makers(kernel: BundledKernel, inputs: Sequence[Any], sizes: Mapping[str, in
 
     here = next((one.device for one in inputs if one.__class__ not in PLAIN), None)
     device = here or torch.device("cpu" if kernel.calls else "cuda")  # without an index: torch's current one
-    for dtype in (kernel.params[i].dtype for i in kernel.outputs):
-        if torch_dtype(dtype) is None:
-            raise WrongArguments(f"torch has no dtype {dtype}, which an output has: give every parameter")
+    if unknown := [kernel.params[i].dtype for i in kernel.outputs if torch_dtype(kernel.params[i].dtype) is None]:
+        raise WrongArguments(f"torch has no dtype {unknown[0]}, which an output has: give every parameter")
     return [
         functools.partial(
             torch.empty_strided,
