@@ -43,16 +43,17 @@ def load(artifact: Artifact) -> Callable[..., None]:
     with ExitStack() as stack:
         if os.statvfs(artifact.path).f_flag & os.ST_NOEXEC:
             link = f"{stack.enter_context(tempfile.TemporaryDirectory())}/kernel.so"
-            memory = stack.enter_context(open(os.memfd_create("kernel"), "wb", buffering=0))
-            shutil.copyfile(artifact.path, f"/proc/self/fd/{memory.fileno()}")
+            memory = stack.enter_context(open(os.memfd_create("kernel"), "wb"))
             os.symlink(f"/proc/self/fd/{memory.fileno()}", link)
+            shutil.copyfile(artifact.path, link)
             artifact = msgspec.structs.replace(artifact, path=link)
         return _load_c(artifact) if artifact.target == "c" else _load_cuda(artifact)
 
 
 def _load_cuda(artifact: Artifact) -> Callable[..., None]:
     try:
-        function: Callable[..., None] = tilelang.tvm.runtime.load_module(artifact.path)[artifact.symbol]
+        opened = tilelang.tvm.get_global_func("ffi.ModuleLoadFromFile")(artifact.path)  # as `load_module`, by its name
+        function: Callable[..., None] = opened[artifact.symbol]
     except Exception as error:
         raise LoadError(f"{artifact.path} has no kernel {artifact.symbol}: {error}") from error
     return function

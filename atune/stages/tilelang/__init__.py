@@ -43,7 +43,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "tirx.stmt_functor.post_order_visit(stmt, fvisit)", "tirx.stmt_functor.pre_order_visit(stmt, fvisit)",
         "ir.save_json(node)", "ir.Op.list_op_names()", "arith.Analyzer()", "target.Target(target)",
         "transform.PassContext(*, opt_level, config, instruments)", "transform.PassContext.current()",
-        "instrument.pass_instrument(pi_cls)", "runtime.load_module(path)", "runtime.Executable(mod)",
+        "instrument.pass_instrument(pi_cls)", "runtime.Executable(mod)",
         "runtime.Executable.export_library(self, file_name, *, fcompile, fpack_imports, workspace_dir)",
     ),
     "tilelang.backend.module:create_backend_context(target, target_host, execution_backend)": ("passes and printers",),
