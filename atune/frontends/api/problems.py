@@ -38,7 +38,7 @@ class Problems(Sequence[Problem]):
     ----------
     given
         A list of arguments (dictionaries) or of other sets' problems, or the path of a file. ``weight``: how often a
-        problem occurs, a number above zero (default 1).
+        problem occurs, a number from 1e-9 to 1e30 (default 1).
     sizes
         Arguments, each with one value or several. The set has every combination; in a list, which lacks them, each
         problem gets them.
