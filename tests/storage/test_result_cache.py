@@ -303,20 +303,15 @@ def test_a_run_whose_row_cannot_be_written_leaves_no_journal_open(
     full = code == sqlite3.SQLITE_FULL
     with monkeypatch.context() as patch, pytest.warns(RuntimeWarning, match="is full") if full else nullcontext():
         for name in ("_write", "_continues"):
-            answers = error if full else [error, True]
-            patch.setattr(result_cache, name, Mock(side_effect=answers))
+            patch.setattr(result_cache, name, Mock(side_effect=error if full else [error, True]))
         begun = cache.begin(header)
+    files = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
     assert begun is not None and (begun[0] is None) == full
-    assert [path for path in open_files() if path.endswith(".jsonl")] == ([] if begun[0] is None else [begun[0].path])
+    assert [path for path in files if path.endswith(".jsonl")] == [one.path for one in begun[:1] if one is not None]
     if begun[0] is not None:
         assert (begun[0].path == first.path) == interrupted
         begun[0].close()
     assert all(path.stat().st_size for path in cache.journals.iterdir())
-
-
-def open_files() -> list[str]:
-    """Return the paths of this program's open files."""
-    return [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
 
 
 # The clock
@@ -339,12 +334,6 @@ def test_what_a_clock_that_was_ahead_dated_is_older_than_what_came_after_it(cach
 # What is deleted
 
 
-def planted(cache: ResultCache, path: Path) -> None:
-    """Have a row of the index name a file."""
-    run = IndexedRun(path=str(path), status="finished", key="k", work="w", kernel="gemm", time=1.0, bytes=1 << 40)
-    cache._use(lambda db: result_cache._write(db, run), None)
-
-
 @pytest.mark.parametrize("how", ["..", "a linked folder", "a linked file", "no journal", "elsewhere"])
 @pytest.mark.parametrize("trims", [False, True])
 def test_nothing_but_the_caches_own_journals_is_deleted(
@@ -352,29 +341,23 @@ def test_nothing_but_the_caches_own_journals_is_deleted(
 ) -> None:
     """Whatever a row names, and also where it is a journal."""
     put(cache, events(1.0, at=2.0))
-    victim = tmp_path / "victims" / "journal.jsonl"
+    victim, inside = tmp_path / "victims" / "journal.jsonl", cache.journals / "set" / "journal.jsonl"
     put(ResultCache(tmp_path / "other"), events(1.0), victim)
-    match how:
-        case "..":
-            planted(cache, cache.journals / ".." / ".." / "victims" / victim.name)
-        case "a linked folder":
-            (cache.journals / "set").symlink_to(victim.parent)
-            planted(cache, cache.journals / "set" / victim.name)
-        case "a linked file":
-            (cache.journals / victim.name).symlink_to(victim)
-            planted(cache, cache.journals / victim.name)
-        case "no journal":
-            victim = cache.journals / "set" / "notes.jsonl"
-            victim.parent.mkdir()
-            victim.write_text("what somebody wrote")
-            planted(cache, victim)
-        case _:
-            planted(cache, victim)
+    if how == "a linked folder":
+        inside.parent.symlink_to(victim.parent)
+    else:
+        inside.parent.mkdir()
+    if how == "a linked file":
+        inside.symlink_to(victim)
+    elif how == "no journal":
+        (victim := inside).write_text("what somebody wrote")
+    named = {"..": cache.journals / ".." / ".." / "victims" / "journal.jsonl", "elsewhere": victim}.get(how, inside)
+    row = IndexedRun(path=str(named), status="finished", key="k", work="w", kernel="gemm", time=1.0, bytes=1 << 40)
+    cache._use(lambda db: result_cache._write(db, row), None)
     if trims:
         put(cache, events(1.0, at=3.0, problem={"M": 1}))
     cache.clear()
-    assert victim.exists() and cache.runs() == []
-    assert not [path for path in cache.journals.glob("run-*.jsonl") if not path.is_symlink()]
+    assert victim.exists() and cache.runs() == [] and not [*cache.journals.glob("run-*.jsonl")]
 
 
 @pytest.mark.parametrize("beside", ["set.json", "set.lock", "notes.txt", "a lock that is held"])
@@ -704,12 +687,8 @@ def test_a_journal_that_is_removed_in_a_run_costs_a_warning(
     monkeypatch.setenv("ATUNE_CACHE_DIR", str(cache.folder))
 
     def remove(event: Event) -> None:
-        if isinstance(event, CandidateMeasured) and cache.folder.exists():
-            if what == "its journal":
-                for journal in cache.journals.iterdir():
-                    journal.unlink()
-            else:
-                shutil.rmtree(cache.folder)
+        if isinstance(event, CandidateMeasured) and cache.journals.exists():
+            shutil.rmtree(cache.journals if what == "its journal" else cache.folder)
 
     with pytest.warns(RuntimeWarning, match=r"the journal .*\.jsonl was removed while the run wrote it.*result stands"):
         result = atune.run(workload(), target="c", benchmark=QUICK, progress=False, on_event=remove)
