@@ -92,6 +92,17 @@ def test_the_umask_decides_on_the_mode_of_an_output(mask: int, mode: int, journa
     assert made == dict.fromkeys(("report", "csv", "json", "cache.json", "page"), mode)
 
 
+def test_writing_an_output_does_not_change_the_umask_of_other_threads(
+    journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for a moment: a library has no say in the mode of what the program's other threads make."""
+    changed = list[int]()
+    monkeypatch.setattr(os, "umask", changed.append)
+    assert main(["report", str(journal), "-o", str(tmp_path / "report")]) == 0
+    replay(journal).report(tmp_path / "page")
+    assert (tmp_path / "report").exists() and (tmp_path / "page").exists() and not changed
+
+
 def test_merging_onto_a_full_disk_leaves_no_half_a_journal(journal: Path, tmp_path: Path) -> None:
     output = tmp_path / "merged"
     with full_disk(), pytest.raises(JournalError, match=rf"cannot write the journal {output}: .*ulimit -f"):
