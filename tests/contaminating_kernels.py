@@ -40,6 +40,13 @@ def spins() -> None:
         time.sleep(0.001)
 
 
+def spins_apart() -> None:
+    """Leave a process in a session of its own, as a daemon is."""
+    if os.fork() == 0:
+        os.setsid()
+        spins()
+
+
 def raises_soon() -> None:
     signal.signal(signal.SIGALRM, lambda *_: sys.exit("too late"))
     signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
@@ -63,8 +70,10 @@ SPOILINGS: dict[str, Callable[[], object]] = {
     "limit of files": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1, 1)),
     "modules": lambda: sys.modules.clear(),
     "msgpack": put(msgspec.msgpack, "encode", lambda *_, **__: b"\xc1"),
+    "niceness": lambda: os.nice(3),
     "open": put(builtins, "open", nothing),
     "PATH": lambda: os.environ.update(PATH="/opt/mytools"),
+    "processes": spins_apart,
     "recursion": lambda: sys.setrecursionlimit(90),
     "structs": put(msgspec.structs, "replace", lambda *_, **__: None),
     "sys.path": lambda: sys.path.clear(),

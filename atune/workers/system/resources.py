@@ -47,8 +47,13 @@ def standing(pid: int) -> dict[str, int | str]:
     proc = Path(f"/proc/{pid}")
     try:
         status = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
+        stat = (proc / "stat").read_text().rpartition(") ")[2].split()
         return {
             "threads": len(os.listdir(proc / "task")),
+            "processes": sum(len(one.read_text().split()) for one in (proc / "task").glob("*/children")),
+            "niceness": stat[16],
+            "scheduling policy": " ".join(stat[37:39]),
+            "cores": status["Cpus_allowed"].strip(),
             "open files": len(os.listdir(proc / "fd")),
             "signal handlers": " ".join(status[name].strip() for name in ("SigIgn", "SigCgt")),
             "umask": status["Umask"].strip(),
