@@ -15,7 +15,7 @@ import pytest
 from fork_servers import fork_server
 from processes import environment, wait_until
 
-from atune.errors import WorkerError
+from atune.errors import ServerLost, WorkerError
 from atune.workers.processes import pool
 from atune.workers.processes.server import ForkServerProcess
 from atune.workers.system.resources import TICK_S, Deadline
@@ -44,6 +44,11 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
+def stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: state(pid) == "T", 10, "the stop")
+
+
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize(
     ("stopped", "ends"), [("the program", "answered"), ("everything", "answered"), ("the worker", "timeout")]
@@ -64,8 +69,7 @@ def test_time_in_which_the_program_is_stopped_does_not_count(
         with gate.open("w") as writer:  # the worker is there
             every = {"the program": [program.pid], "everything": [program.pid, server, worker], "the worker": [worker]}
             for pid in every[stopped]:
-                os.kill(pid, signal.SIGSTOP)
-                wait_until(lambda pid=pid: state(pid) == "T", 10, "the stop")
+                stop(pid)
             time.sleep(1.5 * LIMIT_S)
             if stopped == "the program":
                 writer.close()
@@ -96,8 +100,49 @@ async def test_a_server_that_is_stopped_before_it_forks_is_an_error(
 ) -> None:
     async with fork_server(run_dir) as server:
         worker = await server.spawn("first")
-        os.kill(server.pids()[0], signal.SIGSTOP)
+        stop(server.pids()[0])
         monkeypatch.setattr(pool, "START_TIMEOUT_S", 0.3)
         with anyio.fail_after(30), pytest.raises(WorkerError, match=r"did not fork second-1 within 0.3 s: .*stopped"):
             await server.spawn("second")
         assert await worker.call("pool_targets:echo", b"x") == b"x", "who was there goes on"
+
+
+async def test_a_server_that_is_stopped_is_replaced_after_a_short_wait(
+    run_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork takes milliseconds. Nobody waits for the long limit, and no other run gets the stopped server."""
+    monkeypatch.setattr(pool, "FIRST_TIMEOUT_S", 0.3)
+    second, parked = [ForkServerProcess((), tmp_path / "second", env={})], list[ForkServerProcess]()
+    [new] = second
+    async with fork_server(run_dir, park=parked.append, again=second.pop) as server:
+        before = await server.spawn("first")
+        stop(server.pids()[0])
+        with anyio.fail_after(30), pytest.raises(ServerLost, match=r"did not fork second-1 within 0.3 s"):
+            await server.spawn("second")
+        assert not before.alive
+        assert await (await server.spawn("third")).call("pool_targets:echo", b"x") == b"x"
+    assert parked == [new], "the new one does answer"
+    new.destroy()
+
+
+async def test_a_server_that_is_stopped_while_it_imports_is_replaced(
+    run_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stops_at_import.py").write_text("import os\nos.kill(os.getpid(), 19)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(pool, "FIRST_TIMEOUT_S", 2.0)
+    second = [ForkServerProcess((), tmp_path / "second", env={})]
+    async with fork_server(run_dir, ["stops_at_import"], again=second.pop) as server:
+        with anyio.fail_after(30):
+            assert await (await server.spawn("first")).call("pool_targets:echo", b"x") == b"x"
+        assert not second
+
+
+async def test_a_server_that_did_not_answer_a_kill_is_not_parked(run_dir: str) -> None:
+    parked = list[ForkServerProcess]()
+    async with fork_server(run_dir, park=parked.append) as server:
+        worker, [pid, *_] = await server.spawn("first"), server.pids()
+        stop(pid)
+        with anyio.fail_after(30):
+            await worker.kill(0.2)
+    assert not parked and not Path(f"/proc/{pid}").exists()

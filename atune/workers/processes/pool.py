@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -47,6 +48,8 @@ CANCEL_S, GRACE_S, HAMMER_S = 0.3, 0.4, 0.2
 START_TIMEOUT_S = CALL_TIMEOUT_S = 300.0
 """Seconds for importing the preload, for forking a worker after it, and for calls without a limit of their own, such as
 to load the user's file or to make a device's context. It is far above what a slow machine needs."""
+FIRST_TIMEOUT_S = 5.0
+"""Seconds for forking a worker, which takes milliseconds, before another server takes the place of the first."""
 
 TAIL_BYTES = 4096
 READ_BYTES, PRINTED_CHARACTERS = 1 << 16, 2000
@@ -66,10 +69,10 @@ class ForkServer(anyio.AsyncContextManagerMixin):
     `process` was started before, or parked. Entering returns while it still imports. Leaving takes under a second,
     whatever the processes do.
 
-    With `park`, a server whose body was not cancelled is parked instead of ended. Its workers end all the same.
+    With `park`, a server that answers and whose body was not cancelled is parked instead of ended. Its workers end.
 
-    With `again`, which starts another process, a lost server is replaced once. Running calls then raise `ServerLost`,
-    and `spawn` waits for the new server. After the second loss it raises `MachineError`.
+    With `again`, which starts another process, a server that is lost or hangs is replaced once. Running calls then
+    raise `ServerLost`, and `spawn` waits for the new server. After the second loss it raises `MachineError`.
     """
 
     def __init__(
@@ -90,6 +93,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         self._running = self._leaving = False
         self._first_loss = ""
         """How the first server ended, if it was replaced."""
+        self.hangs = ""
+        """What the server did not do in time, so that no other run gets it; empty while it answers."""
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[ForkServer, None]:
@@ -152,18 +157,20 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         return worker
 
     async def _answered(self, event: anyio.Event, what: str) -> None:
-        """Wait until the server has completed a step. Raises `WorkerError` if it hangs."""
-        deadline = Deadline(START_TIMEOUT_S)
-        try:
-            while not event.is_set():
-                await deadline.wait(event.wait)
-        except TimeoutError:
-            self._park = None  # no other run shall wait for it
+        """Wait until the server has completed a step, or is gone. Raises `WorkerError` if it hangs and is the last."""
+        who = f"the fork server (process {self.process.pid}) did not {what}"
+        first = self._again is not None and not self._first_loss
+        came = await _comes(event, FIRST_TIMEOUT_S if first else START_TIMEOUT_S)
+        if first and not came and (self._ready.is_set() or _stat(self.process.pid)[0] in "Tt"):
+            self.hangs = f"{who} within {FIRST_TIMEOUT_S:g} s"  # importing may take longer
+            self._kill_all()  # `_listen` hears of the end, and has another started
+        if not (came or (first and await _comes(event, START_TIMEOUT_S))):
+            self.hangs = who
             raise WorkerError(
-                f"the fork server (process {self.process.pid}) did not {what} within {START_TIMEOUT_S:g} s: it "
-                "hangs, or was stopped. Look for a file system that does not answer, and for SIGSTOP",
+                f"{who} within {START_TIMEOUT_S:g} s: it hangs, or was stopped. Look for a file system that does not "
+                "answer, and for SIGSTOP",
                 read_tail(self.process.log),
-            ) from None
+            )
 
     def pids(self) -> list[int]:
         """Return the pids of the server and of the living workers. They are process groups, too."""
@@ -185,12 +192,12 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         A server that still imports has no workers, and is parked, too. The workers have `within_s` to end.
         """
         self._leaving = True
-        if self._park is None or self._failure:
+        if self._park is None or self._failure or self.hangs:
             return False
         async with anyio.create_task_group() as tasks:
             for worker in list(self._workers.values()):
                 tasks.start_soon(worker.kill, within_s)
-        if self._workers or self._failure or self.process.returncode is not None:
+        if self._workers or self._failure or self.hangs or self.process.returncode is not None:
             return False
         for stderr in self.run_dir.glob("*.stderr"):
             stderr.unlink(missing_ok=True)  # the next run's workers have other names
@@ -231,34 +238,39 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         with self._listening:
             while True:
                 while data := await self._hear():
-                    self._on_message(json.loads(data))
+                    with suppress(Exception):  # where a candidate's code wrote it, and not the server
+                        self._on_message(json.loads(data))
                 self._kill_all()
                 with anyio.move_on_after(GRACE_S):
                     await self.process.wait()
                 while_doing = "" if self._ready.is_set() else f" while importing {self.process.imports}"
-                why = f"the fork server ended{while_doing}: {describe(self.process.returncode)}"
+                why = self.hangs or f"the fork server ended{while_doing}: {describe(self.process.returncode)}"
                 if not self._replaced(why):
                     self._lost(why)
                     return
 
     def _on_message(self, message: dict[str, Any]) -> None:
         worker = self._workers.get(message.get("id", -1))
-        if message["op"] == "ready":
-            self.process.preload_s = message["seconds"]
+        if message["op"] == "ready" and not self._ready.is_set():
+            self.process.preload_s = float(message["seconds"])
             if message["error"]:
                 self._failure = f"preloading {self.process.imports} failed: {message['error']}"
                 self._absent = not_installed(message["absent"])
             self._ready.set()
-        elif message["op"] == "forked" and worker:
-            worker.pid = message["pid"]
+        elif message["op"] == "forked" and worker and not worker.pid:
+            worker.pid = int(message["pid"])
             worker.forked.set()
         elif message["op"] == "exited" and worker:
-            worker.set_ended(message["how"], outside=message.get("outside", False))
+            worker.set_ended(str(message["how"]), outside=bool(message.get("outside")))
 
     async def _hear(self) -> bytes:
+        """Return the server's next message; empty once it has hung up."""
+        hung_up = select.poll()
+        hung_up.register(self._control, select.POLLRDHUP)
         while True:
             try:
-                return self._control.recv(CONTROL_BYTES)
+                if (data := self._control.recv(CONTROL_BYTES)) or hung_up.poll(0):
+                    return data
             except BlockingIOError:
                 await anyio.wait_readable(self._control)
             except OSError:
@@ -277,7 +289,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
             process = self._again()
         except (AtuneError, OSError):
             return False
-        self._first_loss = why
+        self._first_loss, self.hangs = why, ""
         waited_for, self._ready = self._ready, anyio.Event()
         self._tell_all(why)
         anyio.notify_closing(self._control)
@@ -450,7 +462,10 @@ class Worker:
                 with suppress(WorkerError):
                     await self._server.order({"op": "kill", "id": self._number}, [])
             await self._exited.wait()
-        if self.alive:  # the server hangs
+        if self.alive:
+            state, *fields = _stat(self.pid)
+            if state in "ZX" or not int(fields[5]) & PF_EXITING:  # else the kernel takes long to free its memory
+                self._server.hangs = f"the fork server did not end {self.name}"
             if self.pid:
                 with suppress(ProcessLookupError):
                     os.killpg(self.pid, signal.SIGKILL)
@@ -482,6 +497,15 @@ class Worker:
 
     def _tail(self) -> str:
         return read_tail(self.stderr, self._mark)
+
+
+async def _comes(event: anyio.Event, within_s: float) -> bool:
+    """Wait for an event, and tell whether it came."""
+    deadline = Deadline(within_s)
+    with suppress(TimeoutError):
+        while not event.is_set():
+            await deadline.wait(event.wait)
+    return event.is_set()
 
 
 class OutOfTurn(Exception):

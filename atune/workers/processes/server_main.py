@@ -24,6 +24,7 @@ import fcntl
 import gc
 import importlib
 import json
+import mmap
 import os
 import resource
 import select
@@ -56,8 +57,6 @@ WORKER = "ATUNE_WORKER"
 """Environment variable of a worker: its own pid. Processes that it starts inherit the variable, but have other pids."""
 HUNG_UP = 113
 """Exit status of a worker whose socket was closed by the code that it ran."""
-ANSWERED = 114
-"""Exit status of a worker's child that has answered."""
 HUNG_UP_WORDS = "closed the socket that its answers go through"
 OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT})
 """Signals that come from outside. Code itself causes others, such as SIGSEGV and SIGABRT."""
@@ -218,8 +217,9 @@ class ForkServerMain:
                 return
             if self.woken.fileno() in ready:
                 self.woken.recv(4096)
-            if self.control.fileno() in ready and not self.obey():
-                return
+            with suppress(ValueError, TypeError, KeyError, RecursionError):  # code of a candidate's wrote the message
+                if self.control.fileno() in ready and not self.obey():
+                    return
 
     def obey(self) -> bool:
         """Carry out one message; False if the parent hung up."""
@@ -342,10 +342,13 @@ def work(replies: socket.socket, libc: ctypes.CDLL) -> NoReturn:
     pid = os.getpid()
     while True:
         number, (entry, apart, payload) = receive(replies)
+        answered = mmap.mmap(-1, 1)  # shared with a child that does it: code can choose any exit status
         try:
             if apart and (child := os.fork()):
                 replies.setblocking(True)  # the child shares this setting
-                end_like(child)
+                code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+                if not answered[0]:
+                    end_like(code)
                 continue
             pid = os.getpid()
             os.environ[WORKER] = str(pid)
@@ -366,18 +369,17 @@ def work(replies: socket.socket, libc: ctypes.CDLL) -> NoReturn:
         except OSError:
             os._exit(HUNG_UP)
         if apart:
-            os._exit(ANSWERED)
+            answered[0] = 1
+            os._exit(0)
         del payload, reply  # not kept while the worker waits, which may take long
 
 
-def end_like(child: int) -> None:
-    """Wait for a child that does a request, and end as it does, unless it has answered."""
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def end_like(code: int) -> NoReturn:
+    """End as the child of a request did, which has not answered."""
     if code < 0:
         faulthandler.disable()  # the child has reported the fault
         os.kill(os.getpid(), -code)
-    if code != ANSWERED:
-        os._exit(code)
+    os._exit(code)
 
 
 def failure(exc: BaseException) -> tuple[bytes, bytes, memoryview]:
