@@ -217,7 +217,7 @@ class ProposeStage:
         survey = Survey(order[:MOST], going_on=lambda: not run.stopping and recorder.elapsed_s < until)
         async with anyio.create_task_group() as tasks:
             if self._learns:  # importing numpy takes as long as the survey
-                tasks.start_soon(partial(anyio.to_thread.run_sync, partial(import_module, "numpy")))
+                tasks.start_soon(partial(anyio.to_thread.run_sync, import_module, "numpy", abandon_on_cancel=True))
             await survey.run(workers, run.found_roles)
         figures = self._start.figures
         assert figures is not None, "without figures there is no survey"

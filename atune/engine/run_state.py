@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from atune.errors import name_and_message
@@ -51,6 +53,40 @@ async def background(*, cancel: bool = True) -> AsyncGenerator[TaskGroup, None]:
             raise error
         finally:
             del error  # its traceback holds this frame
+
+
+Opened = TypeVar("Opened")
+
+
+def _close(opened: Any) -> None:
+    if opened is not None and opened[0] is not None:
+        opened[0].close()
+
+
+async def opened_aside(start: Callable[[], Opened], close: Callable[[Opened], object] = _close) -> Opened:
+    """Return what `start` returns, which opens a journal, or what `close` takes, in a thread.
+
+    After a cancellation the thread ends on its own, and then leaves nothing open, and no lock.
+    """
+    found: list[Opened] = []
+    given_up, turn = False, threading.Lock()
+
+    def run() -> None:
+        opened = start()
+        with turn:
+            found.append(opened)
+            if given_up:
+                close(opened)
+
+    try:
+        await anyio.to_thread.run_sync(run, abandon_on_cancel=True)
+    except BaseException:
+        with turn:
+            given_up = True
+            for one in found:
+                close(one)
+        raise
+    return found[0]
 
 
 Listener = Callable[[Event], None]

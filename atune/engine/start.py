@@ -168,7 +168,7 @@ class Start:
         started = RunStarted(seq=0, time=0, mono=0.0, **header)
         remarks, accepted, advice = list[str](), tuple[str, ...](), tuple[Advice, ...]()
         if before is None and settings.recall is not None:
-            found = await anyio.to_thread.run_sync(settings.recall, started, spec)
+            found = await anyio.to_thread.run_sync(settings.recall, started, spec, abandon_on_cancel=True)
             if found.events:
                 await self.recorder.take_over(found.events)
             self.recalled, before, advice = found.whole, state.header, found.advice
@@ -177,7 +177,7 @@ class Start:
         if before is not None:
             accepted, advice = check_same_work(state, started, devices, settings.accept), before.advice
         elif settings.advise is not None:
-            more, remarks = await anyio.to_thread.run_sync(settings.advise, spec, devices)
+            more, remarks = await anyio.to_thread.run_sync(settings.advise, spec, devices, abandon_on_cancel=True)
             advice += more
         default = spec.default if before is None else before.default
         given = name if isinstance(settings.strategy, str) or settings.strategy is None else settings.strategy

@@ -7,13 +7,12 @@ import fcntl
 import os
 import shlex
 import stat
-import threading
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 import anyio
 import anyio.to_thread
@@ -180,39 +179,6 @@ class Journal:
         do = f"free some space, then atune resume {shlex.quote(self.path)} goes on" if full else ""
         self._broken = MachineError(str(cannot(doing, self.path, error, do)))  # the call was right when the run began
         raise self._broken from error
-
-
-Opened = TypeVar("Opened", bound="tuple[Journal | None, Sequence[AnyEvent]] | None")
-
-
-async def opened_aside(start: Callable[[], Opened]) -> Opened:
-    """Return what `start` returns, which opens a journal in a thread.
-
-    After a cancellation the thread ends on its own, and then leaves no lock.
-    """
-    found: list[Opened] = []
-    given_up, turn = False, threading.Lock()
-
-    def close() -> None:
-        for one in found:
-            if one is not None and one[0] is not None:
-                one[0].close()
-
-    def run() -> None:
-        opened = start()
-        with turn:
-            found.append(opened)
-            if given_up:
-                close()
-
-    try:
-        await anyio.to_thread.run_sync(run, abandon_on_cancel=True)
-    except BaseException:
-        with turn:
-            given_up = True
-            close()
-        raise
-    return found[0]
 
 
 def _sync_file(fd: int) -> None:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
+from fake_ray import FakeRay, in_place
 from processes import environment
 
+import atune
 from atune.errors import JournalError, WorkloadError
+from atune.frontends.api import cached_tune, tune_set, warm_start
 from atune.frontends.api.tuner import tune
 from atune.journal import writer
 from atune.journal.reader import read
 from atune.journal.writer import Journal
+from atune.model.candidate import Problem
 from atune.testing import FakeMachine
+from atune.workers.cluster import ray_cluster
+from atune.workers.local import machine
+from atune.workers.storage.result_cache import ResultCache
 from atune.workload.workload import Workload
 
 pytestmark = pytest.mark.anyio
@@ -33,11 +43,14 @@ class LoopGoesOn:
     """Something slow that ends once the event loop has gone on beside it."""
 
     def __init__(self) -> None:
-        self.begun, self.seen = threading.Event(), threading.Event()
+        self.begun, self.seen, self.ended = threading.Event(), threading.Event(), threading.Event()
 
     def wait(self, *_: Any) -> None:
         self.begun.set()
-        assert self.seen.wait(WAIT_S), "the event loop was held up"
+        try:
+            assert self.seen.wait(WAIT_S), "the event loop was held up"
+        finally:
+            self.ended.set()
 
     async def look(self) -> None:
         """In the loop: wait for it to begin, and let it end."""
@@ -111,3 +124,93 @@ async def test_a_run_that_is_cancelled_while_its_journal_is_opened_leaves_no_loc
                 break
     journal.close()
     assert not (tmp_path / "j").exists()
+
+
+WORKLOADS = Path(__file__).parents[1] / "workloads.py"
+SOLE = Workload(kernel, [{"block": 1}], arguments={"N": 8})
+
+
+async def join() -> None:
+    async with ray_cluster.ray_agents(None, address="auto"):  # type: ignore[arg-type]
+        raise AssertionError("it was cancelled before")
+
+
+SLOW: dict[str, tuple[Any, str, Callable[[], Awaitable[Any]]]] = {
+    "a look into the cache": (warm_start, "_recall", lambda: tune(machine=FakeMachine(4), cached=True)),
+    "advice": (warm_start, "_advise", lambda: tune(machine=FakeMachine(4), warm="cache")),
+    "the index": (ResultCache, "_use", lambda: tune(f"{WORKLOADS}:SCALE", target="c")),
+    "a known result": (
+        ResultCache, "find", lambda: cached_tune.tune_work(SimpleNamespace(key="", header=None), ResultCache()),
+    ),
+    "the versions": (machine, "installed_versions", lambda: tune(f"{WORKLOADS}:SLOW", target="c")),
+    "a set's folder": (
+        tune_set, "open_set_folder", lambda: tune_set.tune_set(SOLE, [Problem({"N": 8})], target="c"),
+    ),
+    "a cluster": (ray_cluster, "_join", join),
+}  # fmt: skip
+"""Functions that may take long, and calls that wait for them before anything is measured."""
+
+
+@pytest.mark.parametrize("what", SLOW)
+async def test_cancelling_does_not_wait_for_what_is_slow_in_a_thread(
+    what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The thread ends only after that, or much later."""
+    place, name, begin = SLOW[what]
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path))
+    in_place(FakeRay(()), monkeypatch)
+    slow = LoopGoesOn()
+    monkeypatch.setattr(place, name, slow.wait)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(begin)
+        while not slow.begun.is_set():
+            await anyio.sleep(0.001)
+        tasks.cancel_scope.cancel()
+    assert not slow.ended.is_set()
+    slow.seen.set()
+
+
+@pytest.mark.parametrize("what", ["a set's folder", "a cluster"])
+async def test_what_a_thread_opens_after_the_cancellation_is_closed(
+    what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    place, name, begin = SLOW[what]
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path))
+    ray, slow, closed = in_place(FakeRay(()), monkeypatch), LoopGoesOn(), list[str]()
+    opened = (["paths"], SimpleNamespace(close=lambda: closed.append("lock"))) if name == "open_set_folder" else True
+    monkeypatch.setattr(place, name, lambda *_: slow.wait() or opened)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(begin)
+        while not slow.begun.is_set():
+            await anyio.sleep(0.001)
+        tasks.cancel_scope.cancel()
+    assert not closed + ray.log
+    slow.seen.set()
+    with anyio.fail_after(WAIT_S):
+        while closed + ray.log != (["shutdown"] if what == "a cluster" else ["lock"]):
+            await anyio.sleep(0.001)
+
+
+WAITED_FOR = {
+    ("engine/engine.py", "edited_since"), ("engine/engine.py", "self.keep"),  # after the last measurement
+    ("frontends/api/tuner.py", "making"), ("frontends/api/tuner.py", "self._keep_one"),
+    ("workers/local/machine.py", "store.evict"),
+    ("workers/local/machine.py", "partial(shutil.rmtree, self.run_dir, ignore_errors=True)"),
+    ("workers/cluster/ray_cluster.py", "_leave"),
+    ("frontends/api/compile_all.py", "load"), ("frontends/decorator/autotuned.py", "use"),  # nothing is measured
+    ("frontends/decorator/autotuned.py", "self.winners.serving"),
+    ("frontends/decorator/winners.py", "lambda: winner.result"),
+}  # fmt: skip
+"""Calls in threads that a cancellation waits for, by file: none comes between a run's start and a measurement."""
+
+
+def test_no_other_thread_is_waited_for() -> None:
+    """Whether it is called at once, or given to a task group or a `partial`."""
+    package, found = Path(atune.__file__).parent, set[tuple[str, str]]()
+    for path in package.rglob("*.py"):
+        for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
+            words = [ast.unparse(one) for one in (call.func, *call.args)]
+            abandons = any(keyword.arg == "abandon_on_cancel" for keyword in call.keywords)
+            if (run := "anyio.to_thread.run_sync") in words and not abandons:
+                found.add((path.relative_to(package).as_posix(), words[words.index(run) + 1]))
+    assert found == WAITED_FOR

@@ -12,13 +12,13 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from atune.engine.run_state import opened_aside
 from atune.engine.search.prior import figures_for
 from atune.engine.start import CacheUse, KnownResult, Recall
 from atune.frontends.api.options import completed
 from atune.frontends.api.tuner import discover, engine_settings, tune_apart
 from atune.journal.events import CandidateAliased, CandidateLowered, CandidateProposed, Event, RunStarted
 from atune.journal.result import TuneResult
-from atune.journal.writer import opened_aside
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import BASELINE, Config, config_key
 from atune.version import installed_versions
@@ -111,7 +111,7 @@ async def tune_work(work: CachedWork, cache: ResultCache, *, refresh: bool = Fal
 
     begun = None
     while begun is None:
-        if (found := await anyio.to_thread.run_sync(look_up)) is not None:
+        if (found := await anyio.to_thread.run_sync(look_up, abandon_on_cancel=True)) is not None:
             return found
         refuse_in_worker()
         begun = await opened_aside(partial(cache.begin, work.header, again=refresh))

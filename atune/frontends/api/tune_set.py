@@ -16,6 +16,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from atune.engine.run_state import opened_aside
 from atune.engine.search.strategies import AUTO
 from atune.errors import (
     ArgumentMissing,
@@ -260,7 +261,7 @@ class _SetRun:
     async def all(self) -> SetResult:
         """Tune every problem."""
         had = [*listed(self._folder).values()] if is_set(self._folder) else []
-        self._journals, lock = await anyio.to_thread.run_sync(open_set_folder, self._folder, self._problems)
+        lock, self._journals = await opened_aside(lambda: open_set_folder(self._folder, self._problems)[::-1])
         try:
             with lock:
                 return await self._all()
@@ -274,7 +275,7 @@ class _SetRun:
         self._print(f"[0/{len(self._problems)}] journals in {self._folder}")
         if (header := header_of_set(self._folder)) is not None:
             self._same_work(header)
-        groups = await anyio.to_thread.run_sync(self._grouped)
+        groups = await anyio.to_thread.run_sync(self._grouped, abandon_on_cancel=True)
         self._groups = {key: group for group in groups for key in group.keys}
         at_once = self._most_at_once()
         self._free = anyio.CapacityLimiter(at_once)

@@ -22,7 +22,7 @@ import msgspec
 
 from atune.engine.engine import Engine
 from atune.engine.interfaces import Machine
-from atune.engine.run_state import Listener, Recorder
+from atune.engine.run_state import Listener, Recorder, opened_aside
 from atune.engine.search.strategies import check_given
 from atune.engine.start import CacheUse, EngineSettings, Recall, check_parts
 from atune.errors import AtuneError, UsageError, name_and_message, warn_caller
@@ -32,7 +32,7 @@ from atune.frontends.api.warm_start import adviser, recaller
 from atune.journal.events import Event, RunInterrupted
 from atune.journal.result import Result, TuneResult
 from atune.journal.state import State
-from atune.journal.writer import Journal, opened_aside
+from atune.journal.writer import Journal
 from atune.model.candidate import ADVISED, Advice
 from atune.model.device import DeviceInfo, Target, device_names
 from atune.model.options import documents
@@ -259,6 +259,7 @@ class Tuner:
 
     async def _run(self) -> None:
         made: Result | None = None
+        patience_s = float("inf")
         try:
             if self._progress:
                 from atune.reporting.progress import Progress
@@ -279,9 +280,10 @@ class Tuner:
             self._error = error
         except BaseException:
             self._error = AtuneError("the run was cancelled; what was measured is in its journal, if it has one")
+            patience_s = 0.3
             raise
         finally:
-            with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(patience_s, shield=True):
                 await self._index(made)
             self._done.set()
             self._history.wake(ended=True)
@@ -296,9 +298,9 @@ class Tuner:
                     if made is not None:
                         what = f"the journal {path} was removed while the run wrote it, or could not be written"
                         warn_caller(f"{what}: the result stands, and is kept nowhere", RuntimeWarning)
-                    await anyio.to_thread.run_sync(cache.discard, path)
+                    await anyio.to_thread.run_sync(cache.discard, path, abandon_on_cancel=True)
                 elif state is not None and state.header:
-                    await anyio.to_thread.run_sync(cache.add, path, state, made)
+                    await anyio.to_thread.run_sync(cache.add, path, state, made, abandon_on_cancel=True)
             except Exception as error:  # which costs the row, and not the run
                 warn_caller(f"the run is not in the result cache: {name_and_message(error)}", RuntimeWarning)
 
@@ -320,7 +322,7 @@ class Tuner:
         self._recorder = recorder = Recorder(journal, (self._history.publish, *listeners))
         try:
             if self._cache is not None and self._journal_path is not None and self._begun is None:
-                await anyio.to_thread.run_sync(self._cache.note, self._journal_path)
+                await anyio.to_thread.run_sync(self._cache.note, self._journal_path, abandon_on_cancel=True)
             await recorder.go_on(past)
             self._engine = engine = Engine(self._machine, recorder, self._settings, keep=ArtifactStore().keep)
             if self._stopped:

@@ -6,6 +6,7 @@ import argparse
 import gc
 import importlib
 import json
+import os
 import shlex
 import sys
 import warnings
@@ -55,7 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare()
     warnings.showwarning = lambda message, *_: print_message(str(message), kind="warning: ")
     try:
-        return _run(sys.argv[1:], keep=True)
+        if (status := _run(sys.argv[1:], keep=True)) == INTERRUPTED:
+            os._exit(status)  # not after threads that still read a slow disk, or wait for another program
+        return status
     finally:
         gc.freeze()  # Python ends without a search for garbage among all that was imported
 

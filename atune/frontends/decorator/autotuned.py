@@ -305,8 +305,8 @@ class Autotuned(TunedKernel):
 
         Cancelling it ends the tuning.
         """
-        call = await anyio.to_thread.run_sync(self._open_call, args, kwargs)
-        tuning = await anyio.to_thread.run_sync(self._tuning_call, call)
+        call = await anyio.to_thread.run_sync(self._open_call, args, kwargs, abandon_on_cancel=True)
+        tuning = await anyio.to_thread.run_sync(self._tuning_call, call, abandon_on_cancel=True)
         result = await self.winners.tuned(tuning, refresh)
         if (winner := await anyio.to_thread.run_sync(self.winners.serving, tuning)) is not None:
             with suppress(Exception):  # the call will report it

@@ -264,7 +264,7 @@ class Winners:
             yield _winner_in(entry, "shipped")
 
     async def _tune(self, call: Call, refresh: bool) -> Winner:
-        work, cache = await anyio.to_thread.run_sync(lambda: call.work), call.options.cache
+        work, cache = await anyio.to_thread.run_sync(lambda: call.work, abandon_on_cancel=True), call.options.cache
         try:
             if cache is None:
                 made = await tune_apart(work.workload, **work.options)

@@ -21,10 +21,10 @@ from atune.model.settings import BenchmarkSettings
 from atune.stages.measure.arguments import POISONS, DrawnInputs, KernelArguments
 from atune.stages.measure.check import Mismatch, expected_outputs, judged, reference_arguments, with_cause
 from atune.stages.measure.loader import LoadError, load
-from atune.stages.measure.telemetry import Observer, kind_of
+from atune.stages.measure.telemetry import Observer, holders, kind_of
 from atune.stages.measure.timer import PROBE, Timed, Timer, counts, make_timer, still_wanted
 from atune.stages.session.session import at_sizes, loaded_as, session, take_size, workload
-from atune.workers.system.resources import Resource, check_machine
+from atune.workers.system.resources import Resource, ShortOf, check_machine
 from atune.workload.source_locations import ask
 from atune.workload.workload import Workload
 
@@ -66,8 +66,13 @@ def begin(payload: bytes) -> bytes:
     if info.id == "cpu":
         torch.set_num_threads(1)  # the kernel runs on one core; so does the reference next to it
     else:
-        torch.cuda.init()
-        torch.zeros(1, device="cuda")
+        try:
+            torch.cuda.init()
+            torch.zeros(1, device="cuda")
+        except Exception as error:
+            if kind_of(error) == "out_of_memory":
+                raise ShortOf(f"device memory: {in_one_line(error)} ({holders(info.uuid)})") from error
+            raise
         _device.context_bytes = CONTEXT_BYTES
         _limit_memory()
         visible = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
@@ -143,10 +148,13 @@ def prepare(payload: bytes) -> bytes:
         what, remedy = f"the memory of {session().device}", "end other programs there"
         if (limit := session().memory_bytes) is not None:
             what, remedy = f"memory_limit, {limit >> 20} MiB for this process,", "allow more"
-        raise WorkloadError(
+        told = (
             f"Workload {workload().name}: {what} does not suffice for the inputs and the reference: make the problem "
             f"smaller, or {remedy} ({short})"
         )
+        if limit is None and (others := _others()):
+            raise ShortOf(f"device memory: {told}; {others}")
+        raise WorkloadError(told)
     _device.prepared, reference = job.params, None
     if job.timed and workload().reference is not None and not at_sizes():
         timed, settings = _timed_reference(), session().benchmark
@@ -449,4 +457,5 @@ def _others() -> str:
         return ""
     free, total = torch.cuda.mem_get_info()
     others = total - free - torch.cuda.memory_reserved() - OWN_CONTEXT_BYTES
-    return f"other processes use about {others >> 20} MiB of the device's memory" if others > 256 << 20 else ""
+    who = "" if _device.observer is None else f" ({holders(_device.observer.uuid)})"
+    return f"other processes use about {others >> 20} MiB of the device's memory{who}" if others > 256 << 20 else ""

@@ -80,6 +80,15 @@ def others(running: list[Any], program: int) -> dict[int, str]:
     return {pid: text for pid in found if (text := _described(pid, memory[pid]))}
 
 
+def holders(uuid: str) -> str:
+    """Say who else uses a GPU, as far as NVML knows: also who was killed, and has yet to give its memory back."""
+    found: dict[int, int | None] = {}
+    with suppress(Exception):  # no driver, no permission, not supported here
+        found = {one.pid: one.usedGpuMemory for one in _nvml().nvmlDeviceGetComputeRunningProcesses(_handle(uuid))}
+    others = [_described(pid, used) or f"process {pid}" for pid, used in found.items() if pid != os.getpid()]
+    return f"NVML names {', '.join(others) or 'nobody'}"
+
+
 @cache
 def _nvml() -> Any:
     import pynvml

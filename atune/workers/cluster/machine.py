@@ -117,7 +117,7 @@ async def libraries_of(value: object) -> dict[str, Library]:
         return artifact
 
     with_artifacts(value, note)
-    return await anyio.to_thread.run_sync(_read, found) if found else {}
+    return await anyio.to_thread.run_sync(_read, found, abandon_on_cancel=True) if found else {}
 
 
 def _read(artifacts: list[Artifact]) -> dict[str, Library]:
@@ -134,7 +134,9 @@ async def arrived(value: T, libraries: Mapping[str, Library], run_dir: str) -> T
     if not libraries:
         return value
     folder = made_folder(run_dir, "libraries")
-    paths = await anyio.to_thread.run_sync(lambda: {path: _write(one, folder) for path, one in libraries.items()})
+    paths = await anyio.to_thread.run_sync(
+        lambda: {path: _write(one, folder) for path, one in libraries.items()}, abandon_on_cancel=True
+    )
     return with_artifacts(value, lambda one: msgspec.structs.replace(one, path=paths[one.path]))
 
 

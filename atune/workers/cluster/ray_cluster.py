@@ -21,6 +21,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 
+from atune.engine.run_state import opened_aside
 from atune.errors import MachineError, UsageError, message_of
 from atune.model.requirements import optional
 from atune.workers.cluster.agent import Actor, versions_here
@@ -101,7 +102,7 @@ async def ray_agents(opening: Opening, *, address: str) -> AsyncGenerator[tuple[
     `MachineError` where no node can take part.
     """
     ray = optional("a cluster", "ray")
-    joined = await anyio.to_thread.run_sync(_join, ray, address)
+    joined = await opened_aside(partial(_join, ray, address), lambda joined: joined and ray.shutdown())
     started, agents, left_out = list[RayAgent](), list[RayAgent](), list[str]()
 
     async def start(node: Mapping[str, Any]) -> None:
@@ -186,7 +187,7 @@ async def _settled(ray: Any, opening: Opening) -> list[dict[str, Any]]:
     claim = partial(_claim, workers=opening.compile.workers)
     with anyio.move_on_after(SETTLE_S):
         while not nodes or any(claim(node) != claim({**node, "Free": node["Resources"]}) for node in nodes):
-            nodes = await anyio.to_thread.run_sync(_nodes, ray)
+            nodes = await anyio.to_thread.run_sync(_nodes, ray, abandon_on_cancel=True)
             await anyio.sleep(0.1)
     return nodes
 

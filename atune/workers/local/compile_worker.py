@@ -303,7 +303,7 @@ class RunStore:
         if not (use and self.tools):
             return "", ""
         if use not in self._states:
-            found = await anyio.to_thread.run_sync(recall, self.tools, use)
+            found = await anyio.to_thread.run_sync(recall, self.tools, use, abandon_on_cancel=True)
             self._states[use] = found or ("", "")
         return self._states[use]
 
@@ -334,7 +334,7 @@ class RunStore:
         if self.store is None:
             return None
         try:
-            return await anyio.to_thread.run_sync(use, self.store)
+            return await anyio.to_thread.run_sync(use, self.store, abandon_on_cancel=True)
         except OSError as error:
             self._say(f"the artifact store could not be used, and the run compiles what it lacks: {error}")
             return None

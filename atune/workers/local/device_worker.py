@@ -44,7 +44,7 @@ from atune.model.measurement import DISTURBS, Measurement
 from atune.workers.local.workers import Workers, how_it_ended, process_folders
 from atune.workers.processes.messages import BEGIN, MEASURE, NEIGHBOURS, Neighbours, Session
 from atune.workers.processes.pool import Worker
-from atune.workers.system.resources import PATIENCE_S, device_lock, left_behind, standing
+from atune.workers.system.resources import PATIENCE_S, ShortOf, device_lock, left_behind, standing
 
 POLL_S = 0.2
 """Seconds between two looks whether another run has ended."""
@@ -243,6 +243,8 @@ class LocalDeviceWorker:
         try:
             prepared = await self._call(job, limit)
         except RemoteError as error:
+            if error.kind == ShortOf.__name__:  # others held the device's memory all the time
+                raise WorkloadError(str(error).partition(": ")[2]) from error
             raise translated(error) from error
         except WorkerTimeout as error:
             if not first:  # an earlier process finished it in time

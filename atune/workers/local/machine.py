@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -140,8 +140,8 @@ class LocalMachine:
                 if store is not None and (why := untrusted(store.folder)):
                     store = None
                     warn(why)
-                self.store = RunStore(store, functools.partial(self.workers.warn_once, "store"))
-                tasks.start_soon(anyio.to_thread.run_sync, installed_versions)  # reads files; caches for `versions`
+                self.store = RunStore(store, partial(self.workers.warn_once, "store"))
+                tasks.start_soon(partial(anyio.to_thread.run_sync, installed_versions, abandon_on_cancel=True))
                 try:
                     self._sent = await self._put_aside(self.workload)
                     yield
@@ -154,7 +154,7 @@ class LocalMachine:
             # Skipped after an error or a cancellation, which must not wait.
             if store is not None:
                 await anyio.to_thread.run_sync(store.evict)
-            await anyio.to_thread.run_sync(functools.partial(shutil.rmtree, self.run_dir, ignore_errors=True))
+            await anyio.to_thread.run_sync(partial(shutil.rmtree, self.run_dir, ignore_errors=True))
 
     async def _put_aside(self, workload: WorkloadRef) -> WorkloadRef:
         """Put a large `workload` into a file that all workers map. If it is small or the disk is full, return it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -57,6 +58,7 @@ ANSWER_TIMEOUT_S = 60.0
 
 PAUSES_S = (0.5, 2.0, 8.0)
 """Successive waits, in seconds, for a resource that the machine is short of."""
+STAYS = "What was measured stays, and `atune resume JOURNAL` continues the run"
 
 
 def process_folders(run_dir: str) -> dict[str, str]:
@@ -227,20 +229,30 @@ class Workers:
     async def until_it_works(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `attempt`, which is repeated while the machine is short of a resource.
 
-        Raises `MachineError` if the shortage lasts.
+        Raises `MachineError` if the shortage lasts, or if files of the run were removed, so that no candidate is at
+        fault. Where a device's memory stays short, raises the last attempt's error.
         """
         for pause_s in (*PAUSES_S, None):
             try:
-                return await attempt()
+                found = await attempt()
+                self._has(self.run_dir)
+                return found
             except (OSError, WorkerError) as error:
-                if (short_of := shortage(error)) is None:
+                self._has((isinstance(error, FileNotFoundError) and error.filename) or self.run_dir)
+                short_of = shortage(error)
+                if short_of is None or (short_of == "device memory" and pause_s is None):
                     raise
                 if pause_s is None:
                     raise machine_error(short_of, self.run_dir) from error
-            advice = what_to_do(short_of, self.run_dir)
+                advice = str(error) if short_of == "device memory" else what_to_do(short_of, self.run_dir)
             self.warn_once(short_of, f"waiting, up to {sum(PAUSES_S):g} s at a time: {advice}")
             await anyio.sleep(pause_s)
         raise AssertionError("the last attempt returns or raises")
+
+    def _has(self, path: str) -> None:
+        if not os.path.exists(path):
+            what = f"{path} was removed while the run used it: keep it from what clears {tempfile.gettempdir()}"
+            raise MachineError(f"{what}, or set TMPDIR to another place. {STAYS}")
 
 
 async def killed(workers: Iterable[Worker]) -> None:
@@ -258,9 +270,7 @@ def how_it_ended(error: WorkerLost) -> str:
 
 def machine_error(short_of: Resource, folder: str) -> MachineError:
     """Return the error that ends a run for want of a resource. `folder` holds the run's files."""
-    return MachineError(
-        f"{what_to_do(short_of, folder)}. What was measured stays, and `atune resume JOURNAL` continues the run"
-    )
+    return MachineError(f"{what_to_do(short_of, folder)}. {STAYS}")
 
 
 def shortage(error: OSError | WorkerError) -> Resource | None:

@@ -116,7 +116,7 @@ def workers_that_fit(wanted: int, available_bytes: int | None) -> int:
     return max(1, min(wanted, available_bytes // WORKER_BYTES))
 
 
-Resource = Literal["space", "memory", "files", "processes"]
+Resource = Literal["space", "memory", "files", "processes", "device memory"]
 
 BY_NUMBER: dict[int, Resource] = {
     errno.ENOSPC: "space", errno.EDQUOT: "space",
