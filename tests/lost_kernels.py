@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +58,26 @@ def deadly_kernel(x: int) -> Any:
     return kernel(x)
 
 
+def clear() -> None:
+    """Remove all that atune has in the program's `$TMPDIR`, as a cleaner of temporary files does; once."""
+    with suppress(FileNotFoundError):
+        (Path(os.environ[DYING]) / "clears").unlink()
+        shutil.rmtree(Path(os.environ["TMPDIR"]).parents[1], ignore_errors=True)
+
+
+def clearing_kernel(x: int) -> Any:
+    if x == 1:
+        clear()
+    return kernel(x)
+
+
+def clearing_check(outputs: list[Any], expected: list[Any]) -> None:
+    clear()
+
+
 FEW = atune.Space(x=[0, 1, 2])
+CLEARED_LOWERING = atune.Workload(clearing_kernel, FEW, reference=reference)
+CLEARED_MEASURING = atune.Workload(kernel, FEW, reference=reference, check=clearing_check)
 IN_FINAL = atune.Workload(kernel, FEW, reference=reference, check=deadly("final"))
 MEASURED = atune.Workload(kernel, FEW, reference=reference, check=deadly("measure"))
 LOWERED = atune.Workload(deadly_kernel, FEW, reference=reference)

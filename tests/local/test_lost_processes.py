@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from stand_in_compiler import stand_in
 from atune.engine import run_state
 from atune.errors import MachineError
 from atune.frontends.api.compile_all import compiled
+from atune.frontends.api.resume import resume
 from atune.frontends.api.tuner import tune
 from atune.journal.events import (
     BenchmarkFailed,
@@ -35,6 +37,7 @@ from atune.model.candidate import config_key, numbered
 from atune.model.settings import CompileSettings
 from atune.testing import FakeMachine, Script, Stage
 from atune.workers.local.machine import LocalMachine
+from atune.workers.processes.server import shutdown
 from atune.workload.pickling import parse_file_ref
 
 pytestmark = pytest.mark.anyio
@@ -207,6 +210,24 @@ async def test_a_candidate_that_takes_all_processes_along_does_so_once_a_part(tm
             await tune(KERNELS.replace("WORKLOAD", "MEASURED"), target="c", compile=IN_PAIRS, journal=tmp_path / "j")
         failed = [event.kind for event in read(tmp_path / "j") if isinstance(event, BenchmarkFailed)]
         assert failed == ["worker_lost"] * tried
+
+
+@pytest.mark.filterwarnings("ignore:running .*, which the journal names:RuntimeWarning")
+@pytest.mark.parametrize("when", ["LOWERING", "MEASURING"])
+async def test_a_cleared_tmpdir_ends_the_run_and_blames_no_candidate(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One error says what was removed, and the run goes on from its journal."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv(DYING, str(tmp_path))
+    (tmp_path / "clears").touch()
+    with pytest.raises(MachineError, match=rf"{tmp_path}/atune-.* was removed while the run used it: .*TMPDIR.*resume"):
+        await tune(KERNELS.replace("WORKLOAD", f"CLEARED_{when}"), target="c", compile=IN_PAIRS, journal=tmp_path / "j")
+    assert not [event for event in read(tmp_path / "j") if isinstance(event, BuildFailed | BenchmarkFailed)]
+    result = await resume(tmp_path / "j")
+    assert (result.measured, result.failed, result.remaining) == (3, 0, 0)
+    shutdown()  # other runs have another folder
 
 
 def test_losses_in_finals_count_over_all_parts() -> None:

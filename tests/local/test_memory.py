@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +14,19 @@ import pytest
 import torch
 
 import atune
-from atune.errors import UsageError, WorkloadError
+from atune.engine.benchmark_stage import DEVICE_STARTS
+from atune.errors import DevicesLost, RemoteError, UsageError, WorkerError, WorkloadError
+from atune.frontends.api.tuner import tune
+from atune.journal.events import BenchmarkStarted, Event, Warned
 from atune.model.artifact import KernelParam, Roles
+from atune.model.jobs import PrepareJob
 from atune.model.settings import BenchmarkSettings
 from atune.stages.measure.arguments import KernelArguments
 from atune.workers.local import device_worker
+from atune.workers.local import workers as patience
 from atune.workers.local.device_worker import LocalDeviceWorker, MemoryClaim
+from atune.workers.local.machine import LocalMachine
+from atune.workload.pickling import parse_file_ref
 from atune.workload.workload import Workload
 
 KERNELS = Path(__file__).parent.parent / "contract_kernels.py"
@@ -106,6 +115,60 @@ def test_on_the_cpu_a_limit_is_said_to_hold_for_gpus_alone(tmp_path: Path) -> No
     result = atune.run(f"{KERNELS}:SCALED", target="c", benchmark=settings, journal=tmp_path / "j", progress=False)
     assert "memory_limit holds for GPUs alone, and the kernels run on the CPU" in result.warnings
     assert result.memory_bytes == 0
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("fails", [2, 99])
+async def test_a_device_is_not_given_up_while_a_killed_process_still_holds_its_memory(
+    fails: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process is replaced after a loss; the new one begins once the memory is there."""
+    real, starts, events = LocalDeviceWorker._new, list[bool](), list[Event]()
+    monkeypatch.setattr(patience, "PAUSES_S", (0.0, 0.01, 0.02))
+
+    async def new(self: LocalDeviceWorker) -> Any:
+        starts.append(1 <= len(starts) <= fails)
+        if starts[-1]:
+            message = "device memory: CUDA error: out of memory (NVML names process 7 (python, 70000 MiB))"
+            raise RemoteError(message, kind="ShortOf")
+        return await real(self)
+
+    monkeypatch.setattr(LocalDeviceWorker, "_new", new)
+
+    def listen(event: Event) -> None:
+        events.append(event)
+        if sum(isinstance(one, BenchmarkStarted) for one in events) == 1 and isinstance(event, BenchmarkStarted):
+            [device] = machine._devices
+            assert device._worker is not None
+            os.kill(device._worker.pid, signal.SIGKILL)
+
+    machine = LocalMachine(parse_file_ref(f"{KERNELS}:SCALED"), target="c")
+    if fails == 2:
+        result = await tune(machine=machine, on_event=listen)
+        assert result.measured == 5 and len(starts) == 4
+    else:
+        with pytest.raises(DevicesLost, match=r"given up: device memory: .* process 7 \(python, 70000 MiB\)"):
+            await tune(machine=machine, on_event=listen)
+        assert len(starts) == 1 + DEVICE_STARTS * 4
+    waits = [event.message for event in events if isinstance(event, Warned) and "process 7" in event.message]
+    assert len(waits) == 1 and waits[0].startswith("waiting")
+
+
+@pytest.mark.anyio
+async def test_inputs_without_memory_are_the_workloads_mistake_once_waiting_was_in_vain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def full(*_: object) -> None:
+        raise RemoteError("device memory: Workload x: make the problem smaller", kind="ShortOf")
+
+    worker = Waiting("0", 1)
+    monkeypatch.setattr(worker, "_call", full)
+    worker.session, worker._inputs = cast(Any, SimpleNamespace(benchmark=BenchmarkSettings())), None
+    with pytest.raises(WorkloadError, match=r"^Workload x: make the problem smaller"):
+        await worker._made(PrepareJob((X,), Roles(), timed=False))
+    worker._inputs = PrepareJob((X,), Roles(), timed=False)  # which fitted before: that is no mistake of the workload's
+    with pytest.raises(WorkerError, match="device memory"):
+        await worker._made(worker._inputs)
 
 
 @pytest.mark.gpu

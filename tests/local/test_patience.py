@@ -81,6 +81,36 @@ async def test_what_stays_short_ends_the_run_and_says_what_to_do(
     assert len(warnings) == 1 and warnings[0].startswith("waiting") and says in warnings[0]
 
 
+@pytest.mark.parametrize("fails", [2, 99])
+async def test_memory_that_others_hold_on_a_device_is_waited_for_and_they_are_named(fails: int, tmp_path: Path) -> None:
+    """Another device may have some: at the end it is this device's failure, and not the machine's."""
+    warnings: list[str] = []
+    message = "device memory: CUDA error: out of memory (NVML names process 7 (python, 70000 MiB))"
+    attempts = Attempts(RemoteError(message, kind="ShortOf"), fails)
+    waiting = workers_of(tmp_path, warnings.append).until_it_works(attempts)
+    if fails == 2:
+        assert await waiting == "done" and attempts.made == 3
+    else:
+        with pytest.raises(RemoteError, match="process 7"):
+            await waiting
+        assert attempts.made == 4
+    assert len(warnings) == 1 and warnings[0].startswith("waiting") and message in warnings[0]
+
+
+@pytest.mark.parametrize("raised", [None, WorkerError("x"), RemoteError("x", kind="FileNotFoundError")])
+async def test_a_folder_that_somebody_removed_ends_the_run(raised: Exception | None, tmp_path: Path) -> None:
+    """Whatever the job answers without it: no candidate is at fault."""
+    (tmp_path / "run").mkdir()
+
+    async def attempt() -> None:
+        (tmp_path / "run").rmdir()
+        if raised is not None:
+            raise raised
+
+    with pytest.raises(MachineError, match=r"run was removed while the run used it: .*TMPDIR.* resume"):
+        await workers_of(tmp_path / "run", print).until_it_works(attempt)
+
+
 @pytest.mark.parametrize(
     "error",
     [

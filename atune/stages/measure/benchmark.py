@@ -65,10 +65,11 @@ def begin(payload: bytes) -> bytes:
 
     if info.id == "cpu":
         torch.set_num_threads(1)  # the kernel runs on one core; so does the reference next to it
+        _device.timer = make_timer(info.id)
     else:
         try:
             torch.cuda.init()
-            torch.zeros(1, device="cuda")
+            _device.timer = make_timer(info.id)  # which allocates, and so makes the context
         except Exception as error:
             if kind_of(error) == "out_of_memory":
                 raise ShortOf(f"device memory: {in_one_line(error)} ({holders(info.uuid)})") from error
@@ -79,7 +80,6 @@ def begin(payload: bytes) -> bytes:
         if info.uuid and visible != info.uuid:
             raise RuntimeError(f"asked for {info.uuid}, CUDA shows {visible}")
         _device.observer = Observer(visible)
-    _device.timer = make_timer(info.id)
     return msgspec.msgpack.encode(info)
 
 
@@ -450,12 +450,11 @@ def _release() -> None:
 
 
 def _others() -> str:
-    """Say how much of the device's memory others use; empty where that is little."""
+    """Say how much of the device's memory others use, and who; empty where that is little."""
     import torch
 
-    if session().device == "cpu":
+    if _device.observer is None:
         return ""
     free, total = torch.cuda.mem_get_info()
-    others = total - free - torch.cuda.memory_reserved() - OWN_CONTEXT_BYTES
-    who = "" if _device.observer is None else f" ({holders(_device.observer.uuid)})"
-    return f"other processes use about {others >> 20} MiB of the device's memory{who}" if others > 256 << 20 else ""
+    others, who = total - free - torch.cuda.memory_reserved() - OWN_CONTEXT_BYTES, holders(_device.observer.uuid)
+    return f"other processes use about {others >> 20} MiB of the device's memory ({who})" if others > 256 << 20 else ""

@@ -243,7 +243,7 @@ class LocalDeviceWorker:
         try:
             prepared = await self._call(job, limit)
         except RemoteError as error:
-            if error.kind == ShortOf.__name__:  # others held the device's memory all the time
+            if error.kind == ShortOf.__name__ and self._inputs is None:  # others held the device's memory all the time
                 raise WorkloadError(str(error).partition(": ")[2]) from error
             raise translated(error) from error
         except WorkerTimeout as error:

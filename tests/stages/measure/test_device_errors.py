@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,15 +13,18 @@ from weakref import WeakSet, ref
 import msgspec
 import pytest
 import torch
+from processes import wait_until
 
 import atune
 from atune.errors import WorkloadError, in_one_line, whole_message
 from atune.journal.events import BenchmarkRepeated, DeviceLost, Event
 from atune.model.artifact import Artifact, KernelParam, Roles
+from atune.model.device import DeviceInfo
 from atune.model.jobs import Bits, BitsJob, PrepareJob
 from atune.model.settings import BenchmarkSettings
-from atune.stages.measure import benchmark
+from atune.stages.measure import benchmark, telemetry
 from atune.stages.measure.telemetry import kind_of
+from atune.workers.system.resources import ShortOf
 
 KERNELS = Path(__file__).parents[2] / "device_fault_kernels.py"
 
@@ -107,6 +113,62 @@ def test_inputs_that_do_not_fit_into_the_memory_are_the_workloads_mistake(
     with pytest.raises(WorkloadError, match=rf"the memory of {device} does not suffice .*: make the problem smaller"):
         benchmark.prepare(msgspec.msgpack.encode(PrepareJob((), Roles(), timed=True)))
     assert tried == found
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Have NVML list this process, one that sleeps and one that has ended; return how the others are named."""
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    with subprocess.Popen(["sleep", "300"]) as sleeping:
+        comm = Path(f"/proc/{sleeping.pid}/comm")
+        wait_until(lambda: comm.read_text() == "sleep\n", 10, "the sleep after its fork")
+        listed = [SimpleNamespace(pid=pid, usedGpuMemory=70 << 30) for pid in (os.getpid(), sleeping.pid, ended.pid)]
+        asked = SimpleNamespace(nvmlDeviceGetComputeRunningProcesses=lambda handle: listed)
+        monkeypatch.setattr(telemetry, "_nvml", lambda: asked)
+        monkeypatch.setattr(telemetry, "_handle", lambda uuid: uuid)
+        yield f"NVML names process {sleeping.pid} (sleep, 71680 MiB), process {ended.pid}"
+        sleeping.kill()
+
+
+@pytest.mark.parametrize("allocates", ["the context", "the timer"])
+def test_a_device_without_memory_names_who_holds_it(allocates: str, nvml: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(torch.cuda, "init", refuse if allocates == "the context" else lambda: None)
+    monkeypatch.setattr(benchmark, "make_timer", refuse)
+    info, message = msgspec.msgpack.encode(DeviceInfo("0", "a GPU", "GPU-1")), "CUDA error: out of memory"
+    with pytest.raises(ShortOf) as caught:
+        benchmark.begin(info)
+    assert str(caught.value) == f"device memory: RuntimeError: CUDA error: out of memory ({nvml})"
+    message = "CUDA error: no kernel image is available"
+    with pytest.raises(RuntimeError, match="no kernel image"):
+        benchmark.begin(info)
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "limit", "raised"), [(8, None, ShortOf), (79, None, WorkloadError), (8, 9, WorkloadError)]
+)
+def test_inputs_wait_for_memory_that_others_hold(
+    free_gib: int, limit: int | None, raised: Any, nvml: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for that which the problem alone is too large for, or the run's own limit."""
+
+    def refuse(*_: object, anew: bool) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 60.00 GiB")
+
+    monkeypatch.setattr(benchmark, "_fit_arguments", refuse)
+    monkeypatch.setattr(benchmark, "at_sizes", tuple)
+    monkeypatch.setattr(benchmark, "workload", lambda: atune.Workload(lambda x: None, [{"x": 1}]))
+    monkeypatch.setattr(benchmark, "session", lambda: SimpleNamespace(device="0", memory_bytes=limit and limit << 30))
+    monkeypatch.setattr(benchmark, "_spares_memory", lambda: False)
+    monkeypatch.setattr(benchmark._device, "observer", SimpleNamespace(uuid="GPU-1"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free_gib << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
+    with pytest.raises(raised, match="does not suffice for the inputs and the reference") as caught:
+        benchmark.prepare(msgspec.msgpack.encode(PrepareJob((), Roles(), timed=True)))
+    assert (nvml in str(caught.value)) == (raised is ShortOf)
 
 
 def test_bits_are_compared_in_the_memory_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
