@@ -239,9 +239,9 @@ class Elaborated(msgspec.Struct, frozen=True, tag="elaborated", gc=False):
 class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     """A lowered candidate. Candidates of equal `code_key` compile to the same machine code, by any compiler.
 
-    `merge_key`: only candidates of equal merge_key may share a library (flags, pass configs, preamble). `blob`: the
-    stage's own bytes (IR of host and device), which only `codegen` reads. It is empty if the artifact store has the
-    library of the same kernel.
+    `merge_key`: only candidates of equal merge_key may share a library (flags, pass configs, all text before the
+    kernel). `blob`: the stage's own bytes (IR of host and device), which only `codegen` reads. It is empty if the
+    artifact store has the library of the same kernel.
     """
 
     index: int

@@ -30,6 +30,7 @@ from atune.stages.compile.codegen import Blob, backend_context, context_of, prin
 from atune.stages.compile.work import work_of
 from atune.stages.frontend.frontend import elaborated, frontend_lock, kernel_parameters
 from atune.stages.session.session import session, workload
+from atune.version import LIBRARIES
 
 SYMBOL = "atune_kernel_{key}"
 """A candidate's global symbol. It occurs nowhere else, so that replacing it in the source is safe."""
@@ -88,7 +89,11 @@ def _generated(candidate: Candidate, function: Any, host: Any, device: Any, how:
     if not on_cpu:
         found_facts = msgspec.structs.replace(found_facts, work=work_of(function))
     attributes = sorted(map(str, dict(device.attrs or {}).items()))
-    together = (how.target, how.flags, how.pass_configs, preamble(source), attributes)
+    texts = [text.partition(symbol) for text in (source, host_source)]
+    bare = str(tilelang.tvm.ir.save_json(function.with_attr("global_symbol", _BARE)))
+    alone = symbol in bare or _USERS_KERNEL in bare or any(_DIRECTIVE.search(after) for _, _, after in texts)
+    before = [text for text, _, _ in texts]
+    together = (how.target, how.flags, how.pass_configs, before, attributes, code_key if alone else "")
     return Lowered(
         index=candidate.index,
         code_key=code_key,
@@ -107,8 +112,6 @@ def _generated(candidate: Candidate, function: Any, host: Any, device: Any, how:
 # ---- keys
 
 
-FORMAT = 3
-"""Format version of the artifact store's entries: another format, another key."""
 _DECISIVE = (
     "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "CUDA_HOME", "CUDA_PATH", "NVCC_APPEND_FLAGS",
     "NVCC_PREPEND_FLAGS", "TL_TEMPLATE_PATH", "TL_CUTLASS_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH",
@@ -118,6 +121,10 @@ _LOWERS = re.compile(r"(TILELANG_(?!CACHE_DIR|TMP_DIR|DISABLE_CACHE)|TL_|TVM_)")
 """Environment variables that may change tilelang's output for a kernel."""
 _USERS_FILES = re.compile(r"(^|\s)(-I|-i[a-z]+|--include|-B|@)")
 _USERS_INCLUDE = re.compile(r'^\s*#\s*include\s+"', re.MULTILINE)
+_USERS_KERNEL = "code_block_source"
+"""The attribute that holds the text of `T.CUDASourceCodeKernel`: it is printed among the kernels."""
+_DIRECTIVE = re.compile(r"^[ \t]*#(?!pragma unroll\b|line \d|ifdef __cplusplus$|endif$)|\b_Pragma\b", re.MULTILINE)
+"""A directive of the user's among the kernels. Those that follow it in a library would see it, too."""
 
 
 def digest(value: Any) -> str:
@@ -143,16 +150,6 @@ def toolchain(kind: str) -> tuple[str, ...]:
         with open("/proc/cpuinfo") as info:
             found += sorted({line for line in info if line.startswith(("model name", "flags"))})
     return tuple(found)
-
-
-def preamble(source: str) -> list[str]:
-    """Return the text before the kernels except system includes: two such texts may not fit together."""
-    before = source.partition("_kernel(")[0]
-    return [
-        line
-        for line in before.splitlines()
-        if not line.startswith(("#include <", "//")) and "atune_kernel_" not in line
-    ]
 
 
 _BARE = "bare"
@@ -208,7 +205,7 @@ def key_of(function: Any, how: CompileInputs) -> str:
 def _way() -> tuple[Any, ...]:
     """Return the inputs that only the way to the code depends on. The code itself does, too, if that way has a bug."""
     solvers = metadata.distributions(name="z3-solver")  # not every tilelang has it
-    return (FORMAT, *(one.version for one in solvers))
+    return (LIBRARIES, *(one.version for one in solvers))
 
 
 def lowered_before(ir_key: str) -> Lowered | None:
