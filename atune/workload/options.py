@@ -69,10 +69,9 @@ class SharedOptions(TypedDict, total=False):
         "Share of elements that may lie outside the tolerances.", default=0.0, must="must be a share, from 0 to 1",
     )]
     check: Annotated[Callable[..., Any] | None, Option(
-        "A function that judges the outputs. It returns false, or raises, if they are wrong. With a reference it gets "
-        "``(outputs, reference_outputs)``, like tilelang's `manual_check_prog`. Without one it gets ``(inputs, "
-        "outputs)``."
-        " All are lists of tensors.",
+        "A function that judges the outputs. It returns False, or raises, if they are wrong; else True or nothing. "
+        "With a reference it gets ``(outputs, reference_outputs)``, like tilelang's `manual_check_prog`. Without one "
+        "it gets ``(inputs, outputs)``. All are lists of tensors.",
         must="must be a function of the outputs",
     )]
     supply: Annotated[Any, Option(

@@ -11,6 +11,7 @@ import msgspec
 
 from atune.errors import WorkloadError, asked, message_of, name_of, type_of
 from atune.model.artifact import FailureKind
+from atune.model.space import _defined
 from atune.stages.measure.arguments import KernelArguments
 from atune.stages.measure.telemetry import kind_of
 from atune.stages.measure.tensors import same_bits
@@ -129,7 +130,10 @@ class _Objection(Exception):
 def _checked(
     work: Workload, arguments: KernelArguments, expected: Expected | None, unwritten: Unwritten
 ) -> Mismatch | None:
-    """Ask the user's check: it is content with None or a true value. Raises `WorkloadError` if it answers neither."""
+    """Ask the user's check: it is content with None or True, and not with False or NaN.
+
+    Raises `WorkloadError` if it answers anything else, such as a coroutine, whose truth says nothing.
+    """
     import torch
 
     check = work.check
@@ -142,10 +146,18 @@ def _checked(
     except _Objection as error:
         why = str(error)
     else:
-        what = f"Workload {work.name}: the check returned {type_of(answer)}, and its truth"
-        if answer is None or ask(what, lambda: bool(answer and answer == answer)):  # NaN is true in Python
+        what = f"Workload {work.name}: the check returned {type_of(answer)}"
+        if answer is None:
             return None
-        why = f"the check returned {'NaN' if answer else 'a false value'}"
+        holds, is_nan = ask(f"{what}, and its truth", lambda: (bool(answer), bool(answer != answer)))
+        if not (is_nan or isinstance(answer, bool) or str(getattr(answer, "dtype", "")) in ("bool", "torch.bool")):
+            if inspect.iscoroutine(answer):
+                answer.close()  # or Python warns that nobody awaited it
+            must = "it must return True or False, or raise what is wrong and return nothing"
+            raise WorkloadError(f"{what}; {must}{_defined(check)}")
+        if holds and not is_nan:
+            return None
+        why = f"the check returned {'NaN' if is_nan else 'a false value'}"
     for i, output in outputs.items():
         if i in unwritten:
             return Mismatch("unwritten", f"{why}; {_unwritten_of(f'output {i}', unwritten[i])}")

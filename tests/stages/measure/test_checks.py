@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -304,6 +305,43 @@ def test_a_check_that_answers_nan_or_a_tensor_is_not_content() -> None:
         assert wrong == Mismatch("mismatch", "the check returned NaN")
     large = judge(workload(check=lambda inputs, outputs: False), lambda x, out: out.fill_(1e300), X, X64)
     assert large == Mismatch("mismatch", "the check returned a false value")
+
+
+async def awaited(outputs: Any, expected: Any) -> bool:
+    return torch.allclose(outputs[0], expected[0])
+
+
+def yielded(outputs: Any, expected: Any) -> Any:
+    yield torch.allclose(outputs[0], expected[0])
+
+
+NO_ANSWERS: dict[str, Callable[..., Any]] = {
+    "a coroutine": awaited,
+    "a generator": yielded,
+    "a list": lambda out, ref: [torch.allclose(*pair) for pair in zip(out, ref, strict=True)],
+    "a map": lambda out, ref: map(torch.allclose, out, ref),
+    "a builtin_function_or_method": lambda out, ref: torch.eq(out[0], ref[0]).all,
+    "a Tensor": lambda out, ref: (out[0] - ref[0]).abs().max(),
+    "an int": lambda out, ref: 1,
+    "a str": lambda out, ref: "",
+    "a float32": lambda out, ref: numpy.float32(0),
+}
+
+
+@pytest.mark.parametrize("what", NO_ANSWERS)
+@pytest.mark.parametrize("factor", [2, 3], ids=["right", "wrong"])
+def test_a_check_that_answers_neither_yes_nor_no_is_the_users_mistake(what: str, factor: int) -> None:
+    check = NO_ANSWERS[what]
+    with pytest.raises(WorkloadError, match=f"the check returned {what}; it must return True or False") as caught:
+        judge(workload(reference=lambda x: x * 2, check=check), lambda x, out: out.copy_(x * factor), X, X)
+    assert f'File "{__file__}", line {check.__code__.co_firstlineno}, in {check.__name__}' in str(caught.value)
+
+
+@pytest.mark.parametrize("boolean", [bool, numpy.bool_, torch.tensor, lambda it: numpy.array([it])])
+def test_a_check_may_answer_with_any_one_boolean(boolean: Callable[[bool], Any]) -> None:
+    assert judge(workload(check=lambda inputs, outputs: boolean(True)), double, X, X) is None
+    wrong = judge(workload(check=lambda inputs, outputs: boolean(False)), double, X, X)
+    assert wrong == Mismatch("mismatch", "the check returned a false value")
 
 
 def test_inputs_that_are_written_are_restored_before_each_call() -> None:
