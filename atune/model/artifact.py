@@ -20,10 +20,10 @@ FailureKind = Literal[
 lower: elaborating or lowering raised. codegen: source generation raised. compile: nvcc or g++ refused the source.
 crash: the compile worker died. timeout: past a deadline, killed. hopeless: its compile took far longer than the run's
 others, and was killed. load: the library did not load. launch: the call raised. out_of_memory: the device had no memory
-left. fault: the device reported an error that poisons its context. out_of_bounds: it wrote before or after a parameter.
-mismatch / non_finite / unwritten: outputs differ from the reference, hold NaN or infinity, or were not written.
-worker_lost: its process was killed from outside, twice. suspect: the whole program died twice while measuring it, so it
-is not tried again.
+left. fault: the device reported an error that poisons its context. out_of_bounds: it wrote before or after a parameter,
+or changed what it is judged by. mismatch / non_finite / unwritten: outputs differ from the reference, hold NaN or
+infinity, or were not written. worker_lost: its process was killed from outside, twice. suspect: the whole program died
+twice while measuring it, so it is not tried again.
 """
 _WORDS = {
     "lower": "failed to lower",

@@ -88,8 +88,10 @@ class KernelArguments:
         """Inputs that the workload's `setup` changed."""
         copied = _on_host if spare else torch.clone
         self._pristine = {i: copied(self._memory[i]) for i in self.in_idx if i in self._memory}
-        self.expected: dict[int, Any] | None = None
+        self.expected: Any = None
         """The reference's outputs by position; None without a reference."""
+        self.seal = ""
+        """The `evidence` as it was when the reference had run; empty before."""
 
     def _given(self) -> tuple[list[Any] | None, list[tuple[int, Any]]]:
         """Return what the workload gives: inputs in order, None where they are drawn, and outputs by position."""
@@ -215,6 +217,11 @@ class KernelArguments:
     def digest(self) -> str:
         """Return the digest of what a kernel wrote: its outputs, and the inputs that it may write into."""
         return digest([self.values[i] for i in sorted({*self.out_idx, *self.writes})])
+
+    def evidence(self) -> str:
+        """Return the digest of what candidates are judged by: the reference's tensors, and the copies of the inputs."""
+        pristine = [value for value in self._pristine.values() if value.device.type == self.guards.device]
+        return digest([*(self.expected or {}).values(), *pristine])
 
     def restorer(self, changed: Collection[int]) -> Callable[[], None] | None:
         """Return a function that restores what the kernel changed, and what is named; None where that is nothing."""

@@ -33,6 +33,7 @@ OWN_CONTEXT_BYTES = 1 << 30
 CONTEXT_BYTES = 600 << 20
 """That of an H100's context, which is counted."""
 AFTER_TIMING = " (once it had been timed)"
+OVERWRITTEN = "it changed memory that it was not given: what the reference gave, or the copies of the inputs"
 OWN: Resource = "files"
 """The resource that candidates can exhaust in this process: the candidate is tried again in a fresh one."""
 
@@ -285,6 +286,8 @@ def final(payload: bytes) -> bytes:
     failures = []
     for artifact, timed in zip(job.artifacts, calls, strict=False):
         arguments = kept[artifact.params]
+        if _spoilt(arguments):  # by one of them, while all were timed
+            _expecting(arguments)
         arguments.guards.renew()  # the candidate's own call shows that it was this one
         arguments.restore_inputs()
         wrong, _ = _called_and_judged(timed, arguments, POISONS[::-1])
@@ -296,14 +299,23 @@ def final(payload: bytes) -> bytes:
 
 
 def _fit_arguments(params: tuple[KernelParam, ...], roles: Roles, *, anew: bool = False) -> KernelArguments:
-    """Make the inputs, and have the reference run, unless the candidate before had the same parameters."""
-    if anew or _device.arguments is None or _device.arguments.params != params:
+    """Make the inputs, and have the reference run, unless the candidate before left what this one needs."""
+    if anew or _device.arguments is None or _device.arguments.params != params or _spoilt(_device.arguments):
         _device.arguments = None  # its memory is free before new ones are made
-        arguments = _arguments(params, roles)
-        if workload().reference is not None:
-            arguments.expected = expected_outputs(workload(), arguments)
-        _device.arguments = arguments
+        _device.arguments = _expecting(_arguments(params, roles))
     return _device.arguments
+
+
+def _expecting(arguments: KernelArguments) -> KernelArguments:
+    if workload().reference is not None:
+        arguments.expected = expected_outputs(workload(), arguments)
+    arguments.seal = arguments.evidence()
+    return arguments
+
+
+def _spoilt(arguments: KernelArguments) -> bool:
+    """Tell whether a candidate has changed what candidates are judged by."""
+    return _checks() and arguments.evidence() != arguments.seal
 
 
 def _arguments(params: tuple[KernelParam, ...], roles: Roles, seed: int = 0) -> KernelArguments:
@@ -390,7 +402,12 @@ def _called_and_judged(
             break
         if poison != poisons[-1]:
             arguments.restore_inputs()
-    return judged(workload(), arguments, arguments.expected, kept or {})
+    if _spoilt(arguments):
+        return Mismatch("out_of_bounds", OVERWRITTEN), None
+    found = judged(workload(), arguments, arguments.expected, kept or {})
+    if workload().check is not None:  # it may write into what it gets
+        arguments.seal = arguments.evidence()
+    return found
 
 
 def _checks() -> bool:

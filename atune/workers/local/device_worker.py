@@ -119,6 +119,8 @@ class LocalDeviceWorker:
         """Whether a candidate has run in this process."""
         self._right: MeasureJob | None = None
         """A candidate that was measured."""
+        self._accused = 0
+        """How many others failed where that one was right again."""
         self._standing: dict[str, int | str] = {}
         """What the process has, where no candidate has left anything behind."""
         self._leaving = 0
@@ -163,7 +165,7 @@ class LocalDeviceWorker:
                 await self._stop()
                 answer = msgspec.structs.replace(answer, kill_s=round(time.monotonic() - answered, 4))
         else:
-            self._right = job
+            self._right, self._accused = job, 0
         await self._compare(job.artifact.index)
         return answer
 
@@ -174,7 +176,10 @@ class LocalDeviceWorker:
         if failure.kind in DOUBTFUL or self._right is None or not self.alive:
             return False
         again = msgspec.structs.replace(self._right, best_ms=0.0)  # it is hardly timed
-        return isinstance(await self._measured(again, used=True), Measurement)
+        if not isinstance(await self._measured(again, used=True), Measurement):
+            return False
+        self._accused += 1
+        return self._accused != 2  # that one may be right in this process alone
 
     async def _compare(self, index: int) -> None:
         """Replace the process if a candidate has left something behind in it, such as a thread that spins on."""
