@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -20,10 +21,12 @@ from atune.workload.workload import Workload
 
 RTOL = {
     "float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 2e-2,
-    "float8_e4m3fn": 0.125, "float8_e5m2": 0.25,
+    "float8_e4m3fn": 0.125, "float8_e5m2": 0.25, "complex128": 1e-9, "complex64": 1e-4,
 }  # fmt: skip
 """Default relative tolerance by output dtype: some units of its last place, with room for another order of summing.
-The default absolute tolerance is this times the reference's root mean square, so that it follows the data's scale."""
+The default absolute tolerance is this times the reference's `usual_sizes`, so that it follows their scale."""
+LONG, DRAWN, DRAWN_OF_ALL = 32, 64, 1 << 16
+"""Rows and columns of so many values have a usual size of their own. So many values tell it, or that of a tensor."""
 
 
 class Mismatch(msgspec.Struct, frozen=True):
@@ -33,8 +36,13 @@ class Mismatch(msgspec.Struct, frozen=True):
     message: str
 
 
-Expected = dict[int, Any]
-"""The reference's tensors by the position of the kernel's parameter: returned ones and those it wrote into."""
+class Expected(dict[int, Any]):
+    """The reference's tensors by the position of the kernel's parameter: returned ones and those it wrote into."""
+
+    @functools.cached_property
+    def sizes(self) -> dict[int, list[Any]]:
+        """The usual sizes of each tensor's values."""
+        return {i: usual_sizes(tensor) for i, tensor in self.items() if tensor.numel()}
 
 
 def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected:
@@ -56,7 +64,7 @@ def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected:
     found = list(answer) if isinstance(answer, (tuple, list)) else [] if answer is None else [answer]
     if not found and len(positions) == len(arguments.params):
         found = fresh
-    expected: Expected = {}
+    expected = Expected()
     for i, value, pristine in zip(arguments.in_idx, inputs, arguments.copies(), strict=True):
         if isinstance(value, torch.Tensor) and not same_bits(value, pristine):
             expected[i] = value
@@ -71,7 +79,9 @@ def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected:
         if tensor.layout != torch.strided or tensor.is_meta:
             kind = "no values: it is on device meta" if tensor.is_meta else f"layout {tensor.layout}, and not strided"
             raise WorkloadError(f"Workload {work.name}: the reference returned a tensor of {kind}")
-    return expected | {i: t.to(arguments.values[i].device) for i, t in zip(returned, found, strict=True)}
+    for i, tensor in zip(returned, found, strict=True):
+        expected[i] = tensor.resolve_conj().resolve_neg().to(arguments.values[i].device)
+    return expected
 
 
 def takes(function: Any, n: int) -> bool:
@@ -130,10 +140,7 @@ class _Objection(Exception):
 def _checked(
     work: Workload, arguments: KernelArguments, expected: Expected | None, unwritten: Unwritten
 ) -> Mismatch | None:
-    """Ask the user's check: it is content with None or True, and not with False or NaN.
-
-    Raises `WorkloadError` if it answers anything else, such as a coroutine, whose truth says nothing.
-    """
+    """Ask the user's check: it is content with None or True, and not with False or NaN. Else raises `WorkloadError`."""
     import torch
 
     check = work.check
@@ -183,37 +190,46 @@ def compare(
 ) -> tuple[Mismatch | None, float]:
     """Compare the kernel's outputs with the reference's tensors, elementwise. What is `unwritten` is wrong."""
     worst = 0.0
-    for i, ref in sorted(expected.items()):
+    for i in sorted(expected):
         label = f"output {arguments.out_idx.index(i)}" if i in arguments.out_idx else f"parameter {i}"
-        wrong, difference = _compared(work, label, arguments.values[i], ref, unwritten.get(i))
+        wrong, difference = _compared(work, label, arguments.values[i], expected, i, unwritten.get(i))
         worst = max(worst, difference)
         if wrong is not None:
             return wrong, worst
     return None, worst
 
 
-def _compared(work: Workload, label: str, out: Any, ref: Any, unwritten: Any) -> tuple[Mismatch | None, float]:
+def _compared(
+    work: Workload, label: str, out: Any, expected: Expected, i: int, unwritten: Any
+) -> tuple[Mismatch | None, float]:
     import torch
 
+    ref = expected[i]
     if out.shape != ref.shape or out.is_complex() != ref.is_complex():
         theirs = f"{'complex ' if ref.is_complex() else ''}{list(ref.shape)}"
         return Mismatch("mismatch", f"{label}: shape {list(out.shape)}, the reference's is {theirs}"), 0.0
     written = torch.ones_like(out, dtype=torch.bool) if unwritten is None else ~unwritten
-    exact = not out.dtype.is_floating_point
+    exact = not (out.is_floating_point() or out.is_complex())
     wide = torch.float32 if not exact and out.element_size() <= 2 and ref.element_size() <= 2 else torch.float64
+    wide = torch.complex128 if out.is_complex() else wide
     got, want = out.to(wide), ref.to(wide)
     name = str(out.dtype).removeprefix("torch.")
     rtol = work.rtol if work.rtol is not None else (0.0 if exact else RTOL.get(name, 1e-2))
-    scale, largest = (0.0, 0.0) if exact else scale_of(want)
-    atol = work.atol if work.atol is not None else rtol * scale
-    if not math.isfinite(atol + rtol * largest):
+    if work.atol is None and not exact and out.numel():
+        atols = [rtol * size for size in expected.sizes[i]]
+    else:
+        atols = [torch.tensor(work.atol or 0.0, dtype=torch.float64, device=out.device)]
+    largest = want.abs().nan_to_num(0, posinf=0).max().item() if out.numel() and not exact else 0.0
+    if not math.isfinite(max(atol.max().item() for atol in atols) + rtol * largest):
         infinite = f"rtol {rtol:g} is an infinite tolerance for the reference's values, up to {largest:.3g}: give less"
         return Mismatch("mismatch", f"{label}: {infinite}"), 0.0
     difference = (got - want).abs()
     finite = difference < math.inf  # no tolerance counts where one is infinite or NaN
-    near = finite & (difference <= atol + rtol * want.abs())
-    bad = ~(near | (got == want) | (got.isnan() & want.isnan() & written))
-    if exact and rtol == atol == 0:
+    near = torch.zeros_like(finite)
+    for atol in atols:
+        near |= difference <= atol.to(difference) + rtol * want.abs()
+    bad = ~((near & finite) | (got == want) | (got.isnan() & want.isnan() & written))
+    if exact and rtol == atols[0] == 0:
         bad = out != ref  # not rounded: large integers differ by less than the wide type tells
     bad |= ~written
     worst = difference.masked_fill(~finite, 0).max().item() if out.numel() else 0.0
@@ -233,6 +249,7 @@ def _compared(work: Workload, label: str, out: Any, ref: Any, unwritten: Any) ->
     values = f"{ours:g} and not {theirs:g}"
     if exact or f"{ours:g}" == f"{theirs:g}":
         values = f"{ours!r} and not {theirs!r}"
+    atol = max(atol.expand(out.shape)[at].item() for atol in atols)
     detail = (
         f"{where} differ by more than rtol {rtol:g}, atol {atol:.3g}: first at {first}, "
         f"{values}; largest difference {worst:.3g}"
@@ -245,18 +262,36 @@ def _compared(work: Workload, label: str, out: Any, ref: Any, unwritten: Any) ->
     return Mismatch("mismatch", detail), worst
 
 
-def scale_of(tensor: Any) -> tuple[float, float]:
-    """Return the root mean square and the largest absolute value of what is finite in a tensor; zeros without any."""
+def usual_sizes(tensor: Any) -> list[Any]:
+    """Return the usual size of a tensor's values, and those in its rows and columns, as they broadcast to it.
+
+    An error has the size of its row or its column, however small its element, and these may have scales of their own.
+    """
+    rows = tensor.reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
+    found = [_usual(rows.reshape(-1), DRAWN_OF_ALL)]
+    if LONG <= rows.shape[1] < tensor.numel():
+        found.append(_usual(rows.mT, DRAWN).reshape(*tensor.shape[:-1], 1))
+    if LONG <= rows.shape[0] < tensor.numel():
+        found.append(_usual(rows, DRAWN))
+    return found
+
+
+def _usual(values: Any, most: int) -> Any:
+    """Return the usual size of the finite values along the first dimension, as `most` of them tell it.
+
+    It is the root mean square. Large values do not set it: it is at most what that would be for normally distributed
+    values of which a quarter, without zeros, is as small.
+    """
     import torch
 
-    sizes = tensor.abs()
-    finite = sizes < math.inf
-    sizes.masked_fill_(~finite, 0)
-    if not bool(sizes.any()):
-        return 0.0, 0.0
-    largest = sizes.max()
-    norm = torch.linalg.vector_norm(sizes.div_(largest), dtype=torch.float64)  # its squares do not overflow
-    return largest.item() * (norm.item() / math.sqrt(finite.sum().item())), largest.item()
+    if len(values) > most:
+        generator = torch.Generator("cpu").manual_seed(0)  # each process draws the same
+        values = values[torch.randint(len(values), (most,), generator=generator, device="cpu").to(values.device)]
+    sizes = (values.abs() if values.is_complex() else values).double().abs().nan_to_num(math.nan, posinf=math.nan)
+    top = sizes.nan_to_num(0).amax(0)  # by which no square overflows
+    mean_square = (sizes / top).square().nanmean(0).sqrt() * top
+    quarter = sizes.masked_fill(sizes == 0, math.nan).nanquantile(0.25, 0)
+    return torch.minimum(mean_square, quarter / 0.31864).nan_to_num(0)
 
 
 FILL = 0x3E
@@ -278,14 +313,14 @@ def with_cause(
         if expected and wrong.kind == "mismatch":
             causes = filter(None, (_transposed(work, arguments, expected), _of_another_dtype(arguments, expected)))
             wrong = msgspec.structs.replace(wrong, message="; ".join([*causes, wrong.message]))
-        position = _updated_in_place(work, arguments, expected or {}, call)
+        position = _updated_in_place(work, arguments, expected or Expected(), call)
     except torch.OutOfMemoryError:
         return wrong  # the device has room to compare, and none to look further
     return wrong if position is None else Mismatch("mismatch", _in_place(position, arguments))
 
 
 def _transposed(work: Workload, arguments: KernelArguments, expected: Expected) -> str:
-    turned = {i: tensor.transpose(-2, -1) for i, tensor in expected.items() if tensor.dim() > 1}
+    turned = Expected({i: tensor.transpose(-2, -1) for i, tensor in expected.items() if tensor.dim() > 1})
     if len(turned) < len(expected) or compare(work, arguments, turned, {})[0] is not None:
         return ""
     return "it is the reference's output transposed: swap the last two axes of one"
@@ -306,7 +341,8 @@ def _updated_in_place(
     """
     may_be = {*arguments.out_idx, *arguments.writes} - {*arguments.zero}
     wrong = [i for i in expected or arguments.out_idx if i in may_be]
-    wrong = [i for i in wrong if not expected or compare(work, arguments, {i: expected[i]}, {})[0] is not None]
+    if expected:
+        wrong = [i for i in wrong if compare(work, arguments, Expected({i: expected[i]}), {})[0] is not None]
     arguments.restore_inputs()
     arguments.fill_outputs(0 if expected else FILL)
     for i in set(wrong).intersection(arguments.in_idx):

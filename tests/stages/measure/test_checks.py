@@ -274,6 +274,87 @@ def test_the_scale_neither_overflows_nor_counts_what_is_not_finite(dtype: str, p
         assert float(said) == pytest.approx(rtol * made(dtype, large).item() / math.sqrt(2), rel=0.01)
 
 
+def outliers(kind: str) -> torch.Tensor:
+    """Values of about 1, with some of 1e7."""
+    ones = torch.rand(300, 128, generator=torch.Generator().manual_seed(0)) + 0.5
+    match kind:
+        case "four":
+            ones.view(-1)[:4] = 1e7
+        case "columns":
+            ones[:, ::8] = 1e7
+        case "rows":
+            ones[::10] = 1e7
+        case "one row":
+            ones = ones[0]
+            ones[::7] = 1e7
+        case "half":
+            ones[torch.rand(ones.shape, generator=torch.Generator().manual_seed(1)) < 0.5] = 1e7
+    return ones
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in FLOATS if "8" not in dtype])
+@pytest.mark.parametrize("kind", ["none", "four", "columns", "rows", "one row", "half"])
+def test_large_values_let_no_zeros_pass(kind: str, dtype: str) -> None:
+    right = outliers(kind).to(getattr(torch, dtype)).clamp(max=6e4)
+    part = right < 10
+    assert compared(right, right) is None
+    wrong = compared(right.masked_fill(part, 0), right)
+    n = int(part.sum())
+    assert wrong is not None and wrong.message.startswith(f"output 0: {n} of {right.numel()} elements differ"), wrong
+
+
+@pytest.mark.parametrize("scale", ["one", "rows", "columns"])
+def test_a_sum_in_parts_is_right_whatever_the_scale_of_its_row_or_column(scale: str) -> None:
+    """A product in bfloat16 whose eight parts are rounded, as split kernels make it. Nearly all zeros are found."""
+    torch.manual_seed(0)
+    a, b = torch.randn(96, 4096), torch.randn(4096, 80)
+    a = a * torch.logspace(0, 4, 96)[:, None] if scale == "rows" else a
+    b = b * torch.logspace(0, 4, 80)[torch.randperm(80)] if scale == "columns" else b
+    right = (a @ b).bfloat16()
+    parts = [(x @ y).bfloat16() for x, y in zip(a.split(512, 1), b.split(512, 0), strict=True)]
+    found = parts[0]
+    for part in parts[1:]:
+        found = found + part
+    assert compared(found, right) is None
+    wrong = compared(found * 0, right)
+    assert wrong is not None and int(re.findall(r": (\d+) of", wrong.message)[0]) > 0.9 * right.numel()
+
+
+def test_zeros_of_a_reference_count_as_no_size() -> None:
+    """Most of the outputs are zero: others may be as near to zero as the rest allows."""
+    right = torch.zeros(64, 64)
+    right[::8, ::8] = 1.0
+    assert compared(right + 0.5e-4 * 0.125, right) is None and compared(right + 1e-3, right) is not None
+
+
+def test_whole_numbers_and_empty_outputs_have_no_usual_size() -> None:
+    numbers = torch.arange(1, 200)
+    off = numbers + (numbers == 1)
+    assert compared(off, numbers, rtol=0.5) is not None and compared(off, numbers, rtol=0.0, atol=1) is None
+    empty = KernelParam("float32", (0, 4))
+    work = workload(reference=lambda x: (x * 2, torch.empty(0, 4)), out_idx=[1, 2])
+    assert judge(work, lambda x, out, none: double(x, out), X, X, empty) is None
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_complex_outputs_are_compared_whole(dtype: str) -> None:
+    right = torch.randn(8, 4, dtype=getattr(torch, dtype))
+    param = KernelParam(dtype, (8, 4))
+
+    def judged_as(out: torch.Tensor, **options: Any) -> Mismatch | None:
+        work = workload(reference=lambda x: right.conj().conj_physical(), out_idx=[1], **options)
+        found = arguments(work, X, param)
+        found.values[1].copy_(out)
+        return judged(work, found, expected_outputs(work, found), {})[0]
+
+    assert judged_as(right) is None and judged_as(right * (1 + 1e-12)) is None
+    for other in (right.conj(), right.real.to(right), right + 0.5j, right.masked_fill(right == right[2, 1], math.nan)):
+        assert judged_as(other) is not None
+    wrong = judged_as(right + 0.5j)
+    assert wrong is not None and wrong.message.startswith("output 0: 32 of 32 elements differ")
+    assert judged_as(right + 0.5j, atol=0.6) is None
+
+
 def test_an_infinite_tolerance_is_refused() -> None:
     """Whether it is given, or comes of what is given and the reference's values."""
     for name in ("rtol", "atol"):
