@@ -102,6 +102,14 @@ class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
         """Inputs that a call sets to zero."""
         return tuple(i for i in self.zero if i not in self.outputs)
 
+    def in_line_with(self, first: Roles) -> Roles:
+        """Return these roles, found in a candidate's code, or those of the `first` candidate where the counts differ.
+
+        Code that writes another number of outputs may lack one, or read what it should overwrite. It is judged by the
+        first candidate's roles, on which calls of the kernel rely.
+        """
+        return self if len(self.outputs) == len(first.outputs) else first
+
     def where_given(self, positions: Sequence[int]) -> Roles:
         """Return these roles for calls that always give the outputs among `positions`, which are theirs to prepare."""
         given = {*positions} & {*self.outputs}
@@ -263,6 +271,8 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     """Key of the library with which the artifact store keeps this."""
     printed: str = ""
     """See `Record.printed`."""
+    roles: Roles | None = None
+    """The roles of its own parameters; None where only those of the run's first candidate are known."""
     storable: bool = True
     """Whether `code_key` covers everything that decides the machine code. It does not if user files are included."""
 
@@ -313,6 +323,8 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact", gc=False):
     """Key of the compiler state in which cicc built it; empty if nvcc or g++ did."""
     compared: bool = False
     """Whether code of that state was found equal to nvcc's."""
+    roles: Roles | None = None
+    """See `Lowered`."""
 
     @property
     def plain(self) -> bool:

@@ -82,7 +82,7 @@ def compile_all(
             found = await compiled(machine, candidates, run, settings.group_size, roles=True)
             if not given["ignore_errors"]:
                 raise_failures([one.record for one in found])
-            return [artifact and await _loaded(record, artifact, run.roles) for record, artifact in found]
+            return [artifact and await _loaded(record, artifact, run.roles_of(artifact)) for record, artifact in found]
 
     return run_blocking(work)
 

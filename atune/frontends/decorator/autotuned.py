@@ -116,12 +116,11 @@ def _roles(call: Call, winner: Winner | None) -> Roles:
         found = winner.roles
     else:
         given, config = call.options.workload, {} if winner is None else call.as_given(winner.config)
-        configs = [given.get("default") or {}, config]
-        function = call.owner.frontend.first_function(call.kernel, call.arguments, configs)
-        named = outputs_named(call.kernel, given.get("out_idx"))
-        roles_of = call.owner.frontend.roles_of
-        nothing = function is None  # its compile says why
-        found = Roles() if nothing else roles_of(function, named, given.get("zero") or (), given.get("restore") or ())
+        named, stage = outputs_named(call.kernel, given.get("out_idx")), call.owner.frontend
+        each = (stage.first_function(call.kernel, call.arguments, [c]) for c in (config, given.get("default") or {}))
+        kept = given.get("zero") or (), given.get("restore") or ()
+        roles = [stage.roles_of(function, named, *kept) for function in each if function is not None]
+        found = roles[0].in_line_with(roles[-1]) if roles else Roles()  # the compile of neither says why
     return found.where_given(range(len(call.names)))
 
 

@@ -18,6 +18,7 @@ from atune.stages import tilelang
 from atune.stages.measure.arguments import CallInputs as CallInputs
 from atune.stages.measure.arguments import DrawnInputs
 from atune.workload.source_locations import located
+from atune.workload.workload import Workload
 
 DTYPE, TORCH_DTYPE = "$dtype", "$torch.dtype"
 """Keys of one-entry dicts that encode dtypes, tilelang's and torch's, as data; `DYNAMIC` is that of symbolic ones."""
@@ -329,6 +330,11 @@ def roles_of(
     else:
         outputs = zeroed | {i for i in written if done[i] == WRITE and i not in kept}
     return Roles(*(tuple(sorted(each)) for each in (outputs, zeroed, (written | zeroed) - outputs)))
+
+
+def roles_in(function: Any, work: Workload) -> Roles:
+    """Return the roles of the parameters of a PrimFunc, as `work` names them. Raises `WorkloadError`."""
+    return roles_of(function, work.out_idx, work.zero, work.restore)
 
 
 def _positions(name: str, params: Sequence[KernelParam], given: Sequence[int]) -> list[int]:

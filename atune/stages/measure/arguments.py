@@ -59,6 +59,8 @@ class KernelArguments:
         import torch
 
         self.params, self._work, n = tuple(params), work, len(params)
+        self.form = self.params, roles
+        """Candidates of one form get the same arguments."""
         for i, shape in enumerate([list(param.shape or ()) for param in params]):
             if any(isinstance(size, int) and size < 0 for size in shape):
                 problem = f"Workload {work.name}: for {describe_config(work.arguments)}"

@@ -242,11 +242,12 @@ def bits(payload: bytes) -> bytes:
 
 def _digests(job: BitsJob, seed: int) -> list[str]:
     """Return the digest of each artifact's outputs for the inputs of one seed, which are freed then."""
-    digests, arguments = list[str](), None
+    digests, arguments, made = list[str](), None, None
     for artifact in job.artifacts:
-        if arguments is None or arguments.params != artifact.params:
-            arguments = None  # its memory is free before new ones are made
-            arguments = _arguments(artifact.params, job.roles, seed)
+        form = artifact.params, artifact.roles or job.roles
+        if arguments is None or form != made:
+            arguments, made = None, form  # its memory is free before new ones are made
+            arguments = _arguments(*form, seed)
         arguments.fill_outputs(POISONS[0])
         load(artifact)(*arguments.values)
         _device.timer.synchronise()
@@ -261,9 +262,10 @@ def final(payload: bytes) -> bytes:
     calls: list[Timed] = []
     kept: dict[Any, KernelArguments] = {}
     for artifact in job.artifacts:  # they may differ in their parameters
-        if artifact.params not in kept:
-            kept[artifact.params] = _fit_arguments(artifact.params, job.roles)
-        arguments = kept[artifact.params]
+        form = artifact.params, artifact.roles or job.roles
+        if form not in kept:
+            kept[form] = _fit_arguments(*form)
+        arguments = kept[form]
         call = functools.partial(load(artifact), *arguments.values)
         call()
         _device.timer.synchronise()
@@ -275,7 +277,7 @@ def final(payload: bytes) -> bytes:
     entries = [FinalEntry(a.index, _timing(s)) for a, s in zip(job.artifacts, samples, strict=False)]
     failures = []
     for artifact, timed in zip(job.artifacts, calls, strict=False):
-        arguments = kept[artifact.params]
+        arguments = kept[artifact.params, artifact.roles or job.roles]
         arguments.guards.renew()  # the candidate's own call shows that it was this one
         arguments.restore_inputs()
         wrong, _ = _called_and_judged(timed, arguments, POISONS[::-1])
@@ -288,7 +290,7 @@ def final(payload: bytes) -> bytes:
 
 def _fit_arguments(params: tuple[KernelParam, ...], roles: Roles, *, anew: bool = False) -> KernelArguments:
     """Make the inputs, and have the reference run, unless the candidate before had the same parameters."""
-    if anew or _device.arguments is None or _device.arguments.params != params:
+    if anew or _device.arguments is None or _device.arguments.form != (params, roles):
         _device.arguments = None  # its memory is free before new ones are made
         arguments = _arguments(params, roles)
         if workload().reference is not None:

@@ -316,9 +316,11 @@ class RunStore:
             key = key_in(lowered.store_key, state)
             if (found := await self._do(lambda store: store.find(key, lowered.index))) is not None:
                 found = msgspec.structs.replace(found, compared=True)
-        if found is not None and lowered.blob:
+        if found is None:
+            return None
+        if lowered.blob:
             await self.keep_lowered(lowered, found.store_key)
-        return found
+        return msgspec.structs.replace(found, roles=lowered.roles)
 
     async def keep(self, library: Iterable[Artifact]) -> None:
         """Keep artifacts of one library under their keys. Skip those without a key."""
