@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from atune.bundle.launch import size_of
+from atune.bundle.launch import contiguous, size_of
 from atune.errors import InputsMisfit, InputsMissing, WorkloadError
 from atune.model.artifact import KernelParam, Roles
 from atune.model.candidate import describe_config
@@ -151,8 +151,7 @@ class KernelArguments:
         for i in self.out_idx:
             param = self.params[i]
             shape = sized(param.shape, self._sizes)
-            compact = torch.empty(shape, device="meta").stride()
-            strides = compact if param.strides is None else sized(param.strides, self._sizes)
+            strides = contiguous(shape) if param.strides is None else sized(param.strides, self._sizes)
             self._allocate(i, torch_dtype(param.dtype), shape, strides)
 
     def _set_up(self) -> tuple[int, ...]:
@@ -249,7 +248,8 @@ def _on_host(value: Any) -> Any:
     """Return a copy of a tensor in the host's memory, from where it is quickly copied back."""
     import torch
 
-    return torch.empty(value.shape, dtype=value.dtype, pin_memory=torch.cuda.is_available()).copy_(value)
+    pin_memory = torch.cuda.is_available()
+    return torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=pin_memory).copy_(value)
 
 
 def _asked(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | None:
@@ -294,13 +294,14 @@ def drawn(
     dtype = torch_dtype(param.dtype)
     float8, is_float = "float8" in param.dtype, dtype.is_floating_point or dtype.is_complex
     if supply in ("zero", "one"):
-        return torch.full(shape, supply == "one", device=device).to(dtype)
+        return torch.full(shape, supply == "one", dtype=torch.bool, device=device).to(dtype)
+    here: dict[str, Any] = {"dtype": torch.float32, "device": device}  # never the program's defaults
     if is_float and supply in (None, "randn"):
-        return torch.randn(shape, device=device).to(dtype)
+        return torch.randn(shape, **here).to(dtype)
     if is_float and (supply == "uniform" or (supply == "auto" and not float8)):
-        return torch.empty(shape, device=device).uniform_(-1, 1).to(dtype)
+        return torch.empty(shape, **here).uniform_(-1, 1).to(dtype)
     if is_float and supply == "normal":
-        return torch.empty(shape, device=device).normal_(-1, 1).to(dtype)  # tilelang's has the mean -1, too
+        return torch.empty(shape, **here).normal_(-1, 1).to(dtype)  # tilelang's has the mean -1, too
     low, high = (-2, 3) if supply else (-8, 8)  # rounded to whole numbers, little would be left of the others
     if dtype is torch.bool:
         low, high = 0, 2
@@ -308,7 +309,7 @@ def drawn(
         low, high = -128, 128
     elif param.dtype.startswith("u"):
         low = 0
-    return torch.randint(low, high, shape, device=device).to(torch.int8).to(dtype)
+    return torch.randint(low, high, shape, dtype=torch.int64, device=device).to(torch.int8).to(dtype)
 
 
 DRAWN = object()
@@ -402,10 +403,10 @@ class Guards:
 
         self.device = device
         self._guards: list[_Guard] = []
-        generator = torch.Generator().manual_seed(0)  # of its own: inputs are drawn from torch's
+        generator = torch.Generator("cpu").manual_seed(0)  # of its own: inputs are drawn from torch's
         size = GUARD_BYTES + n_params
-        pattern = torch.randint(_LOWEST, _HIGHEST + 1, (size,), dtype=torch.uint8, generator=generator)
-        self._pattern = pattern.to(device)
+        here: dict[str, Any] = {"dtype": torch.uint8, "device": "cpu", "generator": generator}
+        self._pattern = torch.randint(_LOWEST, _HIGHEST + 1, (size,), **here).to(device)
 
     def allocate(self, position: int, count: int, dtype: Any) -> Any:
         """Return a flat tensor of `count` elements for the parameter at `position`, uninitialised, between guards."""

@@ -67,7 +67,7 @@ def begin(payload: bytes) -> bytes:
         torch.set_num_threads(1)  # the kernel runs on one core; so does the reference next to it
     else:
         torch.cuda.init()
-        torch.zeros(1, device="cuda")
+        torch.zeros(1, dtype=torch.int32, device="cuda")
         _device.context_bytes = CONTEXT_BYTES
         _limit_memory()
         visible = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
