@@ -96,6 +96,8 @@ class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
     """Inputs that the kernel may write into."""
     set_up: tuple[Whole, ...] = ()
     """Inputs that the workload's `setup` changed before the kernel was checked and timed. No call does that."""
+    unnamed: bool = False
+    """Whether nobody names outputs to tilelang's tuner, which then gives the user's functions every parameter."""
 
     @property
     def zero_inputs(self) -> tuple[int, ...]:

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from atune.bundle.launch import size_of
 from atune.errors import SpaceError, UsageError, WorkloadError, name_and_message, type_of
 from atune.model.artifact import KernelParam, Roles
@@ -329,12 +331,14 @@ def roles_of(
         outputs = zeroed | {int(i) % len(params) for i in attrs["tilelang_out_idx"]}
     else:
         outputs = zeroed | {i for i in written if done[i] == WRITE and i not in kept}
-    return Roles(*(tuple(sorted(each)) for each in (outputs, zeroed, (written | zeroed) - outputs)))
+    return Roles(tuple(sorted(outputs)), tuple(sorted(zeroed)), tuple(sorted((written | zeroed) - outputs)))
 
 
 def roles_in(function: Any, work: Workload) -> Roles:
     """Return the roles of the parameters of a PrimFunc, as `work` names them. Raises `WorkloadError`."""
-    return roles_of(function, work.out_idx, work.zero, work.restore)
+    named = work.out_idx is not None or "tilelang_out_idx" in (function.attrs or {})
+    found = roles_of(function, work.out_idx, work.zero, work.restore)
+    return msgspec.structs.replace(found, unnamed=work.like_tilelang and not named)
 
 
 def _positions(name: str, params: Sequence[KernelParam], given: Sequence[int]) -> list[int]:

@@ -69,6 +69,9 @@ class KernelArguments:
         self.in_idx = tuple(i for i in range(n) if i not in self.out_idx)
         self.writes = roles.writes
         """Inputs that the kernel may write into."""
+        self.unnamed = roles.unnamed
+        self.supplied: dict[int, Any] = {}
+        """What was given for outputs that nobody names, for the reference."""
         self.zero = tuple(sorted(i % n for i in roles.zero))
         self.named = {*(i % n for i in work.restore), *self.zero}
         """Parameters that the workload says must be restored, or set to zero, before each call."""
@@ -95,13 +98,15 @@ class KernelArguments:
 
     def _given(self) -> tuple[list[Any] | None, list[tuple[int, Any]]]:
         """Return what the workload gives: inputs in order, None where they are drawn, and outputs by position."""
-        given = _asked(self._work, tuple(self.params[i] for i in self.in_idx))
+        asked = range(len(self.params)) if self.unnamed else self.in_idx
+        given = _asked(self._work, tuple(self.params[i] for i in asked))
         if given is None or len(given) == len(self.in_idx):
             return given, []
         if len(given) != len(self.params):
             raise WorkloadError(
                 f"Workload {self._work.name}: inputs gave {len(given)} tensors; the kernel has {self.described}"
             )
+        self.supplied = {i: given[i] for i in self.out_idx if self.unnamed}
         return [given[i] for i in self.in_idx], [(i, given[i]) for i in self.out_idx]
 
     def _fill_inputs(self, given: list[Any] | None) -> None:
@@ -142,8 +147,6 @@ class KernelArguments:
 
     def _make_outputs(self, given: Sequence[tuple[int, Any]]) -> None:
         """Allocate the outputs. Dimensions that outputs alone have come from the tensors that are given for them."""
-        import torch
-
         for i, tensor in given:
             for want, got in zip(self.params[i].shape or (), getattr(tensor, "shape", ()), strict=False):
                 if isinstance(want, str):
@@ -236,6 +239,13 @@ class KernelArguments:
     def copies(self) -> list[Any]:
         """Return copies of the inputs, for a reference that may write into what it gets."""
         return [self._copy(i) for i in self.in_idx]
+
+    def fresh_output(self, i: int) -> Any:
+        """Return an output for the reference: zeros, or what was given for it where nobody names outputs."""
+        import torch
+
+        fresh, given = torch.zeros_like(self.values[i]), self.supplied.get(i)
+        return fresh if getattr(given, "shape", None) != fresh.shape else fresh.copy_(given)
 
     def _copy(self, i: int) -> Any:
         value = self.values[i]
