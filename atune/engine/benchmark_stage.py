@@ -34,7 +34,7 @@ from atune.journal.events import (
     ReferenceMeasured,
     Warned,
 )
-from atune.model.artifact import Artifact, Failure, Lowered
+from atune.model.artifact import Artifact, Failure, Lowered, fitting
 from atune.model.candidate import Config, describe_config
 from atune.model.device import fastest_ms
 from atune.model.jobs import MeasureJob, PrepareJob, StartJob
@@ -149,7 +149,7 @@ class BenchmarkStage:
         try:
             for _ in range(DEVICE_STARTS):
                 try:
-                    prepared = await worker.run(PrepareJob(params.params, self.run.roles_of(params)))
+                    prepared = await worker.run(PrepareJob(params.params, fitting(params.roles, self.run.roles)))
                 except WorkloadError as error:
                     default = await self._default_params()
                     if default is not None and default.params != params.params:  # the first one's may fit no other
@@ -218,7 +218,7 @@ class BenchmarkStage:
             emit(BenchmarkStarted, worker=worker.name, index=index, device=worker.name)
             best_ms = min(self._fastest.values(), default=None)
             try:
-                answer = await worker.run(MeasureJob(artifact, self.run.roles_of(artifact), best_ms))
+                answer = await worker.run(MeasureJob(artifact, self.run.roles, best_ms))
             except MachineError as error:
                 if index in self._lost_all:  # it may have done so twice, and would after a resume
                     self.failed(worker, Failure(index, "worker_lost", str(error)))

@@ -25,7 +25,7 @@ from atune.engine.scheduler import CompileState
 from atune.engine.screen import Screen
 from atune.engine.start import EngineSettings, Plan, Start
 from atune.journal.events import RunFinished, Warned
-from atune.model.artifact import Artifact, Lowered
+from atune.model.artifact import Artifact, Lowered, fitting
 from atune.model.candidate import Candidate
 from atune.model.jobs import LowerJob
 from atune.workload.pickling import edited_since
@@ -147,7 +147,7 @@ class Engine:
             self._warn(f"{file} was written meanwhile: the run measured what it had loaded")
         index, winner, roles = self.recorder.state.winner, None, self._run.roles
         if index is not None and (built := self._run.artifacts.get(index)) is not None:
-            roles = self._run.roles_of(built)
+            roles = fitting(built.roles, roles)
             try:
                 winner = await anyio.to_thread.run_sync(self.keep, built)
             except OSError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 
 import anyio
-import msgspec
 
 from atune.engine.benchmark_stage import BETWEEN, BenchmarkStage
 from atune.engine.interfaces import CompileWorker, DeviceWorker
@@ -13,7 +12,7 @@ from atune.engine.run_state import Run
 from atune.errors import MachineError, WorkerError
 from atune.journal.events import BitsCompared, CandidateMeasured, DeviceLost, FinalOrdered, FinalStarted, Warned
 from atune.journal.state import FOUND
-from atune.model.artifact import Artifact, Built, Failure, Lowered
+from atune.model.artifact import Built, Failure, Lowered
 from atune.model.candidate import Candidate, over_sizes
 from atune.model.jobs import BitsJob, BuildJob, FinalJob, Finals, FindJob, GroupFailed, LowerJob
 from atune.model.measurement import FinalEntry, Timing, ratio_interval
@@ -235,7 +234,7 @@ class FinalStage:
         """Compare the finalists' bits with the default's on inputs drawn with `SEEDS`. Returns whether some differ."""
         if (default := self._default()) is None or default not in chosen:  # it could not be compiled again
             return False
-        found = await worker.run(BitsJob(self._artifacts(chosen), self.run.roles, SEEDS))
+        found = await worker.run(BitsJob(tuple(self.run.artifacts[i] for i in chosen), self.run.roles, SEEDS))
         by_index = dict(zip(chosen, found.digests, strict=True))
         differ = tuple(i for i, digests in by_index.items() if digests != by_index[default])
         self.emit(BitsCompared, worker=worker.name, seeds=1 + len(found.digests[0]), differ=differ)
@@ -274,15 +273,12 @@ class FinalStage:
         return *final_order(timings, contenders, keys, default), reference
 
     async def _timed(self, worker: DeviceWorker, finalists: Sequence[int], rounds: int) -> Finals:
-        found = await worker.run(FinalJob(self._artifacts(finalists), self.run.roles, rounds))
+        artifacts = tuple(self.run.artifacts[i] for i in finalists)
+        found = await worker.run(FinalJob(artifacts, self.run.roles, rounds))
         if found.failures:
             raise _FinalistsFailed(*found.failures)
         self._memory_bytes = max(self._memory_bytes, found.memory_bytes)
         return found
-
-    def _artifacts(self, indices: Sequence[int]) -> tuple[Artifact, ...]:
-        artifacts = (self.run.artifacts[i] for i in indices)
-        return tuple(msgspec.structs.replace(one, roles=self.run.roles_of(one)) for one in artifacts)
 
     async def _recover(self, wanted: Sequence[int]) -> None:
         """Get the libraries of candidates that an earlier part measured: from the store, or by compiling again."""

@@ -173,10 +173,6 @@ class Run:
     async def changed(self) -> None:
         await self._changed.wait()
 
-    def roles_of(self, one: Lowered | Artifact) -> Roles:
-        """Return the roles of a candidate's parameters."""
-        return self.roles if one.roles is None else one.roles.in_line_with(self.roles)
-
     def built(self, worker: str, artifacts: Sequence[Artifact], reason: str) -> None:
         """Record a library that was built or found, with all its `artifacts`."""
         first = artifacts[0]

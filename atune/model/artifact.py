@@ -104,14 +104,6 @@ class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
         """Inputs that a call sets to zero."""
         return tuple(i for i in self.zero if i not in self.outputs)
 
-    def in_line_with(self, first: Roles) -> Roles:
-        """Return these roles, found in a candidate's code, or those of the `first` candidate where the counts differ.
-
-        Code that writes another number of outputs may lack one, or read what it should overwrite. It is judged by the
-        first candidate's roles, on which calls of the kernel rely.
-        """
-        return self if len(self.outputs) == len(first.outputs) else first
-
     def where_given(self, positions: Sequence[int]) -> Roles:
         """Return these roles for calls that always give the outputs among `positions`, which are theirs to prepare."""
         given = {*positions} & {*self.outputs}
@@ -130,6 +122,14 @@ class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
             f"setup changed input {', '.join(map(str, self.set_up))} before the kernel was checked, and a call of the "
             "kernel does not: make such data with inputs=, set a tensor to zero with zero=, or do it in the kernel"
         )
+
+
+def fitting(own: Roles | None, first: Roles) -> Roles:
+    """Return the roles of a candidate: its `own`, from its code, if that writes as many outputs as the `first` one.
+
+    Other code may lack an output, or read what it should overwrite, and calls of the kernel rely on the first one's.
+    """
+    return first if own is None or len(own.outputs) != len(first.outputs) else own
 
 
 class Gemm(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -25,7 +25,7 @@ from atune.stages.cicc.server import CiccError
 from atune.stages.compile import elf, lowering
 from atune.stages.compile.codegen import answer, backend_context, by_nvcc
 from atune.stages.compile.facts import foreseen
-from atune.stages.frontend.frontend import elaborated, roles_in
+from atune.stages.frontend.frontend import elaborated, roles_of
 from atune.stages.session.session import at_sizes, session, workload
 from atune.stages.session.session import discover as find_devices
 from atune.workers.storage.artifact_store import StateCheck, remember, state_of
@@ -92,7 +92,7 @@ def roles(payload: bytes) -> bytes:
     if isinstance(found, Failure):
         return msgspec.msgpack.encode(found)
     with work.placed():
-        return msgspec.msgpack.encode(roles_in(found, work))
+        return msgspec.msgpack.encode(roles_of(found, work.out_idx, work.zero, work.restore, work.like_tilelang))
 
 
 def lower(payload: bytes) -> bytes:

@@ -158,8 +158,9 @@ def _typed(storage: Any, dtype: Any) -> Any:
 def _untyped(memory: Any) -> Any:
     """Return a storage of bytes: torch makes tensors of new dtypes from a typed one."""
     torch = importlib.import_module("torch")
-    empty = torch.UntypedStorage(0, device="cpu")
-    storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage() if len(memory) else empty
+    storage = torch.UntypedStorage(0, device="cpu")
+    if len(memory):
+        storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
     return torch.storage.TypedStorage(wrap_storage=storage, dtype=torch.uint8, _internal=True)
 
 

@@ -48,7 +48,6 @@ from atune.stages.measure.arguments import GivenTensors
 from atune.workers.storage.result_cache import ResultCache
 from atune.workload.fingerprint import function_of, is_compiled, kernel_fingerprint, signature_of
 from atune.workload.packing import LazyCallback
-from atune.workload.workload import Workload
 
 CompileArgs, ProfileArgs = tilelang.param.CompileArgs, tilelang.param.ProfileArgs
 COMPILE, RUN = (
@@ -224,12 +223,6 @@ class TilelangCall(Call):
     def as_given(self, config: Config) -> Config:
         _, given = self._given.get(config_key(config), (config, config))  # the kernel's defaults are not among them
         return given
-
-    @functools.cached_property
-    def workload(self) -> Workload:
-        found = super().workload
-        found.like_tilelang = True
-        return found
 
     @functools.cached_property
     def kernel(self) -> Any:

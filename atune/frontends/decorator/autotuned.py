@@ -23,7 +23,7 @@ from atune.frontends.decorator.call import Call, Entry, TunableKernel, launcher,
 from atune.frontends.decorator.options import ON_MISS, TUNING, AutotuneOptions, OnMiss, Options, checked_options
 from atune.frontends.decorator.winners import Winner, Winners
 from atune.journal.result import TuneResult
-from atune.model.artifact import Artifact, Roles
+from atune.model.artifact import Artifact, Roles, fitting
 from atune.model.candidate import PASS_CONFIGS, Config, config_key, describe_config, printable
 from atune.model.device import Target
 from atune.model.options import converted, documents, refuse_unknown
@@ -120,7 +120,7 @@ def _roles(call: Call, winner: Winner | None) -> Roles:
         each = (stage.first_function(call.kernel, call.arguments, [c]) for c in (config, given.get("default") or {}))
         kept = given.get("zero") or (), given.get("restore") or ()
         roles = [stage.roles_of(function, named, *kept) for function in each if function is not None]
-        found = roles[0].in_line_with(roles[-1]) if roles else Roles()  # the compile of neither says why
+        found = fitting(roles[0], roles[-1]) if roles else Roles()  # the compile of neither says why
     return found.where_given(range(len(call.names)))
 
 

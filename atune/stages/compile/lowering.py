@@ -28,7 +28,7 @@ from atune.stages import tilelang
 from atune.stages.compile import facts
 from atune.stages.compile.codegen import Blob, backend_context, context_of, printed
 from atune.stages.compile.work import work_of
-from atune.stages.frontend.frontend import elaborated, frontend_lock, kernel_parameters, roles_in
+from atune.stages.frontend.frontend import elaborated, frontend_lock, kernel_parameters, roles_of
 from atune.stages.session.session import session, workload
 
 SYMBOL = "atune_kernel_{key}"
@@ -48,7 +48,8 @@ def lower(candidate: Candidate, known: Known = lambda key: None) -> Lowered:
     how = how_of(candidate.config, session().target, session().compile, work.pass_configs)
     function = elaborated(work.kernel, work.arguments, candidate.config, context.target)
     function = function.with_attr("global_symbol", symbol)
-    ir_key, roles = key_of(function, how), roles_in(function, work)
+    ir_key = key_of(function, how)
+    roles = roles_of(function, work.out_idx, work.zero, work.restore, work.like_tilelang)
     if (found := known(ir_key)) is not None:
         seconds = round(time.perf_counter() - started, 4)
         return msgspec.structs.replace(found, index=candidate.index, seconds=seconds, blob=b"", roles=roles)

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from atune.bundle.launch import contiguous, size_of
+from atune.bundle.launch import contiguous, extent, gate, size_of
 from atune.errors import InputsMisfit, InputsMissing, WorkloadError
 from atune.model.artifact import KernelParam, Roles
 from atune.model.candidate import describe_config
@@ -16,7 +16,6 @@ from atune.stages.measure.tensors import (
     bits_of,
     check_arguments,
     digest,
-    extent,
     memory_of,
     same_bits,
     torch_dtype,
@@ -59,8 +58,7 @@ class KernelArguments:
         import torch
 
         self.params, self._work, n = tuple(params), work, len(params)
-        self.form = self.params, roles
-        """Candidates of one form get the same arguments."""
+        self.roles = roles
         for i, shape in enumerate([list(param.shape or ()) for param in params]):
             if any(isinstance(size, int) and size < 0 for size in shape):
                 problem = f"Workload {work.name}: for {describe_config(work.arguments)}"
@@ -69,7 +67,6 @@ class KernelArguments:
         self.in_idx = tuple(i for i in range(n) if i not in self.out_idx)
         self.writes = roles.writes
         """Inputs that the kernel may write into."""
-        self.unnamed = roles.unnamed
         self.supplied: dict[int, Any] = {}
         """What was given for outputs that nobody names, for the reference."""
         self.zero = tuple(sorted(i % n for i in roles.zero))
@@ -87,6 +84,7 @@ class KernelArguments:
         inputs, outputs = self._given()
         self._fill_inputs(inputs)
         self._make_outputs(outputs)
+        gate(self.params, lambda why: InputsMisfit(f"Workload {work.name}: inputs do not fit: {why}"))(self.values)
         self.inputs = [self.values[i] for i in self.in_idx]
         self.outputs = [self.values[i] for i in self.out_idx]
         self.set_up = self._set_up()
@@ -98,7 +96,7 @@ class KernelArguments:
 
     def _given(self) -> tuple[list[Any] | None, list[tuple[int, Any]]]:
         """Return what the workload gives: inputs in order, None where they are drawn, and outputs by position."""
-        asked = range(len(self.params)) if self.unnamed else self.in_idx
+        asked = range(len(self.params)) if self.roles.unnamed else self.in_idx
         given = _asked(self._work, tuple(self.params[i] for i in asked))
         if given is None or len(given) == len(self.in_idx):
             return given, []
@@ -106,7 +104,7 @@ class KernelArguments:
             raise WorkloadError(
                 f"Workload {self._work.name}: inputs gave {len(given)} tensors; the kernel has {self.described}"
             )
-        self.supplied = {i: given[i] for i in self.out_idx if self.unnamed}
+        self.supplied = {i: given[i] for i in self.out_idx if self.roles.unnamed}
         return [given[i] for i in self.in_idx], [(i, given[i]) for i in self.out_idx]
 
     def _fill_inputs(self, given: list[Any] | None) -> None:
@@ -258,8 +256,7 @@ def _on_host(value: Any) -> Any:
     """Return a copy of a tensor in the host's memory, from where it is quickly copied back."""
     import torch
 
-    pin_memory = torch.cuda.is_available()
-    return torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=pin_memory).copy_(value)
+    return torch.empty_like(value, device="cpu", pin_memory=torch.cuda.is_available()).copy_(value)
 
 
 def _asked(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | None:
@@ -371,7 +368,7 @@ class GivenTensors:
 def _content(tensor: Any) -> str:
     """Return a hash of the values in a tensor of integers or booleans in the CPU's memory; empty for others."""
     whole = not (tensor.is_floating_point() or tensor.is_complex())
-    return hashlib.sha256(tensor.contiguous().numpy()).hexdigest() if whole else ""
+    return hashlib.sha256(tensor.resolve_neg().contiguous().numpy()).hexdigest() if whole else ""
 
 
 class CallInputs(GivenTensors):
@@ -415,8 +412,8 @@ class Guards:
         self._guards: list[_Guard] = []
         generator = torch.Generator("cpu").manual_seed(0)  # of its own: inputs are drawn from torch's
         size = GUARD_BYTES + n_params
-        here: dict[str, Any] = {"dtype": torch.uint8, "device": "cpu", "generator": generator}
-        self._pattern = torch.randint(_LOWEST, _HIGHEST + 1, (size,), **here).to(device)
+        pattern = torch.randint(_LOWEST, _HIGHEST + 1, (size,), dtype=torch.uint8, device="cpu", generator=generator)
+        self._pattern = pattern.to(device)
 
     def allocate(self, position: int, count: int, dtype: Any) -> Any:
         """Return a flat tensor of `count` elements for the parameter at `position`, uninitialised, between guards."""

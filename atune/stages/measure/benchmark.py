@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from atune.errors import UsageError, WorkloadError, in_one_line, message_of, whole_message
-from atune.model.artifact import Artifact, Failure, KernelParam, Roles
+from atune.model.artifact import Artifact, Failure, KernelParam, Roles, fitting
 from atune.model.candidate import describe_config
 from atune.model.device import DeviceInfo
 from atune.model.jobs import Bits, BitsJob, FinalJob, Finals, MeasureJob, Prepared, PrepareJob
@@ -199,7 +199,7 @@ def _measured(job: MeasureJob) -> Measurement | Failure:
     started = time.perf_counter()
     result: Measurement | Failure
     try:
-        _fit_arguments(artifact.params, job.roles, anew=not session().benchmark.cache_inputs)
+        _fit_arguments(artifact.params, fitting(artifact.roles, job.roles), anew=not session().benchmark.cache_inputs)
         function = load(artifact)
     except LoadError as error:
         check_machine(error, message_of(error), but=OWN)
@@ -244,7 +244,7 @@ def _digests(job: BitsJob, seed: int) -> list[str]:
     """Return the digest of each artifact's outputs for the inputs of one seed, which are freed then."""
     digests, arguments, made = list[str](), None, None
     for artifact in job.artifacts:
-        form = artifact.params, artifact.roles or job.roles
+        form = artifact.params, fitting(artifact.roles, job.roles)
         if arguments is None or form != made:
             arguments, made = None, form  # its memory is free before new ones are made
             arguments = _arguments(*form, seed)
@@ -262,7 +262,7 @@ def final(payload: bytes) -> bytes:
     calls: list[Timed] = []
     kept: dict[Any, KernelArguments] = {}
     for artifact in job.artifacts:  # they may differ in their parameters
-        form = artifact.params, artifact.roles or job.roles
+        form = artifact.params, fitting(artifact.roles, job.roles)
         if form not in kept:
             kept[form] = _fit_arguments(*form)
         arguments = kept[form]
@@ -277,7 +277,7 @@ def final(payload: bytes) -> bytes:
     entries = [FinalEntry(a.index, _timing(s)) for a, s in zip(job.artifacts, samples, strict=False)]
     failures = []
     for artifact, timed in zip(job.artifacts, calls, strict=False):
-        arguments = kept[artifact.params, artifact.roles or job.roles]
+        arguments = kept[artifact.params, fitting(artifact.roles, job.roles)]
         arguments.guards.renew()  # the candidate's own call shows that it was this one
         arguments.restore_inputs()
         wrong, _ = _called_and_judged(timed, arguments, POISONS[::-1])
@@ -290,7 +290,7 @@ def final(payload: bytes) -> bytes:
 
 def _fit_arguments(params: tuple[KernelParam, ...], roles: Roles, *, anew: bool = False) -> KernelArguments:
     """Make the inputs, and have the reference run, unless the candidate before had the same parameters."""
-    if anew or _device.arguments is None or _device.arguments.form != (params, roles):
+    if anew or _device.arguments is None or (_device.arguments.params, _device.arguments.roles) != (params, roles):
         _device.arguments = None  # its memory is free before new ones are made
         arguments = _arguments(params, roles)
         if workload().reference is not None:

@@ -93,9 +93,9 @@ def _taken(work: Workload, arguments: KernelArguments) -> Sequence[int]:
 
     All come first where nobody names outputs to tilelang's tuner.
     """
-    pure, every = [i for i in arguments.in_idx if i not in arguments.writes], range(len(arguments.params))
-    ways: tuple[Sequence[int], ...] = (arguments.in_idx, every, pure)
-    ways = (every, *ways) if arguments.unnamed else ways
+    pure = [i for i in arguments.in_idx if i not in arguments.writes]
+    ways: list[Sequence[int]] = [arguments.in_idx, range(len(arguments.params)), pure]
+    ways.insert(0, ways[1] if arguments.roles.unnamed else ways[0])
     return next((way for way in ways if takes(work.reference, len(way))), arguments.in_idx)
 
 

@@ -316,11 +316,9 @@ class RunStore:
             key = key_in(lowered.store_key, state)
             if (found := await self._do(lambda store: store.find(key, lowered.index))) is not None:
                 found = msgspec.structs.replace(found, compared=True)
-        if found is None:
-            return None
-        if lowered.blob:
+        if found is not None and lowered.blob:
             await self.keep_lowered(lowered, found.store_key)
-        return msgspec.structs.replace(found, roles=lowered.roles)
+        return found and msgspec.structs.replace(found, roles=lowered.roles)
 
     async def keep(self, library: Iterable[Artifact]) -> None:
         """Keep artifacts of one library under their keys. Skip those without a key."""
