@@ -125,7 +125,7 @@ def refuse(what: str, tensor: Any, wrong: Wrong = ValueError, most: int = MOST, 
         raise wrong(f"{what} is a {type(tensor).__name__} of layout {tensor.layout}: give a plain, dense tensor")
     if is_output and any(stride == 0 and n > 1 for n, stride in zip(tensor.shape, tensor.stride(), strict=True)):
         raise wrong(f"{what} is an output, and an expanded tensor: give one whose elements do not share memory")
-    if extent(tensor.shape, tensor.stride()) > most:
+    if max(tensor.numel(), extent(tensor.shape, tensor.stride())) > most:
         raise wrong(f"{what} spans more than {most} elements, the most that the kernel can count")
 
 

@@ -225,10 +225,9 @@ class CompileStage:
     async def _lower_one(self, worker: CompileWorker, candidate: Candidate) -> None:
         answer = await worker.run(LowerJob(candidate))
         if isinstance(answer, Lowered):
-            bare = msgspec.structs.replace(answer, blob=b"")
-            self.run.params = self.run.params or bare
+            self.run.params = self.run.params or answer
             if candidate.index == self.run.recorder.state.default_index:
-                self.run.default_params = bare
+                self.run.default_params = answer
             self.run.lowered = self.run.lowered or candidate
             self.emit(
                 CandidateLowered,

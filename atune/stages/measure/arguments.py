@@ -68,7 +68,6 @@ class KernelArguments:
         self.writes = roles.writes
         """Inputs that the kernel may write into."""
         self.supplied: dict[int, Any] = {}
-        """What was given for outputs that nobody names, for the reference."""
         self.zero = tuple(sorted(i % n for i in roles.zero))
         self.named = {*(i % n for i in work.restore), *self.zero}
         """Parameters that the workload says must be restored, or set to zero, before each call."""

@@ -89,13 +89,10 @@ def reference_arguments(work: Workload, arguments: KernelArguments) -> list[Any]
 
 
 def _taken(work: Workload, arguments: KernelArguments) -> Sequence[int]:
-    """Return the parameters that the reference takes: the inputs, all, or the inputs that the kernel does not write.
-
-    All come first where nobody names outputs to tilelang's tuner.
-    """
+    """Return the parameters that the reference takes: the inputs, all, or the inputs that the kernel does not write."""
     pure = [i for i in arguments.in_idx if i not in arguments.writes]
     ways: list[Sequence[int]] = [arguments.in_idx, range(len(arguments.params)), pure]
-    ways.insert(0, ways[1] if arguments.roles.unnamed else ways[0])
+    ways.insert(0, ways[1] if arguments.roles.unnamed else ways[0])  # as tilelang's tuner has it
     return next((way for way in ways if takes(work.reference, len(way))), arguments.in_idx)
 
 
