@@ -240,3 +240,34 @@ def test_whole_shapes_may_have_more_elements_than_symbolic_ones() -> None:
         gate([KernelParam("int8", (2**16, "n"))])([torch.empty(2**16, 2**16, dtype=torch.int8, device="meta")])
     with pytest.raises(ValueError, match="more than 4294967296"):
         fixed([torch.empty(2**16, 2**32 + 2**16, dtype=torch.int8, device="meta")])
+
+
+@pytest.mark.gpu
+def test_what_a_gpu_kernel_would_take_for_something_else() -> None:
+    """Host code compares sizes of 32 bits, so that a dimension of 2**32 + 16 is 16 for it."""
+
+    def shifted(n: int | None, kind: str = "int8") -> Any:
+        size = N if n is None else n
+
+        @T.prim_func
+        def main(A: T.Tensor((size,), "int8"), s: getattr(T, kind), B: T.Tensor((size,), "int8")):
+            with T.Kernel(T.ceildiv(size, 128), threads=128) as b:
+                for i in T.Parallel(128):
+                    B[b * 128 + i] = A[b * 128 + i] + T.cast(s, "int8")
+
+        return main
+
+    given, large = (
+        torch.ones(256, dtype=torch.int8, device="cuda"),
+        torch.empty(2**32 + 256, dtype=torch.int8, device="cuda"),
+    )
+    for n in (None, 256):
+        work = atune.Workload(shifted, [{}], arguments={"n": n}, inputs=[given, 1])
+        made = [atune.run(work, progress=False, benchmark=FEW, cached=False).kernel]
+        with set_autotune_inputs(given, 1):
+            made.append(autotune(configs=[{}])(tilelang.jit(shifted, out_idx=-1))(n))
+        for call in made:
+            assert torch.equal(call(given, 2), given + 2)
+            for wrong in ((torch._neg_view(given), 1), (given, 300), (large, 1), (given.cpu(), 1)):
+                with pytest.raises((ValueError, TypeError, RuntimeError)):
+                    call(*wrong)
