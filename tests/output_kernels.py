@@ -105,3 +105,46 @@ def returned(X, block: int = 8):  # type: ignore[no-untyped-def]
             Y[b * block + i] = X[b * block + i] + 1.0
             Z[b * block + i] = X[b * block + i] * 2.0
     return Y, Z
+
+
+def split(parts: int = 1, swapped: bool = False, first: bool = False) -> Any:
+    """B = 2 A, by way of a workspace W where there are several parts; `swapped`: B is the first; `first`: W is."""
+
+    @T.prim_func
+    def alone(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
+        with T.Kernel(1):
+            for i in T.serial(N):
+                B[i] = A[i] * 2.0
+
+    def fill(A: Any, W: Any, B: Any) -> None:
+        for part, i in T.grid(parts, N):
+            W[part, i] = A[i]
+        for i in T.serial(N):
+            B[i] = W[0, i] + W[parts - 1, i]
+
+    fill = T.macro(fill)
+
+    @T.prim_func
+    def between(A: T.Tensor((N,), "float32"), W: T.Tensor((parts, N), "float32"), B: T.Tensor((N,), "float32")):
+        with T.Kernel(1):
+            fill(A, W, B)
+
+    @T.prim_func
+    def before(W: T.Tensor((parts, N), "float32"), A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
+        with T.Kernel(1):
+            fill(A, W, B)
+
+    return doubled() if swapped else alone if parts == 1 else before if first else between
+
+
+def lazy(writes: bool = True) -> Any:
+    """B = A, or nothing."""
+
+    @T.prim_func
+    def main(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
+        with T.Kernel(1):
+            for i in T.serial(N):
+                if writes:
+                    B[i] = A[i]
+
+    return main

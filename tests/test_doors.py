@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -129,15 +130,72 @@ held(lambda: later(atune.compat.tilelang.autotune(configs=[{"block": 64}])(jit()
 """What each script does with the kernels, and prints «right» for."""
 
 
-@pytest.fixture(scope="module")
-def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("doors")
-    for name, text in DOORS.items():
+DEFAULTS = """
+import torch
+
+torch.set_default_device("meta")
+torch.set_default_dtype(torch.float64)
+
+
+def twice(A):
+    return A * 2
+"""
+"""A module of the user's, which workers import with the references; the scripts' tensors name device and dtype."""
+SUPPLIED = [*map(repr, ("auto", "zero", "one", "integer", "normal", "uniform", "randn"))]
+UNDER_DEFAULTS = {
+    **DOORS,
+    "given": """
+for size, inputs in ((256, [A]), (2**19, [A.repeat(2**11)]), (256, lambda parameters: [A])):
+    options = {"arguments": {"n": size}, "inputs": inputs, "reference": defaults.twice}
+    kernel = atune.run(atune.Workload(double, AXES, **options), **HERE).kernel
+    right(lambda A: kernel(A.repeat(size // 256))[:256])
+""",
+    "empty": """
+work = atune.Workload(double, AXES, arguments={"n": 256}, inputs=[A], reference=lambda A, none=A[:0]: A * 2)
+right(atune.run(work, **HERE).kernel)
+""",
+    "drawn": f"""
+for supply in ({", ".join(SUPPLIED)}):
+    options = {{"arguments": {{"n": 256}}, "supply": supply, "reference": defaults.twice}}
+    right(atune.run(atune.Workload(double, AXES, **options), **HERE).kernel)
+""",
+    "call": """
+right(atune.autotune(eager_jit(), space=AXES, target="c", inputs="call", reference=defaults.twice))
+with atune.compat.tilelang.set_autotune_inputs(A):
+    right(atune.compat.tilelang.autotune(configs=[{"block": 64}], ref_prog=defaults.twice)(jit())(256))
+def supply(params):
+    return [torch.ones(256, dtype=torch.float32, device="cpu")]
+right(atune.compat.tilelang.autotune(configs=[{"block": 64}], ref_prog=defaults.twice, supply_prog=supply)(jit())(256))
+""",
+}
+RIGHT = {"held": 10, "annotations": 2, "given": 3, "drawn": len(SUPPLIED), "call": 3}
+"""How often the scripts print it; the others do so once."""
+
+
+def run_in(folder: Path, doors: dict[str, str], kernels: str) -> dict[str, str]:
+    for name, text in doors.items():
         future = "from __future__ import annotations\n" if name == "annotations" else ""
         main = "\n    ".join(['if __name__ == "__main__":', *text.splitlines()])
-        (folder / f"{name}.py").write_text(f"{future}{KERNELS}{main}\n")
-    path = {"PYTHONPATH": str(Path(atune.__file__).parents[1])}
-    return printed_by([f"{name}.py" for name in DOORS], folder, path)
+        (folder / f"{name}.py").write_text(f"{future}{kernels}{main}\n")
+    path = {"PYTHONPATH": f"{Path(atune.__file__).parents[1]}:{folder}"}
+    return printed_by([f"{name}.py" for name in doors], folder, path)
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return run_in(tmp_path_factory.mktemp("doors"), DOORS, KERNELS)
+
+
+@pytest.fixture(scope="module")
+def under_defaults(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("defaults")
+    (folder / "defaults.py").write_text(DEFAULTS)
+    kernels = KERNELS.replace("randn(256)", 'rand(256, dtype=torch.float32, device="cpu")')
+    kernels = kernels.replace("import torch\n", "import torch\nimport defaults\n").replace(
+        "A * 2)", "defaults.twice(A))"
+    )
+    doors = {name: text.replace("lambda A: A * 2", "defaults.twice") for name, text in UNDER_DEFAULTS.items()}
+    return run_in(folder, doors, kernels)
 
 
 @pytest.mark.newest
@@ -145,4 +203,32 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_each_door_takes_the_kernels_of_a_script(printed: dict[str, str], door: str) -> None:
     output = printed[f"{door}.py"]
     assert "Traceback" not in output, output
-    assert output.splitlines().count("right") == {"held": 10, "annotations": 2}.get(door, 1), output
+    assert output.splitlines().count("right") == RIGHT.get(door, 1), output
+
+
+@pytest.mark.parametrize("door", UNDER_DEFAULTS)
+def test_each_door_ignores_the_programs_default_device_and_dtype(under_defaults: dict[str, str], door: str) -> None:
+    output = under_defaults[f"{door}.py"]
+    assert "Traceback" not in output, output
+    assert output.splitlines().count("right") == RIGHT.get(door, 1), output
+
+
+MAKERS = {
+    "arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace", "logspace", "normal",
+    "ones", "rand", "randint", "randn", "randperm", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros",
+}  # fmt: skip
+
+
+def test_every_tensor_that_atune_makes_names_its_device_and_dtype() -> None:
+    """Also where `functools.partial` makes it later, or names come from a dict."""
+    calls = [
+        (path, call, call.args[0] if call.args and ast.unparse(call.func).endswith("partial") else call.func)
+        for path in sorted(Path(atune.__file__).parent.rglob("*.py"))
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call)
+    ]
+    makes = [(path, call) for path, call, made in calls if ast.unparse(made) in {f"torch.{name}" for name in MAKERS}]
+    assert len(makes) > 10
+    for path, call in makes:
+        named = {keyword.arg for keyword in call.keywords}
+        assert None in named or {"device", "dtype"} <= named, f"{path}:{call.lineno}: {ast.unparse(call)}"

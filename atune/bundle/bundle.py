@@ -105,7 +105,8 @@ class Bundle:
     def __call__(self, *arguments: Any, **problem: Any) -> Any:
         try:
             key: Any = tuple([
-                None if t.__class__ in PLAIN else (t.dtype, t.shape, t.stride(), t.device, t.requires_grad)
+                None if t.__class__ in PLAIN
+                else (t.__class__, t.dtype, t.shape, t.stride(), t.device, t.requires_grad, t.is_neg())
                 for t in arguments
             ])  # fmt: skip
             if problem:

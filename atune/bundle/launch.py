@@ -16,7 +16,7 @@ import platform
 import re
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
@@ -45,8 +45,14 @@ REGISTERED = "ffi.Module.load_from_bytes.cuda"
 _loading = threading.Lock()
 Plan = Callable[[Sequence[Any]], Any]
 """Calls a kernel with arguments of one signature, and returns what the call returns."""
-Launch = Callable[..., object]
+Wrong = Callable[[str], Exception]
+"""Makes the error for a call's arguments."""
+Launch = Callable[..., None]
 """Launches a kernel with all of its parameters."""
+MOST = 2**31 - 1
+"""Most elements from a tensor's first to its last one, unless the code was compiled for more: sizes have 32 bits."""
+_LARGEST = {"float16": 65504.0, "bfloat16": 3.39e38, "float32": 3.4028235e38}
+"""About the largest numbers; larger ones would become infinite."""
 C_TYPES = {"float32": ctypes.c_float, "float64": ctypes.c_double, "int64": ctypes.c_int64, "uint64": ctypes.c_uint64}
 """C types of parameters that are numbers. Smaller integers travel as 32 bits."""
 
@@ -83,6 +89,64 @@ _HELD: dict[str, str] = {}
 """Paths of files in memory, by digest."""
 
 
+def gate(params: Sequence[Any], wrong: Wrong = ValueError, outputs: Container[int] = ()) -> Callable[..., None]:
+    """Return what refuses all of a kernel's arguments, in a sequence, if native code would take one for another.
+
+    Native code sees a tensor's memory, sizes of 32 bits, and numbers of C types.
+    """
+    import torch
+
+    numbers = [(i, param.dtype) for i, param in enumerate(params) if param.shape is None]
+    fixed = [param.shape if param.shape and all(isinstance(n, int) for n in param.shape) else () for param in params]
+    tensors = [(i, max(MOST, math.prod(fixed[i]))) for i, param in enumerate(params) if param.shape is not None]
+    plain = {torch.Tensor, torch.nn.Parameter}
+
+    def check(arguments: Sequence[Any]) -> None:
+        for i, most in tensors:
+            t = arguments[i]
+            if t.__class__ not in plain or t.is_neg() or t.numel() > most or not t.is_contiguous():
+                refuse(f"parameter {i}", t, wrong, most, i in outputs)
+        for i, dtype in numbers:
+            if not _fits(arguments[i], dtype):
+                raise wrong(f"parameter {i}: the kernel takes {dtype}, which cannot hold {arguments[i]!r}")
+
+    return check
+
+
+def refuse(what: str, tensor: Any, wrong: Wrong = ValueError, most: int = MOST, is_output: bool = False) -> None:
+    """Raise `wrong` if a tensor is more than its memory, or less, or spans more than `most` elements of it."""
+    import torch
+
+    if not isinstance(tensor, torch.Tensor):
+        return  # a check of types says more
+    if tensor.is_neg() or tensor.is_conj():
+        raise wrong(f"{what} is a lazily negated or conjugated view: give tensor.resolve_neg().resolve_conj()")
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or tensor.layout is not torch.strided:
+        raise wrong(f"{what} is a {type(tensor).__name__} of layout {tensor.layout}: give a plain, dense tensor")
+    if is_output and any(stride == 0 and n > 1 for n, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise wrong(f"{what} is an output, and an expanded tensor: give one whose elements do not share memory")
+    if max(tensor.numel(), extent(tensor.shape, tensor.stride())) > most:
+        raise wrong(f"{what} spans more than {most} elements, the most that the kernel can count")
+
+
+def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Return how many elements lie between a tensor's first and last one, both included."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def _fits(value: Any, dtype: str) -> bool:
+    """Tell whether a number keeps its value in the C type of `dtype`, or a float its size. A tensor does."""
+    exact = getattr(ctypes, f"c_{dtype}", None)
+    if hasattr(value, "stride"):
+        return True
+    try:
+        return bool(exact(value).value == value if exact else not _LARGEST.get(dtype, math.inf) < abs(value) < math.inf)
+    except TypeError:
+        return False
+
+
 def plan(
     kernel: BundledKernel, libraries: Libraries, target: str, arguments: Sequence[Any], sizes: Mapping[str, int]
 ) -> Plan:
@@ -95,7 +159,9 @@ def plan(
     library = f"{kernel.library}.so"
     try:
         if target == "c":
-            launch = _c_launch(libraries.path(library), kernel, sizes)
+            if unknown := [what for what in kernel.calls if isinstance(what, str) and what not in sizes]:
+                raise WrongArguments(f"the arguments do not tell {unknown[0]!r}: give every parameter")
+            launch = c_function(libraries.path(library), kernel, lambda _: sizes)
         else:
             launch = cuda_function(libraries, library, kernel.symbol)
     except (OSError, AttributeError, RuntimeError) as error:
@@ -107,14 +173,20 @@ def plan(
     zero = [given.index(i) for i in kernel.zero if not (whole and i in kernel.outputs)]
     gradients = any(getattr(one, "requires_grad", False) for one in arguments)
     moved, n = order != sorted(order), len(arguments)
+    check, numbers = gate(kernel.params, WrongArguments, kernel.outputs), any(p.shape is None for p in kernel.params)
+    given_now = [*arguments, *[make() for make in makers]]
+    check([given_now[i] for i in order])  # later calls differ in numbers alone
 
     def run(arguments: Sequence[Any]) -> Any:
         if gradients and torch.is_grad_enabled():
             raise RuntimeError("an input requires grad, and a bundle has no backward: call it under torch.no_grad()")
         parameters = [*arguments, *[make() for make in makers]]
+        ordered = [parameters[i] for i in order] if moved else parameters
+        if numbers:
+            check(ordered)
         for i in zero:
             parameters[i].zero_()
-        launch(*([parameters[i] for i in order] if moved else parameters))
+        launch(*ordered)
         if whole:
             return None
         return parameters[n] if len(makers) == 1 else tuple(parameters[n:])
@@ -141,40 +213,27 @@ def _makers(kernel: BundledKernel, inputs: Sequence[Any], sizes: Mapping[str, in
     ]
 
 
-def _c_launch(path: str, kernel: BundledKernel, sizes: Mapping[str, int]) -> Launch:
-    """Return the C function of `kernel`, as a function of tensors and numbers."""
-    if unknown := [what for what in kernel.calls if isinstance(what, str) and what not in sizes]:
-        raise WrongArguments(f"the arguments do not tell {unknown[0]!r}: give every parameter")
+def c_function(path: str, kernel: Any, sizes_of: Callable[..., Mapping[str, int]]) -> Launch:
+    """Return the C function of `kernel`, which has `symbol`, `params` and `calls`, as a function of its parameters.
+
+    `sizes_of`: returns a call's symbolic dimensions. Raises `OSError` and `AttributeError` if it does not load.
+    """
     function = getattr(ctypes.CDLL(path), f"{kernel.symbol}_kernel")
-    function.restype, function.argtypes = ctypes.c_int32, [_c_type(kernel, what) for what in kernel.calls]
-    tensors = [(slot, i) for slot, i in enumerate(kernel.calls) if isinstance(i, int) and _is_tensor(kernel, i)]
-    numbers = [(slot, i) for slot, i in enumerate(kernel.calls) if isinstance(i, int) and not _is_tensor(kernel, i)]
-    dimensions = [sizes[what] if isinstance(what, str) else None for what in kernel.calls]
+    symbolic = any(isinstance(what, str) for what in kernel.calls)
+    numbers = {i: C_TYPES.get(p.dtype, ctypes.c_int32) for i, p in enumerate(kernel.params) if p.shape is None}
+    slots = [(what, ctypes.c_int32 if isinstance(what, str) else numbers.get(what)) for what in kernel.calls]
+    function.restype, function.argtypes = ctypes.c_int32, [kind or ctypes.c_void_p for _, kind in slots]
 
     def launch(*arguments: Any) -> None:
-        values: list[Any] = dimensions.copy()
-        for slot, i in tensors:
-            values[slot] = arguments[i].data_ptr()
-        for slot, i in numbers:
-            values[slot] = arguments[i]
-        try:
-            status = function(*values)
-        except ctypes.ArgumentError as error:
-            raise WrongArguments(f"a number is of the wrong kind: {error}") from error
+        sizes = sizes_of(arguments) if symbolic else {}
+        status = function(*[
+            arguments[what].data_ptr() if kind is None else kind(sizes[what] if what in sizes else arguments[what])
+            for what, kind in slots
+        ])  # fmt: skip
         if status != 0:
             raise RuntimeError(f"{kernel.symbol} returned {status}")
 
     return launch
-
-
-def _c_type(kernel: BundledKernel, what: int | str) -> Any:
-    if isinstance(what, str):
-        return ctypes.c_int32
-    return ctypes.c_void_p if _is_tensor(kernel, what) else C_TYPES.get(kernel.params[what].dtype, ctypes.c_int32)
-
-
-def _is_tensor(kernel: BundledKernel, position: int) -> bool:
-    return kernel.params[position].shape is not None
 
 
 def contiguous(shape: Sequence[int]) -> tuple[int, ...]:

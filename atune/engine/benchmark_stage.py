@@ -34,7 +34,7 @@ from atune.journal.events import (
     ReferenceMeasured,
     Warned,
 )
-from atune.model.artifact import Artifact, Failure, KernelParam
+from atune.model.artifact import Artifact, Failure, Lowered, fitting
 from atune.model.candidate import Config, describe_config
 from atune.model.device import fastest_ms
 from atune.model.jobs import MeasureJob, PrepareJob, StartJob
@@ -149,11 +149,11 @@ class BenchmarkStage:
         try:
             for _ in range(DEVICE_STARTS):
                 try:
-                    prepared = await worker.run(PrepareJob(params, self.run.roles))
+                    prepared = await worker.run(PrepareJob(params.params, fitting(params.roles, self.run.roles)))
                 except WorkloadError as error:
                     default = await self._default_params()
-                    if default not in (params, None):  # those of the first one lowered may fit nothing else
-                        params, candidate = default or params, None
+                    if default is not None and default.params != params.params:  # the first one's may fit no other
+                        params, candidate = default, None
                     elif isinstance(error, InputsMisfit) and candidate is not None:
                         raise WorkloadError(f"{describe_config(candidate.config)}: {error}") from error
                     else:
@@ -170,8 +170,8 @@ class BenchmarkStage:
             self.run.measuring -= 1
             self.run.wake()
 
-    async def _default_params(self) -> tuple[KernelParam, ...] | None:
-        """Return the default's parameters as soon as it is lowered; None if it is not, or fails."""
+    async def _default_params(self) -> Lowered | None:
+        """Return the default as soon as it is lowered; None if it is not, or fails."""
         index = self.state.default_index
         while index is not None and self.run.default_params is None:
             if self.state.outcome(index) is not None or self.run.compiled.is_set() or self.run.stopping:

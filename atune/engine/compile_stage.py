@@ -225,9 +225,9 @@ class CompileStage:
     async def _lower_one(self, worker: CompileWorker, candidate: Candidate) -> None:
         answer = await worker.run(LowerJob(candidate))
         if isinstance(answer, Lowered):
-            self.run.params = self.run.params or answer.params
+            self.run.params = self.run.params or answer
             if candidate.index == self.run.recorder.state.default_index:
-                self.run.default_params = answer.params
+                self.run.default_params = answer
             self.run.lowered = self.run.lowered or candidate
             self.emit(
                 CandidateLowered,

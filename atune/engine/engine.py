@@ -25,7 +25,7 @@ from atune.engine.scheduler import CompileState
 from atune.engine.screen import Screen
 from atune.engine.start import EngineSettings, Plan, Start
 from atune.journal.events import RunFinished, Warned
-from atune.model.artifact import Artifact, Lowered
+from atune.model.artifact import Artifact, Lowered, fitting
 from atune.model.candidate import Candidate
 from atune.model.jobs import LowerJob
 from atune.workload.pickling import edited_since
@@ -115,7 +115,7 @@ class Engine:
         async def find_and_compile(worker: CompileWorker) -> None:
             if plan.default and run.recorder.state.entry(plan.default[0].index).lowered:  # by an earlier part
                 lowered = await worker.run(LowerJob(plan.default[0]))
-                run.default_params = lowered.params if isinstance(lowered, Lowered) else None
+                run.default_params = lowered if isinstance(lowered, Lowered) else None
             await find_roles(run, worker, [*plan.default, *plan.candidates.values()])
             await compiling.serve(worker)
 
@@ -145,10 +145,11 @@ class Engine:
         part_began = time.time() - self.recorder.part_s
         if header and (file := await anyio.to_thread.run_sync(edited_since, header.origin, part_began)):
             self._warn(f"{file} was written meanwhile: the run measured what it had loaded")
-        built, winner = self.recorder.state.winner, None
-        if built in self._run.artifacts:
+        index, winner, roles = self.recorder.state.winner, None, self._run.roles
+        if index is not None and (built := self._run.artifacts.get(index)) is not None:
+            roles = fitting(built.roles, roles)
             try:
-                winner = await anyio.to_thread.run_sync(self.keep, self._run.artifacts[built])
+                winner = await anyio.to_thread.run_sync(self.keep, built)
             except OSError as error:
                 if error.strerror not in self.recorder.state.warnings:
                     self.recorder.emit(Warned, message=f"the winner's library could not be kept: {error}")
@@ -157,6 +158,6 @@ class Engine:
             wall_s=round(self.recorder.part_s, 4),
             reason=self._run.stopping or self._ended_by,
             kernel=winner,
-            roles=self._run.roles,
+            roles=roles,
             chance=self._chance,
         )

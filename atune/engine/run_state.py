@@ -19,7 +19,7 @@ from atune.errors import name_and_message
 from atune.journal.events import ArtifactBuilt, BestChanged, CandidateMeasured, Event, Warned
 from atune.journal.state import State
 from atune.journal.writer import Journal
-from atune.model.artifact import Artifact, KernelParam, Roles
+from atune.model.artifact import Artifact, Lowered, Roles
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceLimits
 from atune.workload.workload import WorkloadSpec
@@ -175,14 +175,14 @@ class Run:
         self.outcomes = Outcomes(self.recorder)
         self.artifacts: dict[int, Artifact] = {}
         """Libraries of the measured candidates, for the final."""
-        self.params: tuple[KernelParam, ...] | None = None
-        """Parameters of the first lowered candidate, for which devices make their inputs; None before that."""
-        self.default_params: tuple[KernelParam, ...] | None = None
-        """Parameters of the default, by which inputs are judged that misfit those; None before it is lowered."""
+        self.params: Lowered | None = None
+        """The first lowered candidate, for whose parameters devices make their inputs; None before that."""
+        self.default_params: Lowered | None = None
+        """The default, by whose parameters inputs are judged that misfit those; None before it is lowered."""
         self.lowered: Candidate | None = None
         """The first candidate that was lowered."""
         self.roles = Roles()
-        """The roles of these parameters, once they are found."""
+        """The roles of the parameters of the first candidate that elaborates, the default if it does."""
         self.found_roles = anyio.Event()
         self.limits = DeviceLimits()
         """Hard limits that every device has."""

@@ -96,6 +96,8 @@ class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
     """Inputs that the kernel may write into."""
     set_up: tuple[Whole, ...] = ()
     """Inputs that the workload's `setup` changed before the kernel was checked and timed. No call does that."""
+    unnamed: bool = False
+    """Whether nobody names outputs to tilelang's tuner, which then gives the user's functions every parameter."""
 
     @property
     def zero_inputs(self) -> tuple[int, ...]:
@@ -120,6 +122,14 @@ class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
             f"setup changed input {', '.join(map(str, self.set_up))} before the kernel was checked, and a call of the "
             "kernel does not: make such data with inputs=, set a tensor to zero with zero=, or do it in the kernel"
         )
+
+
+def fitting(own: Roles | None, first: Roles) -> Roles:
+    """Return the roles of a candidate: its `own`, from its code, if that writes as many outputs as the `first` one.
+
+    Other code may lack an output, or read what it should overwrite, and calls of the kernel rely on the first one's.
+    """
+    return first if own is None or len(own.outputs) != len(first.outputs) else own
 
 
 class Gemm(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -263,6 +273,8 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     """Key of the library with which the artifact store keeps this."""
     printed: str = ""
     """See `Record.printed`."""
+    roles: Roles | None = None
+    """The roles of its own parameters; None where only those of the run's first candidate are known."""
     storable: bool = True
     """Whether `code_key` covers everything that decides the machine code. It does not if user files are included."""
 
@@ -313,6 +325,8 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact", gc=False):
     """Key of the compiler state in which cicc built it; empty if nvcc or g++ did."""
     compared: bool = False
     """Whether code of that state was found equal to nvcc's."""
+    roles: Roles | None = None
+    """See `Lowered`."""
 
     @property
     def plain(self) -> bool:

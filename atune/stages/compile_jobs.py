@@ -92,7 +92,7 @@ def roles(payload: bytes) -> bytes:
     if isinstance(found, Failure):
         return msgspec.msgpack.encode(found)
     with work.placed():
-        return msgspec.msgpack.encode(roles_of(found, work.out_idx, work.zero, work.restore))
+        return msgspec.msgpack.encode(roles_of(found, work.out_idx, work.zero, work.restore, work.like_tilelang))
 
 
 def lower(payload: bytes) -> bytes:

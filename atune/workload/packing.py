@@ -147,7 +147,7 @@ def _storages(one: Any) -> tuple[Any, ...] | None:
     if typed:
         return (_typed, (untyped, one.dtype)) if untyped.nbytes() >= LARGE_BYTES else None
     torch: Any = sys.modules["torch"]
-    return _untyped, (pickle.PickleBuffer(torch.empty(0, dtype=torch.uint8).set_(untyped).numpy()),)
+    return _untyped, (pickle.PickleBuffer(torch.empty(0, dtype=torch.uint8, device="cpu").set_(untyped).numpy()),)
 
 
 def _typed(storage: Any, dtype: Any) -> Any:
@@ -158,8 +158,10 @@ def _typed(storage: Any, dtype: Any) -> Any:
 def _untyped(memory: Any) -> Any:
     """Return a storage of bytes: torch makes tensors of new dtypes from a typed one."""
     torch = importlib.import_module("torch")
-    tensor = torch.frombuffer(memory, dtype=torch.uint8) if len(memory) else torch.empty(0, dtype=torch.uint8)
-    return torch.storage.TypedStorage(wrap_storage=tensor.untyped_storage(), dtype=torch.uint8, _internal=True)
+    storage = torch.UntypedStorage(0, device="cpu")
+    if len(memory):
+        storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=torch.uint8, _internal=True)
 
 
 def _tilelangs(one: Any) -> tuple[Any, ...] | None:

@@ -97,6 +97,8 @@ class Workload:
         """The outputs that the caller or `@tilelang.jit` names; None where neither does."""
         self.kernels_out_idx = given["out_idx"] is None
         """Whether `out_idx` is the kernel's own. After a call, tilelang counts it from the front."""
+        self.like_tilelang = False
+        """Whether the user's functions get what tilelang's tuner gives them."""
         self.restore, self.zero = tuple(given["restore"] or ()), tuple(given["zero"] or ())
         self.rtol, self.atol, self.max_mismatched_ratio = given["rtol"], given["atol"], given["max_mismatched_ratio"]
         self.default = None if given["default"] is None else dict(given["default"])

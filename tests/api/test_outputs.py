@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,58 @@ def test_a_kernel_that_adds_to_its_output_is_told_what_to_say(how: str) -> None:
 
 def test_a_reference_may_begin_with_what_the_kernel_adds_to() -> None:
     assert tuned(kernels.added, reference=lambda X, S: S + X.sum(0)).roles == Roles(writes=(1,))
+
+
+# Parameters that differ by configuration
+
+SPLIT: list[dict[str, Any]] = [{"parts": 1}, {"parts": 2}, {"parts": 3, "first": True}]
+
+
+def doubled_input(*inputs: torch.Tensor) -> torch.Tensor:
+    return 2 * next(one for one in inputs if one.dim() == 1)
+
+
+@pytest.mark.parametrize("default", SPLIT)
+@pytest.mark.parametrize("named", [{}, {"out_idx": -1}, {"zero": [-1]}])
+def test_roles_are_those_of_each_configurations_own_parameters(named: dict[str, Any], default: dict[str, Any]) -> None:
+    result = tuned(kernels.split, SPLIT, reference=doubled_input, default=default, **named)
+    assert [one.message for one in result.all_records if one.status != "measured"] == []
+
+
+def test_a_kernel_takes_the_parameters_of_its_configuration_and_makes_its_outputs() -> None:
+    X = drawn(N)
+    compiled = atune.compile_all(kernels.split, SPLIT, target="c", out_idx=-1)
+    unnamed = atune.compile_all(kernels.split, SPLIT, target="c")
+    for i, given in enumerate(([X], [X, drawn(2, N)], [drawn(3, N), X])):
+        kernel = decorated(kernels.split, SPLIT[i : i + 1], default=SPLIT[i], reference=doubled_input, out_idx=[-1])()
+        for call in (kernel, compiled[i], unnamed[i], kernel.as_tilelang()):
+            assert torch.equal(call(*given), 2 * X)
+
+
+def test_roles_follow_a_winner_of_other_parameters(tmp_path: Path) -> None:
+    """In the result, its replay, its bundle and the decorated kernel, where the default has other ones; and in the
+    artifact store, where an earlier run named other outputs."""
+    slow: list[dict[str, Any]] = [{"parts": 200, "first": True}, {"parts": 1}]
+    for options in ({"out_idx": [0, -1]}, {}, {"out_idx": -1}):
+        reference = doubled_input if options != {"out_idx": [0, -1]} else None
+        for space in (slow, slow[::-1]):
+            rest: dict[str, Any] = {"reference": reference, "default": slow[0], **options}
+            with suppress(NoWinner):  # where it names its input
+                result = tuned(kernels.split, space, **rest)
+    X = drawn(N)
+    result.save_bundle(tmp_path / "bundle")
+    assert result.best_config == slow[1] and result.roles == Roles((1,)) and result.journal is not None
+    kernel = decorated(kernels.split, slow, reference=doubled_input, out_idx=-1, default=slow[0])
+    calls = result.kernel, atune.replay(result.journal).kernel, atune.bundle.load(tmp_path / "bundle"), kernel()
+    assert all(torch.equal(call(X), 2 * X) for call in calls)
+
+
+def test_outputs_may_stand_elsewhere_and_may_not_be_left_out() -> None:
+    result = tuned(kernels.split, [{"parts": 1}, {"swapped": True}], reference=lambda X: 2 * X)
+    assert not result.failures and result.measured == 2
+    for reference in (None, lambda A: A.clone()):
+        result = tuned(kernels.lazy, {"writes": [True, False]}, reference=reference)
+        assert [one.kind for one in result.failures] == ["unwritten"] and result.best_config == {"writes": True}
 
 
 # What is handed out

@@ -129,6 +129,49 @@ def test_a_supply_program_gets_dtypes_and_shapes_and_the_context_manager_comes_f
     assert len(log.read_text().splitlines()) == 1
 
 
+def through(n: int, threads: int | None, block: int = 16) -> Any:
+    """B = A + 1, by way of a workspace."""
+
+    @T.prim_func
+    def main(A: T.Tensor((n,), "float32"), W: T.Tensor((2, n), "float32"), B: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, block), threads=threads) as b:
+            for i in T.Parallel(block):
+                W[1, b * block + i] = A[b * block + i]
+            for i in T.Parallel(block):
+                B[b * block + i] = W[1, b * block + i] + 1.0
+
+    return main
+
+
+@pytest.mark.parametrize(("out_idx", "given"), [(None, 3), (-1, 2)])
+@pytest.mark.parametrize("starred", [False, True])
+def test_functions_get_every_parameter_where_nobody_names_outputs(
+    place: Place, tmp_path: Path, out_idx: Any, given: int, starred: bool
+) -> None:
+    """As there, and with the values that were supplied, whatever atune takes for an output."""
+    log, values = tmp_path / "log", {(64,): 0.0, (2, 64): 1.0}
+
+    def supply(params: list[Any]) -> list[torch.Tensor]:
+        made = [torch.full(tuple(p.shape), values[tuple(p.shape)], dtype=torch.float32) for p in params]
+        return [*made[:-1], made[-1] + 2] if len(params) == 3 else made
+
+    def noted(*inputs: torch.Tensor) -> Any:
+        log.write_text(repr([(tuple(one.shape), one.flatten()[0].item()) for one in inputs]))
+        return inputs[0] + 1
+
+    fixed = {2: lambda a, b: noted(a, b), 3: lambda a, b, c: noted(a, b, c)}
+    made = place.tuner(
+        through,
+        [{"block": 16}, {"block": 32}],
+        out_idx,
+        {"n": 64, "threads": place.threads},
+        supply_prog=supply,
+        ref_prog=noted if starred else fixed[given],
+    )
+    assert made.run().tuning.failed == 0
+    assert log.read_text() == repr([((64,), 0.0), ((2, 64), 1.0), ((64,), 2.0)][:given])
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8", "bfloat16"])
 def test_dtypes_that_only_some_devices_have(dtype: str) -> None:

@@ -21,7 +21,7 @@ from atune.errors import CompileFailed, warn_caller
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.options import EngineOptions
 from atune.journal.result import Record, record_of
-from atune.model.artifact import Artifact, Lowered, Roles, source_path
+from atune.model.artifact import Artifact, Lowered, Roles, fitting, source_path
 from atune.model.candidate import Candidate, numbered
 from atune.model.device import Target
 from atune.model.folders import artifacts_folder, untrusted
@@ -123,7 +123,7 @@ async def plain_library(
 async def _loaded(record: Record, artifact: Artifact, roles: Roles) -> Any:
     """Load a candidate's kernel from its library, which must still exist."""
     load = importlib.import_module("atune.stages.measure.loader").Kernel
-    kernel = await anyio.to_thread.run_sync(load, artifact, roles)
+    kernel = await anyio.to_thread.run_sync(load, artifact, fitting(artifact.roles, roles))
     kernel.config = dict(record.config)
     kernel.source = Path(source_path(artifact.path, artifact.symbol)).read_text()
     return kernel

@@ -23,7 +23,7 @@ from atune.frontends.decorator.call import Call, Entry, TunableKernel, launcher,
 from atune.frontends.decorator.options import ON_MISS, TUNING, AutotuneOptions, OnMiss, Options, checked_options
 from atune.frontends.decorator.winners import Winner, Winners
 from atune.journal.result import TuneResult
-from atune.model.artifact import Artifact, Roles
+from atune.model.artifact import Artifact, Roles, fitting
 from atune.model.candidate import PASS_CONFIGS, Config, config_key, describe_config, printable
 from atune.model.device import Target
 from atune.model.options import converted, documents, refuse_unknown
@@ -116,12 +116,11 @@ def _roles(call: Call, winner: Winner | None) -> Roles:
         found = winner.roles
     else:
         given, config = call.options.workload, {} if winner is None else call.as_given(winner.config)
-        configs = [given.get("default") or {}, config]
-        function = call.owner.frontend.first_function(call.kernel, call.arguments, configs)
-        named = outputs_named(call.kernel, given.get("out_idx"))
-        roles_of = call.owner.frontend.roles_of
-        nothing = function is None  # its compile says why
-        found = Roles() if nothing else roles_of(function, named, given.get("zero") or (), given.get("restore") or ())
+        named, stage = outputs_named(call.kernel, given.get("out_idx")), call.owner.frontend
+        each = (stage.first_function(call.kernel, call.arguments, [c]) for c in (config, given.get("default") or {}))
+        kept = given.get("zero") or (), given.get("restore") or ()
+        roles = [stage.roles_of(function, named, *kept) for function in each if function is not None]
+        found = fitting(roles[0], roles[-1]) if roles else Roles()  # the compile of neither says why
     return found.where_given(range(len(call.names)))
 
 

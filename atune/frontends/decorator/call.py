@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from atune.bundle.launch import refuse
 from atune.errors import SpaceError, UsageError
 from atune.frontends.api.cached_tune import CachedWork
 from atune.frontends.api.tuner import discover
@@ -172,6 +173,8 @@ class Call:
             self.arguments = self.given.given
             return
         self.tensors = {n: self.given.values[n] for n in self.names if n in self.given.values}
+        for name, tensor in self.tensors.items():
+            refuse(f"{owner.__name__}: argument {name!r}", tensor)
         plain = {n: v for n, v in self.given.values.items() if n not in self.names and n not in self.tunables}
         plain.update({n: v for n, v in self.hints.items() if n not in RESERVED})
         self.arguments = {name: self._data(name, value) for name, value in plain.items()}
@@ -312,7 +315,7 @@ class Call:
             pass_configs=self.hints.get(PASS_CONFIGS),
             **self.options.workload,
         )
-        found.key = self.key
+        found.key, found.like_tilelang = self.key, self.options.jit is not None
         return found
 
     @functools.cached_property

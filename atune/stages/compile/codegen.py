@@ -107,6 +107,7 @@ def build(group: Sequence[Lowered], path: str, compile: Compile = by_nvcc) -> li
             why=compiled.why,
             store_key=lowered.store_key,
             source_key=lowered.source_key,
+            roles=lowered.roles,
             machine=elf.machine_facts(library, blob.symbol),
         )
         for lowered, blob in zip(group, blobs, strict=True)

@@ -28,7 +28,7 @@ from atune.stages import tilelang
 from atune.stages.compile import facts
 from atune.stages.compile.codegen import Blob, backend_context, context_of, printed
 from atune.stages.compile.work import work_of
-from atune.stages.frontend.frontend import elaborated, frontend_lock, kernel_parameters
+from atune.stages.frontend.frontend import elaborated, frontend_lock, kernel_parameters, roles_of
 from atune.stages.session.session import session, workload
 from atune.version import LIBRARIES
 
@@ -50,9 +50,10 @@ def lower(candidate: Candidate, known: Known = lambda key: None) -> Lowered:
     function = elaborated(work.kernel, work.arguments, candidate.config, context.target)
     function = function.with_attr("global_symbol", symbol)
     ir_key = key_of(function, how)
+    roles = roles_of(function, work.out_idx, work.zero, work.restore, work.like_tilelang)
     if (found := known(ir_key)) is not None:
         seconds = round(time.perf_counter() - started, 4)
-        return msgspec.structs.replace(found, index=candidate.index, seconds=seconds, blob=b"")
+        return msgspec.structs.replace(found, index=candidate.index, seconds=seconds, blob=b"", roles=roles)
     configs = tilelang.normalize_pass_configs(dict(how.pass_configs))
     seen: list[Layouts] = []
     instruments = facts.instruments(seen)
@@ -61,7 +62,7 @@ def lower(candidate: Candidate, known: Known = lambda key: None) -> Lowered:
         lowered = _generated(candidate, function, host, device, how)
     found_facts = msgspec.structs.replace(lowered.facts, layouts=seen[-1] if seen else None)
     seconds = round(time.perf_counter() - started, 4)
-    return msgspec.structs.replace(lowered, ir_key=ir_key, facts=found_facts, seconds=seconds)
+    return msgspec.structs.replace(lowered, ir_key=ir_key, facts=found_facts, seconds=seconds, roles=roles)
 
 
 def _generated(candidate: Candidate, function: Any, host: Any, device: Any, how: CompileInputs) -> Lowered:

@@ -310,14 +310,18 @@ _MASK_AT = {"tl.region": 1, "tl.access_ptr": 2, "tirx.tvm_access_ptr": 4}
 
 
 def roles_of(
-    function: Any, out_idx: Sequence[int] | None, zero: Sequence[int] = (), restore: Sequence[int] = ()
+    function: Any,
+    out_idx: Sequence[int] | None,
+    zero: Sequence[int] = (),
+    restore: Sequence[int] = (),
+    every: bool = False,
 ) -> Roles:
     """Return the roles of the parameters of a PrimFunc.
 
     `out_idx`: the outputs that are named, by position; None where they are not. What the function itself returns is
     named, too. `zero`: parameters to set to zero, which are outputs unless `out_idx` says otherwise. `restore`:
-    parameters that hold data, and are outputs only if they are named. Raises `WorkloadError` for a position that no
-    tensor has.
+    parameters that hold data, and are outputs only if they are named. `every`: whether the user's functions get every
+    parameter where nobody names outputs. Raises `WorkloadError` for a position that no tensor has.
     """
     params, attrs, done = kernel_parameters(function), function.attrs or {}, accesses(function)
     written = {i for i, access in done.items() if access & WRITE}
@@ -328,7 +332,9 @@ def roles_of(
         outputs = zeroed | {int(i) % len(params) for i in attrs["tilelang_out_idx"]}
     else:
         outputs = zeroed | {i for i in written if done[i] == WRITE and i not in kept}
-    return Roles(*(tuple(sorted(each)) for each in (outputs, zeroed, (written | zeroed) - outputs)))
+    unnamed = every and out_idx is None and "tilelang_out_idx" not in attrs
+    outs, zeros, writes = (tuple(sorted(each)) for each in (outputs, zeroed, (written | zeroed) - outputs))
+    return Roles(outs, zeros, writes, unnamed=unnamed)
 
 
 def _positions(name: str, params: Sequence[KernelParam], given: Sequence[int]) -> list[int]:

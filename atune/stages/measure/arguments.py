@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from atune.bundle.launch import size_of
+from atune.bundle.launch import contiguous, extent, gate, size_of
 from atune.errors import InputsMisfit, InputsMissing, WorkloadError
 from atune.model.artifact import KernelParam, Roles
 from atune.model.candidate import describe_config
@@ -16,7 +16,6 @@ from atune.stages.measure.tensors import (
     bits_of,
     check_arguments,
     digest,
-    extent,
     memory_of,
     same_bits,
     torch_dtype,
@@ -59,6 +58,7 @@ class KernelArguments:
         import torch
 
         self.params, self._work, n = tuple(params), work, len(params)
+        self.roles = roles
         for i, shape in enumerate([list(param.shape or ()) for param in params]):
             if any(isinstance(size, int) and size < 0 for size in shape):
                 problem = f"Workload {work.name}: for {describe_config(work.arguments)}"
@@ -67,6 +67,7 @@ class KernelArguments:
         self.in_idx = tuple(i for i in range(n) if i not in self.out_idx)
         self.writes = roles.writes
         """Inputs that the kernel may write into."""
+        self.supplied: dict[int, Any] = {}
         self.zero = tuple(sorted(i % n for i in roles.zero))
         self.named = {*(i % n for i in work.restore), *self.zero}
         """Parameters that the workload says must be restored, or set to zero, before each call."""
@@ -82,6 +83,7 @@ class KernelArguments:
         inputs, outputs = self._given()
         self._fill_inputs(inputs)
         self._make_outputs(outputs)
+        gate(self.params, lambda why: InputsMisfit(f"Workload {work.name}: inputs do not fit: {why}"))(self.values)
         self.inputs = [self.values[i] for i in self.in_idx]
         self.outputs = [self.values[i] for i in self.out_idx]
         self.set_up = self._set_up()
@@ -95,13 +97,15 @@ class KernelArguments:
 
     def _given(self) -> tuple[list[Any] | None, list[tuple[int, Any]]]:
         """Return what the workload gives: inputs in order, None where they are drawn, and outputs by position."""
-        given = _asked(self._work, tuple(self.params[i] for i in self.in_idx))
+        asked = range(len(self.params)) if self.roles.unnamed else self.in_idx
+        given = _asked(self._work, tuple(self.params[i] for i in asked))
         if given is None or len(given) == len(self.in_idx):
             return given, []
         if len(given) != len(self.params):
             raise WorkloadError(
                 f"Workload {self._work.name}: inputs gave {len(given)} tensors; the kernel has {self.described}"
             )
+        self.supplied = {i: given[i] for i in self.out_idx if self.roles.unnamed}
         return [given[i] for i in self.in_idx], [(i, given[i]) for i in self.out_idx]
 
     def _fill_inputs(self, given: list[Any] | None) -> None:
@@ -142,8 +146,6 @@ class KernelArguments:
 
     def _make_outputs(self, given: Sequence[tuple[int, Any]]) -> None:
         """Allocate the outputs. Dimensions that outputs alone have come from the tensors that are given for them."""
-        import torch
-
         for i, tensor in given:
             for want, got in zip(self.params[i].shape or (), getattr(tensor, "shape", ()), strict=False):
                 if isinstance(want, str):
@@ -151,8 +153,7 @@ class KernelArguments:
         for i in self.out_idx:
             param = self.params[i]
             shape = sized(param.shape, self._sizes)
-            compact = torch.empty(shape, device="meta").stride()
-            strides = compact if param.strides is None else sized(param.strides, self._sizes)
+            strides = contiguous(shape) if param.strides is None else sized(param.strides, self._sizes)
             self._allocate(i, torch_dtype(param.dtype), shape, strides)
 
     def _set_up(self) -> tuple[int, ...]:
@@ -243,6 +244,13 @@ class KernelArguments:
         """Return copies of the inputs, for a reference that may write into what it gets."""
         return [self._copy(i) for i in self.in_idx]
 
+    def fresh_output(self, i: int) -> Any:
+        """Return an output for the reference: zeros, or what was given for it where nobody names outputs."""
+        import torch
+
+        fresh, given = torch.zeros_like(self.values[i]), self.supplied.get(i)
+        return fresh if getattr(given, "shape", None) != fresh.shape else fresh.copy_(given)
+
     def _copy(self, i: int) -> Any:
         value = self.values[i]
         if i not in self._pristine:
@@ -254,7 +262,7 @@ def _on_host(value: Any) -> Any:
     """Return a copy of a tensor in the host's memory, from where it is quickly copied back."""
     import torch
 
-    return torch.empty(value.shape, dtype=value.dtype, pin_memory=torch.cuda.is_available()).copy_(value)
+    return torch.empty_like(value, device="cpu", pin_memory=torch.cuda.is_available()).copy_(value)
 
 
 def _asked(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | None:
@@ -299,13 +307,14 @@ def drawn(
     dtype = torch_dtype(param.dtype)
     float8, is_float = "float8" in param.dtype, dtype.is_floating_point or dtype.is_complex
     if supply in ("zero", "one"):
-        return torch.full(shape, supply == "one", device=device).to(dtype)
+        return torch.full(shape, supply == "one", dtype=torch.bool, device=device).to(dtype)
+    here: dict[str, Any] = {"dtype": torch.float32, "device": device}  # never the program's defaults
     if is_float and supply in (None, "randn"):
-        return torch.randn(shape, device=device).to(dtype)
+        return torch.randn(shape, **here).to(dtype)
     if is_float and (supply == "uniform" or (supply == "auto" and not float8)):
-        return torch.empty(shape, device=device).uniform_(-1, 1).to(dtype)
+        return torch.empty(shape, **here).uniform_(-1, 1).to(dtype)
     if is_float and supply == "normal":
-        return torch.empty(shape, device=device).normal_(-1, 1).to(dtype)  # tilelang's has the mean -1, too
+        return torch.empty(shape, **here).normal_(-1, 1).to(dtype)  # tilelang's has the mean -1, too
     low, high = (-2, 3) if supply else (-8, 8)  # rounded to whole numbers, little would be left of the others
     if dtype is torch.bool:
         low, high = 0, 2
@@ -313,7 +322,7 @@ def drawn(
         low, high = -128, 128
     elif param.dtype.startswith("u"):
         low = 0
-    return torch.randint(low, high, shape, device=device).to(torch.int8).to(dtype)
+    return torch.randint(low, high, shape, dtype=torch.int64, device=device).to(torch.int8).to(dtype)
 
 
 DRAWN = object()
@@ -365,7 +374,7 @@ class GivenTensors:
 def _content(tensor: Any) -> str:
     """Return a hash of the values in a tensor of integers or booleans in the CPU's memory; empty for others."""
     whole = not (tensor.is_floating_point() or tensor.is_complex())
-    return hashlib.sha256(tensor.contiguous().numpy()).hexdigest() if whole else ""
+    return hashlib.sha256(tensor.resolve_neg().contiguous().numpy()).hexdigest() if whole else ""
 
 
 class CallInputs(GivenTensors):
@@ -407,9 +416,9 @@ class Guards:
 
         self.device = device
         self._guards: list[_Guard] = []
-        generator = torch.Generator().manual_seed(0)  # of its own: inputs are drawn from torch's
+        generator = torch.Generator("cpu").manual_seed(0)  # of its own: inputs are drawn from torch's
         size = GUARD_BYTES + n_params
-        pattern = torch.randint(_LOWEST, _HIGHEST + 1, (size,), dtype=torch.uint8, generator=generator)
+        pattern = torch.randint(_LOWEST, _HIGHEST + 1, (size,), dtype=torch.uint8, device="cpu", generator=generator)
         self._pattern = pattern.to(device)
 
     def allocate(self, position: int, count: int, dtype: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from atune.errors import UsageError, WorkloadError, in_one_line, message_of, whole_message
-from atune.model.artifact import Artifact, Failure, KernelParam, Roles
+from atune.model.artifact import Artifact, Failure, KernelParam, Roles, fitting
 from atune.model.candidate import describe_config
 from atune.model.device import DeviceInfo
 from atune.model.jobs import Bits, BitsJob, FinalJob, Finals, MeasureJob, Prepared, PrepareJob
@@ -209,7 +209,7 @@ def _measured(job: MeasureJob) -> Measurement | Failure:
     started = time.perf_counter()
     result: Measurement | Failure
     try:
-        _fit_arguments(artifact.params, job.roles, anew=not session().benchmark.cache_inputs)
+        _fit_arguments(artifact.params, fitting(artifact.roles, job.roles), anew=not session().benchmark.cache_inputs)
         function = load(artifact)
     except LoadError as error:
         check_machine(error, message_of(error), but=OWN)
@@ -252,11 +252,12 @@ def bits(payload: bytes) -> bytes:
 
 def _digests(job: BitsJob, seed: int) -> list[str]:
     """Return the digest of each artifact's outputs for the inputs of one seed, which are freed then."""
-    digests, arguments = list[str](), None
+    digests, arguments, made = list[str](), None, None
     for artifact in job.artifacts:
-        if arguments is None or arguments.params != artifact.params:
-            arguments = None  # its memory is free before new ones are made
-            arguments = _arguments(artifact.params, job.roles, seed)
+        form = artifact.params, fitting(artifact.roles, job.roles)
+        if arguments is None or form != made:
+            arguments, made = None, form  # its memory is free before new ones are made
+            arguments = _arguments(*form, seed)
         arguments.fill_outputs(POISONS[0])
         load(artifact)(*arguments.values)
         _device.timer.synchronise()
@@ -271,9 +272,10 @@ def final(payload: bytes) -> bytes:
     calls: list[Timed] = []
     kept: dict[Any, KernelArguments] = {}
     for artifact in job.artifacts:  # they may differ in their parameters
-        if artifact.params not in kept:
-            kept[artifact.params] = _fit_arguments(artifact.params, job.roles)
-        arguments = kept[artifact.params]
+        form = artifact.params, fitting(artifact.roles, job.roles)
+        if form not in kept:
+            kept[form] = _fit_arguments(*form)
+        arguments = kept[form]
         call = functools.partial(load(artifact), *arguments.values)
         call()
         _device.timer.synchronise()
@@ -285,7 +287,7 @@ def final(payload: bytes) -> bytes:
     entries = [FinalEntry(a.index, _timing(s, c)) for a, s, c in zip(job.artifacts, samples, calls, strict=False)]
     failures = []
     for artifact, timed in zip(job.artifacts, calls, strict=False):
-        arguments = kept[artifact.params]
+        arguments = kept[artifact.params, fitting(artifact.roles, job.roles)]
         if _spoilt(arguments):  # by one of them, while all were timed
             _expecting(arguments)
         arguments.guards.renew()  # the candidate's own call shows that it was this one
@@ -300,8 +302,9 @@ def final(payload: bytes) -> bytes:
 
 def _fit_arguments(params: tuple[KernelParam, ...], roles: Roles, *, anew: bool = False) -> KernelArguments:
     """Make the inputs, and have the reference run, unless the candidate before left what this one needs."""
-    if anew or _device.arguments is None or _device.arguments.params != params or _spoilt(_device.arguments):
-        _device.arguments = None  # its memory is free before new ones are made
+    known = _device.arguments
+    if anew or known is None or (known.params, known.roles) != (params, roles) or _spoilt(known):
+        known = _device.arguments = None  # its memory is free before new ones are made
         _device.arguments = _expecting(_arguments(params, roles))
     return _device.arguments
 

@@ -57,7 +57,7 @@ def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected:
     reference = work.reference
     assert reference is not None
     out_idx, positions, inputs = arguments.out_idx, _taken(work, arguments), arguments.copies()
-    fresh = [torch.zeros_like(output) for output in arguments.outputs]
+    fresh = [arguments.fresh_output(i) for i in out_idx]
     given = dict(zip((*arguments.in_idx, *out_idx), (*inputs, *fresh), strict=True))
     hint = f"it gets the kernel's inputs, and there are {arguments.described}"
     answer = ask(f"Workload {work.name}: the reference", lambda: reference(*[given[i] for i in positions]), hint)
@@ -96,13 +96,14 @@ def takes(function: Any, n: int) -> bool:
 def reference_arguments(work: Workload, arguments: KernelArguments) -> list[Any]:
     """Return what the reference is called with when it is timed: copies of its own."""
     copies = dict(zip(arguments.in_idx, arguments.copies(), strict=True))
-    return [copies[i] if i in copies else arguments.values[i].clone() for i in _taken(work, arguments)]
+    return [copies[i] if i in copies else arguments.fresh_output(i) for i in _taken(work, arguments)]
 
 
 def _taken(work: Workload, arguments: KernelArguments) -> Sequence[int]:
     """Return the parameters that the reference takes: the inputs, all, or the inputs that the kernel does not write."""
     pure = [i for i in arguments.in_idx if i not in arguments.writes]
-    ways = (arguments.in_idx, range(len(arguments.params)), pure)
+    ways: list[Sequence[int]] = [arguments.in_idx, range(len(arguments.params)), pure]
+    ways.insert(0, ways[1] if arguments.roles.unnamed else ways[0])  # as tilelang's tuner has it
     return next((way for way in ways if takes(work.reference, len(way))), arguments.in_idx)
 
 

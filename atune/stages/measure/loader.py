@@ -5,7 +5,6 @@ Used by the benchmark process, and by `TuneResult.kernel` in the user's own.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import shutil
@@ -17,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from atune.bundle.launch import disagreement
+from atune.bundle.launch import c_function, disagreement
 from atune.errors import AtuneError, UsageError
 from atune.model.artifact import Artifact, KernelParam, Roles
 from atune.stages import tilelang
@@ -61,29 +60,9 @@ def _load_cuda(artifact: Artifact) -> Callable[..., None]:
 
 def _load_c(artifact: Artifact) -> Callable[..., None]:
     try:
-        function = getattr(ctypes.CDLL(artifact.path), f"{artifact.symbol}_kernel")
+        return c_function(artifact.path, artifact, lambda arguments: bind_dimensions(artifact.params, arguments))
     except (OSError, AttributeError) as error:
         raise LoadError(f"{artifact.path} has no kernel {artifact.symbol}: {error}") from error
-    function.restype = ctypes.c_int32
-    params, calls = artifact.params, artifact.calls
-    dims = [c for c in calls if isinstance(c, str)]
-    scalar = {"float32": ctypes.c_float, "float64": ctypes.c_double, "int64": ctypes.c_int64}
-
-    def call(*arguments: Any) -> None:
-        known = bind_dimensions(params, arguments) if dims else {}
-        values: list[Any] = []
-        for what in calls:
-            if isinstance(what, str):
-                values.append(ctypes.c_int32(known[what]))
-            elif params[what].shape is None:
-                values.append(scalar.get(params[what].dtype, ctypes.c_int32)(arguments[what]))
-            else:
-                values.append(ctypes.c_void_p(arguments[what].data_ptr()))
-        status = function(*values)
-        if status != 0:
-            raise RuntimeError(f"{artifact.symbol} returned {status}")
-
-    return call
 
 
 def checked(artifact: Artifact) -> Callable[..., None]:

@@ -24,16 +24,9 @@ def torch_dtype(name: str) -> Any:
     return dtype
 
 
-def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Return how many elements lie between a tensor's first and last one, both included."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-
-
 def memory_of(tensor: Any) -> Any:
     """Return the memory from a tensor's first to its last element as a flat tensor, gaps included."""
-    return tensor.as_strided((extent(tensor.shape, tensor.stride()),), (1,))
+    return tensor.as_strided((launch.extent(tensor.shape, tensor.stride()),), (1,))
 
 
 _WHOLE = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
@@ -178,7 +171,7 @@ class Outputs:
         zero: Sequence[int] = (),
     ) -> None:
         self.params, self.positions, self._device = params, tuple(out_idx), device_type(target)
-        self._zero, self._scalars = tuple(zero), dict(scalars or {})
+        self._zero, self._scalars, self._check = tuple(zero), dict(scalars or {}), launch.gate(params, outputs=out_idx)
         self._in_idx = tuple(i for i in range(len(params)) if i not in self.positions)
         fixed = [i for i in self.positions if all(isinstance(size, int) for size in _declared(params[i]))]
         self._fixed = {i: self._layout(i, {}) for i in fixed}
@@ -189,6 +182,7 @@ class Outputs:
         Raises as `among` does.
         """
         arguments = given if len(given) == len(self.params) else self.among(given)
+        self._check(arguments)
         for i in self._zero:
             if i not in self.positions:
                 arguments[i].zero_()

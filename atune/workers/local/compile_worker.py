@@ -319,7 +319,7 @@ class RunStore:
                 found = msgspec.structs.replace(found, compared=True)
         if found is not None and lowered.blob:
             await self.keep_lowered(lowered, found.store_key)
-        return found
+        return found and msgspec.structs.replace(found, roles=lowered.roles)
 
     async def keep(self, library: Iterable[Artifact]) -> None:
         """Keep artifacts of one library under their keys. Skip those without a key."""

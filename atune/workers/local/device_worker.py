@@ -24,7 +24,7 @@ from atune.errors import (
     WorkloadError,
     translated,
 )
-from atune.model.artifact import Failure, FailureKind
+from atune.model.artifact import Failure, FailureKind, fitting
 from atune.model.device import DeviceInfo
 from atune.model.jobs import (
     A,
@@ -152,7 +152,7 @@ class LocalDeviceWorker:
 
     async def _measure(self, job: MeasureJob) -> Measurement | Failure:
         if not self._prepared:
-            await self._prepare(PrepareJob(job.artifact.params, job.roles, timed=False))
+            await self._prepare(PrepareJob(job.artifact.params, fitting(job.artifact.roles, job.roles), timed=False))
         used, self._used = self._used, True
         answer = await self._measured(job, used)
         printed = self._printed + ("" if self._worker is None else self._worker.printed)

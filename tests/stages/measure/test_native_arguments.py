@@ -1,0 +1,273 @@
+"""What native code would take for something else is refused at every door: it sees memory, and numbers of C types."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tilelang
+import tilelang.language as T
+import torch
+
+import atune
+import atune.bundle
+from atune.bundle.launch import gate
+from atune.compat.tilelang import autotune, set_autotune_inputs
+from atune.errors import WorkloadError
+from atune.model.artifact import KernelParam
+from atune.model.settings import BenchmarkSettings
+
+N, S = T.dynamic("N"), T.dynamic("S")
+SIZE = 16
+FEW = BenchmarkSettings(n_repeat=3, n_final=0)
+HERE: dict[str, Any] = {"target": "c", "cache": False, "tuning": "quick"}
+
+
+def negated(kind: str = "int8") -> Any:
+    """B = -A + s, with A and B of any stride."""
+
+    @T.prim_func
+    def main(A: T.StridedTensor((N,), (S,), "float32"), s: getattr(T, kind), B: T.StridedTensor((N,), (S,), "float32")):
+        with T.Kernel(1):
+            for i in T.serial(N):
+                B[i] = T.cast(s, "float32") - A[i]
+
+    return main
+
+
+def flat(n: int = SIZE) -> Any:
+    @T.prim_func
+    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+        with T.Kernel(1):
+            for i in T.serial(n):
+                B[i] = -A[i]
+
+    return main
+
+
+def counted() -> Any:
+    @T.prim_func
+    def main(A: T.Tensor((N,), "int8"), B: T.Tensor((N,), "int8")):
+        with T.Kernel(1):
+            for i in T.serial(N):
+                B[i] = A[i]
+
+    return main
+
+
+@tilelang.jit(target="c", execution_backend="cython")
+def eager(A, B, block: int = 16):
+    n = T.const("n")
+    A: T.Tensor[[n], T.float32]
+    B: T.Tensor[[n], T.float32]
+    with T.Kernel(1):
+        for i in T.serial(n):
+            B[i] = -A[i]
+
+
+A = torch.arange(SIZE, dtype=torch.float32)
+
+
+def lazily(size: int = SIZE, stride: int = 1) -> Any:
+    return torch._neg_view(torch.arange(size * stride, dtype=torch.float32)[::stride])
+
+
+def result_of(kernel: Any, *inputs: Any, **arguments: Any) -> Any:
+    work = atune.Workload(kernel, [{}], arguments=arguments, inputs=list(inputs) or None)
+    return atune.run(work, target="c", progress=False, benchmark=FEW, cached=False)
+
+
+Call = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def doors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Call]:
+    """`flat` from every door: called with A and B."""
+    result, folder = result_of(flat), tmp_path_factory.mktemp("bundle") / "flat"
+    result.save_bundle(folder)
+    decorated = atune.autotune(eager, space={"block": [16, 32]}, **HERE)
+    decorated(A.clone(), A.clone())
+    return {
+        "result": result.kernel,
+        "bundle": atune.bundle.load(folder),
+        "decorated": atune.autotune(flat, space=[{}], **HERE)(),
+        "eager": decorated,
+        "eager, anew": lambda *given: atune.autotune(eager, space={"block": [16]}, **HERE)(*given),
+        "drop-in": autotune(configs=[{}])(tilelang.jit(flat, out_idx=-1, target="c"))(),
+    }
+
+
+DOORS = ["result", "bundle", "decorated", "eager", "eager, anew", "drop-in"]
+
+
+class Wrapped(torch.Tensor):
+    """A subclass whose values are elsewhere."""
+
+    @staticmethod
+    def __new__(cls) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, (SIZE,), dtype=torch.float32, device="cpu")
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(function)
+
+
+class Named(torch.Tensor):
+    """A subclass with memory of its own."""
+
+
+WRONG: dict[str, Callable[[], tuple[Any, Any, str]]] = {
+    "negated input": lambda: (lazily(), torch.zeros(SIZE), r"lazily negated .*resolve_neg\(\)"),
+    "negated output": lambda: (A, lazily(), r"lazily negated .*resolve_neg\(\)"),
+    "imaginary part": lambda: (torch.complex(A, A).conj().imag, A.clone(), "lazily negated|contiguous"),
+    "of a conjugate": lambda: (torch._neg_view(torch.complex(A, A)).conj(), A.clone(), "lazily|complex64"),
+    "wrapper": lambda: (Wrapped(), A.clone(), "Wrapped"),
+    "sparse": lambda: (A.to_sparse(), A.clone(), "sparse_coo|strides"),
+    "compressed": lambda: (torch.eye(SIZE).to_sparse_csr(), A.clone(), "(?i)sparse"),
+    "meta": lambda: (A.to("meta"), A.clone(), "meta"),
+    "gaps": lambda: (torch.zeros(2 * SIZE)[::2], A.clone(), "contiguous"),
+    "expanded": lambda: (torch.zeros(1).expand(SIZE), A.clone(), "contiguous|expanded"),
+    "expanded output": lambda: (A, torch.zeros(1).expand(SIZE), "contiguous|expanded"),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+def test_a_tensor_that_is_more_than_its_memory_is_refused(doors: dict[str, Call], door: str, wrong: str) -> None:
+    given, output, message = WRONG[wrong]()
+    before = output.clone() if wrong.startswith("negated") else None
+    with pytest.raises((ValueError, TypeError, RuntimeError), match=message):
+        doors[door](given, output)
+    assert before is None or torch.equal(output, before)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_tensor_with_memory_of_its_own_is_taken(doors: dict[str, Call], door: str) -> None:
+    """Also a parameter, a subclass, and a view that torch has negated by now."""
+    for given in (torch.nn.Parameter(A, requires_grad=False), A.as_subclass(Named), lazily().resolve_neg()):
+        output = torch.zeros(SIZE)
+        doors[door](given, output)
+        assert torch.equal(output, -torch.Tensor(given))
+
+
+def test_an_operator_gets_what_torch_has_negated(doors: dict[str, Any]) -> None:
+    """torch's dispatcher does so before it calls one."""
+    for name in ("result", "decorated"):
+        op = doors[name].as_op(f"atune_native::{name}")
+        assert torch.equal(op(lazily()), A)
+
+
+STRIDED: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "negated": lambda: (lazily(stride=2), 1, "lazily negated"),
+    "too large": lambda: (torch.zeros(1).expand(2**32 + SIZE), 1, "more than 2147483647 elements"),
+    "int8": lambda: (A, 300, "int8, which cannot hold 300"),
+    "int8 below": lambda: (A, -129, "int8, which cannot hold -129"),
+    "a half": lambda: (A, 1.5, r"int8, which cannot hold 1\.5"),
+    "a text": lambda: (A, "1", "int8, which cannot hold '1'|number"),
+}
+
+
+@pytest.fixture(scope="module")
+def strided(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Call]:
+    result, folder = result_of(negated, A, 1), tmp_path_factory.mktemp("bundle") / "strided"
+    result.save_bundle(folder)
+    with set_autotune_inputs(A, 1):
+        dropped = autotune(configs=[{}])(tilelang.jit(negated, out_idx=-1, target="c"))()
+    return {"result": result.kernel, "bundle": atune.bundle.load(folder), "drop-in": dropped}
+
+
+@pytest.mark.parametrize("door", ["result", "bundle", "drop-in"])
+@pytest.mark.parametrize("wrong", [*STRIDED])
+def test_sizes_and_numbers_that_do_not_fit_their_c_types_are_refused(
+    strided: dict[str, Call], door: str, wrong: str
+) -> None:
+    """After a call of the same form that is right, too."""
+    *given, message = STRIDED[wrong]()
+    for _ in range(2):
+        with pytest.raises((ValueError, TypeError), match=message):
+            strided[door](*given)
+        for number in (-128, 127, True):
+            assert torch.equal(strided[door](A, number), int(number) - A)
+
+
+@pytest.mark.parametrize("door", ["result", "bundle"])
+def test_elements_of_a_strided_output_are_apart(strided: dict[str, Call], door: str) -> None:
+    one = torch.zeros(1).expand(SIZE)
+    with pytest.raises((ValueError, TypeError), match="expanded tensor"):
+        strided[door](one, 1, one)
+
+
+def test_a_dimension_of_more_than_31_bits_is_refused(tmp_path: Path) -> None:
+    result = result_of(counted, torch.zeros(SIZE, dtype=torch.int8))
+    result.save_bundle(tmp_path / "bundle")
+    for call in (result.kernel, atune.bundle.load(tmp_path / "bundle")):
+        with pytest.raises((ValueError, TypeError), match="more than 2147483647 elements"):
+            call(torch.empty(2**32 + SIZE, dtype=torch.int8))
+
+
+RANGES = {
+    "int8": (-128, 127), "uint8": (0, 255), "int16": (-(2**15), 2**15 - 1), "uint16": (0, 2**16 - 1),
+    "int32": (-(2**31), 2**31 - 1), "uint32": (0, 2**32 - 1), "int64": (-(2**63), 2**63 - 1),
+    "uint64": (0, 2**64 - 1), "bool": (0, 1), "float32": (-3.4028234e38, 3.4028234e38),
+    "float16": (-65504.0, 65504.0), "float64": (-1.7e308, 1.7e308),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", RANGES)
+def test_the_ranges_of_numbers(dtype: str) -> None:
+    check, (low, high) = gate([KernelParam(dtype, None)]), RANGES[dtype]
+    for value in (low, high, 0, 1, True):
+        check([value])
+    if dtype != "float64":
+        for value in (low * 1.01 - 1, high * 1.01 + 1) if "float" in dtype else (low - 1, high + 1):
+            with pytest.raises(ValueError, match=f"parameter 0: the kernel takes {dtype}, which cannot hold"):
+                check([value])
+    if "float" in dtype:
+        check([float("inf")]), check([float("nan")])
+
+
+@pytest.mark.parametrize(("kind", "value"), [("int32", 2**40), ("int8", 300), ("bool", 2), ("float32", 1e300)])
+def test_numbers_to_tune_with_fit_too(kind: str, value: Any) -> None:
+    with pytest.raises(WorkloadError, match=f"inputs do not fit: parameter 1: the kernel takes {kind}, which cannot"):
+        result_of(negated, A, value, kind=kind)
+
+
+def test_whole_shapes_may_have_more_elements_than_symbolic_ones() -> None:
+    fixed = gate([KernelParam("int8", (2**16, 2**16))])
+    fixed([torch.empty(2**16, 2**16, dtype=torch.int8, device="meta")])
+    with pytest.raises(ValueError, match="more than 2147483647"):
+        gate([KernelParam("int8", (2**16, "n"))])([torch.empty(2**16, 2**16, dtype=torch.int8, device="meta")])
+    with pytest.raises(ValueError, match="more than 4294967296"):
+        fixed([torch.empty(2**16, 2**32 + 2**16, dtype=torch.int8, device="meta")])
+
+
+@pytest.mark.gpu
+def test_what_a_gpu_kernel_would_take_for_something_else() -> None:
+    """Host code compares sizes of 32 bits, so that a dimension of 2**32 + 16 is 16 for it."""
+
+    def shifted(n: int | None, kind: str = "int8") -> Any:
+        size = N if n is None else n
+
+        @T.prim_func
+        def main(A: T.Tensor((size,), "int8"), s: getattr(T, kind), B: T.Tensor((size,), "int8")):
+            with T.Kernel(T.ceildiv(size, 128), threads=128) as b:
+                for i in T.Parallel(128):
+                    B[b * 128 + i] = A[b * 128 + i] + T.cast(s, "int8")
+
+        return main
+
+    given, large = (
+        torch.ones(256, dtype=torch.int8, device="cuda"),
+        torch.empty(2**32 + 256, dtype=torch.int8, device="cuda"),
+    )
+    for n in (None, 256):
+        work = atune.Workload(shifted, [{}], arguments={"n": n}, inputs=[given, 1])
+        made = [atune.run(work, progress=False, benchmark=FEW, cached=False).kernel]
+        with set_autotune_inputs(given, 1):
+            made.append(autotune(configs=[{}])(tilelang.jit(shifted, out_idx=-1))(n))
+        for call in made:
+            assert torch.equal(call(given, 2), given + 2)
+            for wrong in ((torch._neg_view(given), 1), (given, 300), (large, 1), (given.cpu(), 1)):
+                with pytest.raises((ValueError, TypeError, RuntimeError)):
+                    call(*wrong)
