@@ -55,7 +55,8 @@ async def background(*, cancel: bool = True) -> AsyncGenerator[TaskGroup, None]:
 
 Listener = Callable[[Event], None]
 AT_ONCE = 100
-"""Events of earlier parts that are folded before the event loop has its turn: they take about 2 ms."""
+"""Events of earlier parts that are folded, and outcomes that a strategy is told, before the event loop has its turn:
+about 2 ms."""
 
 
 class Recorder:

@@ -29,7 +29,7 @@ DUPLICATE = "duplicate"
 
 @runtime_checkable
 class Strategy(Protocol):
-    """Proposes candidates by index. No two of its methods are ever called at the same time.
+    """Proposes candidates by index. Its methods are called in threads, and no two of them at the same time.
 
     A resumed run tells a new object all earlier outcomes before it asks, also of candidates that this object did not
     propose. What it proposes of these is passed over. Two attributes are optional. `begin` gets the `Searched` before
@@ -161,6 +161,11 @@ class Guarded:
             self.enough.tell(index, latency_ms, reason)
         call = f"tell({index}, {latency_ms}, {reason!r})"
         asked(lambda: self.strategy.tell(index, latency_ms, reason), partial(self._raised, call))
+
+    def tell_all(self, outcomes: Iterable[tuple[int, float | None, str]]) -> None:
+        """Tell of `outcomes` in their order. Raises `StrategyError`."""
+        for outcome in outcomes:
+            self.tell(*outcome)
 
     def _raised(self, call: str, error: BaseException) -> StrategyError:
         return error if isinstance(error, StrategyError) else self._error(f"{call} raised {name_and_message(error)}")
