@@ -121,7 +121,9 @@ class Guarded:
     def limit(self, most: int) -> int:
         """Return how many candidates may be outstanding now, `most` at most."""
         name = "most_outstanding"
-        own = asked(lambda: operator.index(getattr(self.strategy, name, most)), partial(self._raised, name))
+        own = asked(
+            lambda: operator.index(getattr(self.strategy, name, most)), partial(self._raised, name), passes=False
+        )
         return max(1, min(most, own))
 
     def ask(self) -> int | None:
@@ -138,7 +140,8 @@ class Guarded:
         return index
 
     def _next(self) -> int | None:
-        answer = None if self._ended else asked(lambda: self.strategy.ask(), partial(self._raised, "ask()"))
+        raised = partial(self._raised, "ask()")
+        answer = None if self._ended else asked(lambda: self.strategy.ask(), raised, passes=False)
         if answer is None:
             self._ended = True
             return next((index for index in self._last if index not in self._asked), None)
@@ -160,7 +163,7 @@ class Guarded:
         if self.enough is not None:
             self.enough.tell(index, latency_ms, reason)
         call = f"tell({index}, {latency_ms}, {reason!r})"
-        asked(lambda: self.strategy.tell(index, latency_ms, reason), partial(self._raised, call))
+        asked(lambda: self.strategy.tell(index, latency_ms, reason), partial(self._raised, call), passes=False)
 
     def tell_all(self, outcomes: Iterable[tuple[int, float | None, str]]) -> None:
         """Tell of `outcomes` in their order. Raises `StrategyError`."""

@@ -84,19 +84,23 @@ T = TypeVar("T")
 
 def run_blocking(function: Callable[..., Awaitable[T]], /, *arguments: Any, **options: Any) -> T:
     """Await `function` in a new event loop in a thread, like `run`, and return its result."""
-    notes: list[str] = []
+    notes, answers, exits = list[str](), list[T](), list[BaseException]()
     ended = threading.Event()
     folder = chosen_cache_folder()
 
-    async def work() -> T:
+    async def work() -> None:
         try:
             with cache_folder_at(folder):
-                return await function(*arguments, **options)
+                answers.append(await function(*arguments, **options))
         except BaseException as error:
             notes.extend(getattr(error, "__notes__", ()))
-            if isinstance(error, BaseExceptionGroup):
-                raise unwrapped(error) from None
-            raise
+            raised = unwrapped(error) if isinstance(error, BaseExceptionGroup) else error
+            if isinstance(raised, (SystemExit, KeyboardInterrupt)):  # raised here, they would end the loop alone
+                exits.append(raised)
+            elif raised is error:
+                raise
+            else:
+                raise raised from None
         finally:
             ended.set()
 
@@ -111,4 +115,7 @@ def run_blocking(function: Callable[..., Awaitable[T]], /, *arguments: Any, **op
             if isinstance(error, KeyboardInterrupt) and notes:
                 raise KeyboardInterrupt(notes[0]) from None  # of that very class: Python then ends by SIGINT
             raise
-        return future.result()
+        future.result()
+    for exit in exits:
+        raise exit
+    return answers[0]

@@ -118,8 +118,8 @@ class ListenOptions(TypedDict, total=False):
 
     # fmt: off
     on_event: Annotated[Callable[[Event], None] | None, Option(
-        "A plain function, called with each event in the event loop: keep it short. If it raises, it is dropped. It "
-        "gets the events of a resumed run's earlier parts first.",
+        "A plain function, called with each event in the event loop: keep it short. What it raises ends the run, whose "
+        "journal can be resumed. It gets the events of a resumed run's earlier parts first.",
         check=_listener,
     )]
     log: Annotated[EventLog | None, Option(

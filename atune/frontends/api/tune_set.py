@@ -16,6 +16,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from atune.engine.run_state import Listeners
 from atune.engine.search.strategies import AUTO
 from atune.errors import (
     ArgumentMissing,
@@ -54,7 +55,8 @@ from atune.model.candidate import ADVISED, Advice, Problem, config_key, describe
 from atune.model.options import Option, checked, documents, path, refuse_unknown
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.model.space import Space
-from atune.reporting.screen import plain, shown
+from atune.reporting.log import event_log
+from atune.reporting.screen import Output, plain, shown
 from atune.reporting.set_table import row_line, set_lines, set_page
 from atune.reporting.sets import MAX_REGRET, Cover, NearestRule, RegretMatrix, cover, dispatch_rule, regret_matrix
 from atune.workers.local.machine import Shared, shared_processes
@@ -205,10 +207,12 @@ async def tune_set(
     if folder is None:
         name = workload.name if isinstance(workload, Workload) else Path(str(getattr(workload, "path", workload))).stem
         folder = ResultCache().new_path(name.partition(".py")[0]).with_suffix("")
+    running = _SetRun(workload, chosen, given, Path(folder), symbolic)
     try:
-        return await _SetRun(workload, chosen, given, Path(folder), symbolic).all()
-    except anyio.get_cancelled_exc_class() as error:
-        if has_begun(Path(folder)):
+        return await running.all()
+    except BaseException as error:
+        ended = error is running.listeners.raised or isinstance(error, anyio.get_cancelled_exc_class())
+        if ended and has_begun(Path(folder)):
             kept = f"what was measured is kept in {shlex.quote(str(folder))}; journal= continues it"
             error.add_note(f"tuning interrupted; {kept}")
         raise
@@ -240,7 +244,9 @@ class _SetRun:
     ) -> None:
         self._workload = parse_file_ref(workload) if isinstance(workload, str) else workload
         self._problems, self._folder = problems, folder
-        self._every_s, self._options = progress_every_s(options), {**options, "progress": False}
+        self._every_s, self._options = progress_every_s(options), {**options, "progress": False, "log": None}
+        log = options.get("log")
+        self.listeners = Listeners(options.get("on_event"), None if log is None else event_log(log))
         self._benchmark: BenchmarkSettings = options.get("benchmark") or BenchmarkSettings()
         self._printed = time.monotonic() if self._every_s else 0.0
         self._fit = workers_that_fit(int(LOAD * (len(usable_cores()) - 1)), usable_memory_bytes())
@@ -262,7 +268,7 @@ class _SetRun:
         had = [*listed(self._folder).values()] if is_set(self._folder) else []
         self._journals, lock = await anyio.to_thread.run_sync(open_set_folder, self._folder, self._problems)
         try:
-            with lock:
+            with lock, self.listeners.ending():
                 return await self._all()
         except BaseException as error:
             if not had or isinstance(error, AtuneError):
@@ -357,8 +363,7 @@ class _SetRun:
     def _print(self, line: str) -> None:
         if (now := time.monotonic()) - self._printed >= self._every_s:
             self._printed = now
-            with suppress(OSError):  # nobody reads it
-                print(shown(line), file=sys.stderr, flush=True)
+            Output(sys.stderr).write(f"{shown(line)}\n")
 
     async def _tuned(self, index: int) -> Result:
         problem, journal = self._problems[index], self._journals[index]
@@ -383,15 +388,14 @@ class _SetRun:
 
         Raises what `tune` raises, and `JournalError` for other work.
         """
-        fresh, scope, on_event = not journal.exists(), anyio.CancelScope(), self._options.get("on_event")
+        fresh, scope = not journal.exists(), anyio.CancelScope()
 
         def heard(event: Event) -> None:
             if not self._same_work(event):
                 scope.cancel()
             if self._every_s:
                 self._print(f"[{len(self._rows)}/{len(self._problems)}] {what}")
-            if on_event is not None:
-                on_event(event)
+            self.listeners(event)
 
         mine = {"compile": self._compile(int(self._free.total_tokens)), "journal": journal, "on_event": heard}
         options = {**self._options, **mine, **(changes or {})}
