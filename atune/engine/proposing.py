@@ -53,8 +53,6 @@ class Survey:
         self.larger = dict[int, tuple[StaticFacts, ...]]()
         self.failures = dict[int, Failure]()
         """Failures of candidates that cannot be elaborated, through their own fault."""
-        self.unanswered = 0
-        """How many calls ended without an answer for a candidate, such as by their deadline."""
 
     async def run(self, workers: Sequence[CompileWorker], first_is_free: anyio.Event | None = None) -> None:
         """Survey on all `workers`; on the first of them once `first_is_free` is set."""
@@ -68,11 +66,9 @@ class Survey:
         while self._going_on() and (chunk := self._chunk(workers)):
             answers = await worker.run(ElaborateJob(tuple(chunk)))
             if isinstance(answers, GroupFailed):
-                self.unanswered += bool(answers.doubt)
                 self._suspects.extend(chunk)
                 continue
             for answer in answers:
-                self.unanswered += isinstance(answer, Failure) and bool(answer.doubt)
                 if isinstance(answer, Elaborated):
                     self.facts[answer.index], self.larger[answer.index] = answer.facts, answer.larger
                 elif not answer.doubt:

@@ -20,6 +20,7 @@ from atune.journal.writer import Journal
 from atune.model.artifact import Artifact, KernelParam, Roles
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceLimits
+from atune.reporting.log import EventLog, event_log
 from atune.workload.workload import WorkloadSpec
 
 
@@ -60,8 +61,8 @@ class Listeners:
     """Calls the caller's `functions` with each event. What one raises ends the run: it cancels the block of `ending`,
     which raises it."""
 
-    def __init__(self, *functions: Listener | None) -> None:
-        self.functions = [function for function in functions if function is not None]
+    def __init__(self, on_event: Listener | None, log: EventLog | None) -> None:
+        self.functions = ([] if on_event is None else [on_event]) + ([] if log is None else [event_log(log)])
         self.raised: BaseException | None = None
 
     def __call__(self, event: Event) -> None:

@@ -23,7 +23,7 @@ class Progress:
 
     `stream`: where to write (default: stderr). `budget`: the run's budget, needed for totals and for the time left
     (default: what the run's header has). `since`: events from before this time count and are not shown; in seconds
-    since 1970. `seldom`: nobody asked for it: show a line a minute and nothing else.
+    since 1970. `seldom`: nobody asked for it: show a line after 5 s, then one a minute, and nothing else.
     """
 
     def __init__(
@@ -39,7 +39,8 @@ class Progress:
         self._budget, self._as_recorded = budget or Budget(), budget is None
         self.state = State()
         self._since, self._begun = since, False
-        self._mono = self._shown_mono = self._started_mono = 0.0
+        self._mono = self._started_mono = 0.0
+        self._shown_mono = min(0.0, INTERVAL_S - self._interval_s)
         self._shown = self._final = ""
         self._on_terminal, self._rows = False, 0
 
@@ -125,7 +126,8 @@ class Progress:
             f"{counts['failed']} failed",
         ]
         done += [counted(counts[status], status) for status in _NOT_COMPILED if counts[status]]
-        text = "; ".join(filter(None, [", ".join(done), self._final, self.best or "nothing measured yet"]))
+        best = self.best or ("nothing works so far" if self.measured else "nothing measured yet")
+        text = "; ".join(filter(None, [", ".join(done), self._final, best]))
         if text != self._shown:
             self._shown = text
             self._write(f"[{duration(self._mono)}{left}] {text}")

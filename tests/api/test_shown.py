@@ -70,7 +70,7 @@ OFTEN = "import atune.reporting.progress as p; p.SELDOM_S = 0.0\n"
 @pytest.mark.parametrize(
     ("code", "shows"),
     [
-        (RUN.format(call="run(machine=FakeMachine(4))"), False),  # it ends within a minute
+        (RUN.format(call="run(machine=FakeMachine(4))"), False),  # it ends within seconds
         (OFTEN + RUN.format(call="run(machine=FakeMachine(4))"), True),
         (OFTEN + RUN.format(call="run(machine=FakeMachine(4), progress=False)"), False),
         (OFTEN + RUN.format(call="run(machine=FakeMachine(4), on_event=lambda event: None)"), False),

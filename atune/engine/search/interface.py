@@ -120,10 +120,8 @@ class Guarded:
 
     def limit(self, most: int) -> int:
         """Return how many candidates may be outstanding now, `most` at most."""
-        name = "most_outstanding"
-        own = asked(
-            lambda: operator.index(getattr(self.strategy, name, most)), partial(self._raised, name), passes=False
-        )
+        name, mine = "most_outstanding", self.strategy
+        own = asked(lambda: operator.index(getattr(mine, name, most)), partial(self._raised, name), passes=False)
         return max(1, min(most, own))
 
     def ask(self) -> int | None:
@@ -140,8 +138,7 @@ class Guarded:
         return index
 
     def _next(self) -> int | None:
-        raised = partial(self._raised, "ask()")
-        answer = None if self._ended else asked(lambda: self.strategy.ask(), raised, passes=False)
+        answer = None if self._ended else asked(self.strategy.ask, partial(self._raised, "ask()"), passes=False)
         if answer is None:
             self._ended = True
             return next((index for index in self._last if index not in self._asked), None)

@@ -127,7 +127,8 @@ class ListenOptions(TypedDict, total=False):
     )]
     progress: Annotated[bool | None, Option(
         "Show progress on stderr, or in the cell of a notebook. None does so on a terminal and in a notebook, and "
-        "elsewhere shows a line a minute, unless `on_event` or `log` is given. A `Tuner` shows it for True alone.",
+        "elsewhere shows a line after 5 s and then one a minute, unless `on_event` or `log` is given. A `Tuner` shows "
+        "it for True alone.",
         unset="where somebody sees it, and elsewhere seldom",
     )]
     # fmt: on

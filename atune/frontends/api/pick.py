@@ -22,8 +22,8 @@ from atune.workers.processes.server import refuse_in_worker
 from atune.workload.pickling import FileRef
 from atune.workload.workload import Workload
 
-PATIENCE_S = 45.0
-"""After this many seconds without an answer, or since the last one before a candidate hung, nothing more is awaited."""
+PATIENCE_S, EACH_S = 40.0, 0.1
+"""How long all candidates are waited for: so many seconds, and for each so many more. Most take 0.02 s."""
 NO_FIGURES = "the prior knows nothing of this device: the default is chosen"
 NOT_READ = "the prior cannot read what a block of this kernel does: the default is chosen"
 
@@ -77,22 +77,16 @@ async def picked(workload: Workload | FileRef | str, n: int, device: DeviceInfo 
         listed = numbered(spec.configs)
         candidates = listed if len(listed) <= MOST else random.Random(0).sample(listed, MOST)
         figures = figures_for(target, machine.found.devices)
-        with anyio.move_on_after(PATIENCE_S) as waiting:
-
-            def wait_on() -> bool:
-                if not survey.unanswered:
-                    waiting.deadline = anyio.current_time() + PATIENCE_S
-                return True
-
-            survey = Survey(candidates, going_on=wait_on)
-            if figures is not None:
+        survey, limit_s = Survey(candidates, going_on=lambda: True), PATIENCE_S + EACH_S * len(candidates)
+        if figures is not None:
+            with anyio.move_on_after(limit_s):
                 await survey.run(machine.compile_workers())
     gpu = next((one.name for one in machine.found.devices), "")
     fit = {} if figures is None else {i: one for i, one in survey.facts.items() if can_run(one, figures)}
     unknown = 0 if figures is None else len(candidates) - len(survey.facts) - len(survey.failures)
     if unknown and not fit:
         raise UsageError(
-            f"in {PATIENCE_S:g} s the kernel function gave no answer for {unknown} of {len(candidates)} candidates, "
+            f"in {limit_s:.0f} s the kernel function gave no answer for {unknown} of {len(candidates)} candidates, "
             "and none of the others can run: see whether it hangs. A tuning waits for compile_timeout_s each"
         )
     if figures is not None and not fit:

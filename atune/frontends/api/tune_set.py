@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
@@ -55,7 +56,7 @@ from atune.model.candidate import ADVISED, Advice, Problem, config_key, describe
 from atune.model.options import Option, checked, documents, path, refuse_unknown
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.model.space import Space
-from atune.reporting.log import event_log
+from atune.reporting.progress import INTERVAL_S
 from atune.reporting.screen import Output, plain, shown
 from atune.reporting.set_table import row_line, set_lines, set_page
 from atune.reporting.sets import MAX_REGRET, Cover, NearestRule, RegretMatrix, cover, dispatch_rule, regret_matrix
@@ -245,10 +246,9 @@ class _SetRun:
         self._workload = parse_file_ref(workload) if isinstance(workload, str) else workload
         self._problems, self._folder = problems, folder
         self._every_s, self._options = progress_every_s(options), {**options, "progress": False, "log": None}
-        log = options.get("log")
-        self.listeners = Listeners(options.get("on_event"), None if log is None else event_log(log))
+        self.listeners = Listeners(options.get("on_event"), options.get("log"))
         self._benchmark: BenchmarkSettings = options.get("benchmark") or BenchmarkSettings()
-        self._printed = time.monotonic() if self._every_s else 0.0
+        self._next_line = time.monotonic() + (min(self._every_s, INTERVAL_S) if self._every_s < math.inf else math.inf)
         self._fit = workers_that_fit(int(LOAD * (len(usable_cores()) - 1)), usable_memory_bytes())
         self._free: anyio.CapacityLimiter
         """As many problems as are tuned at the same time."""
@@ -361,8 +361,8 @@ class _SetRun:
         self._print(f"[{len(self._rows)}/{len(self._problems)}] {row_line(row)}")
 
     def _print(self, line: str) -> None:
-        if (now := time.monotonic()) - self._printed >= self._every_s:
-            self._printed = now
+        if (now := time.monotonic()) >= self._next_line:
+            self._next_line = now + self._every_s
             Output(sys.stderr).write(f"{shown(line)}\n")
 
     async def _tuned(self, index: int) -> Result:

@@ -37,7 +37,6 @@ from atune.model.candidate import ADVISED, Advice
 from atune.model.device import DeviceInfo, Target, device_names
 from atune.model.options import documents
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.reporting.log import event_log
 from atune.workers.local.machine import LocalMachine, Shared
 from atune.workers.processes.messages import Discovery
 from atune.workers.processes.server import refuse_in_worker
@@ -195,7 +194,7 @@ class Tuner:
             )  # fmt: skip
         self._machine = machine
         self._journal_path = None if journal is None else Path(journal)
-        self._listeners = Listeners(given["on_event"], None if given["log"] is None else event_log(given["log"]))
+        self._listeners = Listeners(given["on_event"], given["log"])
         self._progress, self._seldom = given["progress"], False
         self._history = EventHistory()
         self._result: TuneResult | None = None
