@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import shlex
 import sys
@@ -120,7 +121,8 @@ def machine_for(
     """Return the compilers and devices for `workload`; nothing is started yet. Raises `UsageError`."""
     given = parse_file_ref(workload) if isinstance(workload, str) else workload
     if not isinstance(given, (Workload, FileRef)):
-        raise UsageError(f"workload: give an atune.Workload or 'FILE.py:NAME', got {workload!r}")
+        made = f"atune.Workload({workload.__name__}, space)" if inspect.isfunction(workload) else "an atune.Workload"
+        raise UsageError(f"workload: give {made} or 'FILE.py:NAME', got {workload!r}")
     reference: WorkloadRef
     spec: WorkloadSpec | None = None
     if isinstance(given, Workload):
