@@ -134,9 +134,10 @@ class Engine:
             if (most := settings.budget.most(plan.total)) is not None and most < plan.total:
                 self._ended_by = "budget"
             await run.outcomes.acknowledge()
-            proposing.tell()
+            await proposing.tell()
             if start.strategy is not None and (enough := start.strategy.enough) is not None:
-                self._ended_by, self._chance = "enough" if enough.reached else self._ended_by, round(enough.chance, 4)
+                self._ended_by = "enough" if enough.reached else self._ended_by
+                self._chance = round(await proposing.aside(lambda: enough.chance), 4)
             await final.time_finalists(await states.settle())
             until_ended.cancel_scope.cancel()
 

@@ -8,13 +8,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
 from anyio.streams.memory import MemoryObjectSendStream
 
 from atune.engine.interfaces import CompileWorker
-from atune.engine.run_state import Outcome
+from atune.engine.run_state import AT_ONCE, Outcome
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import Screen
 from atune.engine.search.interface import Guarded, latency_or_reason
@@ -27,6 +28,7 @@ from atune.model.artifact import Elaborated, Failure, StaticFacts
 from atune.model.candidate import BASELINE, Candidate
 from atune.model.jobs import ElaborateJob, GroupFailed
 
+T = TypeVar("T")
 MOST = 4096
 """How many candidates are surveyed at most. Of more, the seed draws this many."""
 CHUNK, SHARES = 16, 2
@@ -83,7 +85,7 @@ class Survey:
 class ProposeStage:
     """Proposes the candidates of a plan: tells the strategy of outcomes, and asks it for candidates.
 
-    Strategies that learn are asked in a thread.
+    A strategy that learns works in a thread, at one call at a time.
     """
 
     def __init__(self, start: Start, plan: Plan, scheduled: CompileState, screen: Screen) -> None:
@@ -118,31 +120,31 @@ class ProposeStage:
         run, count = self._run, 0
         while count < self._plan.proposable and not run.stopping:
             await self._turn(strategy)
-            index = None if run.stopping else await self._ask(strategy)
+            index = None if run.stopping else await self.aside(strategy.ask)
             while index is not None and run.recorder.state.entry(index).key:
-                index = await self._ask(strategy)  # it was proposed before, or failed in the survey
+                index = await self.aside(strategy.ask)  # it was proposed before, or failed in the survey
             if index is None:
                 break
             await self._propose(self._plan.candidates[index], propose)
             await self._propose_further_layouts(index, propose)
             count += 1
 
-    async def _ask(self, strategy: Guarded) -> int | None:
-        """Return the next index, or None. Raises `StrategyError`."""
-        if not self._learns:
-            return strategy.ask()
-        return await anyio.to_thread.run_sync(strategy.ask, abandon_on_cancel=True)
+    async def aside(self, function: Callable[[], T]) -> T:
+        """Call a function of the strategy: in a thread where it may take long. Raises `StrategyError`."""
+        if self._learns or self._start.settings.budget.auto:
+            return await anyio.to_thread.run_sync(function, abandon_on_cancel=True)
+        return function()
 
     async def _turn(self, strategy: Guarded) -> None:
         """Wait until the strategy may be asked, or the run is stopping. Workers compile meanwhile."""
-        self.tell()
+        await self.tell()
         workers = self._scheduled.workers
         while self._learns and not self._run.stopping and strategy.full(len(self._outstanding), workers):
             if not self._scheduled.held:
                 self._scheduled.held = True
                 self._run.wake()
             await self._run.changed()
-            self.tell()
+            await self.tell()
         self._scheduled.held = False
 
     def add_outcome(self, outcome: Outcome) -> None:
@@ -151,20 +153,23 @@ class ProposeStage:
         self._outstanding.discard(outcome.index)
         self._run.wake()
 
-    def tell(self) -> None:
-        """Tell the strategy of the queued outcomes. Raises `StrategyError`.
+    async def tell(self) -> None:
+        """Tell the strategy of the queued outcomes, and of those that come meanwhile. Raises `StrategyError`.
 
         It knows of no baseline: what the baseline has is that of the candidate with its code, if there is one.
         """
         state, strategy = self._run.recorder.state, self._start.strategy
         while self._pending and strategy is not None:
-            outcome = self._pending.popleft()
-            index = state.first(BASELINE).index if outcome.index == BASELINE else outcome.index
-            latency_ms, reason = outcome.latency_ms, ""
-            if latency_ms is None:
-                latency_ms, reason = latency_or_reason(state, index)
-            if index != BASELINE:
-                strategy.tell(index, latency_ms, reason)
+            told = list[tuple[int, float | None, str]]()
+            for _ in range(min(AT_ONCE, len(self._pending))):
+                outcome = self._pending.popleft()
+                index = state.first(BASELINE).index if outcome.index == BASELINE else outcome.index
+                latency_ms, reason = outcome.latency_ms, ""
+                if latency_ms is None:
+                    latency_ms, reason = latency_or_reason(state, index)
+                if index != BASELINE:
+                    told.append((index, latency_ms, reason))
+            await self.aside(partial(strategy.tell_all, told))
 
     async def _retry_left_out(self, propose: MemoryObjectSendStream[Candidate]) -> None:
         """Propose again what was left out as likely to lose, one of each code, if nothing else works."""

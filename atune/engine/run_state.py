@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,13 +15,14 @@ import anyio.lowlevel
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from atune.errors import name_and_message
-from atune.journal.events import ArtifactBuilt, BestChanged, CandidateMeasured, Event, Warned
+from atune.errors import UsageError, name_and_message
+from atune.journal.events import ArtifactBuilt, BestChanged, CandidateMeasured, Event
 from atune.journal.state import State
 from atune.journal.writer import Journal
 from atune.model.artifact import Artifact, Lowered, Roles
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceLimits
+from atune.reporting.log import EventLog, event_log
 from atune.workload.workload import WorkloadSpec
 
 
@@ -90,8 +91,41 @@ async def opened_aside(start: Callable[[], Opened], close: Callable[[Opened], ob
 
 
 Listener = Callable[[Event], None]
+
+
+class Listeners:
+    """Calls the caller's `functions` with each event. What one raises ends the run: it cancels the block of `ending`,
+    which raises it."""
+
+    def __init__(self, on_event: Listener | None, log: EventLog | None) -> None:
+        self.functions = ([] if on_event is None else [on_event]) + ([] if log is None else [event_log(log)])
+        self.raised: BaseException | None = None
+
+    def __call__(self, event: Event) -> None:
+        for function in list(self.functions):
+            try:
+                function(event)
+            except BaseException as raised:
+                self.functions.remove(function)
+                error, why = raised, f"a listener of events raised {name_and_message(raised)}".removesuffix(": ")
+                if isinstance(raised, (anyio.get_cancelled_exc_class(), GeneratorExit, StopIteration)):
+                    error = UsageError(why)  # coroutines would take those for their own
+                    error.__cause__ = raised
+                error.add_note(f"{why}, which ended the run")
+                self.raised = self.raised or error
+                self._scope.cancel()
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        with anyio.CancelScope() as self._scope:
+            yield
+        if self.raised is not None:
+            raise self.raised
+
+
 AT_ONCE = 100
-"""Events of earlier parts that are folded before the event loop has its turn: they take about 2 ms."""
+"""Events of earlier parts that are folded, and outcomes that a strategy is told, before the event loop has its turn:
+about 2 ms."""
 
 
 class Recorder:
@@ -113,10 +147,8 @@ class Recorder:
 
         Listeners get them first, and the run's clock goes on where it stopped.
         """
-        dropped: list[Exception] = []
         for count, event in enumerate(past, 1):
-            self.state.apply(event)
-            self._hand_on(event, dropped)
+            self._hand_on(event)
             if count % AT_ONCE == 0:
                 await anyio.lowlevel.checkpoint()
         self._seq = self.state.last_seq + 1
@@ -147,24 +179,17 @@ class Recorder:
             self.journal.append(event)
         self._seq += 1
         self.emitted += 1
-        self.state.apply(event)
-        dropped: list[Exception] = []
-        self._hand_on(event, dropped)
-        for why in dropped:  # only now: the listeners after it get their events in order too
-            self.emit(Warned, message=f"a listener of events raised and was dropped: {name_and_message(why)}")
+        self._hand_on(event)
 
     async def sync(self) -> None:
         """Return once everything recorded so far is on the disk."""
         if self.journal is not None:
             await self.journal.sync()
 
-    def _hand_on(self, event: Event, dropped: list[Exception]) -> None:
+    def _hand_on(self, event: Event) -> None:
+        self.state.apply(event)
         for listener in list(self.listeners):
-            try:
-                listener(event)
-            except Exception as error:  # a listener's bug costs the listener, not the run
-                self.listeners.remove(listener)
-                dropped.append(error)
+            listener(event)
 
 
 class Run:

@@ -322,9 +322,7 @@ class Plan:
             getattr(own, "begin", lambda _: None)(searched)
         enough = Enough(own, searched) if self.budget.auto and searched.prior else None
         strategy = Guarded(own, candidates, searched.first, last, enough)
-        for index, latency_ms, reason in _past(state):
-            if index in candidates:
-                strategy.tell(index, latency_ms, reason)
+        strategy.tell_all(past for past in _past(state) if past[0] in candidates)
         for index in self.suspects.keys() & candidates.keys():
             strategy.tell(index, None, "suspect")
         return strategy

@@ -278,7 +278,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, metaclass=SettingsMeta
 
 
 MEANT: dict[str, tuple[str, ...]] = {
-    "answer": ("reference",), "benchmark_devices": ("devices",),
+    "answer": ("reference",), "args": ("arguments", "arg"), "benchmark_devices": ("devices",),
     "benchmark_multi_gpu": ("devices",), "cache_input_tensors": ("cache_inputs",), "compiler_options": ("flags",),
     "configs": ("space",), "cpu_count": ("workers",), "device": ("devices",), "disable_cache": ("store", "cache"),
     "early_config_prune": ("where",), "early_stop": ("adaptive",),

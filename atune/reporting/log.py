@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
+from inspect import iscoroutinefunction
 from typing import Any, Protocol, TextIO
 
 import msgspec
 
 from atune.errors import UsageError
 from atune.journal.events import Event
-from atune.reporting.screen import shown
+from atune.reporting.screen import Output, shown
 
 WARNINGS = frozenset({
     "build_failed", "compile_repeated", "benchmark_failed", "benchmark_repeated", "device_excluded", "device_lost",
@@ -42,8 +44,10 @@ def event_log(log: EventLog) -> Callable[[Event], None]:
     Losses and failures are warnings, the steps of single candidates are debug, and the rest is info. `log` decides
     what is shown. Raises `UsageError` if `log` takes no fields, like the loggers of `logging`.
     """
-    if not all(callable(getattr(log, name, None)) for name in ("bind", "debug", "info", "warning")):
-        raise UsageError(f"log: give a logger of structlog, such as structlog.get_logger(), got {log!r}")
+    with suppress(RuntimeError):  # outside of an event loop, structlog's AsyncBoundLogger shows none of its methods
+        methods = [getattr(log, name, None) for name in ("bind", "debug", "info", "warning")]
+        if not all(map(callable, methods)) or (iscoroutinefunction(methods[-1]) and not hasattr(log, "sync_bl")):
+            raise UsageError(f"log: give a logger of structlog, such as structlog.get_logger(), got {log!r}")
     return lambda event: _entry(log, event, _data(event))
 
 
@@ -55,7 +59,7 @@ def event_logger(stream: TextIO | None = None) -> Callable[[Event], None]:
     """
     import structlog
 
-    out = sys.stderr if stream is None else stream
+    out: Any = Output(sys.stderr if stream is None else stream)
     for_people = out.isatty()
     render: Any = structlog.processors.JSONRenderer()
     if for_people:
@@ -70,9 +74,10 @@ def event_logger(stream: TextIO | None = None) -> Callable[[Event], None]:
     return lambda event: _entry(logger, event, _shown(event) if for_people else _data(event))
 
 
-def _entry(log: EventLog, event: Event, fields: dict[str, Any]) -> None:
+def _entry(log: Any, event: Event, fields: dict[str, Any]) -> None:
     name = str(type(event).__struct_config__.tag)
-    write = log.warning if name in WARNINGS else log.debug if name in DETAILS else log.info
+    plain = log.sync_bl if iscoroutinefunction(log.info) else log  # the one inside of an AsyncBoundLogger
+    write = plain.warning if name in WARNINGS else plain.debug if name in DETAILS else plain.info
     write(name, **fields)
 
 

@@ -15,7 +15,7 @@ from atune.journal.events import Event, FinalOrdered, FinalStarted, RunFinished,
 from atune.journal.state import State, Status, recorded_budget
 from atune.model.candidate import Config, describe_config, printable
 from atune.model.settings import Budget
-from atune.reporting.screen import shown
+from atune.reporting.screen import Output, shown
 
 
 class Progress:
@@ -23,7 +23,7 @@ class Progress:
 
     `stream`: where to write (default: stderr). `budget`: the run's budget, needed for totals and for the time left
     (default: what the run's header has). `since`: events from before this time count and are not shown; in seconds
-    since 1970. `seldom`: nobody asked for it: show a line a minute and nothing else.
+    since 1970. `seldom`: nobody asked for it: show a line after 5 s, then one a minute, and nothing else.
     """
 
     def __init__(
@@ -34,20 +34,21 @@ class Progress:
         *,
         seldom: bool = False,
     ) -> None:
-        self._stream: TextIO | None = sys.stderr if stream is None else stream
+        self._out = Output(sys.stderr if stream is None else stream)
         self._interval_s, self._seldom = SELDOM_S if seldom else INTERVAL_S, seldom
         self._budget, self._as_recorded = budget or Budget(), budget is None
         self.state = State()
         self._since, self._begun = since, False
-        self._mono = self._shown_mono = self._started_mono = 0.0
+        self._mono = self._started_mono = 0.0
+        self._shown_mono = min(0.0, INTERVAL_S - self._interval_s)
         self._shown = self._final = ""
         self._on_terminal, self._rows = False, 0
 
     def __enter__(self) -> Self:
-        able = self._stream is not None and self._stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+        able = self._out.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
         self._on_terminal = able and _ON_SCREEN.acquire(blocking=False)
         if able and not self._on_terminal:
-            self._stream = None
+            self._out = Output(None)
         return self
 
     def __exit__(
@@ -125,28 +126,21 @@ class Progress:
             f"{counts['failed']} failed",
         ]
         done += [counted(counts[status], status) for status in _NOT_COMPILED if counts[status]]
-        text = "; ".join(filter(None, [", ".join(done), self._final, self.best or "nothing measured yet"]))
+        best = self.best or ("nothing works so far" if self.measured else "nothing measured yet")
+        text = "; ".join(filter(None, [", ".join(done), self._final, best]))
         if text != self._shown:
             self._shown = text
             self._write(f"[{duration(self._mono)}{left}] {text}")
 
     def _write(self, text: str, stays: bool = False) -> None:
         """Write a line; on a terminal in place of the last one, and as two at most unless it `stays`."""
-        if self._stream is None:  # stderr was closed when the program began, or another run is shown
-            return
         text = shown(text)
         lines = [f"atune: {text}\n"]
         if self._on_terminal:
-            rows = (
-                [text, ""] if stays else textwrap.wrap(text, _columns(self._stream), max_lines=LINES, placeholder="…")
-            )
+            rows = [text, ""] if stays else textwrap.wrap(text, _columns(self._out), max_lines=LINES, placeholder="…")
             lines = ["\r\x1b[K", "\x1b[A\x1b[K" * (self._rows - 1), "\n".join(rows)]
             self._rows, self._shown = (0, "") if stays else (len(rows), self._shown)
-        try:
-            self._stream.write("".join(lines))
-            self._stream.flush()
-        except OSError:
-            self._stream = None  # the result is still wanted
+        self._out.write("".join(lines))
 
 
 INTERVAL_S, SELDOM_S = 5.0, 60.0
@@ -160,11 +154,11 @@ LINES = 2
 """Lines of a terminal that are written over."""
 
 
-def _columns(stream: TextIO) -> int:
+def _columns(out: Output) -> int:
     """Return how many columns of a terminal may be filled: in the last one, the cursor would go to the next line."""
     columns = shutil.get_terminal_size().columns
-    with suppress(OSError, ValueError):
-        columns = os.get_terminal_size(stream.fileno()).columns or columns
+    with suppress(Exception):
+        columns = os.get_terminal_size(out.stream.fileno()).columns or columns
     return max(20, columns - 1)
 
 
@@ -183,4 +177,4 @@ def is_watched() -> bool:
     """Tell whether somebody sees what is shown: stderr is a terminal, or this program is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")  # nothing is imported for it
     in_notebook = ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
-    return in_notebook or (sys.stderr is not None and sys.stderr.isatty())
+    return in_notebook or Output(sys.stderr).isatty()

@@ -7,7 +7,8 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterable
-from typing import Literal, NamedTuple, TextIO
+from contextlib import suppress
+from typing import Any, Literal, NamedTuple, TextIO
 
 Style = Literal["", "answer", "strong", "attention", "error", "dim"]
 CODES = {"answer": "1;32", "strong": "1", "attention": "33", "error": "1;31", "dim": "2"}
@@ -25,6 +26,26 @@ class Line(NamedTuple):
 
     text: str
     style: Style = ""
+
+
+class Output:
+    """A stream that people read, or anything with `write`. What does not work of it is left out."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def isatty(self) -> bool:
+        with suppress(Exception):
+            return bool(self.stream.isatty())
+        return False
+
+    def write(self, text: str) -> None:
+        with suppress(Exception):  # it is closed, or its reader left
+            self.stream.write(text)
+            self.stream.flush()
+
+    def flush(self) -> None:
+        """Do nothing: `write` does it."""
 
 
 def shown(text: str) -> str:

@@ -15,9 +15,12 @@ import anyio
 import anyio.lowlevel
 import pytest
 from fake_ray import FakeRay, in_place
+from fake_runs import copying
+from own_strategy import Own
 from processes import environment
 
 import atune
+from atune.engine.search.enough import Enough
 from atune.errors import JournalError, WorkloadError
 from atune.frontends.api import cached_tune, tune_set, warm_start
 from atune.frontends.api.tuner import tune
@@ -25,7 +28,7 @@ from atune.journal import writer
 from atune.journal.reader import read
 from atune.journal.writer import Journal
 from atune.model.candidate import Problem
-from atune.testing import FakeMachine
+from atune.testing import FakeMachine, Script
 from atune.workers.cluster import ray_cluster
 from atune.workers.local import machine
 from atune.workers.storage.result_cache import ResultCache
@@ -214,3 +217,49 @@ def test_no_other_thread_is_waited_for() -> None:
             if (run := "anyio.to_thread.run_sync") in words and not abandons:
                 found.add((path.relative_to(package).as_posix(), words[words.index(run) + 1]))
     assert found == WAITED_FOR
+
+
+def enough_judges(slow: LoopGoesOn, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    judge = Enough._judge
+    monkeypatch.setattr(Enough, "_judge", lambda self, most: slow.wait() or judge(self, most))
+    machine = FakeMachine(100, Script(facts=lambda config: copying(1.0 + config["x"])), target="sm_90a")
+    return {"machine": machine, "budget": "auto"}
+
+
+def own_strategy(method: str, slow: LoopGoesOn) -> dict[str, Any]:
+    class Slow(Own):
+        """Also sees whether two of its methods are called at the same time."""
+
+        busy = threading.Lock()
+
+        def ask(self) -> int | None:
+            return self.alone("ask", super().ask)
+
+        def tell(self, *outcome: Any) -> None:
+            self.alone("tell", super().tell, *outcome)
+
+        def alone(self, name: str, function: Any, *arguments: Any) -> Any:
+            assert self.busy.acquire(blocking=False), "called while another call was under way"
+            try:
+                if name == method:
+                    slow.wait()
+                return function(*arguments)
+            finally:
+                self.busy.release()
+
+    return {"machine": FakeMachine(40, Script(fails={3: "lower"})), "strategy": Slow()}
+
+
+@pytest.mark.parametrize("way", ["ask", "tell", "enough", "enough without a pipeline"])
+async def test_a_strategy_that_learns_slowly_works_beside_the_loop(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = LoopGoesOn()
+    judged = way.startswith("enough")
+    options = enough_judges(slow, monkeypatch) if judged else own_strategy(way, slow)
+    if "without" in way:
+        options["pipeline"] = False
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(slow.look)
+        result = await tune(**options)
+    assert slow.begun.is_set() and (result.chance is not None) == judged
+    if not judged:
+        assert sorted(options["strategy"].outcomes) == list(range(40))

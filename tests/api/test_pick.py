@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,34 @@ def test_what_no_board_can_run_and_what_raises_are_errors() -> None:
         atune.pick(atune.Workload(lambda N, tile: None, empty, arguments={"N": 8}), gpu="H100")
     with pytest.raises(UsageError, match="n must be"):
         atune.pick(f"{KERNELS}:PICKED", n=0, gpu="H100")
+
+
+HANGING = """
+import atune
+import work_kernels as kernels
+
+def kernel(block_M, num_stages=2):
+    while block_M >= {least}:
+        pass
+    return kernels.picked(block_M, num_stages=num_stages)
+
+W = atune.Workload(kernel, kernels.PICKED.space)
+"""
+
+
+def test_a_kernel_function_that_hangs_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("atune.frontends.api.pick.PATIENCE_S", 8.0)
+    for least in (1, 256):
+        (tmp_path / f"w{least}.py").write_text(HANGING.format(least=least))
+    began = time.monotonic()
+    with pytest.raises(UsageError, match=r"in 9 s the kernel function gave no answer for 6 of 6 candidates.* hang"):
+        atune.pick(f"{tmp_path}/w1.py:W", gpu="H100")
+    assert time.monotonic() - began < 60
+    assert main(["pick", f"{tmp_path}/w256.py:W", "--gpu", "H100", "-n", "9"]) == 0
+    printed = capsys.readouterr().out
+    assert "gave no answer in time" in printed and "block_M=64" in printed and "block_M=256" not in printed
 
 
 def test_the_command_prints_what_python_returns(capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,7 +70,7 @@ OFTEN = "import atune.reporting.progress as p; p.SELDOM_S = 0.0\n"
 @pytest.mark.parametrize(
     ("code", "shows"),
     [
-        (RUN.format(call="run(machine=FakeMachine(4))"), False),  # it ends within a minute
+        (RUN.format(call="run(machine=FakeMachine(4))"), False),  # it ends within seconds
         (OFTEN + RUN.format(call="run(machine=FakeMachine(4))"), True),
         (OFTEN + RUN.format(call="run(machine=FakeMachine(4), progress=False)"), False),
         (OFTEN + RUN.format(call="run(machine=FakeMachine(4), on_event=lambda event: None)"), False),
@@ -95,3 +95,35 @@ def test_a_tuner_shows_what_it_is_asked_to(monkeypatch: pytest.MonkeyPatch, caps
     assert capsys.readouterr().err == ""
     anyio.run(lambda: main(progress=True))
     assert "4/4 compiled" in capsys.readouterr().err
+
+
+STREAM = """
+import os, sys
+import atune
+from atune.testing import FakeMachine
+
+class Tee:
+    got = []
+    def write(self, text):
+        self.got.append(text)
+
+class Gone(Tee):
+    def write(self, text):
+        raise RuntimeError("the window is closed")
+
+{stream}
+print(atune.run(machine=FakeMachine(4), **{options}).measured, "".join(Tee.got), flush=True)
+os._exit(0)  # at its own end Python would ask for more than write
+"""
+
+
+@pytest.mark.parametrize("options", [{}, {"progress": True}])
+@pytest.mark.parametrize(
+    "stream",
+    ["sys.stderr = Tee()", "sys.stderr = Gone()", "sys.stderr.close()", "sys.stderr = None", "sys.stderr = object()"],
+)
+def test_anything_with_write_is_a_stream_and_what_is_none_costs_no_run(stream: str, options: dict[str, Any]) -> None:
+    code = STREAM.format(stream=stream, options=options)
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), timeout=60, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("4 "), done.stderr
+    assert ("4/4 compiled" in done.stdout) == ("Tee" in stream and bool(options))

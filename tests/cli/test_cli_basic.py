@@ -272,9 +272,16 @@ def test_doctor_says_what_fails(monkeypatch: pytest.MonkeyPatch, capsys: Any) ->
     """As it would say of an installation that computes what is wrong."""
     monkeypatch.setattr(doctor, "SCRIPT", doctor.SCRIPT.replace("A[bx * block + i] * 2.0", "A[bx * block + i] * 3.0"))
     target, other = doctor._target, doctor.Check("target cuda", False, "not tried")
-    monkeypatch.setattr(doctor, "_target", lambda kind, tried: target(kind, tried) if kind == "c" else other)
+
+    def tried(kind: str, as_: str) -> doctor.Check:
+        return target(kind, as_) if kind == "c" else other
+
+    before = list[str]()
+    monkeypatch.setattr(doctor, "_target", lambda *asked: before.append(capsys.readouterr().out) or tried(*asked))
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
+    assert before[0].startswith("ok       Python") and "cloudpickle" in before[0]  # shown while a target is tried
+    out = "".join([*before, out])
     assert "missing  target c      a kernel of a few lines fails" in out
     assert "1 gave wrong outputs: output 0: 4096 of 4096" in out
 
@@ -300,7 +307,7 @@ def test_a_gpu_that_nothing_finds_is_told_with_where_it_was_looked_for(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(doctor, "SCRIPT", "")
     assert doctor._target("cuda", doctor.ARCH).advice == f"it lacks a GPU: NVML finds none{where}"
-    with pytest.raises(TargetError, match=rf"\(NVML finds none{where}\): --target c takes the CPU"):
+    with pytest.raises(TargetError, match=rf"\(NVML finds none{where}\): target c takes the CPU"):
         session.discover("cuda", ("all",))
 
 

@@ -40,7 +40,6 @@ from atune.journal.events import (
     RunFinished,
     RunInterrupted,
     RunStarted,
-    Warned,
 )
 from atune.journal.reader import read
 from atune.journal.result import Result
@@ -317,26 +316,6 @@ async def test_a_cancelled_run_leaves_a_readable_journal_and_nothing_else(moment
     journal, again = Journal.reopen(path)  # the lock is free
     journal.close()
     assert again == events
-
-
-async def test_a_listener_that_raises_is_dropped_with_a_warning() -> None:
-    """The run goes on, and everyone else gets all events in order."""
-    calls: list[int] = []
-
-    def bad(event: Event) -> None:
-        calls.append(event.seq)
-        if len(calls) == 3:
-            raise KeyError("oops")
-
-    seen: list[Event] = []
-    async with Tuner(machine=FakeMachine(), on_event=bad) as tuner:
-        async for event in tuner.events():
-            seen.append(event)
-        result = await tuner.result()
-    assert calls == [0, 1, 2] and [e.seq for e in seen] == list(range(len(seen)))
-    [warning] = [e for e in seen if isinstance(e, Warned)]
-    assert "KeyError: 'oops'" in warning.message and result.measured == 8
-    assert result.warnings == (warning.message,) and f"warnings   {warning.message}" in str(result).splitlines()
 
 
 async def test_the_journal_folds_to_the_live_result(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import anyio.to_thread
 import pytest
 from own_strategy import Own
 
-from atune import resume, tune
+from atune import NoWinner, Tuner, resume, tune
 from atune.errors import StrategyError, UsageError
 from atune.journal.events import CandidateProposed, Event
 from atune.journal.reader import read, replay
@@ -181,3 +181,15 @@ async def test_the_summary_says_which_values_were_left_for_the_end() -> None:
     assert sum(record.status == "failed" for record in result.records) < 20
     other = await tune(machine=FakeMachine(CONFIGS, Script(**own), workers=1), budget=40, strategy="random")
     assert "left for the end" not in summary_text(other)
+
+
+async def test_a_run_that_tried_nothing_says_what_ended_it() -> None:
+    none = Own()
+    none.ask = lambda: None  # type: ignore[method-assign]
+    for options, why in (({"strategy": none}, "the strategy ended"), ({"budget": "0.001s"}, "the budget ended")):
+        with pytest.raises(NoWinner, match=f"^no candidate was tried: {why} before the first one$"):
+            await tune(machine=fake(start_s=9.0), **options)
+    with pytest.raises(NoWinner, match=r"^no candidate was tried: stop\(\) was called before the first one$"):
+        async with Tuner(machine=fake()) as tuner:
+            tuner.stop()
+            await tuner.result()

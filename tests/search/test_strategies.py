@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
 import pytest
 
+from atune.engine.search import bayesian
 from atune.engine.search import strategies as choosing
 from atune.engine.search.interface import Encoding, Guarded, Searched, Strategy
 from atune.engine.search.strategies import ADVISED, MAKERS, check_given, chosen, make_strategy
@@ -149,6 +151,32 @@ def test_neighbours_of_what_failed_to_lower_come_last(prior: bool) -> None:
     strategy.tell(44, None, "compile")  # another reason
     rest = list(iter(strategy.ask, None))
     assert set(rest[-4:]) == {29, 36, 38, 45} and len(rest) == 64 - 5  # a step in x, a step in y
+
+
+def test_outcomes_cost_next_to_nothing_until_the_strategy_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a thousand that come at once do not cost a thousand times what one does. The last one of each counts."""
+    counts = Counter[str]()
+
+    def counted(name: str, function: Any) -> Any:
+        return lambda *arguments: counts.update([name]) or function(*arguments)
+
+    monkeypatch.setattr(Encoding, "neighbours", counted("neighbours", Encoding.neighbours))
+    monkeypatch.setattr(bayesian, "failed_values", counted("values", bayesian.failed_values))
+    configs: dict[int, Config] = dict(enumerate({"x": x, "y": y} for x in range(40) for y in range(40)))
+    outcomes = [(i, None, "lower") if i % 5 < 2 else (i, 1.0 + i, "") for i in range(0, 1600, 2)]
+    again = [(i, 1.0 + i, "") for i in range(0, 1600, 20)]
+    final = {outcome[0]: outcome for outcome in [*outcomes, *again]}
+    shunned = []
+    for told in (final.values(), [*outcomes, *again], [*again, *outcomes[::-1], *again]):
+        strategy = bayesian.Bayesian(Searched(configs, 0))
+        counts.clear()
+        for outcome in told:
+            strategy.tell(*outcome)
+        assert not counts["values"] and counts["neighbours"] <= 640
+        asked = [strategy.ask() for _ in range(5)]
+        assert counts["values"] == 1 and strategy._shunned is not None and len({*asked}) == 5
+        shunned.append(strategy._shunned.tolist())
+    assert shunned[0] == shunned[1] == shunned[2] and 0 < sum(shunned[0]) < len(configs)
 
 
 def test_the_process_learns_what_fails_next_to_the_best() -> None:

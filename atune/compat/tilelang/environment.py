@@ -24,6 +24,7 @@ from atune.model.device import Target, parse_target
 from atune.model.folders import TILELANG_FOLDER
 from atune.model.options import Amount, Count, Natural, Share, converted
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.reporting.screen import Output
 from atune.stages import tilelang
 from atune.stages.session.session import visible_gpus
 from atune.workers.system.resources import usable_cores
@@ -194,7 +195,7 @@ def plan(compile_args: Any, profile: Any, run: Mapping[str, Any]) -> dict[str, A
     options = {
         "budget": Budget(auto=True) if given.get("tuning") == "quick" else None,
         "pipeline": given.get("use_pipeline", True),
-        "progress": compile_args.verbose or sys.stderr.isatty(),
+        "progress": compile_args.verbose or Output(sys.stderr).isatty(),
         "compile": CompileSettings(
             workers=workers(),
             group_size=None if grouped is None else given.get("group_compile_size", 2) if grouped else 1,

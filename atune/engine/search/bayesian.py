@@ -131,8 +131,10 @@ class Bayesian:
         """Infinite for those that failed."""
         self._reasons = dict[int, str]()
         """Why they failed; empty for those that were measured."""
-        self._left, self._shunned = (np.full(len(self.indices), value) for value in (True, False))
-        """Which were not asked for, and which have a value with which all failed alike: they come last."""
+        self._left, self._near = np.full(len(self.indices), True), np.zeros(len(self.indices), dtype=np.int32)
+        """Which were not asked for, and to how many that failed to lower each is a neighbour."""
+        self._shunned: NDArray[np.bool_] | None = None
+        """Those that come last; None where outcomes came since they were found."""
         self._seen, self._most = 0, 0
 
     @property
@@ -157,13 +159,9 @@ class Bayesian:
         if latency_ms is None and reason == DUPLICATE:
             return
         self.latencies[candidate] = math.inf if latency_ms is None else latency_ms
-        self._reasons[candidate] = reason
-        if reason or self._shunned.any():
-            self._shunned[:] = False
-            for axis, value in failed_values((self._pairs[one], why) for one, why in self._reasons.items()):
-                self._shunned |= self._places[:, axis] == value
-            for one in [one for one, why in self._reasons.items() if why == "lower"]:
-                self._shunned[self._encoding.neighbours(one)] = True
+        if change := (reason == "lower") - (self._reasons.get(candidate) == "lower"):
+            self._near[self._encoding.neighbours(candidate)] += change
+        self._reasons[candidate], self._shunned = reason, None
 
     def _ask_for(self, candidate: int) -> None:
         self.asked[candidate] = None
@@ -185,6 +183,8 @@ class Bayesian:
     def _next(self) -> int:
         first = FIRST if self.budget is None else max(LEAST, min(FIRST, self.budget // 4))
         early = len(self.asked) < first or min(self.latencies.values(), default=math.inf) == math.inf
+        if self._shunned is None:
+            self._shunned = self._last()
         good = self._left & ~self._shunned
         if not good.any():
             good = self._left
@@ -194,6 +194,15 @@ class Bayesian:
         scores = improvement(*self._predicted(process))
         scores[~good[process.pool]] = -1.0
         return process.pool[int(scores.argmax())]
+
+    def _last(self) -> NDArray[np.bool_]:
+        """Return which come last: neighbours of what failed to lower, and those with a value with which all failed
+        alike."""
+        last: NDArray[np.bool_] = self._near > 0
+        reasons = self._reasons if any(self._reasons.values()) else {}
+        for axis, value in failed_values((self._pairs[one], why) for one, why in reasons.items()):
+            last |= self._places[:, axis] == value
+        return last
 
     def _predicted(self, process: Process) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
         """Return what is expected of the pool, its deviation, and the best known: speeds, with a prior as logarithms.

@@ -29,7 +29,7 @@ DUPLICATE = "duplicate"
 
 @runtime_checkable
 class Strategy(Protocol):
-    """Proposes candidates by index. No two of its methods are ever called at the same time.
+    """Proposes candidates by index. Its methods are called in threads, and no two of them at the same time.
 
     A resumed run tells a new object all earlier outcomes before it asks, also of candidates that this object did not
     propose. What it proposes of these is passed over. Two attributes are optional. `begin` gets the `Searched` before
@@ -120,8 +120,8 @@ class Guarded:
 
     def limit(self, most: int) -> int:
         """Return how many candidates may be outstanding now, `most` at most."""
-        name = "most_outstanding"
-        own = asked(lambda: operator.index(getattr(self.strategy, name, most)), partial(self._raised, name))
+        name, mine = "most_outstanding", self.strategy
+        own = asked(lambda: operator.index(getattr(mine, name, most)), partial(self._raised, name), passes=False)
         return max(1, min(most, own))
 
     def ask(self) -> int | None:
@@ -138,7 +138,7 @@ class Guarded:
         return index
 
     def _next(self) -> int | None:
-        answer = None if self._ended else asked(lambda: self.strategy.ask(), partial(self._raised, "ask()"))
+        answer = None if self._ended else asked(self.strategy.ask, partial(self._raised, "ask()"), passes=False)
         if answer is None:
             self._ended = True
             return next((index for index in self._last if index not in self._asked), None)
@@ -160,7 +160,12 @@ class Guarded:
         if self.enough is not None:
             self.enough.tell(index, latency_ms, reason)
         call = f"tell({index}, {latency_ms}, {reason!r})"
-        asked(lambda: self.strategy.tell(index, latency_ms, reason), partial(self._raised, call))
+        asked(lambda: self.strategy.tell(index, latency_ms, reason), partial(self._raised, call), passes=False)
+
+    def tell_all(self, outcomes: Iterable[tuple[int, float | None, str]]) -> None:
+        """Tell of `outcomes` in their order. Raises `StrategyError`."""
+        for outcome in outcomes:
+            self.tell(*outcome)
 
     def _raised(self, call: str, error: BaseException) -> StrategyError:
         return error if isinstance(error, StrategyError) else self._error(f"{call} raised {name_and_message(error)}")

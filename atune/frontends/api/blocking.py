@@ -66,7 +66,8 @@ def no_winner_message(result: Result) -> str:
     from atune.reporting.summary import PRUNED, failure_groups, first_failure_lines, group_lines, outcomes, why_none
 
     if not result.total or result.remaining == result.total:
-        return "no candidate was tried: the budget ended before the first one"
+        ended = {"stopped": "stop() was called", "exhausted": "the strategy ended"}
+        return f"no candidate was tried: {ended.get(result.reason, 'the budget ended')} before the first one"
     groups = sorted(failure_groups(result.records), key=lambda group: group.kind == PRUNED)
     lines = [f"  {line}" for line in group_lines(groups, 10, first_failure_lines(result, groups))]
     return "\n".join(filter(None, [result.about_default, f"{why_none(result)}: {outcomes(result)}", *lines]))
@@ -84,19 +85,17 @@ T = TypeVar("T")
 
 def run_blocking(function: Callable[..., Awaitable[T]], /, *arguments: Any, **options: Any) -> T:
     """Await `function` in a new event loop in a thread, like `run`, and return its result."""
-    notes: list[str] = []
+    notes, answers, raised = list[str](), list[T](), list[BaseException]()
     ended = threading.Event()
     folder = chosen_cache_folder()
 
-    async def work() -> T:
+    async def work() -> None:
         try:
             with cache_folder_at(folder):
-                return await function(*arguments, **options)
+                answers.append(await function(*arguments, **options))
         except BaseException as error:
             notes.extend(getattr(error, "__notes__", ()))
-            if isinstance(error, BaseExceptionGroup):
-                raise unwrapped(error) from None
-            raise
+            raised.append(unwrapped(error) if isinstance(error, BaseExceptionGroup) else error)
         finally:
             ended.set()
 
@@ -111,4 +110,6 @@ def run_blocking(function: Callable[..., Awaitable[T]], /, *arguments: Any, **op
             if isinstance(error, KeyboardInterrupt) and notes:
                 raise KeyboardInterrupt(notes[0]) from None  # of that very class: Python then ends by SIGINT
             raise
-        return future.result()
+    for why in raised:  # only here: an exit would end the loop alone
+        raise why
+    return answers[0]

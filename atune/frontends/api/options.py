@@ -118,8 +118,8 @@ class ListenOptions(TypedDict, total=False):
 
     # fmt: off
     on_event: Annotated[Callable[[Event], None] | None, Option(
-        "A plain function, called with each event in the event loop: keep it short. If it raises, it is dropped. It "
-        "gets the events of a resumed run's earlier parts first.",
+        "A plain function, called with each event in the event loop: keep it short. What it raises ends the run, whose "
+        "journal can be resumed. It gets the events of a resumed run's earlier parts first.",
         check=_listener,
     )]
     log: Annotated[EventLog | None, Option(
@@ -127,7 +127,8 @@ class ListenOptions(TypedDict, total=False):
     )]
     progress: Annotated[bool | None, Option(
         "Show progress on stderr, or in the cell of a notebook. None does so on a terminal and in a notebook, and "
-        "elsewhere shows a line a minute, unless `on_event` or `log` is given. A `Tuner` shows it for True alone.",
+        "elsewhere shows a line after 5 s and then one a minute, unless `on_event` or `log` is given. A `Tuner` shows "
+        "it for True alone.",
         unset="where somebody sees it, and elsewhere seldom",
     )]
     # fmt: on

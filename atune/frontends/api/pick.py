@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import anyio
 import msgspec
 
 from atune.engine.proposing import MOST, Survey
@@ -21,6 +22,8 @@ from atune.workers.processes.server import refuse_in_worker
 from atune.workload.pickling import FileRef
 from atune.workload.workload import Workload
 
+PATIENCE_S, EACH_S = 40.0, 0.1
+"""How long all candidates are waited for: so many seconds, and for each so many more. Most take 0.02 s."""
 NO_FIGURES = "the prior knows nothing of this device: the default is chosen"
 NOT_READ = "the prior cannot read what a block of this kernel does: the default is chosen"
 
@@ -36,7 +39,8 @@ class Picked(msgspec.Struct, frozen=True):
     """The choice of `pick`: the best first. Estimates serve to compare; as milliseconds they may be far off.
 
     `gpu`: the device that it is for; empty where there is none. `candidates`: those that were looked at, of which
-    `unfit` cannot run. `why`: why the prior knows nothing, so that the only choice is the default; empty where it does.
+    `unfit` cannot run, and `unknown` gave no answer in time. `why`: why the prior knows nothing, so that the only
+    choice is the default; empty where it does.
     """
 
     choices: tuple[PickedConfig, ...]
@@ -44,6 +48,7 @@ class Picked(msgspec.Struct, frozen=True):
     candidates: int
     unfit: int
     why: str
+    unknown: int = 0
 
 
 def pick(workload: Workload | FileRef | str, n: int = 3, gpu: str | None = None) -> Picked:
@@ -54,7 +59,7 @@ def pick(workload: Workload | FileRef | str, n: int = 3, gpu: str | None = None)
     `workload`: as for `tune`. `gpu`: the board to choose for, such as ``H100``; then neither a GPU nor nvcc is needed.
     None: this machine's.
 
-    Raises `UsageError` for arguments that cannot work, and where no candidate can run.
+    Raises `UsageError` for arguments that cannot work, and where no candidate can run or the kernel function hangs.
     """
     refuse_in_worker()
     device = None if gpu is None else device_named(gpu)
@@ -71,11 +76,19 @@ async def picked(workload: Workload | FileRef | str, n: int, device: DeviceInfo 
         spec = await machine.describe()
         listed = numbered(spec.configs)
         candidates = listed if len(listed) <= MOST else random.Random(0).sample(listed, MOST)
-        survey, figures = Survey(candidates, going_on=lambda: True), figures_for(target, machine.found.devices)
+        figures = figures_for(target, machine.found.devices)
+        survey, limit_s = Survey(candidates, going_on=lambda: True), PATIENCE_S + EACH_S * len(candidates)
         if figures is not None:
-            await survey.run(machine.compile_workers())
+            with anyio.move_on_after(limit_s):
+                await survey.run(machine.compile_workers())
     gpu = next((one.name for one in machine.found.devices), "")
     fit = {} if figures is None else {i: one for i, one in survey.facts.items() if can_run(one, figures)}
+    unknown = 0 if figures is None else len(candidates) - len(survey.facts) - len(survey.failures)
+    if unknown and not fit:
+        raise UsageError(
+            f"in {limit_s:.0f} s the kernel function gave no answer for {unknown} of {len(candidates)} candidates, "
+            "and none of the others can run: see whether it hangs. A tuning waits for compile_timeout_s each"
+        )
     if figures is not None and not fit:
         failed = next((one.message for one in survey.failures.values()), "by shared memory, threads and registers")
         raise UsageError(f"none of {len(candidates)} candidates can run on {gpu}: {failed}")
@@ -84,5 +97,5 @@ async def picked(workload: Workload | FileRef | str, n: int, device: DeviceInfo 
     why = "" if found else NO_FIGURES if figures is None else NOT_READ
     if why and spec.default_config is None:
         raise UsageError(f"{why.partition(':')[0]}, and there is no default: {spec.no_default}")
-    unfit = 0 if figures is None else len(candidates) - len(fit)
-    return Picked(found or (PickedConfig(spec.default_config or {}),), gpu, len(candidates), unfit, why)
+    unfit = 0 if figures is None else len(candidates) - len(fit) - unknown
+    return Picked(found or (PickedConfig(spec.default_config or {}),), gpu, len(candidates), unfit, why, unknown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
@@ -16,7 +17,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from atune.engine.run_state import opened_aside
+from atune.engine.run_state import Listeners, opened_aside
 from atune.engine.search.strategies import AUTO
 from atune.errors import (
     ArgumentMissing,
@@ -55,7 +56,8 @@ from atune.model.candidate import ADVISED, Advice, Problem, config_key, describe
 from atune.model.options import Option, checked, documents, path, refuse_unknown
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.model.space import Space
-from atune.reporting.screen import plain, shown
+from atune.reporting.progress import INTERVAL_S
+from atune.reporting.screen import Output, plain, shown
 from atune.reporting.set_table import row_line, set_lines, set_page
 from atune.reporting.sets import MAX_REGRET, Cover, NearestRule, RegretMatrix, cover, dispatch_rule, regret_matrix
 from atune.workers.local.machine import Shared, shared_processes
@@ -206,10 +208,12 @@ async def tune_set(
     if folder is None:
         name = workload.name if isinstance(workload, Workload) else Path(str(getattr(workload, "path", workload))).stem
         folder = ResultCache().new_path(name.partition(".py")[0]).with_suffix("")
+    running = _SetRun(workload, chosen, given, Path(folder), symbolic)
     try:
-        return await _SetRun(workload, chosen, given, Path(folder), symbolic).all()
-    except anyio.get_cancelled_exc_class() as error:
-        if has_begun(Path(folder)):
+        return await running.all()
+    except BaseException as error:
+        ended = error is running.listeners.raised or isinstance(error, anyio.get_cancelled_exc_class())
+        if ended and has_begun(Path(folder)):
             kept = f"what was measured is kept in {shlex.quote(str(folder))}; journal= continues it"
             error.add_note(f"tuning interrupted; {kept}")
         raise
@@ -241,9 +245,10 @@ class _SetRun:
     ) -> None:
         self._workload = parse_file_ref(workload) if isinstance(workload, str) else workload
         self._problems, self._folder = problems, folder
-        self._every_s, self._options = progress_every_s(options), {**options, "progress": False}
+        self._every_s, self._options = progress_every_s(options), {**options, "progress": False, "log": None}
+        self.listeners = Listeners(options.get("on_event"), options.get("log"))
         self._benchmark: BenchmarkSettings = options.get("benchmark") or BenchmarkSettings()
-        self._printed = time.monotonic() if self._every_s else 0.0
+        self._next_line = time.monotonic() + (min(self._every_s, INTERVAL_S) if self._every_s < math.inf else math.inf)
         self._fit = workers_that_fit(int(LOAD * (len(usable_cores()) - 1)), usable_memory_bytes())
         self._free: anyio.CapacityLimiter
         """As many problems as are tuned at the same time."""
@@ -263,7 +268,7 @@ class _SetRun:
         had = [*listed(self._folder).values()] if is_set(self._folder) else []
         lock, self._journals = await opened_aside(lambda: open_set_folder(self._folder, self._problems)[::-1])
         try:
-            with lock:
+            with lock, self.listeners.ending():
                 return await self._all()
         except BaseException as error:
             if not had or isinstance(error, AtuneError):
@@ -356,10 +361,9 @@ class _SetRun:
         self._print(f"[{len(self._rows)}/{len(self._problems)}] {row_line(row)}")
 
     def _print(self, line: str) -> None:
-        if (now := time.monotonic()) - self._printed >= self._every_s:
-            self._printed = now
-            with suppress(OSError):  # nobody reads it
-                print(shown(line), file=sys.stderr, flush=True)
+        if (now := time.monotonic()) >= self._next_line:
+            self._next_line = now + self._every_s
+            Output(sys.stderr).write(f"{shown(line)}\n")
 
     async def _tuned(self, index: int) -> Result:
         problem, journal = self._problems[index], self._journals[index]
@@ -384,15 +388,14 @@ class _SetRun:
 
         Raises what `tune` raises, and `JournalError` for other work.
         """
-        fresh, scope, on_event = not journal.exists(), anyio.CancelScope(), self._options.get("on_event")
+        fresh, scope = not journal.exists(), anyio.CancelScope()
 
         def heard(event: Event) -> None:
             if not self._same_work(event):
                 scope.cancel()
             if self._every_s:
                 self._print(f"[{len(self._rows)}/{len(self._problems)}] {what}")
-            if on_event is not None:
-                on_event(event)
+            self.listeners(event)
 
         mine = {"compile": self._compile(int(self._free.total_tokens)), "journal": journal, "on_event": heard}
         options = {**self._options, **mine, **(changes or {})}

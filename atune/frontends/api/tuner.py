@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import shlex
 import sys
@@ -22,14 +23,14 @@ import msgspec
 
 from atune.engine.engine import Engine
 from atune.engine.interfaces import Machine
-from atune.engine.run_state import Listener, Recorder, opened_aside
+from atune.engine.run_state import Listener, Listeners, Recorder, opened_aside
 from atune.engine.search.strategies import check_given
 from atune.engine.start import CacheUse, EngineSettings, Recall, check_parts
 from atune.errors import AtuneError, UsageError, name_and_message, warn_caller
 from atune.frontends.api.blocking import of_the_machine, run_blocking, unwrapped, winning
 from atune.frontends.api.options import TuneOptions, completed, named
 from atune.frontends.api.warm_start import adviser, recaller
-from atune.journal.events import Event, RunInterrupted
+from atune.journal.events import Event, RunInterrupted, Warned
 from atune.journal.result import Result, TuneResult
 from atune.journal.state import State
 from atune.journal.writer import Journal
@@ -37,7 +38,6 @@ from atune.model.candidate import ADVISED, Advice
 from atune.model.device import DeviceInfo, Target, device_names
 from atune.model.options import documents
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.reporting.log import event_log
 from atune.workers.local.machine import LocalMachine, Shared
 from atune.workers.processes.messages import Discovery
 from atune.workers.processes.server import refuse_in_worker
@@ -121,7 +121,8 @@ def machine_for(
     """Return the compilers and devices for `workload`; nothing is started yet. Raises `UsageError`."""
     given = parse_file_ref(workload) if isinstance(workload, str) else workload
     if not isinstance(given, (Workload, FileRef)):
-        raise UsageError(f"workload: give an atune.Workload or 'FILE.py:NAME', got {workload!r}")
+        made = f"atune.Workload({workload.__name__}, space)" if inspect.isfunction(workload) else "an atune.Workload"
+        raise UsageError(f"workload: give {made} or 'FILE.py:NAME', got {workload!r}")
     reference: WorkloadRef
     spec: WorkloadSpec | None = None
     if isinstance(given, Workload):
@@ -195,8 +196,7 @@ class Tuner:
             )  # fmt: skip
         self._machine = machine
         self._journal_path = None if journal is None else Path(journal)
-        logger = None if given["log"] is None else event_log(given["log"])
-        self._listeners = tuple(listener for listener in (given["on_event"], logger) if listener is not None)
+        self._listeners = Listeners(given["on_event"], given["log"])
         self._progress, self._seldom = given["progress"], False
         self._history = EventHistory()
         self._result: TuneResult | None = None
@@ -261,13 +261,14 @@ class Tuner:
         made: Result | None = None
         patience_s = float("inf")
         try:
-            if self._progress:
-                from atune.reporting.progress import Progress
+            with self._listeners.ending():
+                if self._progress:
+                    from atune.reporting.progress import Progress
 
-                with Progress(budget=self._settings.budget, since=time.time(), seldom=self._seldom) as progress:
-                    await self._record((*self._listeners, progress.on_event))
-            else:
-                await self._record(self._listeners)
+                    with Progress(budget=self._settings.budget, since=time.time(), seldom=self._seldom) as progress:
+                        await self._record((self._listeners, progress.on_event))
+                else:
+                    await self._record((self._listeners,))
             assert self._recorder is not None and self._engine is not None, "they have run"
             path, recalled = self._journal_path and str(self._journal_path), bool(self._engine.recalled)
             making = partial(Result.of, self._recorder.state, path, replayed=self._continued or recalled)
@@ -275,13 +276,15 @@ class Tuner:
             self._result = winning(made)
             self._result.cache_hit = recalled
         except OSError as error:
-            self._error = of_the_machine(error)
+            self._error = error if error is self._listeners.raised else of_the_machine(error)
         except Exception as error:
             self._error = error
-        except BaseException:
-            self._error = AtuneError("the run was cancelled; what was measured is in its journal, if it has one")
-            patience_s = 0.3
-            raise
+        except BaseException as error:
+            self._error = self._listeners.raised
+            if error is not self._error:
+                self._error = AtuneError("the run was cancelled; what was measured is in its journal, if it has one")
+                patience_s = 0.3
+                raise
         finally:
             with anyio.move_on_after(patience_s, shield=True):
                 await self._index(made)
@@ -318,7 +321,7 @@ class Tuner:
             kept, _ = await opened_aside(lambda: (opening(), []))
         if kept is not None:
             self._journal_path = Path(kept.path)
-            listeners = kept.append, *listeners  # nobody asked for it: the run goes on where it cannot be written
+            listeners = *listeners, partial(self._keep, kept)
         self._recorder = recorder = Recorder(journal, (self._history.publish, *listeners))
         try:
             if self._cache is not None and self._journal_path is not None and self._begun is None:
@@ -330,8 +333,9 @@ class Tuner:
             await engine.run()
         except BaseException as error:
             cause = unwrapped(error) if isinstance(error, BaseExceptionGroup) else error
-            cancelled = isinstance(cause, anyio.get_cancelled_exc_class())
-            await _end_journal(recorder, "cancelled" if cancelled else name_and_message(cause))
+            heard, cancelled = self._listeners.raised, isinstance(cause, anyio.get_cancelled_exc_class())
+            reason = "cancelled" if cancelled and heard is None else name_and_message(heard or cause)
+            await _end_journal(recorder, reason)
             if cause is error:
                 raise
             raise cause from None
@@ -342,6 +346,16 @@ class Tuner:
         if engine.recalled and kept is not None:  # which has no more than that journal
             self._journal_path = Path(engine.recalled)
             await anyio.to_thread.run_sync(self._keep_one, kept.path, engine.recalled)
+
+    def _keep(self, journal: Journal, event: Event) -> None:
+        """Write an event into a journal that nobody asked for: the run goes on where it cannot be written."""
+        recorder = self._recorder
+        assert recorder is not None, "it has an event"
+        try:
+            journal.append(event)
+        except Exception as error:
+            del recorder.listeners[-1]
+            recorder.emit(Warned, message=f"the run goes on without its journal: {name_and_message(error)}")
 
     def _keep_one(self, copy: str, journal: str) -> None:
         """Discard the `copy` of a `journal` that answered, which becomes the latest."""
@@ -440,15 +454,16 @@ def _importing() -> bool:
 
 async def _finished(tuner: Tuner) -> TuneResult:
     tuner._history.kept = False
-    if tuner._progress is None and not tuner._listeners:
+    if tuner._progress is None and not tuner._listeners.functions:
         from atune.reporting.progress import is_watched
 
         tuner._progress, tuner._seldom = True, not is_watched()
     try:
         async with tuner:
             return await tuner.result()
-    except anyio.get_cancelled_exc_class() as error:
-        if (state := tuner.state) is not None:
+    except BaseException as error:
+        ended = error is tuner._listeners.raised or isinstance(error, anyio.get_cancelled_exc_class())
+        if ended and (state := tuner.state) is not None:
             path, measured = tuner._journal_path, state.counts["measured"]
             kept = f"{measured} measured, and no journal kept"
             if path is not None and path.exists():  # one without an event was removed

@@ -13,7 +13,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -72,37 +72,38 @@ def add_commands(commands: Any, shown: Parser) -> None:
 
 
 def _doctor(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    checks = examine()
+    checks = list[Check]()
+    for check in examine():  # each as it is known: trying a target takes long
+        checks.append(check)
+        if not arguments.json:
+            print_out(render(check))
     ready = any(check.ok for check in checks if check.name.startswith("target "))
     if arguments.json:
         print_out(json.dumps({"ok": ready, "checks": msgspec.to_builtins(checks)}))
-    else:
-        print_out(render(checks))
     return 0 if ready else NO_WINNER
 
 
-def examine() -> list[Check]:
+def examine() -> Iterator[Check]:
     """Check the packages, and try the targets, which the last two are."""
     packages = [Check("Python", True, f"{platform.python_version()} ({sys.executable})"), *map(_package, REQUIRES)]
+    yield from packages
     missing = [check.name for check in packages if not check.ok]
     if missing:
         lacking = f"it lacks {', '.join(missing)}"
-        return [*packages, *(Check(f"target {kind}", False, "cannot be tuned here", lacking) for kind in ("c", "cuda"))]
+        yield from (Check(f"target {kind}", False, "cannot be tuned here", lacking) for kind in ("c", "cuda"))
+        return
     gpus = importlib.import_module("atune.stages.session.session").visible_gpus()
-    found = [
-        Check(f"GPU {gpu.id}", True, f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB, {gpu.arch}") for gpu in gpus
-    ]
-    return [*packages, *found, _target("c", "c"), _target("cuda", "cuda" if gpus else ARCH)]
+    for gpu in gpus:
+        yield Check(f"GPU {gpu.id}", True, f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB, {gpu.arch}")
+    yield _target("c", "c")
+    yield _target("cuda", "cuda" if gpus else ARCH)
 
 
-def render(checks: Sequence[Check]) -> str:
-    """Return `checks` as aligned text, each piece of advice below its finding."""
-    width = max(len(check.name) for check in checks)
-    lines = []
-    for check in checks:
-        lines.append(f"{'ok     ' if check.ok else 'missing'}  {check.name:<{width}}  {check.found}")
-        lines += [f"{'':{width + 11}}{line}" for line in check.advice.splitlines()]
-    return "\n".join(lines)
+def render(check: Check) -> str:
+    """Return `check` as text that is aligned with that of others, its advice below its finding."""
+    width = max(map(len, (*REQUIRES, "target cuda")))
+    line = f"{'ok     ' if check.ok else 'missing'}  {check.name:<{width}}  {check.found}"
+    return "\n".join([line, *(f"{'':{width + 11}}{advice}" for advice in check.advice.splitlines())])
 
 
 def _package(name: str) -> Check:

@@ -43,6 +43,7 @@ def _pick(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         print_out(json.dumps(msgspec.to_builtins(found)))
         return 0
     unfit = f", {found.unfit:,} of which cannot run" if found.unfit else ""
+    unfit += f", {found.unknown:,} of which gave no answer in time" if found.unknown else ""
     lines = [f"space      {found.candidates:,} candidates{unfit}; nothing was compiled or measured"]
     lines += [f"device     {found.gpu or 'no GPU'}", *([f"prior      {found.why}"] if found.why else [])]
     for place, choice in enumerate(found.choices, 1):

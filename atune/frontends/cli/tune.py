@@ -127,8 +127,7 @@ def drive(
     def on_event(event: Event) -> None:
         state.apply(event)
         if log is not None:
-            with suppress(OSError):  # stderr's reader left, but the result is still wanted
-                log(event)
+            log(event)
 
     shown = partial(call, on_event=on_event, progress=not (arguments.quiet or arguments.verbose))
     with interrupts.counted():
