@@ -48,10 +48,10 @@ def lower(candidate: Candidate, known: Known = lambda key: None) -> Lowered:
     how = how_of(candidate.config, session().target, session().compile, work.pass_configs)
     function = elaborated(work.kernel, work.arguments, candidate.config, context.target)
     function = function.with_attr("global_symbol", symbol)
-    ir_key = key_of(function, how)
+    ir_key, kernel = key_of(function, how), ir_digest(function)
     if (found := known(ir_key)) is not None:
         seconds = round(time.perf_counter() - started, 4)
-        return msgspec.structs.replace(found, index=candidate.index, seconds=seconds, blob=b"")
+        return msgspec.structs.replace(found, index=candidate.index, seconds=seconds, blob=b"", ir_digest=kernel)
     configs = tilelang.normalize_pass_configs(dict(how.pass_configs))
     seen: list[Layouts] = []
     instruments = facts.instruments(seen)
@@ -60,7 +60,8 @@ def lower(candidate: Candidate, known: Known = lambda key: None) -> Lowered:
         lowered = _generated(candidate, function, host, device, how)
     found_facts = msgspec.structs.replace(lowered.facts, layouts=seen[-1] if seen else None)
     seconds = round(time.perf_counter() - started, 4)
-    return msgspec.structs.replace(lowered, ir_key=ir_key, facts=found_facts, seconds=seconds)
+    kernel = kernel if lowered.storable else ""
+    return msgspec.structs.replace(lowered, ir_key=ir_key, ir_digest=kernel, facts=found_facts, seconds=seconds)
 
 
 def _generated(candidate: Candidate, function: Any, host: Any, device: Any, how: CompileInputs) -> Lowered:
@@ -202,6 +203,30 @@ def key_of(function: Any, how: CompileInputs) -> str:
     bare = function.with_attr("global_symbol", _BARE)
     environment = sorted((name, value) for name, value in os.environ.items() if _LOWERS.match(name))
     return digest((str(tilelang.tvm.ir.save_json(bare)), *how.key(), *_way(), environment))
+
+
+_REWRITES = ("tilelang_callback_cuda_postproc", "tilelang_callback_c_host_postproc")
+"""Names under which tilelang keeps functions of the user's that rewrite what it generates."""
+
+
+def ir_digest(function: Any) -> str:
+    """Return the `Lowered.ir_digest` of an elaborated kernel, whatever its symbol and the lines of its source."""
+    tvm = tilelang.tvm
+    if any(tvm.get_global_func(name, allow_missing=True) is not None for name in _REWRITES):
+        return ""
+    return digest(str(tvm.ir.structural_hash(function.with_attr("global_symbol", _BARE), map_free_vars=True)))
+
+
+def digest_here(
+    kernel: Any, arguments: Mapping[str, Any], config: Config, target: Target, settings: CompileSettings
+) -> str:
+    """Return the `Lowered.ir_digest` of `kernel` with `config`, as the program's own process elaborates it.
+
+    Raises what elaboration raises.
+    """
+    with frontend_lock:
+        context = context_of(target, settings.target_host)
+        return ir_digest(elaborated(kernel, arguments, config, context.target))
 
 
 @functools.cache

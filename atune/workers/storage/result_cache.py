@@ -77,8 +77,9 @@ class IndexedRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A row of the index: a journal, and what its run found. Latencies in ms; `time` in seconds since 1970.
 
     `key`, `work`: hashes of `parts`. `source`: SHA-256 of the kernel's source. `winner`: its index. `tried`, `total`:
-    numbers of candidates. `library`: the winner's, as the journal has it. `roles`: of the kernel's parameters. `bytes`:
-    the journal's length. A run that has just begun may have no more than its path.
+    numbers of candidates. `library`: the winner's, as the journal has it. `roles`: of the kernel's parameters.
+    `arguments`: the problem, as it was tuned. `ir_digest`: the winner's, see `Lowered`. `bytes`: the journal's length.
+    A run that has just begun may have no more than its path.
     """
 
     path: str
@@ -96,6 +97,8 @@ class IndexedRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     total: int = 0
     library: Artifact | None = None
     roles: Roles = Roles()
+    arguments: Any = None
+    ir_digest: str = ""
     time: float = 0.0
     bytes: int = 0
     parts: ResultKey | None = None
@@ -126,6 +129,10 @@ _TABLE = (
 
 Known = tuple[Entry, Outcome]
 """A configuration's entry and outcome in an earlier run."""
+
+
+Still = Callable[[Any, Sequence[tuple[Config, str]]], bool]
+"""Tells whether configurations, for a problem's arguments, are still the kernels of these `Lowered.ir_digest`."""
 
 
 def known_of(state: State) -> dict[str, Known]:
@@ -163,6 +170,8 @@ def indexed(path: str, state: State, result: Result | None = None) -> IndexedRun
         total=result.total,
         library=result.kept,
         roles=result.roles,
+        arguments=header.arguments,
+        ir_digest="" if best is None else state.entry(best.index).ir_digest,
     )
 
 
@@ -209,11 +218,11 @@ class ResultCache:
         row = IndexedRun(path=os.path.abspath(path), time=time.time())
         self._use(lambda db: _write(db, row, "IGNORE"), None)
 
-    def begin(self, header: RunStarted, *, again: bool = False) -> Begun | None:
+    def begin(self, header: RunStarted, *, still: Still | None = None, again: bool = False) -> Begun | None:
         """Return the journal to write for a run of `header`, and its events: of an interrupted run of the same work,
         or new. None where another process writes one. The journal is None where the folder cannot be written.
 
-        `again`: begin a new one though there is an interrupted one.
+        `still`: as for `find`. `again`: begin a new one though there is an interrupted one.
         """
         key = result_key(header)
         assert key is not None, "this atune records all of a key's parts"
@@ -225,8 +234,8 @@ class ResultCache:
         def claim(db: sqlite3.Connection) -> Begun | None:
             db.execute("BEGIN IMMEDIATE")  # one process at a time looks, and begins
             for run in _rows(db, "WHERE key = ? ORDER BY time DESC", (key.text,)):
-                if run.status in ANSWERS and not again and _serves(run, header):  # since it was looked up
-                    return None
+                if run.status in ANSWERS and not again and _serves(run, header) and _is_same(run, still):
+                    return None  # since it was looked up
                 if run.status != UNFINISHED or not self._owns(run.path) or not os.path.exists(run.path):
                     continue
                 try:
@@ -238,7 +247,7 @@ class ResultCache:
                         self._drop(db, run, str(error))
                     continue
                 ended = bool(past) and isinstance(past[-1], RunFinished)
-                if not again and not ended and _continues(past, header):
+                if not again and not ended and _continues(past, header, still):
                     return journal, past
                 journal.close()
                 if ended:  # but its process has yet to say so
@@ -273,13 +282,14 @@ class ResultCache:
 
     # Look-ups
 
-    def find(self, key: ResultKey, header: RunStarted | None = None) -> IndexedRun | None:
+    def find(self, key: ResultKey, header: RunStarted | None = None, still: Still | None = None) -> IndexedRun | None:
         """Return the newest run that has the result under `key`. Reads its row, and the end of its journal.
 
-        A journal that is gone or damaged is no result, with a warning. `header`: of the run that asks.
+        A journal that is gone or damaged is no result, with a warning. `header`: of the run that asks. `still`: whether
+        its winner must be the same kernel.
         """
         for run in self._select(f"WHERE key = ? AND status IN {ANSWERS} ORDER BY time DESC", key.text):
-            if _serves(run, header) and self._stands(run):
+            if _serves(run, header) and self._stands(run) and _is_same(run, still):
                 return run
         return None
 
@@ -488,6 +498,19 @@ def _serves(run: IndexedRun, header: RunStarted | None) -> bool:
     return header.baseline is not None and not header.refused and config_key(header.baseline) == config_key(run.config)
 
 
+def _is_same(run: IndexedRun, still: Still | None) -> bool:
+    """Tell whether a winner is the kernel that was measured. Says so where its journal does not identify it."""
+    if still is not None and not run.ir_digest:
+        why = "an older atune wrote it, or the kernel includes files of yours"
+        _warn(f"the result in {run.path} is not used: it does not identify the winner's kernel, because {why}")
+        return False
+    return still is None or still(run.arguments, [(run.config or {}, run.ir_digest)])
+
+
+def _kernels(state: State) -> list[tuple[Config, str]]:
+    return [(entry.config, entry.ir_digest) for entry in state.entries.values() if entry.lowered]
+
+
 def _served_to(header: RunStarted | None, events: Sequence[Event]) -> list[Event]:
     """Return the events of a run with the names of the run of `header`, which does the same work."""
     if header is None or not events or not isinstance(first := events[0], RunStarted):
@@ -496,10 +519,10 @@ def _served_to(header: RunStarted | None, events: Sequence[Event]) -> list[Event
     return [msgspec.structs.replace(first, **names), *events[1:]]
 
 
-def _continues(past: Sequence[AnyEvent], header: RunStarted) -> bool:
+def _continues(past: Sequence[AnyEvent], header: RunStarted, still: Still | None) -> bool:
     """Tell whether a run of `header` may continue one with these events.
 
-    The same key may stand for other work, and the run may have been continued with other work.
+    The same key may stand for other work or other kernels, and the run may have been continued with other work.
     """
     first = past[0] if past else None
     names = ("fingerprint", "strategy", "refused")
@@ -509,6 +532,7 @@ def _continues(past: Sequence[AnyEvent], header: RunStarted) -> bool:
         and same_problem(first.arguments, header.arguments)
         and all(getattr(first, name) == getattr(header, name) for name in names)
         and first.settings.get("seed") == header.settings.get("seed")
+        and (still is None or still(first.arguments, _kernels(State.of(past))))
     )
 
 
