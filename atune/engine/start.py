@@ -9,11 +9,10 @@ from __future__ import annotations
 import functools
 import shlex
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import anyio
 import anyio.from_thread
@@ -34,7 +33,7 @@ from atune.journal.state import Entry, State, all_proposed, finished, proposed
 from atune.model.artifact import Elaborated
 from atune.model.candidate import ADVISED, BASELINE, RESERVED, Advice, Candidate, config_key, numbered, with_tuples
 from atune.model.device import DeviceInfo, DeviceLimits, Target
-from atune.model.jobs import ElaborateJob, GroupFailed
+from atune.model.jobs import ElaborateJob
 from atune.model.settings import MEASURING, BenchmarkSettings, Budget, CompileSettings
 from atune.workload.workload import WorkloadSpec
 
@@ -181,7 +180,8 @@ class Start:
         remarks, accepted, advice = list[str](), tuple[str, ...](), tuple[Advice, ...]()
         resumes = before is not None
         if before is None and settings.recall is not None:
-            found = await anyio.to_thread.run_sync(settings.recall, started, spec, self._kernels_for_thread)
+            kernels = functools.partial(anyio.from_thread.run, cast(Any, self._kernels))
+            found = await anyio.to_thread.run_sync(settings.recall, started, spec, kernels)
             if not found.whole and found.events and await self._other_kernels(State.of(found.events)):
                 found = KnownResult()
             if found.events:
@@ -225,17 +225,14 @@ class Start:
             self.recorder.emit(Warned, message=remark)
         return plan
 
-    def _kernels_for_thread(self, candidates: Iterable[Candidate]) -> Mapping[int, str]:
-        return anyio.from_thread.run(self._kernels, candidates)
-
     async def _kernels(self, candidates: Iterable[Candidate]) -> Mapping[int, str]:
-        left, found = deque(candidates), dict[int, str]()
+        left, found = [*candidates], dict[int, str]()
 
         async def serve(worker: CompileWorker) -> None:
             while left:
-                answers = await worker.run(ElaborateJob((left.popleft(),), digests=True))
-                assert not isinstance(answers, GroupFailed), "it is alone"
-                found.update((one.index, one.ir_digest) for one in answers if isinstance(one, Elaborated))
+                answers = await worker.run(ElaborateJob((left.pop(),), digests=True))
+                if isinstance(answers, list) and isinstance(answers[0], Elaborated):
+                    found[answers[0].index] = answers[0].ir_digest
 
         async with anyio.create_task_group() as tasks:
             for worker in self.compile_workers:
@@ -243,7 +240,7 @@ class Start:
         return found
 
     async def _other_kernels(self, state: State) -> list[tuple[str, str]]:
-        """Return what differs, as `_differences` does, between what a journal has lowered and what it is now."""
+        """Return what differs, as `_differences` does, between the kernels that a journal has lowered and those now."""
         lowered = [entry for entry in state.entries.values() if entry.lowered]
         now = await self._kernels(Candidate(one.index, one.key, one.config) for one in lowered if one.ir_digest)
         if other := [one.index for one in lowered if one.ir_digest and now.get(one.index) != one.ir_digest]:

@@ -46,7 +46,6 @@ class CachedWork:
         self.spec: WorkloadSpec = describe(workload, seed=self.settings.seed)
         self.target, self.devices = discover(given["target"], given["devices"])
         self.versions = installed_versions()
-        self._digests: dict[str, str] = {}
 
     def still(self, arguments: Any, recorded: Sequence[tuple[Config, str]]) -> bool:
         """Tell whether configurations are still the kernels of these digests, as this process elaborates them."""
@@ -54,14 +53,10 @@ class CachedWork:
 
     def digest(self, arguments: Any, config: Config) -> str:
         """Return the `Lowered.ir_digest` of a configuration; empty if it cannot be elaborated, as a tuning will say."""
-        name = repr((arguments, config))
-        if name not in self._digests:
-            digest_here = importlib.import_module("atune.stages.compile.lowering").digest_here
-            self._digests[name] = ""
-            with suppress(Exception):
-                given = self.workload.kernel, arguments, config, self.target, self.settings.compile
-                self._digests[name] = digest_here(*given)
-        return self._digests[name]
+        lowering, given = importlib.import_module("atune.stages.compile.lowering"), self.settings.compile
+        with suppress(Exception):
+            return str(lowering.digest_here(self.workload.kernel, arguments, config, self.target, given))
+        return ""
 
     @cached_property
     def key(self) -> ResultKey:

@@ -205,25 +205,18 @@ def key_of(function: Any, how: CompileInputs) -> str:
     return digest((str(tilelang.tvm.ir.save_json(bare)), *how.key(), *_way(), environment))
 
 
-_REWRITES = ("tilelang_callback_cuda_postproc", "tilelang_callback_c_host_postproc")
-"""Names under which tilelang keeps functions of the user's that rewrite what it generates."""
-
-
 def ir_digest(function: Any) -> str:
     """Return the `Lowered.ir_digest` of an elaborated kernel, whatever its symbol and the lines of its source."""
-    tvm = tilelang.tvm
-    if any(tvm.get_global_func(name, allow_missing=True) is not None for name in _REWRITES):
-        return ""
+    tvm, rewrites = tilelang.tvm, ("tilelang_callback_cuda_postproc", "tilelang_callback_c_host_postproc")
+    if any(tvm.get_global_func(name, allow_missing=True) is not None for name in rewrites):
+        return ""  # a function of the user's changes what tilelang generates
     return digest(str(tvm.ir.structural_hash(function.with_attr("global_symbol", _BARE), map_free_vars=True)))
 
 
 def digest_here(
     kernel: Any, arguments: Mapping[str, Any], config: Config, target: Target, settings: CompileSettings
 ) -> str:
-    """Return the `Lowered.ir_digest` of `kernel` with `config`, as the program's own process elaborates it.
-
-    Raises what elaboration raises.
-    """
+    """Return the `Lowered.ir_digest` of `kernel` in the program's own process. Raises what elaboration raises."""
     with frontend_lock:
         context = context_of(target, settings.target_host)
         return ir_digest(elaborated(kernel, arguments, config, context.target))

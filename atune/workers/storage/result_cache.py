@@ -198,6 +198,8 @@ class ResultCache:
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         self.folder = Path(os.path.abspath(folder)) if folder is not None else cache_folder()
         self.path, self.journals = self.folder / INDEX, self.folder / "journals"
+        self._refused = set[str]()
+        """Journals whose results were said to be of another kernel."""
 
     # Runs come in
 
@@ -285,12 +287,21 @@ class ResultCache:
     def find(self, key: ResultKey, header: RunStarted | None = None, still: Still | None = None) -> IndexedRun | None:
         """Return the newest run that has the result under `key`. Reads its row, and the end of its journal.
 
-        A journal that is gone or damaged is no result, with a warning. `header`: of the run that asks. `still`: whether
-        its winner must be the same kernel.
+        A journal that is gone or damaged is no result, with a warning, and so is one of another kernel. `header`: of
+        the run that asks. `still`: None counts any kernel as the same.
         """
+        other: IndexedRun | None = None
         for run in self._select(f"WHERE key = ? AND status IN {ANSWERS} ORDER BY time DESC", key.text):
-            if _serves(run, header) and self._stands(run) and _is_same(run, still):
-                return run
+            if _serves(run, header) and self._stands(run):
+                if _is_same(run, still):
+                    return run
+                other = other or run
+        if other is not None and other.path not in self._refused:
+            self._refused.add(other.path)
+            why = "something that the kernel uses, such as a helper or an environment variable, has changed since"
+            if not other.ir_digest:
+                why = "it does not identify its kernel: an older atune wrote it, or the kernel includes files of yours"
+            _warn(f"the result of {key.kernel} in {other.path} is not used: {why}")
         return None
 
     def _stands(self, run: IndexedRun) -> bool:
@@ -499,12 +510,8 @@ def _serves(run: IndexedRun, header: RunStarted | None) -> bool:
 
 
 def _is_same(run: IndexedRun, still: Still | None) -> bool:
-    """Tell whether a winner is the kernel that was measured. Says so where its journal does not identify it."""
-    if still is not None and not run.ir_digest:
-        why = "an older atune wrote it, or the kernel includes files of yours"
-        _warn(f"the result in {run.path} is not used: it does not identify the winner's kernel, because {why}")
-        return False
-    return still is None or still(run.arguments, [(run.config or {}, run.ir_digest)])
+    """Tell whether a run's winner is still the kernel that was measured; not where its journal does not identify it."""
+    return still is None or (bool(run.ir_digest) and still(run.arguments, [(run.config or {}, run.ir_digest)]))
 
 
 def _kernels(state: State) -> list[tuple[Config, str]]:
