@@ -169,7 +169,7 @@ def _content(part: Any) -> list[Any]:
     sent: list[Any] = [*made, None]
     fields = sent[2] if isinstance(sent[2], tuple) else (sent[2],)
     public = [{n: v for n, v in f.items() if str(n)[:1] != "_"} if isinstance(f, dict) else f for f in fields]
-    return [sent[1], public, *(list(items) for items in sent[3:5] if items is not None)]
+    return [sent[1], *public, *(list(items) for items in sent[3:5] if items is not None)]
 
 
 def _class_identity(kind: type, depth: int = 0) -> bytes:
