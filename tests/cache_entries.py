@@ -48,10 +48,12 @@ def run_of(cache: ResultCache, events: list[Event]) -> IndexedRun | None:
     return cache.find(key_of(events))
 
 
-def events(*latencies: float | None, finished: bool = True, at: float = 1.0, **header_fields: Any) -> list[Event]:
+def events(
+    *latencies: float | None, finished: bool = True, at: float = 1.0, digests: str = "", **header_fields: Any
+) -> list[Event]:
     """Events of a run whose candidate i has `latencies[i]`, or failed its check where that is None.
 
-    `at`: their time. `header_fields`: changes of the header.
+    `at`: their time. `digests`: of all kernels. `header_fields`: changes of the header.
     """
     configs = [{"block": 16 << i} for i in range(len(latencies))]
     header = RunStarted(
@@ -70,7 +72,7 @@ def events(*latencies: float | None, finished: bool = True, at: float = 1.0, **h
 
     for i, latency in enumerate(latencies):
         add(CandidateProposed, index=i, key=config_key(configs[i]), config=configs[i])
-        add(CandidateLowered, index=i, code_key=f"code{i}", facts=StaticFacts(), seconds=0.1)
+        add(CandidateLowered, index=i, code_key=f"code{i}", ir_digest=digests, facts=StaticFacts(), seconds=0.1)
         if latency is None:
             add(BenchmarkFailed, index=i, device="cpu", kind="mismatch", message="wrong")
         else:

@@ -40,10 +40,11 @@ class Engine:
                 continue
             common: dict[str, Any] = {"time": now, "mono": 0.0, "index": i}
             timing = Timing.of([1e3 * (len(keys) - i)], "perf_counter")
+            keyed = {"code_key": keys[i], "ir_digest": work.digest(spec.arguments, config)}
             n = len(events)
             events += [
                 CandidateProposed(seq=n, key=keys[i], config=config, **common),
-                CandidateLowered(seq=n + 1, code_key=keys[i], facts=StaticFacts(), seconds=0.0, **common),
+                CandidateLowered(seq=n + 1, **keyed, facts=StaticFacts(), seconds=0.0, **common),
                 CandidateMeasured(seq=n + 2, device="cpu", timing=timing, checked=False, **common),
             ]
         events.append(

@@ -235,6 +235,7 @@ class CompileStage:
                 index=answer.index,
                 code_key=answer.code_key,
                 source_key=answer.source_key,
+                ir_digest=answer.ir_digest,
                 facts=answer.facts,
                 seconds=answer.seconds,
                 deferred=why_last(answer.facts),

@@ -87,7 +87,7 @@ class Engine:
     async def _work(self, plan: Plan) -> None:
         """Compile and measure the work that is left, and run the final."""
         run, machine, start, settings = self._run, self.machine, self._start, self.settings
-        compile_workers, device_workers = machine.compile_workers(), machine.device_workers()
+        compile_workers, device_workers = start.compile_workers, machine.device_workers()
         self._started = True
         for message in self._early_warnings:
             self._warn(message)

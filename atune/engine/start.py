@@ -6,18 +6,20 @@ journal of a resumed run lacks.
 
 from __future__ import annotations
 
+import functools
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import anyio
+import anyio.from_thread
 import anyio.to_thread
 import msgspec
 
-from atune.engine.interfaces import Machine
+from atune.engine.interfaces import CompileWorker, Machine
 from atune.engine.run_state import Run
 from atune.engine.screen import LayoutChoice, layout_choice
 from atune.engine.search.devices import Figures
@@ -28,8 +30,10 @@ from atune.engine.search.strategies import AUTO, chosen, make_strategy, uses_pri
 from atune.errors import JournalError, UsageError
 from atune.journal.events import SCHEMA, BenchmarkFailed, Event, JournalRepaired, RunResumed, RunStarted, Warned
 from atune.journal.state import Entry, State, all_proposed, finished, proposed
+from atune.model.artifact import Elaborated
 from atune.model.candidate import ADVISED, BASELINE, RESERVED, Advice, Candidate, config_key, numbered, with_tuples
 from atune.model.device import DeviceInfo, DeviceLimits, Target
+from atune.model.jobs import ElaborateJob
 from atune.model.settings import MEASURING, BenchmarkSettings, Budget, CompileSettings
 from atune.workload.workload import WorkloadSpec
 
@@ -56,7 +60,9 @@ class KnownResult(NamedTuple):
     advice: tuple[Advice, ...] = ()
 
 
-Recall = Callable[[RunStarted, WorkloadSpec], KnownResult]
+Kernels = Callable[[Iterable[Candidate]], Mapping[int, str]]
+"""Returns the `Lowered.ir_digest` of candidates, by index, as the run's workers elaborate them now. For a thread."""
+Recall = Callable[[RunStarted, WorkloadSpec, Kernels], KnownResult]
 CacheUse = Literal["", "off", "refresh"]
 """How a run uses the result cache: as usual; not at all; or anew, though its result may be known."""
 
@@ -138,6 +144,11 @@ class Start:
         self._drawn_by = settings.seed
         """The seed of the strategy, and of the draw from a large space: that of the header."""
 
+    @functools.cached_property
+    def compile_workers(self) -> Sequence[CompileWorker]:
+        """The machine's compile workers, once it has found its devices."""
+        return self.machine.compile_workers()
+
     async def begin(self) -> Plan | None:
         """Find out what to tune and where, and record the start. Returns no plan if a resumed run has no work left."""
         specs: list[WorkloadSpec] = []
@@ -167,8 +178,12 @@ class Start:
         header = settings.header(spec, target, devices, versions, name)
         started = RunStarted(seq=0, time=0, mono=0.0, **header)
         remarks, accepted, advice = list[str](), tuple[str, ...](), tuple[Advice, ...]()
+        resumes = before is not None
         if before is None and settings.recall is not None:
-            found = await anyio.to_thread.run_sync(settings.recall, started, spec, abandon_on_cancel=True)
+            kernels = functools.partial(anyio.from_thread.run, cast(Any, self._kernels))
+            found = await anyio.to_thread.run_sync(settings.recall, started, spec, kernels, abandon_on_cancel=True)
+            if not found.whole and found.events and await self._other_kernels(State.of(found.events)):
+                found = KnownResult()
             if found.events:
                 await self.recorder.take_over(found.events)
             self.recalled, before, advice = found.whole, state.header, found.advice
@@ -176,6 +191,9 @@ class Start:
                 return None
         if before is not None:
             accepted, advice = check_same_work(state, started, devices, settings.accept), before.advice
+            if resumes and not any(text.startswith(("kernel", "versions")) for text in accepted):
+                others = await self._other_kernels(state)
+                accepted += all_accepted(others, settings.accept, "the journal is of other kernels", ANOTHER)
         elif settings.advise is not None:
             more, remarks = await anyio.to_thread.run_sync(settings.advise, spec, devices, abandon_on_cancel=True)
             advice += more
@@ -207,6 +225,32 @@ class Start:
             self.recorder.emit(Warned, message=remark)
         return plan
 
+    async def _kernels(self, candidates: Iterable[Candidate]) -> Mapping[int, str]:
+        left, found = [*candidates], dict[int, str]()
+
+        async def serve(worker: CompileWorker) -> None:
+            while left:
+                answers = await worker.run(ElaborateJob((left.pop(),), digests=True))
+                if isinstance(answers, list) and isinstance(answers[0], Elaborated):
+                    found[answers[0].index] = answers[0].ir_digest
+
+        async with anyio.create_task_group() as tasks:
+            for worker in self.compile_workers:
+                tasks.start_soon(serve, worker)
+        return found
+
+    async def _other_kernels(self, state: State) -> list[tuple[str, str]]:
+        """Return what differs, as `_differences` does, between the kernels that a journal has lowered and those now."""
+        lowered = [entry for entry in state.entries.values() if entry.lowered]
+        now = await self._kernels(Candidate(one.index, one.key, one.config) for one in lowered if one.ir_digest)
+        if other := [one.index for one in lowered if one.ir_digest and now.get(one.index) != one.ir_digest]:
+            what = f"{len(other)} of {len(lowered)} candidates, such as {other[0]}, are other kernels now"
+            return [("kernel", f"{what}: a helper, a value or an environment variable that they use has changed")]
+        if unknown := [one.index for one in lowered if not one.ir_digest]:
+            what = f"the journal does not identify the kernels of {len(unknown)} candidates, such as {unknown[0]}"
+            return [("kernel", f"{what}: an older atune wrote it, or they include files of yours")]
+        return []
+
     def _record_resumed(self, plan: Plan, how: Mapping[str, Any]) -> None:
         """Record that a further part begins, and settle the candidates that need no work."""
         state, emit, journal = self.recorder.state, self.recorder.emit, self.recorder.journal
@@ -221,6 +265,7 @@ class Start:
 
 PARTS = ("kernel", "target", "device", "versions", "settings")
 """Parts of the work that may differ when a run is resumed; each can be accepted by its name."""
+ANOTHER = "Give another journal"
 DEATHS = 2
 """A candidate is suspect after the whole program died this many times while it was being measured."""
 
@@ -356,10 +401,10 @@ def check_same_work(
             "it was, or begin a new journal that takes this one as advice (--warm, warm=)"
         )
     found = _differences(header, state, now, devices)
-    return accepted(found, accept, "the journal records other work, and cannot be resumed", "Give another journal")
+    return all_accepted(found, accept, "the journal records other work, and cannot be resumed", ANOTHER)
 
 
-def accepted(found: Sequence[tuple[str, str]], accept: Sequence[str], why: str, instead: str) -> tuple[str, ...]:
+def all_accepted(found: Sequence[tuple[str, str]], accept: Sequence[str], why: str, instead: str) -> tuple[str, ...]:
     """Return what is `found`, parts with a sentence, as sentences. Raises `JournalError` unless all is accepted.
 
     `why`, `instead`: the beginning of the message, and what else there is to do.
@@ -382,7 +427,7 @@ def check_code(compile: CompileSettings, config: Mapping[str, Any], accept: Sequ
     found = [(name, value) for name, value in given.items() if value != getattr(usual, name)]
     found += [(name, value) for name in sorted(RESERVED) if (value := config.get(name)) is not None]
     listed = [("settings", f"{name} is {value!r}") for name, value in found]
-    accepted(listed, accept, "the journal has settings that can run programs", "Give them yourself")
+    all_accepted(listed, accept, "the journal has settings that can run programs", "Give them yourself")
 
 
 def advised(advice: Iterable[Advice], keys: Mapping[int, str], budget: int | None) -> list[int]:

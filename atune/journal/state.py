@@ -59,6 +59,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     config: Config = {}
     code_key: str = ""
     source_key: str = ""
+    ir_digest: str = ""
     printed: str = ""
     facts: StaticFacts | None = None
     machine: MachineFacts | None = None
@@ -295,7 +296,7 @@ class State:
                 entry = self._made(event.index)
                 self.lowered += not entry.lowered and entry.in_space
                 entry.lowered, entry.code_key, entry.facts = True, event.code_key, event.facts
-                entry.source_key, entry.printed = event.source_key, event.printed
+                entry.source_key, entry.ir_digest, entry.printed = event.source_key, event.ir_digest, event.printed
             case CandidateAliased():
                 self._alias(event.index, event.same_as)
             case ArtifactBuilt():

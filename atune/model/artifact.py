@@ -238,12 +238,14 @@ class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 class Elaborated(msgspec.Struct, frozen=True, tag="elaborated", gc=False):
     """Facts of a kernel before it is lowered: its `facts` as predicted.
 
-    `larger`: those at some further sizes, where a run ranks for several and `facts` are at the first.
+    `larger`: those at some further sizes, where a run ranks for several and `facts` are at the first. `ir_digest`: see
+    `Lowered`; only where the job asks for it, in place of facts.
     """
 
     index: int
-    facts: StaticFacts
+    facts: StaticFacts = StaticFacts()
     larger: tuple[StaticFacts, ...] = ()
+    ir_digest: str = ""
 
 
 class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
@@ -269,6 +271,9 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     """Headers and instructions that its source uses: a part of cicc's compiler state. Empty: cicc cannot compile it."""
     source_key: str = ""
     """See `Artifact.source_key`."""
+    ir_digest: str = ""
+    """Equal for equal elaborated kernels, whatever their source. Empty where it would not cover all that decides the
+    code, such as files that the kernel includes."""
     kept_as: str = ""
     """Key of the library with which the artifact store keeps this."""
     printed: str = ""

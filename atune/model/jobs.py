@@ -69,10 +69,12 @@ class GroupFailed(msgspec.Struct, frozen=True, tag="group failed"):
 class ElaborateJob(Job[list[Elaborated | Failure] | GroupFailed], frozen=True):
     """Elaborate `candidates`. The answer has the first one or more of them, in order.
 
-    A failure with a `doubt` may not be the candidate's fault.
+    `digests`: answer with their `ir_digest` in place of their facts. A failure with a `doubt` may not be the
+    candidate's fault.
     """
 
     candidates: tuple[Candidate, ...]
+    digests: bool = False
 
 
 class RolesJob(Job[Roles | Failure], frozen=True):

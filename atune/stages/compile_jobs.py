@@ -63,8 +63,9 @@ def elaborate(payload: bytes) -> bytes:
     after others is left for the next time, when it may be the first in its process.
     """
     ends, answers = time.monotonic() + SLICE_S, list[Elaborated | Failure]()
-    for candidate in msgspec.msgpack.decode(payload, type=ElaborateJob).candidates:
-        one = _guarded(candidate, _elaborated)
+    job = msgspec.msgpack.decode(payload, type=ElaborateJob)
+    for candidate in job.candidates:
+        one = _guarded(candidate, _digested if job.digests else _elaborated)
         if answers and isinstance(one, Failure):
             break
         answers.append(one)
@@ -79,6 +80,10 @@ def _elaborated(candidate: Candidate) -> Elaborated:
     spread = [sizes[step * (len(sizes) - 1) // steps] for step in range(steps + 1)] if sizes else [workload()]
     facts = [foreseen(_function(candidate, work), arch) for work in spread]
     return Elaborated(candidate.index, facts[0], tuple(facts[1:]))
+
+
+def _digested(candidate: Candidate) -> Elaborated:
+    return Elaborated(candidate.index, ir_digest=lowering.ir_digest(_function(candidate)))
 
 
 def _function(candidate: Candidate, work: Workload | None = None) -> Any:

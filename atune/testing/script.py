@@ -31,9 +31,10 @@ class Script:
     A candidate that fails in ``build`` fails every group that contains it. `hangs` maps a candidate to the stage that
     never ends for it; the deadlines of the settings end it. Failures of a kind in `FATAL` end the device's process.
 
-    Configurations with an equal `code_key` are duplicates. `start_failures` is the number of times that a device, by
-    its name, fails to start at first (`math.inf`: always). `prepare_error` makes the user's inputs or reference fail.
-    Lowering returns `facts` of a candidate, and so does elaborating, which takes `elaborate_s`.
+    Configurations with an equal `code_key` are duplicates; `ir_digest` tells their kernels apart. `start_failures` is
+    the number of times that a device, by its name, fails to start at first (`math.inf`: always). `prepare_error` makes
+    the user's inputs or reference fail. Lowering returns `facts` of a candidate, and so does elaborating, which takes
+    `elaborate_s`.
 
     `kills` maps a candidate to a stage, ``lower`` or ``build``, and the number of times that its compile worker is
     killed from outside in it. `doubts` is the number of times that a candidate's device is killed from outside during
@@ -63,6 +64,7 @@ class Script:
     hangs: Mapping[int, Stage] = field(default_factory=dict)
     facts: Callable[[Config], StaticFacts] = lambda config: StaticFacts()
     code_key: Callable[[Config], str] = config_key
+    ir_digest: Callable[[Config], str] = config_key
     start_failures: Mapping[str, float] = field(default_factory=dict)
     kills: Mapping[int, tuple[Stage, int]] = field(default_factory=dict)
     doubts: Mapping[int, int] = field(default_factory=dict)

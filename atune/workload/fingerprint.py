@@ -6,6 +6,7 @@ Comments, docstrings and formatting decide nothing.
 from __future__ import annotations
 
 import ast
+import copyreg
 import enum
 import functools
 import hashlib
@@ -14,7 +15,7 @@ import linecache
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from types import BuiltinFunctionType, CodeType, MethodDescriptorType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -88,12 +89,23 @@ def identity(part: Any, depth: int = 0, without_defaults: Collection[str] = ()) 
     cells = [c.cell_contents for c in function.__closure__ or () if depth < 4 and _filled(c)]
     names = dict.fromkeys((*global_names(function.__code__), *annotation_names(function))) if depth < 4 else {}
     used = [function.__globals__[n] for n in names if n in function.__globals__]
-    inner = [
-        identity(v, depth + 1)
-        for v in (*cells, *used, *_defaults(function, without_defaults))
-        if not isinstance(v, ModuleType)
-    ]
-    return b"\0".join([text.encode(), *inner])
+    values = [*_taken([*cells, *used], names, []), *_defaults(function, without_defaults)]
+    return b"\0".join([text.encode(), *(identity(value, depth + 1) for value in values)])
+
+
+def _taken(values: Iterable[Any], names: Collection[str], seen: list[ModuleType]) -> Iterator[Any]:
+    """Yield `values`, and in place of the user's own modules what code with these `names` may take of them."""
+    for value in values:
+        if not isinstance(value, ModuleType):
+            yield value
+        elif value not in seen and not _is_library(value.__name__, str(getattr(value, "__path__", value))):
+            seen.append(value)
+            yield from _taken([vars(value)[name] for name in names if name in vars(value)], names, seen)
+
+
+def _is_library(module: str, place: str = "") -> bool:
+    top = module.partition(".")[0]
+    return top in LIBRARIES or top in sys.stdlib_module_names or "-packages" in place
 
 
 def _defaults(function: Any, without: Collection[str]) -> list[Any]:
@@ -107,14 +119,16 @@ def _defaults(function: Any, without: Collection[str]) -> list[Any]:
 def _data_identity(part: Any, depth: int) -> bytes:
     """Return a text that identifies data: values by content, tensors by metadata, functions by source.
 
-    For other objects, the type and the fields count, because a `repr` may hold an address.
+    For other objects, the type and what pickle sends count, because a `repr` may hold an address.
     """
     if isinstance(part, bytes):
         return f"{len(part)} bytes: {hashlib.sha256(part).hexdigest()}".encode()
     if part is None or isinstance(part, (str, int, float, complex)):
         return repr(part).encode()
     if isinstance(part, type):
-        return _class_identity(part)
+        return _class_identity(part, depth)
+    if isinstance(part, ModuleType):
+        return part.__name__.encode()
     if part is os.environ:
         return b"os.environ"  # its values differ between the workers of one run
     if type(part).__module__.partition(".")[0] == "torch":
@@ -128,9 +142,7 @@ def _data_identity(part: Any, depth: int) -> bytes:
     if isinstance(part, BuiltinFunctionType | MethodDescriptorType):
         return f"{part.__module__ if hasattr(part, '__module__') else ''}.{part.__qualname__}".encode()
     items: list[bytes] = []
-    if depth < 8 and isinstance(part, functools.partial):
-        items = [identity(v, depth + 1) for v in (part.func, part.args, part.keywords)]
-    elif depth < 8 and isinstance(part, enum.Enum):
+    if depth < 8 and isinstance(part, enum.Enum):
         items = [part.name.encode()]
     elif depth < 8 and isinstance(part, (list, tuple)):
         items = [identity(v, depth + 1) for v in part]
@@ -138,23 +150,37 @@ def _data_identity(part: Any, depth: int) -> bytes:
         items = sorted(identity(v, depth + 1) for v in part)
     elif depth < 8 and isinstance(part, Mapping):
         items = sorted(identity(k, depth + 1) + b"=" + identity(v, depth + 1) for k, v in part.items())
-    elif depth < 4 and isinstance(fields := getattr(part, "__dict__", None), dict):
+    elif depth < 4:
         called = inspect.getattr_static(type(part), "__call__", None)
-        public = {name: value for name, value in fields.items() if not name.startswith("_")}  # other fields are caches
-        items = [identity(public, depth + 1), identity(called, depth + 1) if inspect.isfunction(called) else b""]
-        items.append(_class_identity(type(part)))
+        items = [identity(v, depth + 1) for v in (*_content(part), called if inspect.isfunction(called) else None)]
+        items.append(_class_identity(type(part), depth))
     return b"(" + b",".join([repr(type(part)).encode(), *items]) + b")"
 
 
-def _class_identity(kind: type) -> bytes:
-    """Return a text that identifies a class: its source, or its name for classes of libraries and of Python."""
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    if (top := kind.__module__.partition(".")[0]) in LIBRARIES or top in sys.stdlib_module_names:
-        return name.encode()
-    try:
-        return f"{name}\n{normalised(inspect.getsource(kind))}".encode()
-    except (OSError, TypeError):
-        return name.encode()
+def _content(part: Any) -> list[Any]:
+    """Return what an object is made of: what pickle sends, without fields that begin with ``_``, which are caches."""
+    made: Any = None, (), getattr(part, "__dict__", None)
+    if type(part).__module__.partition(".")[0] not in LIBRARIES:
+        reduce: Any = copyreg.dispatch_table.get(type(part), lambda one: one.__reduce_ex__(4))
+        with suppress(Exception):  # it cannot be sent
+            made = reduce(part)
+    if isinstance(made, str):  # the name of a global
+        return [made]
+    sent: list[Any] = [*made, None]
+    fields = sent[2] if isinstance(sent[2], tuple) else (sent[2],)
+    public = [{n: v for n, v in f.items() if str(n)[:1] != "_"} if isinstance(f, dict) else f for f in fields]
+    return [sent[1], *public, *(list(items) for items in sent[3:5] if items is not None)]
+
+
+def _class_identity(kind: type, depth: int = 0) -> bytes:
+    """Return a text that identifies a class: its source, public values and bases; or its name, if it is a library's."""
+    text = f"{kind.__module__}.{kind.__qualname__}"
+    if _is_library(kind.__module__):
+        return text.encode()
+    with suppress(OSError, TypeError):
+        text = f"{text}\n{normalised(inspect.getsource(kind))}"
+    values = [v for n, v in vars(kind).items() if depth < 4 and n[:1] != "_" and not hasattr(type(v), "__get__")]
+    return b"\0".join([text.encode(), *(identity(v, depth + 1) for v in (*values, *kind.__bases__))])
 
 
 def _torch_identity(part: Any) -> bytes:

@@ -334,3 +334,39 @@ async def test_what_cannot_be_resumed_is_refused_with_the_reason(tmp_path: Path)
     held, _ = Journal.reopen(journal)
     with held, pytest.raises(JournalError, match="being written by another run"):
         await resume(journal, machine=fake())
+
+
+async def test_a_journal_of_other_kernels_is_refused_whatever_their_source_says(tmp_path: Path) -> None:
+    """Of all that was lowered: the winner may be the same."""
+    journal, other = tmp_path / "j", replaced(SCRIPT, ir_digest=lambda c: f"{c}{c['x'] == 11}")
+    await tune(machine=fake(script=replaced(SCRIPT, ir_digest=str)), journal=journal, budget=20)
+    kept = journal.read_bytes()
+    with pytest.raises(JournalError, match=r"kernel: 20 of 20 candidates, such as \d+, are other kernels now"):
+        await resume(journal, machine=fake(script=other), budget=30)
+    alone = replaced(SCRIPT, ir_digest=lambda c: str(c) + "!" * (c["x"] == 7))
+    with pytest.raises(JournalError, match="kernel: 1 of 20 candidates, such as 7, are"):
+        await tune(machine=fake(script=alone), journal=journal, budget=30)
+    assert journal.read_bytes() == kept
+    result = await resume(journal, machine=fake(script=other), budget=30, accept=["kernel"])
+    assert result.measured > 20 and any("other kernels" in text for e in read(journal) for text in accepted_in(e))
+
+
+async def test_a_journal_that_does_not_identify_its_kernels_is_named(tmp_path: Path) -> None:
+    """As an older atune wrote it. With other versions, kernels cannot be compared."""
+    journal = tmp_path / "j"
+    await tune(machine=fake(script=replaced(SCRIPT, ir_digest=lambda c: "")), journal=journal, budget=20)
+    with pytest.raises(JournalError, match="does not identify the kernels of 20 candidates"):
+        await resume(journal, machine=fake(), budget=30)
+
+    class Newer(FakeMachine):
+        def versions(self) -> dict[str, str]:
+            return {"fake": "2"}
+
+    with pytest.raises(JournalError, match="versions: fake was 1") as caught:
+        await resume(journal, machine=Newer(40, SCRIPT, default=7), budget=30)
+    assert "kernel:" not in str(caught.value)
+    assert (await resume(journal, machine=Newer(40, SCRIPT, default=7), budget=30, accept=["versions"])).measured > 20
+
+
+def accepted_in(event: Event) -> tuple[str, ...]:
+    return event.accepted if isinstance(event, RunResumed) else ()

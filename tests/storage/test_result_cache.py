@@ -31,6 +31,7 @@ from atune.frontends.api.cached_tune import CachedWork, tune_work
 from atune.journal.events import (
     BenchmarkFailed,
     BenchmarkStarted,
+    CandidateLowered,
     CandidateMeasured,
     CandidateProposed,
     Event,
@@ -41,6 +42,7 @@ from atune.journal.events import (
 from atune.journal.reader import read
 from atune.journal.result import Result
 from atune.journal.writer import Journal, line_of
+from atune.model.artifact import StaticFacts
 from atune.model.candidate import config_key
 from atune.workers.storage import result_cache
 from atune.workers.storage.result_cache import IndexedRun, ResultCache
@@ -638,6 +640,43 @@ def test_the_journal_of_other_sizes_with_the_same_key_is_not_taken_up(cache: Res
         found = cache.begin(asks)
         assert found is not None and found[0] is not None and len(found[1]) == past
         found[0].close()
+
+
+def test_of_results_under_one_key_the_newest_of_the_same_kernel_answers(cache: ResultCache) -> None:
+    """One that does not identify its kernel never does. Said once where there is none."""
+    put(cache, events(2.0, 3.0, digests="old"))
+    put(cache, events(2.0, 1.0, digests="new", at=2.0))
+    put(cache, events(2.0, 1.0, digests="", at=3.0))
+    key = key_of(events(1.0, 1.0))
+
+    def still(digest: str) -> Any:
+        return lambda arguments, recorded: arguments == {"M": 64} and all(one == digest for _, one in recorded)
+
+    for digest, config in (("old", {"block": 16}), ("new", {"block": 32})):
+        found = cache.find(key, None, still(digest))
+        assert found is not None and found.config == config
+    with pytest.warns(RuntimeWarning, match="does not identify its kernel: an older atune wrote it"):
+        assert cache.find(key, None, still("")) is None
+    assert cache.find(key, None, still("")) is None
+
+
+def test_an_interrupted_run_of_another_kernel_is_not_continued(cache: ResultCache) -> None:
+    work = CachedWork(workload(), target="c", benchmark=QUICK)
+    begun = cache.begin(work.header)
+    assert begun is not None and begun[0] is not None
+    config, common = {"factor": 1, "block": 16}, {"time": 1.0, "mono": 0.0, "index": 0}
+    with begun[0] as journal:
+        journal.append(work.header)
+        journal.append(CandidateProposed(seq=1, key=config_key(config), config=config, **common))
+        digest = work.digest(work.spec.arguments, config)
+        journal.append(
+            CandidateLowered(seq=2, code_key="c", ir_digest=digest, facts=StaticFacts(), seconds=0.0, **common)
+        )
+    for still, past in ((lambda *_: False, 0), (work.still, 3)):
+        found = cache.begin(work.header, still=still)
+        assert digest and found is not None and found[0] is not None and len(found[1]) == past
+        found[0].close()
+        cache.discard(found[0].path if past == 0 else "")
 
 
 def test_a_run_that_was_continued_with_other_work_is_not_taken_up(cache: ResultCache) -> None:

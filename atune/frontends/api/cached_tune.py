@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any
 
@@ -14,7 +16,7 @@ import msgspec
 
 from atune.engine.run_state import opened_aside
 from atune.engine.search.prior import figures_for
-from atune.engine.start import CacheUse, KnownResult, Recall
+from atune.engine.start import CacheUse, Kernels, KnownResult, Recall
 from atune.frontends.api.options import completed
 from atune.frontends.api.tuner import discover, engine_settings, tune_apart
 from atune.journal.events import CandidateAliased, CandidateLowered, CandidateProposed, Event, RunStarted
@@ -44,6 +46,17 @@ class CachedWork:
         self.spec: WorkloadSpec = describe(workload, seed=self.settings.seed)
         self.target, self.devices = discover(given["target"], given["devices"])
         self.versions = installed_versions()
+
+    def still(self, arguments: Any, recorded: Sequence[tuple[Config, str]]) -> bool:
+        """Tell whether configurations are still the kernels of these digests, as this process elaborates them."""
+        return all(digest and digest == self.digest(arguments, config) for config, digest in recorded)
+
+    def digest(self, arguments: Any, config: Config) -> str:
+        """Return the `Lowered.ir_digest` of a configuration; empty if it cannot be elaborated, as a tuning will say."""
+        lowering, given = importlib.import_module("atune.stages.compile.lowering"), self.settings.compile
+        with suppress(Exception):
+            return str(lowering.digest_here(self.workload.kernel, arguments, config, self.target, given))
+        return ""
 
     @cached_property
     def key(self) -> ResultKey:
@@ -84,7 +97,8 @@ def history(header: RunStarted, configs: Mapping[int, Config], known: Mapping[st
         entry, outcome = found
         if entry.code_key:
             facts = entry.facts or StaticFacts()
-            add(CandidateLowered, index=index, code_key=entry.code_key, facts=facts, seconds=0.0)
+            keys = {"code_key": entry.code_key, "ir_digest": entry.ir_digest}
+            add(CandidateLowered, index=index, **keys, facts=facts, seconds=0.0)
             first = codes.setdefault(entry.code_key, index)
             if first != index:
                 add(CandidateAliased, index=index, same_as=first)
@@ -106,7 +120,7 @@ async def tune_work(work: CachedWork, cache: ResultCache, *, refresh: bool = Fal
     """
 
     def look_up() -> TuneResult | None:
-        run = None if refresh else cache.find(work.key, work.header)
+        run = None if refresh else cache.find(work.key, work.header, work.still)
         return None if run is None else cache.result(run, work.header)
 
     begun = None
@@ -114,7 +128,7 @@ async def tune_work(work: CachedWork, cache: ResultCache, *, refresh: bool = Fal
         if (found := await anyio.to_thread.run_sync(look_up, abandon_on_cancel=True)) is not None:
             return found
         refuse_in_worker()
-        begun = await opened_aside(partial(cache.begin, work.header, again=refresh))
+        begun = await opened_aside(partial(cache.begin, work.header, still=work.still, again=refresh))
         if begun is None:
             await anyio.sleep(POLL_S)
     journal, past = begun
@@ -124,7 +138,7 @@ async def tune_work(work: CachedWork, cache: ResultCache, *, refresh: bool = Fal
         if not (past or refresh):
             reading = reader.submit(cache.known, work.key.work, work.configs.values())  # while the processes start
 
-            def recall(header: RunStarted, spec: WorkloadSpec) -> KnownResult:
+            def recall(header: RunStarted, spec: WorkloadSpec, kernels: Kernels) -> KnownResult:
                 known = reading.result()
                 header = msgspec.structs.replace(work.header, time=time.time())
                 return KnownResult(history(header, work.configs, known)) if known else KnownResult()

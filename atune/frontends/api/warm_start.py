@@ -7,13 +7,14 @@ import os
 from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
+from typing import Any
 
-from atune.engine.start import Advise, KnownResult, Recall
+from atune.engine.start import Advise, Kernels, KnownResult, Recall
 from atune.errors import CacheMiss, UsageError
 from atune.journal.events import RunStarted
 from atune.journal.reader import replay
 from atune.journal.result import Result
-from atune.model.candidate import Advice, Config, config_key, distance, printable
+from atune.model.candidate import Advice, Candidate, Config, config_key, distance, printable
 from atune.model.device import DeviceInfo
 from atune.workers.storage.result_cache import IndexedRun, ResultCache
 from atune.workers.storage.result_key import result_key, same_problem
@@ -130,19 +131,26 @@ def recaller(cached: bool | None, on_miss: str, *, unless_asked: bool) -> Recall
     return partial(_recall, ResultCache(), bool(cached), on_miss) if looks else None
 
 
-def _recall(cache: ResultCache, all_of_it: bool, on_miss: str, header: RunStarted, spec: WorkloadSpec) -> KnownResult:
+def _recall(
+    cache: ResultCache, all_of_it: bool, on_miss: str, header: RunStarted, spec: WorkloadSpec, kernels: Kernels
+) -> KnownResult:
     """Return the result of the same work, if `all_of_it` is wanted and there is one, else the best winner as advice.
 
-    Raises `CacheMiss` where there is none and `on_miss` is ``error``.
+    Its winner must still be the same kernel. Raises `CacheMiss` where there is none and `on_miss` is ``error``.
 
     Runs of the same work with other settings of the search, another space, or another problem of the same key, have a
     winner for that, too.
     """
     if (key := result_key(header)) is None:
         return KnownResult()
-    run = cache.find(key, header) if all_of_it else None
-    same = run is not None and run.parts is not None and same_problem(run.parts.tuned_for, header.arguments)
-    if run is not None and same and (events := cache.events(run, header)):
+
+    def still(arguments: Any, recorded: Sequence[tuple[Config, str]]) -> bool:
+        now = kernels(Candidate(i, "", config) for i, (config, _) in enumerate(recorded))
+        same = same_problem(arguments, header.arguments)
+        return same and [now.get(i) for i in range(len(recorded))] == [digest for _, digest in recorded]
+
+    run = cache.find(key, header, still) if all_of_it else None
+    if run is not None and (events := cache.events(run, header)):
         return KnownResult(events, whole=run.path)
     if on_miss == "error":
         raise CacheMiss(

@@ -254,9 +254,9 @@ class Winners:
         return None
 
     def _kept(self, call: Call) -> Iterator[Winner]:
-        cache = call.options.cache
-        header = call.work.header
-        if cache is not None and (run := cache.find(call.work.key, header)) is not None and run.entry is not None:
+        cache, work, header = call.options.cache, call.work, call.work.header
+        run = None if cache is None else cache.find(work.key, header, work.still)
+        if cache is not None and run is not None and run.entry is not None:
             library, result = partial(_library, run.library), partial(cache.result, run, header)
             found = _winner_in(run.entry, "cache")
             yield msgspec.structs.replace(found, roles=run.roles, library=library, read=functools.cache(result))

@@ -49,11 +49,11 @@ def lower(candidate: Candidate, known: Known = lambda key: None) -> Lowered:
     how = how_of(candidate.config, session().target, session().compile, work.pass_configs)
     function = elaborated(work.kernel, work.arguments, candidate.config, context.target)
     function = function.with_attr("global_symbol", symbol)
-    ir_key = key_of(function, how)
+    ir_key, kernel = key_of(function, how), ir_digest(function)
     roles = roles_of(function, work.out_idx, work.zero, work.restore, work.like_tilelang)
     if (found := known(ir_key)) is not None:
-        seconds = round(time.perf_counter() - started, 4)
-        return msgspec.structs.replace(found, index=candidate.index, seconds=seconds, blob=b"", roles=roles)
+        seconds, own = round(time.perf_counter() - started, 4), {"ir_digest": kernel, "roles": roles}
+        return msgspec.structs.replace(found, index=candidate.index, seconds=seconds, blob=b"", **own)
     configs = tilelang.normalize_pass_configs(dict(how.pass_configs))
     seen: list[Layouts] = []
     instruments = facts.instruments(seen)
@@ -62,7 +62,9 @@ def lower(candidate: Candidate, known: Known = lambda key: None) -> Lowered:
         lowered = _generated(candidate, function, host, device, how)
     found_facts = msgspec.structs.replace(lowered.facts, layouts=seen[-1] if seen else None)
     seconds = round(time.perf_counter() - started, 4)
-    return msgspec.structs.replace(lowered, ir_key=ir_key, facts=found_facts, seconds=seconds, roles=roles)
+    kernel = kernel if lowered.storable else ""
+    more = {"ir_key": ir_key, "ir_digest": kernel, "roles": roles, "seconds": seconds}
+    return msgspec.structs.replace(lowered, facts=found_facts, **more)
 
 
 def _generated(candidate: Candidate, function: Any, host: Any, device: Any, how: CompileInputs) -> Lowered:
@@ -200,6 +202,23 @@ def key_of(function: Any, how: CompileInputs) -> str:
     bare = function.with_attr("global_symbol", _BARE)
     environment = sorted((name, value) for name, value in os.environ.items() if _LOWERS.match(name))
     return digest((str(tilelang.tvm.ir.save_json(bare)), *how.key(), *_way(), environment))
+
+
+def ir_digest(function: Any) -> str:
+    """Return the `Lowered.ir_digest` of an elaborated kernel, whatever its symbol and the lines of its source."""
+    tvm, rewrites = tilelang.tvm, ("tilelang_callback_cuda_postproc", "tilelang_callback_c_host_postproc")
+    if any(tvm.get_global_func(name, allow_missing=True) is not None for name in rewrites):
+        return ""  # a function of the user's changes what tilelang generates
+    return digest(str(tvm.ir.structural_hash(function.with_attr("global_symbol", _BARE), map_free_vars=True)))
+
+
+def digest_here(
+    kernel: Any, arguments: Mapping[str, Any], config: Config, target: Target, settings: CompileSettings
+) -> str:
+    """Return the `Lowered.ir_digest` of `kernel` in the program's own process. Raises what elaboration raises."""
+    with frontend_lock:
+        context = context_of(target, settings.target_host)
+        return ir_digest(elaborated(kernel, arguments, config, context.target))
 
 
 @functools.cache

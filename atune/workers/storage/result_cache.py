@@ -77,8 +77,9 @@ class IndexedRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A row of the index: a journal, and what its run found. Latencies in ms; `time` in seconds since 1970.
 
     `key`, `work`: hashes of `parts`. `source`: SHA-256 of the kernel's source. `winner`: its index. `tried`, `total`:
-    numbers of candidates. `library`: the winner's, as the journal has it. `roles`: of the kernel's parameters. `bytes`:
-    the journal's length. A run that has just begun may have no more than its path.
+    numbers of candidates. `library`: the winner's, as the journal has it. `roles`: of the kernel's parameters.
+    `arguments`: the problem, as it was tuned. `ir_digest`: the winner's, see `Lowered`. `bytes`: the journal's length.
+    A run that has just begun may have no more than its path.
     """
 
     path: str
@@ -96,6 +97,8 @@ class IndexedRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     total: int = 0
     library: Artifact | None = None
     roles: Roles = Roles()
+    arguments: Any = None
+    ir_digest: str = ""
     time: float = 0.0
     bytes: int = 0
     parts: ResultKey | None = None
@@ -126,6 +129,10 @@ _TABLE = (
 
 Known = tuple[Entry, Outcome]
 """A configuration's entry and outcome in an earlier run."""
+
+
+Still = Callable[[Any, Sequence[tuple[Config, str]]], bool]
+"""Tells whether configurations, for a problem's arguments, are still the kernels of these `Lowered.ir_digest`."""
 
 
 def known_of(state: State) -> dict[str, Known]:
@@ -163,6 +170,8 @@ def indexed(path: str, state: State, result: Result | None = None) -> IndexedRun
         total=result.total,
         library=result.kept,
         roles=result.roles,
+        arguments=header.arguments,
+        ir_digest="" if best is None else state.entry(best.index).ir_digest,
     )
 
 
@@ -189,6 +198,8 @@ class ResultCache:
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         self.folder = Path(os.path.abspath(folder)) if folder is not None else cache_folder()
         self.path, self.journals = self.folder / INDEX, self.folder / "journals"
+        self._refused = set[str]()
+        """Journals whose results were said to be of another kernel."""
 
     # Runs come in
 
@@ -209,11 +220,11 @@ class ResultCache:
         row = IndexedRun(path=os.path.abspath(path), time=time.time())
         self._use(lambda db: _write(db, row, "IGNORE"), None)
 
-    def begin(self, header: RunStarted, *, again: bool = False) -> Begun | None:
+    def begin(self, header: RunStarted, *, still: Still | None = None, again: bool = False) -> Begun | None:
         """Return the journal to write for a run of `header`, and its events: of an interrupted run of the same work,
         or new. None where another process writes one. The journal is None where the folder cannot be written.
 
-        `again`: begin a new one though there is an interrupted one.
+        `still`: as for `find`. `again`: begin a new one though there is an interrupted one.
         """
         key = result_key(header)
         assert key is not None, "this atune records all of a key's parts"
@@ -226,8 +237,8 @@ class ResultCache:
             opened.close()  # what an attempt opened that failed
             db.execute("BEGIN IMMEDIATE")  # one process at a time looks, and begins
             for run in _rows(db, "WHERE key = ? ORDER BY time DESC", (key.text,)):
-                if run.status in ANSWERS and not again and _serves(run, header):  # since it was looked up
-                    return None
+                if run.status in ANSWERS and not again and _serves(run, header) and _is_same(run, still):
+                    return None  # since it was looked up
                 if run.status != UNFINISHED or not self._owns(run.path) or not os.path.exists(run.path):
                     continue
                 try:
@@ -240,7 +251,7 @@ class ResultCache:
                         self._drop(db, run, str(error))
                     continue
                 ended = bool(past) and isinstance(past[-1], RunFinished)
-                if not again and not ended and _continues(past, header):
+                if not again and not ended and _continues(past, header, still):
                     return journal, past
                 journal.close()
                 if ended:  # but its process has yet to say so
@@ -290,14 +301,24 @@ class ResultCache:
 
     # Look-ups
 
-    def find(self, key: ResultKey, header: RunStarted | None = None) -> IndexedRun | None:
+    def find(self, key: ResultKey, header: RunStarted | None = None, still: Still | None = None) -> IndexedRun | None:
         """Return the newest run that has the result under `key`. Reads its row, and the end of its journal.
 
-        A journal that is gone or damaged is no result, with a warning. `header`: of the run that asks.
+        A journal that is gone or damaged is no result, with a warning, and so is one of another kernel. `header`: of
+        the run that asks. `still`: None counts any kernel as the same.
         """
+        other: IndexedRun | None = None
         for run in self._select(f"WHERE key = ? AND status IN {ANSWERS} ORDER BY time DESC", key.text):
             if _serves(run, header) and self._stands(run):
-                return run
+                if _is_same(run, still):
+                    return run
+                other = other or run
+        if other is not None and other.path not in self._refused:
+            self._refused.add(other.path)
+            why = "something that the kernel uses, such as a helper or an environment variable, has changed since"
+            if not other.ir_digest:
+                why = "it does not identify its kernel: an older atune wrote it, or the kernel includes files of yours"
+            _warn(f"the result of {key.kernel} in {other.path} is not used: {why}")
         return None
 
     def _stands(self, run: IndexedRun) -> bool:
@@ -513,6 +534,15 @@ def _serves(run: IndexedRun, header: RunStarted | None) -> bool:
     return header.baseline is not None and not header.refused and config_key(header.baseline) == config_key(run.config)
 
 
+def _is_same(run: IndexedRun, still: Still | None) -> bool:
+    """Tell whether a run's winner is still the kernel that was measured; not where its journal does not identify it."""
+    return still is None or (bool(run.ir_digest) and still(run.arguments, [(run.config or {}, run.ir_digest)]))
+
+
+def _kernels(state: State) -> list[tuple[Config, str]]:
+    return [(entry.config, entry.ir_digest) for entry in state.entries.values() if entry.lowered]
+
+
 def _served_to(header: RunStarted | None, events: Sequence[Event]) -> list[Event]:
     """Return the events of a run with the names of the run of `header`, which does the same work."""
     if header is None or not events or not isinstance(first := events[0], RunStarted):
@@ -521,10 +551,10 @@ def _served_to(header: RunStarted | None, events: Sequence[Event]) -> list[Event
     return [msgspec.structs.replace(first, **names), *events[1:]]
 
 
-def _continues(past: Sequence[AnyEvent], header: RunStarted) -> bool:
+def _continues(past: Sequence[AnyEvent], header: RunStarted, still: Still | None) -> bool:
     """Tell whether a run of `header` may continue one with these events.
 
-    The same key may stand for other work, and the run may have been continued with other work.
+    The same key may stand for other work or other kernels, and the run may have been continued with other work.
     """
     first = past[0] if past else None
     names = ("fingerprint", "strategy", "refused")
@@ -534,6 +564,7 @@ def _continues(past: Sequence[AnyEvent], header: RunStarted) -> bool:
         and same_problem(first.arguments, header.arguments)
         and all(getattr(first, name) == getattr(header, name) for name in names)
         and first.settings.get("seed") == header.settings.get("seed")
+        and (still is None or still(first.arguments, _kernels(State.of(past))))
     )
 
 
