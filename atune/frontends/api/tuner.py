@@ -185,8 +185,9 @@ class Tuner:
         """Where the run is indexed, and its journal lies if nobody gave one."""
         self._begun: Begun | None = None
         """The open journal that the caller chose, with its events."""
-        file = str(getattr(workload, "path", workload)).partition(".py")[0]
-        name = workload.name if isinstance(workload, Workload) else Path(file).stem
+        if isinstance(workload, str) and machine is None:
+            workload = parse_file_ref(workload)
+        name = workload.name if isinstance(workload, Workload) else Path(getattr(workload, "path", "")).stem
         self._default_journal = name if journal is None and machine is None else None
         if machine is None:
             machine = machine_for(

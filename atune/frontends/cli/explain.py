@@ -125,12 +125,12 @@ def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
     from atune.frontends.api.problems import one_problem
     from atune.frontends.api.resume import options_of as options_in
     from atune.frontends.api.resume import origin_of
-    from atune.workload.pickling import parse_file_ref
+    from atune.workload.pickling import is_file_ref, parse_file_ref
 
     what, indices, target = arguments.what, arguments.index, arguments.target
     if (n := max(len(indices), len(arguments.config))) > 2:
         raise UsageError(f"{n} configurations: give one, or two to compare")
-    if what.partition(":")[0].endswith(".py"):
+    if is_file_ref(what):
         if indices:
             raise UsageError(f"an INDEX needs a journal, and {what} is not one: give --config a=1,b=2")
         ref, problem = parse_file_ref(what, "atune explain"), one_problem(arguments.arg, "explain")
