@@ -12,7 +12,6 @@ import importlib.util
 import io
 import linecache
 import os
-import re
 import shlex
 import sys
 import threading
@@ -85,12 +84,6 @@ def parse_file_ref(text: str, command: str = "") -> FileRef:
     return FileRef(os.path.abspath(file), name)
 
 
-def is_file_ref(text: str) -> bool:
-    """Tell whether `text` means a workload, as `parse_file_ref` takes it, and no journal."""
-    module = re.fullmatch(r"[\w.]+:\w+", text) and not os.path.exists(text)
-    return bool(module) or text.partition(":")[0].endswith(".py")
-
-
 def _file_of_module(name: str) -> str:
     """Return the file of a module, looked for in the working folder and on `sys.path`; empty if there is none."""
     for folder in (working_folder(), *sys.path) if name.replace(".", "").isidentifier() else ():
@@ -115,14 +108,12 @@ _RELATIVE = (
 
 def _hint(path: str, error: BaseException) -> str:
     """Return what to do about an import in the file `path` that failed with `error`; empty if nobody knows."""
-    if not isinstance(error, ImportError):
-        return ""
     if "relative import" in message_of(error):
         return _RELATIVE
-    top = (error.name or ".").partition(".")[0]
-    above = [folder for folder in Path(path).parents if (folder / top).is_dir() or (folder / f"{top}.py").is_file()]
-    missing = above and top and top not in sys.modules
-    return f"; it is in {above[0]}: set PYTHONPATH={shlex.quote(str(above[0]))}" if missing else ""
+    top = str(getattr(error, "name", None)).partition(".")[0]
+    above = next((one for one in Path(path).parents if (one / top).is_dir() or (one / f"{top}.py").is_file()), None)
+    missing = isinstance(error, ModuleNotFoundError) and above is not None and top not in sys.modules
+    return f"; it is in {above}: set PYTHONPATH={shlex.quote(str(above))}" if missing else ""
 
 
 _one_at_a_time = threading.Lock()
@@ -153,7 +144,7 @@ def ship(workload: Workload) -> PickleRef:
     """
     functions = [function_of(part) for _, part in parts_of(workload)]
     shipped = copy.copy(workload)
-    shipped.amounts = {}  # functions whose results it has
+    shipped.amounts, shipped._first = {}, None  # functions whose results it has
     if workload.source is not None and not os.path.exists(name := function_of(workload.kernel).__code__.co_filename):
         show({name: workload.source})
     with _by_value(functions):

@@ -13,7 +13,7 @@ import pytest
 
 from atune.errors import WorkloadError
 from atune.frontends.cli.main import main
-from atune.workload.pickling import FileRef, is_file_ref, parse_file_ref
+from atune.workload.pickling import FileRef, parse_file_ref
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNEL = """\
@@ -114,7 +114,6 @@ def test_modules_are_found_without_importing_them(folder: Path) -> None:
     (folder / "pkg" / "loud.py").write_text("raise SystemExit('imported')")
     assert parse_file_ref("pkg.loud:W") == FileRef(f"{folder}/pkg/loud.py", "W")
     assert parse_file_ref("pkg.sub.work", "atune tune").typed == "atune tune pkg.sub.work"
-    assert is_file_ref("pkg.sub.work:W") and not is_file_ref("latest") and not is_file_ref("pkg/run.jsonl")
     told = "there is no file 'pkg.nothing', and no such module here or on PYTHONPATH; give FILE.py, or FILE.py:NAME"
     with pytest.raises(WorkloadError, match=told):
         parse_file_ref("pkg.nothing:W")
@@ -140,3 +139,34 @@ def test_every_command_takes_it(folder: Path, capsys: pytest.CaptureFixture[str]
     assert run(capsys, "tune", "pkg.plain", "--dry-run")["candidates"] == 2
     found = run(capsys, "tune", "pkg.sub.work:W", "--arg", "N=1024,2048", "--target", "c", "--quiet")
     assert len(found["problems"]) == 2
+
+
+IMPORTING = """
+import atune
+from pkg.sub.work import W
+
+if __name__ == "__main__":
+    own = atune.Workload(W.kernel, {"block": [256]}, arguments={"N": 4096})
+    print(W.origin(), W.at({"N": 1024}).origin(), own.origin() or "none")
+    atune.run(W, target="c", budget=1, journal="one.jsonl", progress=False)
+    atune.run_set(W, [{"N": 1024}, {"N": 2048}], target="c", budget=1, journal="set", progress=False)
+    atune.run(own, target="c", journal="own.jsonl", progress=False)
+"""
+
+
+def test_an_imported_workload_is_found_again_from_its_journal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The journal names module file and name; a workload of the script itself is asked for by its option."""
+    (folder / "app.py").write_text(IMPORTING)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "app.py"], env=env, capture_output=True, text=True, timeout=120)
+    place = f"{folder}/pkg/sub/work.py:W"
+    assert done.stdout.split() == [place, place, "none"], done.stderr
+    assert run(capsys, "explain", "one.jsonl", "0")["config"] == {"block": 256}
+    assert run(capsys, "resume", "one.jsonl", "--budget", "2", "--quiet")["measured"] == 2
+    assert run(capsys, "resume", "set", "--budget", "2", "--quiet")["problems"]
+    assert main(["explain", "own.jsonl"]) == 2
+    told = "names no file that its workload came from: give workload= (--workload FILE.py:NAME)"
+    assert told in capsys.readouterr().err
+    assert run(capsys, "explain", "own.jsonl", "--workload", "pkg.sub.work:W")["config"] == {"block": 256}
+    assert main(["explain", "pkg.sub.work:W", "--workload", "pkg.sub.work:W"]) == 2
+    assert "--workload is for a journal" in capsys.readouterr().err

@@ -126,7 +126,7 @@ def machine_for(
     spec: WorkloadSpec | None = None
     if isinstance(given, Workload):
         # Where the space asks functions of the user's, a process does that can be ended.
-        spec = describe(given) if given.space.stands_at_once else head(given)
+        spec = (describe if given.space.stands_at_once else head)(given, given.origin())
         reference = ship(given)
     else:
         reference = given
