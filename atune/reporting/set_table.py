@@ -13,7 +13,14 @@ from atune.errors import UsageError
 from atune.journal.events import RunStarted
 from atune.journal.reader import JournalReader
 from atune.journal.result import Result
-from atune.journal.set_folder import TunedProblem, header_of_set, ranked_first, rankings_in, tuned_problems
+from atune.journal.set_folder import (
+    TunedProblem,
+    fixed_arguments,
+    header_of_set,
+    ranked_first,
+    rankings_in,
+    tuned_problems,
+)
 from atune.journal.state import State
 from atune.model.candidate import describe_config, over_sizes, printable
 from atune.reporting.export import aligned
@@ -127,7 +134,8 @@ def set_data(rows: Sequence[TunedProblem], folder: Path) -> dict[str, Any]:
     """Return the object that ``--json`` prints of a set: for each problem its summary, or its error."""
     found = []
     for row in rows:
-        data = {"problem": msgspec.to_builtins(row.problem.arguments), "weight": row.problem.weight}
+        problem = msgspec.to_builtins({**fixed_arguments(rows), **row.problem.arguments})
+        data = {"problem": problem, "weight": row.problem.weight}
         found.append(data | ({"error": row.error} if row.result is None else summary(row.result)))
     return {
         "problems": found,

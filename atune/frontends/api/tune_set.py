@@ -38,6 +38,7 @@ from atune.journal.events import Event, RunStarted
 from atune.journal.result import Result
 from atune.journal.set_folder import (
     TunedProblem,
+    fixed_arguments,
     forget_added,
     has_begun,
     header_of_set,
@@ -90,6 +91,7 @@ class SetResult(Sequence[TunedProblem]):
         self._rows, self.folder = tuple(rows), folder
         self._space: Space | None = getattr(workload, "space", None)
         self._by_key = {row.problem.key: row for row in rows}
+        self._fixed = fixed_arguments(rows)
 
     @property
     def winners(self) -> list[TunedProblem]:
@@ -125,7 +127,8 @@ class SetResult(Sequence[TunedProblem]):
     def __getitem__(self, index: Any) -> Any:
         if not isinstance(index, Mapping):
             return self._rows[index]
-        if (row := self._by_key.get(config_key(dict(index)))) is None:
+        changed = {name: value for name, value in index.items() if (name, value) not in self._fixed.items()}
+        if (row := self._by_key.get(config_key(changed))) is None:
             raise KeyError(f"the set has no problem {describe_config(dict(index))}, but {len(self)} others")
         if row.result is None:
             raise KeyError(f"{row.problem} could not be tuned: {row.error}")
@@ -150,7 +153,7 @@ class SetResult(Sequence[TunedProblem]):
 
         `space`: that of the workload, where the set was tuned by the name of a file, and its constraints take sizes.
         """
-        return dispatch_rule(self.regret_matrix(), space or self._space, self._weights())
+        return dispatch_rule(self.regret_matrix(), space or self._space, self._weights(), self._fixed)
 
     def _weights(self) -> list[float]:
         return [row.problem.weight for row in self.winners]
