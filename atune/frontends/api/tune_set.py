@@ -35,6 +35,7 @@ from atune.frontends.api.ranking import Group, groups_of, wider
 from atune.frontends.api.resume import completed_by, origin_of
 from atune.frontends.api.tuner import discover, tuner_on
 from atune.journal.events import Event, RunStarted
+from atune.journal.reader import replay
 from atune.journal.result import Result
 from atune.journal.set_folder import (
     TunedProblem,
@@ -205,9 +206,10 @@ async def tune_set(
     if given.get("machine") is not None:
         raise UsageError("tune_set: machine= holds one workload: leave it out, or tune each problem by itself")
     chosen = problems if isinstance(problems, Problems) else Problems(problems)
+    workload = parse_file_ref(workload) if isinstance(workload, str) else workload
     if folder is None:
-        name = workload.name if isinstance(workload, Workload) else Path(str(getattr(workload, "path", workload))).stem
-        folder = ResultCache().new_path(name.partition(".py")[0]).with_suffix("")
+        name = workload.name if isinstance(workload, Workload) else Path(getattr(workload, "path", "")).stem
+        folder = ResultCache().new_path(name).with_suffix("")
     try:
         return await _SetRun(workload, chosen, given, Path(folder), symbolic).all()
     except anyio.get_cancelled_exc_class() as error:
@@ -235,14 +237,13 @@ class _SetRun:
 
     def __init__(
         self,
-        workload: Workload | FileRef | str,
+        workload: Workload | FileRef,
         problems: Problems,
         options: dict[str, Any],
         folder: Path,
         symbolic: bool | None,
     ) -> None:
-        self._workload = parse_file_ref(workload) if isinstance(workload, str) else workload
-        self._problems, self._folder = problems, folder
+        self._workload, self._problems, self._folder = workload, problems, folder
         self._every_s, self._options = progress_every_s(options), {**options, "progress": False}
         self._benchmark: BenchmarkSettings = options.get("benchmark") or BenchmarkSettings()
         self._printed = time.monotonic() if self._every_s else 0.0
@@ -268,8 +269,12 @@ class _SetRun:
             with lock:
                 return await self._all()
         except BaseException as error:
+            begun = [path for path in self._journals if path.exists()]
+            if not had and isinstance(error, UsageError) and not any(replay(path).measured for path in begun):
+                for path in begun:
+                    ResultCache().discard(path)
             if not had or isinstance(error, AtuneError):
-                with suppress(OSError):  # a full disk costs only that
+                with suppress(OSError, UsageError):  # a full disk costs only that
                     forget_added(self._folder, had)
             raise
 

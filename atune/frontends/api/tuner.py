@@ -31,6 +31,7 @@ from atune.frontends.api.options import TuneOptions, completed, named
 from atune.frontends.api.warm_start import adviser, recaller
 from atune.journal.events import Event, RunInterrupted
 from atune.journal.result import Result, TuneResult
+from atune.journal.set_folder import is_set
 from atune.journal.state import State
 from atune.journal.writer import Journal, opened_aside
 from atune.model.candidate import ADVISED, Advice
@@ -291,9 +292,10 @@ class Tuner:
         """Bring the run's row in the index up to date, however the run ended."""
         path, state, cache = self._journal_path, self.state, self._cache
         answered = "" if self._engine is None else self._engine.recalled
+        useless = isinstance(self._error, UsageError) and not (self._continued or (state and state.counts["measured"]))
         if path is not None and cache is not None and str(path) != answered:
             try:
-                if not path.exists():  # it got no event
+                if (useless and not is_set(path.parent)) or not path.exists():  # it got no event
                     await anyio.to_thread.run_sync(cache.discard, path)
                 elif state is not None and state.header:
                     await anyio.to_thread.run_sync(cache.add, path, state, made)
