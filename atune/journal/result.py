@@ -238,6 +238,7 @@ def roles_of(state: State, winner: int | None) -> Roles:
 __all__ = ["Record", "Result", "State", "TuneResult"]
 
 ABOVE = {
+    "axis_importance": "atune.reporting.importance",
     "Kernel": "atune.stages.measure.loader",
     "report": "atune.reporting.report",
     "save_bundle": "atune.frontends.api.save_bundle",
@@ -445,6 +446,11 @@ class Result:
         if self.best is None or self.best.timing is None:
             return None
         return roofline(self.best.timing.latency_ms, self.work, self._peaks.get(self.best.device))
+
+    @cached_property
+    def axis_importance(self) -> Any:
+        """Each axis' share of the variance of the latency's logarithm; None for fewer than 20 measurements."""
+        return _above("axis_importance", self)
 
     @property
     def artifact(self) -> Artifact | None:
