@@ -125,7 +125,7 @@ class Progress:
             f"{counts['failed']} failed",
         ]
         done += [counted(counts[status], status) for status in _NOT_COMPILED if counts[status]]
-        text = "; ".join(filter(None, [", ".join(done), self._final, self.best or "nothing measured yet"]))
+        text = "; ".join(filter(None, [", ".join(done), self._final, self.best or "no latency yet"]))
         if text != self._shown:
             self._shown = text
             self._write(f"[{duration(self._mono)}{left}] {text}")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Unpack
 
@@ -137,6 +138,10 @@ class SetResult(Sequence[TunedProblem]):
 
     def __str__(self) -> str:
         return plain(set_lines(self, self.folder))
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows of it: the table."""
+        return f"<pre>{escape(str(self))}</pre>"
 
     def __repr__(self) -> str:
         return f"SetResult({len(self)} problems, {len(self.winners)} with a winner)"

@@ -193,5 +193,7 @@ def _clear(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    if not ResultCache().answers(kernel=arguments.kernel, key=arguments.key):
+        raise UsageError("the result cache has no such result: atune cache ls lists what it has")
     data = ResultCache().export(kernel=arguments.kernel, key=arguments.key)
     return write(data + b"\n", arguments.output or "-", "exported", arguments)

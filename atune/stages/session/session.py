@@ -170,14 +170,14 @@ def discover(text: str | Target, wanted: tuple[str, ...]) -> Discovery:
         target = Target("cuda") if gpus else Target("c")
     if target.kind == "c":
         if bad := [d for d in wanted if d not in ("all", "cpu")]:
-            raise TargetError(f"device {bad[0]!r} is not there: target c runs on the CPU alone (--devices cpu)")
+            raise TargetError(f"device {bad[0]!r} is not there: target c takes devices='cpu' alone (--devices cpu)")
         if shutil.which("g++") is None and shutil.which("c++") is None:
             raise TargetError("g++ is missing: target c compiles with it; install g++ (Debian: apt install g++)")
         return Discovery(target, (cpu,), fallback=fallback)
     if "cpu" in wanted:
-        raise TargetError("target cuda does not run on device 'cpu': use --target c, or --devices all")
+        raise TargetError("target cuda does not run on device 'cpu': use target c (--target c), or all devices")
     if not gpus:
-        raise TargetError(f"target cuda: no CUDA GPU is there ({none_found()}): --target c takes the CPU")
+        raise TargetError(f"target cuda: no CUDA GPU is there ({none_found()}): --target c takes the CPU (target='c')")
     ids = [g.id for g in gpus]
     if missing := [d for d in wanted if d != "all" and d not in ids]:
         raise TargetError(f"device {missing[0]!r} is not there; there is {', '.join(ids)}")
