@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -46,15 +45,6 @@ class TunedProblem(msgspec.Struct, frozen=True, eq=False):
     def unfinished(self) -> bool:
         """Whether its run has yet to begin, or to end."""
         return self.error == NOT_BEGUN if self.result is None else not (self.result.finished or self.error)
-
-
-def fixed_arguments(rows: Sequence[TunedProblem]) -> dict[str, Any]:
-    """Return the arguments that the workload has for every problem of a set, as far as a run has begun."""
-    for row in rows:
-        if row.result is not None and row.result.header is not None:
-            given = row.problem.arguments
-            return {name: value for name, value in row.result.header.arguments.items() if name not in given}
-    return {}
 
 
 def is_set(path: Path) -> bool:

@@ -13,14 +13,7 @@ from atune.errors import UsageError
 from atune.journal.events import RunStarted
 from atune.journal.reader import JournalReader
 from atune.journal.result import Result
-from atune.journal.set_folder import (
-    TunedProblem,
-    fixed_arguments,
-    header_of_set,
-    ranked_first,
-    rankings_in,
-    tuned_problems,
-)
+from atune.journal.set_folder import TunedProblem, header_of_set, ranked_first, rankings_in, tuned_problems
 from atune.journal.state import State
 from atune.model.candidate import describe_config, over_sizes, printable
 from atune.reporting.export import aligned
@@ -134,8 +127,9 @@ def set_data(rows: Sequence[TunedProblem], folder: Path) -> dict[str, Any]:
     """Return the object that ``--json`` prints of a set: for each problem its summary, or its error."""
     found = []
     for row in rows:
-        problem = msgspec.to_builtins({**fixed_arguments(rows), **row.problem.arguments})
-        data = {"problem": problem, "weight": row.problem.weight}
+        header = None if row.result is None else row.result.header
+        problem = row.problem.arguments if header is None else header.arguments
+        data = {"problem": msgspec.to_builtins(problem), "weight": row.problem.weight}
         found.append(data | ({"error": row.error} if row.result is None else summary(row.result)))
     return {
         "problems": found,

@@ -219,7 +219,7 @@ class NearestRule:
     tuned: tuple[tuple[dict[str, Any], int], ...]
     """The tuned problems, each with the index of its winner in `configs`. Of equally near ones the first counts."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments that the workload has for every problem, which `pick` takes from here where they are not given."""
+    """Arguments that the workload has for every problem, and that need not be given to `pick`."""
     asks: tuple[str, ...] = ()
     """Sizes that functions of the space take, which `pick` therefore asks."""
     space: Space | None = field(default=None, repr=False)
@@ -273,10 +273,7 @@ def _standing_for(matrix: RegretMatrix, column: int, often: Sequence[float]) -> 
 
 
 def dispatch_rule(
-    matrix: RegretMatrix,
-    space: Space | None = None,
-    weights: Sequence[float] | None = None,
-    fixed: Mapping[str, Any] | None = None,
+    matrix: RegretMatrix, space: Space | None = None, weights: Sequence[float] | None = None
 ) -> NearestRule:
     """Return the rule that gives a problem that was never tuned the winner of the nearest tuned one.
 
@@ -285,8 +282,7 @@ def dispatch_rule(
     Arguments that are numbers above zero in every problem are sizes. All others must be equal to those of a tuned
     problem. Of equally near problems the one of smaller sizes counts. Its regret is that on each problem when that is
     left out; one that is alone with its other arguments cannot be. `space`: what `pick` asks, where constraints or
-    axes take a size. `fixed`: arguments that need not be given to `pick`. Raises `UsageError` for weights that do not
-    fit.
+    axes take a size. Raises `UsageError` for weights that do not fit.
     """
     often = _often(matrix, weights)
     first, *further = matrix.problems
@@ -300,7 +296,6 @@ def dispatch_rule(
         tuned=tuple(sorted(pairs, key=lambda pair: tuple(pair[0][name] for name in names))),
         asks=tuple(name for name in names if name in matrix.asks),
         space=space,
-        fixed=fixed or {},
     )
     others = [[i for tuned, i in rule._nearest_first(one) if tuned != one] for one in matrix.problems]
     picked = [(used[places[0]], column) for column, places in enumerate(others) if places]

@@ -74,9 +74,7 @@ def parse_file_ref(text: str, command: str = "") -> FileRef:
         path, colon, name = text, "", ""
     if not os.path.isfile(file := path) and not (file := _file_of_module(path)):
         why = "it is a folder" if os.path.isdir(path) else f"there is no file {path!r}"
-        if path.replace(".", "").isidentifier() and not path.endswith(".py"):
-            why += ", and no such module here or on PYTHONPATH"
-        raise WorkloadError(f"{text}: {why}; give FILE.py, or FILE.py:NAME")
+        raise WorkloadError(f"{text}: {why}; give FILE.py, or FILE.py:NAME or package.module:NAME")
     if not colon:
         return FileRef(os.path.abspath(file), "", f"{command} {path}".lstrip())
     if not name.isidentifier():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import random
@@ -208,7 +209,8 @@ def test_of_tied_configurations_the_rule_takes_what_serves_the_most_problems() -
 
 def test_what_the_workload_fixes_need_not_be_given_to_a_rule() -> None:
     problems = [{"M": 8, "N": 64, "dtype": "half"}, {"M": 64, "N": 64, "dtype": "half"}]
-    rule = dispatch_rule(matrix_of([[0.0, 1.0], [1.0, 0.0]], problems), fixed={"N": 64, "dtype": "half"})
+    rule = dispatch_rule(matrix_of([[0.0, 1.0], [1.0, 0.0]], problems))
+    rule = dataclasses.replace(rule, fixed={"N": 64, "dtype": "half"})
     assert rule.pick({"M": 9}) == 0 and rule.pick({"M": 60, "N": 64}) == 1 and rule.pick({"M": 60, "N": 128}) == 1
     assert rule.pick({"M": 9, "dtype": "float"}) is None
     with pytest.raises(UsageError, match="a rule over M, N was asked for no arguments: give M too"):

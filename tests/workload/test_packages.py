@@ -114,7 +114,7 @@ def test_modules_are_found_without_importing_them(folder: Path) -> None:
     (folder / "pkg" / "loud.py").write_text("raise SystemExit('imported')")
     assert parse_file_ref("pkg.loud:W") == FileRef(f"{folder}/pkg/loud.py", "W")
     assert parse_file_ref("pkg.sub.work", "atune tune").typed == "atune tune pkg.sub.work"
-    told = "there is no file 'pkg.nothing', and no such module here or on PYTHONPATH; give FILE.py, or FILE.py:NAME"
+    told = "there is no file 'pkg.nothing'; give FILE.py, or FILE.py:NAME or package.module:NAME"
     with pytest.raises(WorkloadError, match=told):
         parse_file_ref("pkg.nothing:W")
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -40,7 +41,6 @@ from atune.journal.reader import replay
 from atune.journal.result import Result
 from atune.journal.set_folder import (
     TunedProblem,
-    fixed_arguments,
     forget_added,
     has_begun,
     header_of_set,
@@ -93,7 +93,9 @@ class SetResult(Sequence[TunedProblem]):
         self._rows, self.folder = tuple(rows), folder
         self._space: Space | None = getattr(workload, "space", None)
         self._by_key = {row.problem.key: row for row in rows}
-        self._fixed = fixed_arguments(rows)
+        begun = [(row.result.header, row.problem) for row in rows if row.result is not None and row.result.header]
+        fixed = [(n, v) for header, given in begun[:1] for n, v in header.arguments.items() if n not in given.arguments]
+        self._fixed = dict(fixed)
 
     @property
     def winners(self) -> list[TunedProblem]:
@@ -159,7 +161,7 @@ class SetResult(Sequence[TunedProblem]):
 
         `space`: that of the workload, where the set was tuned by the name of a file, and its constraints take sizes.
         """
-        return dispatch_rule(self.regret_matrix(), space or self._space, self._weights(), self._fixed)
+        return replace(dispatch_rule(self.regret_matrix(), space or self._space, self._weights()), fixed=self._fixed)
 
     def _weights(self) -> list[float]:
         return [row.problem.weight for row in self.winners]
