@@ -288,6 +288,7 @@ def _run_file(path: str) -> ModuleType:
         sys.path.insert(0, str(top))
     if str(folder) not in sys.path:  # for imports as in a script
         sys.path.append(str(folder))
+    argv, sys.argv = sys.argv, [path]  # as a script has it
     try:
         with redirect_stderr(kept := _Kept()):
             return _run_member(path, ".".join(package), name)
@@ -298,6 +299,8 @@ def _run_file(path: str) -> ModuleType:
         hint = f"; it wrote: {wrote}" if wrote else _hint(path, error)
         message = f"{path} cannot be loaded: {name_and_message(error)}{hint}"
         raise NoSuchWorkload(located(message, error)) from error
+    finally:
+        sys.argv = argv
 
 
 def _run_member(path: str, package: str, alone: str) -> ModuleType:

@@ -361,4 +361,5 @@ def test_what_the_workload_fixes_may_be_given_or_left_out(tmp_path: Path, capsys
             result[other]
     assert main(["replay", str(tmp_path / "s"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])["problems"]
+    assert result._repr_html_().startswith("<pre>problem ")
     assert [one["problem"] for one in found] == [{"n": 16, "m": 5}, {"n": 16, "m": 6}]

@@ -193,7 +193,8 @@ def _clear(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    if not ResultCache().answers(kernel=arguments.kernel, key=arguments.key):
+    chosen = {"kernel": arguments.kernel, "key": arguments.key}
+    if any(chosen.values()) and not ResultCache().answers(**chosen):
         raise UsageError("the result cache has no such result: atune cache ls lists what it has")
-    data = ResultCache().export(kernel=arguments.kernel, key=arguments.key)
+    data = ResultCache().export(**chosen)
     return write(data + b"\n", arguments.output or "-", "exported", arguments)
