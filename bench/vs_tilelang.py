@@ -16,6 +16,7 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -32,6 +33,7 @@ from atune.journal.reader import JournalReader
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, with_tuples
 from atune.model.measurement import Timing, ratio_interval
 from atune.model.settings import BenchmarkSettings
+from atune.stages.session.session import none_found, visible_gpus
 from atune.workload.workload import candidates_of
 
 BENCH = Path(__file__).resolve().parent
@@ -382,8 +384,6 @@ def machine() -> dict[str, Any]:
             versions[name] = "from the source tree"
     gpu = ""
     if shutil.which("nvidia-smi"):
-        import subprocess
-
         query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
         gpu = subprocess.run(query, capture_output=True, text=True).stdout.strip().replace("\n", "; ")
     cores = len(os.sched_getaffinity(0))
@@ -403,8 +403,7 @@ def table(options: argparse.Namespace, reports: Sequence[Report], retimed: Seque
         f"`{' '.join(['python', 'bench/vs_tilelang.py', *sys.argv[1:]])}`",
         "",
         f"{where['gpu']}; {where['cores']} cores used; tilelang {where['versions']['tilelang']}, "
-        f"torch {where['versions']['torch']}. Warm-up {WARMUP}, repeats {options.rep}, as each understands "
-        "them. "
+        f"torch {where['versions']['torch']}. Warm-up {WARMUP}, repeats {options.rep}, as each understands them. "
         "Each tuner in a fresh process, its caches empty and off; wall seconds from the start of that process, CPU "
         "seconds of it and of every descendant."
         + (" The common harness is tilelang's own compile, which gives g++ no -O." if options.target == "c" else ""),
@@ -468,6 +467,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tuners = chosen_tuners(options.tuners)
     if options.target == "c" and tuners != ["atune"]:
         raise SystemExit("--target c: tilelang's own tuner does not run without a GPU; use --tuners atune")
+    if options.target == "cuda" and not visible_gpus():
+        print(f"vs_tilelang.py compares two tuners on a CUDA GPU, and finds none: {none_found()}", file=sys.stderr)
+        return 2
     space_of(options.space)
     if options.cores:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
@@ -475,10 +477,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run_counted([sys.executable, "-c", "import tilelang"], env=env, cwd=folder, timeout_s=300)
     reports, journal = [], b""
     for tuner in tuners:
-        if tuner == "atune":
-            report, journal = run_atune(options)
-        else:
-            report = run_tilelang(options, tuner)
+        print(f"{tuner} tunes {options.space}, for at most {options.timeout:g} s", file=sys.stderr, flush=True)
+        report, journal = run_atune(options) if tuner == "atune" else (run_tilelang(options, tuner), journal)
         reports.append(report)
         print(f"{report.tuner}: {report.wall_s:.1f} s {report.error}", file=sys.stderr, flush=True)
         _write(options, reports, [], journal)  # what is done stays, whatever comes

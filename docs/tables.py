@@ -16,7 +16,7 @@ def of_tune() -> Iterable[tuple[str, str]]:
     """Yield the rows of `atune tune`'s options: what ``--help`` says of them, and where the pages say more."""
     for field in (field for fields in groups().values() for field in fields):
         option = field.option
-        spelled = f"`{option.flag} {option.metavar}`" if option.metavar else f"`{option.flag}`"
+        spelled = f"`{f'{option.flag} {option.metavar}'.rstrip()}`".replace("|", "`, `")
         if field.default is True and not skips(field):
             spelled += f", `--no-{option.flag.removeprefix('--')}`"
         text = f"do not {first_sentence(option.doc)}" if skips(field) else first_sentence(option.doc)

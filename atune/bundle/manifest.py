@@ -122,7 +122,8 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], tuple[BundledKernel, ..
         data = _content(path, MOST_MANIFEST_BYTES)
         plain = json.loads(data, parse_int=_number, parse_float=_number, parse_constant=_number)
     except (FileNotFoundError, NotADirectoryError):
-        raise BundleError(f"{folder} is no bundle: it has no {MANIFEST}") from None
+        why = f"it has no {MANIFEST}" if folder.is_dir() else "there is no such folder"
+        raise BundleError(f"{folder} is no bundle: {why}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise DamagedBundle(f"{path} cannot be read: {error}") from error
     if not isinstance(plain, dict) or not isinstance(schema := plain.get("schema"), int):

@@ -315,8 +315,11 @@ class CompileStage:
         self.run.outcomes.settled(failure.index)
         if failure.kind == "lower" and place_in(failure.detail) is None:
             self._unlowered[failure.message] += 1
-            alike, lowered = self._unlowered[failure.message], self.run.recorder.state.lowered
-            if self._states is not None and not lowered and 0 < self.state.hints.alike <= alike:
+            alike, state, least = self._unlowered[failure.message], self.run.recorder.state, self.state.hints.alike
+            default = None if state.default_index is None else state.outcome(state.default_index)
+            if least and getattr(default, "message", "") == failure.message:
+                least = 2
+            if self._states is not None and not state.lowered and 0 < least <= alike:
                 self.run.stop("unlowered")
 
     def _repeats(self, worker: CompileWorker, indices: Sequence[int], doubt: str) -> bool:

@@ -129,7 +129,8 @@ def _notes(paths: Sequence[str], states: Sequence[State]) -> list[str]:
             notes += [f"{path}: {name} {now}, in {paths[0]} it is {was}"] if was != now else []
         if first.settings.get("benchmark") != other.settings.get("benchmark"):
             notes.append(f"{path} was measured with other benchmark settings than {paths[0]}")
-    notes.append(f"merged from {len(paths)} journals: {', '.join(paths)}; the finals of each are left out")
+    many = "s" * (len(paths) > 1)
+    notes.append(f"merged from {len(paths)} journal{many}: {', '.join(paths)}; the finals of each are left out")
     tried = Counter(i for state in states for i, one in state.entries.items() if one.in_space and state.outcome(i))
     if several := sum(count > 1 for count in tried.values()):
         notes.append(

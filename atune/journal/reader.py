@@ -131,6 +131,8 @@ class JournalReader:
 
     def _damaged(self, number: int) -> JournalError:
         why = "no journal of atune, or a damaged one" if number == 1 else "damaged, it does not match its checksum"
+        if number == 1 and self.path.endswith((".gz", ".xz", ".bz2", ".zst")):
+            why = "the file is compressed: unpack it first"
         return JournalError(f"{self.path}, line {number}: {why}{_kept(number)}")
 
 

@@ -195,11 +195,11 @@ def same_bits(state: State) -> SameBits:
     )
 
 
-def unlisted(state: State, baseline: Record | None) -> str:
+def unlisted(state: State, baseline: Record | None, best: Record | None) -> str:
     """Return which default won though the space does not list it, or was all that worked, as a sentence; else empty."""
     if baseline is None or baseline.latency_ms is None:
         return ""
-    if state.winner == BASELINE:
+    if best is baseline:
         return f"the winner, {describe_config(baseline.config)}, is your default, which the space does not list"
     if state.winner is not None or state.finished is None or not (state.counts["failed"] or state.counts["pruned"]):
         return ""
@@ -238,6 +238,7 @@ def roles_of(state: State, winner: int | None) -> Roles:
 __all__ = ["Record", "Result", "State", "TuneResult"]
 
 ABOVE = {
+    "axis_importance": "atune.reporting.importance",
     "Kernel": "atune.stages.measure.loader",
     "report": "atune.reporting.report",
     "save_bundle": "atune.frontends.api.save_bundle",
@@ -264,10 +265,11 @@ class Result:
     which is the sum of `measured`, `failed`, `pruned`, `duplicates` and `remaining`. `wall_s`: seconds of all parts of
     the run. `finished`: it ended in order. `devices`: those that were used. `warnings`: the run's messages for the
     user, first `about_default`: which default won though the space does not list it, or was all that worked.
-    `best_index`: the winner's; None without one. The winner is the first entry of the final that still stands. Without
-    a final it is the measured candidate with the smallest latency; on a tie, with the smallest config key. `records`
-    holds every candidate of the space that was proposed. `baseline`: the record of the default configuration where the
-    space does not list it; it may win, and counts nowhere. `all_records`: these, and then the baseline.
+    `best_index`: that of the winner's code; None without one. The winner is the first entry of the final that still
+    stands. Without a final it is the measured candidate with the smallest latency; on a tie, with the smallest config
+    key. `records` holds every candidate of the space that was proposed. `baseline`: the record of the default
+    configuration where the space does not list it; it may win, and counts nowhere. `all_records`: these, and then the
+    baseline.
     """
 
     def __init__(self, state: State, journal: str | Path | None = None, *, replayed: bool = False) -> None:
@@ -314,7 +316,7 @@ class Result:
         self.records = tuple(made.values())
         self.all_records = self.records if self.baseline is None else (*self.records, self.baseline)
         self._by_index = {record.index: record for record in self.all_records}
-        self.about_default = unlisted(state, self.baseline)
+        self.about_default = unlisted(state, self.baseline, self.best)
         self.warnings = (*filter(None, [self.about_default]), *state.warnings)
         self.same_bits: SameBits = same_bits(state)
         """How the outputs' bits compare with the default's."""
@@ -348,7 +350,10 @@ class Result:
 
     @property
     def best(self) -> Record | None:
-        """The winner's record; None where nothing of the space was measured."""
+        """The winner's record, or the default's if that has the same code; None where nothing was measured."""
+        default = self.default
+        if self.default_wins and not (default is self.baseline and self.header.refused):
+            return default
         return None if self.best_index is None else self._by_index[self.best_index]
 
     @property
@@ -397,7 +402,9 @@ class Result:
     def default_wins(self) -> bool:
         """Whether no configuration beats the default: it wins, or has the same code as the winner."""
         default = self.default
-        return default is not None and self.best_index in (default.index, default.same_as)
+        return (
+            default is not None and self.best_index is not None and self.best_index in (default.index, default.same_as)
+        )
 
     @property
     def default_ms(self) -> float | None:
@@ -439,6 +446,11 @@ class Result:
         if self.best is None or self.best.timing is None:
             return None
         return roofline(self.best.timing.latency_ms, self.work, self._peaks.get(self.best.device))
+
+    @cached_property
+    def axis_importance(self) -> Any:
+        """Each axis' share of the variance of the latency's logarithm; None for fewer than 20 measurements."""
+        return _above("axis_importance", self)
 
     @property
     def artifact(self) -> Artifact | None:
@@ -516,9 +528,10 @@ class TuneResult(Result):
 
     @property
     def best(self) -> Record:
-        """The winner's record."""
-        assert self.best_index is not None, "Result.of makes one of a state that has a winner"
-        return self._by_index[self.best_index]
+        """The winner's record; the default's where that has the same code."""
+        best = super().best
+        assert best is not None, "Result.of makes one of a state that has a winner"
+        return best
 
     @property
     def best_config(self) -> Config:

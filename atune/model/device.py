@@ -106,7 +106,7 @@ def parse_target(text: Any) -> Target | None:
     if kind == "cuda":
         arch = re.search(r"-arch=(sm_\d+[af]?)?", text)
         return Target("cuda", _full_arch(arch.group(1) or "") if arch else "")
-    raise TargetError(f"target {kind!r} is not supported: use auto, cuda (or an arch such as sm_90a), or c (the CPU)")
+    raise TargetError(f"target {kind!r} is not supported: use auto, cuda, an arch (sm_90a: H100, H200), or c (the CPU)")
 
 
 def device_names(devices: Any) -> tuple[str, ...]:

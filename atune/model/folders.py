@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import hashlib
 import os
 import shutil
@@ -18,7 +19,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Literal
 
-from atune.errors import UsageError
+from atune.errors import UsageError, warn_caller
 
 CACHE_VARIABLE = "ATUNE_CACHE_DIR"
 ARTIFACTS = "artifacts"
@@ -56,9 +57,17 @@ def cache_folder() -> Path:
         return chosen
     if os.path.isabs(own := os.environ.get(CACHE_VARIABLE, "")):
         return Path(own)
+    if own:
+        _warn_of(own)
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG Base Directory Specification says to ignore relative paths.
     return (Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~/.cache"))) / "atune"
+
+
+@functools.cache
+def _warn_of(relative: str) -> None:
+    """Warn once that a relative cache folder does not count."""
+    warn_caller(f"{CACHE_VARIABLE}={relative} is ignored: give an absolute path", RuntimeWarning)
 
 
 def artifacts_folder() -> Path:

@@ -39,6 +39,10 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     if the call waits for the device. ``perf_counter``: the CPU's clock."""
     conditions: Conditions | None = None
 
+    def __repr__(self) -> str:
+        """Return its figures, without the samples."""
+        return f"Timing({self.latency_ms:.4g} ms, spread {self.spread:.1%}, {self.n_samples} samples by {self.method})"
+
     @property
     def n_samples(self) -> int:
         """Number of samples."""
@@ -51,7 +55,7 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         median = statistics.median(samples_us)
         low, _, high = statistics.quantiles(samples_us, n=4) if len(samples_us) > 1 else (median, median, median)
         rounded = tuple(round(sample, 3) for sample in samples_us)
-        return cls(median / 1e3, round((high - low) / 2 / median, 5), rounded, method, conditions)
+        return cls(round(median / 1e3, 9), round((high - low) / 2 / median, 5), rounded, method, conditions)
 
     def and_more(self, other: Timing) -> Timing:
         """Return this timing with the samples of `other` appended. `other` was taken later; its conditions count."""

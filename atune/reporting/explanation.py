@@ -84,8 +84,8 @@ def record_data(record: Record, arch: str) -> dict[str, Any]:
 
 def record_at(result: Result, index: int | None) -> Record:
     """Return the record of candidate `index`; for None the winner's, else that of the first that failed."""
-    if index is None:
-        index = result.best_index
+    if index is None and result.best is not None:
+        return result.best
     if index is None:
         index = next((group.first.index for group in failure_groups(result.records)), None)
     found = next((record for record in result.all_records if record.index == index), None)

@@ -128,14 +128,14 @@ def ranking(result: Result) -> list[Record]:
 
     Finalists are in order of their final timing, those timed once in that of their first, failures in that of kinds.
     """
-    final = {entry.index for entry in result.final}
-    return sorted(result.all_records, key=lambda record: _place(record, result.best_index, final))
+    final, best = {entry.index for entry in result.final}, None if result.best is None else result.best.index
+    return sorted(result.all_records, key=lambda record: _place(record, best, final))
 
 
 def marks_of(result: Result) -> dict[int, str]:
     """Return the marks of candidates by index: ``winner``, ``tie``, ``default``, and whether the space lacks it."""
-    default = result.default
-    known = [(result.best_index, "winner"), *((index, "tie") for index in result.ties or ())]
+    default, best = result.default, None if result.best is None else result.best.index
+    known = [(best, "winner"), *((index, "tie") for index in result.ties or ())]
     if default is not None:
         known.append((default.index, "default" if default is not result.baseline else "default, not in the space"))
     marks: dict[int, str] = {}

@@ -205,7 +205,7 @@ def _candidates(result: Result) -> dict[str, Any]:
         "rows": [
             {
                 "cells": [_cell(row.get(name), heads[name][0]) for name in shown],
-                "class": "winner" if record.index == result.best_index else "" if record.timing else "bad",
+                "class": "winner" if record is result.best else "" if record.timing else "bad",
                 "config": record.config,
             }
             for record, row in zip(records[:MOST], found, strict=False)

@@ -127,7 +127,9 @@ def set_data(rows: Sequence[TunedProblem], folder: Path) -> dict[str, Any]:
     """Return the object that ``--json`` prints of a set: for each problem its summary, or its error."""
     found = []
     for row in rows:
-        data = {"problem": msgspec.to_builtins(row.problem.arguments), "weight": row.problem.weight}
+        header = None if row.result is None else row.result.header
+        problem = row.problem.arguments if header is None else header.arguments
+        data = {"problem": msgspec.to_builtins(problem), "weight": row.problem.weight}
         found.append(data | ({"error": row.error} if row.result is None else summary(row.result)))
     return {
         "problems": found,

@@ -207,7 +207,10 @@ def _cost(regret: Sequence[float], often: Sequence[float]) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class NearestRule:
-    """The winner of the nearest tuned problem, by the sum of the log2 ratios of the sizes."""
+    """The winner of the nearest tuned problem, by the sum of the log2 ratios of the sizes.
+
+    Of configurations that are tied there, it is the one that serves the most problems.
+    """
 
     configs: tuple[Config, ...]
     """The configurations that it chooses from."""
@@ -215,6 +218,8 @@ class NearestRule:
     """Arguments of which the logarithm counts. All others must be equal to those of a tuned problem."""
     tuned: tuple[tuple[dict[str, Any], int], ...]
     """The tuned problems, each with the index of its winner in `configs`. Of equally near ones the first counts."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments that the workload has for every problem, and that need not be given to `pick`."""
     asks: tuple[str, ...] = ()
     """Sizes that functions of the space take, which `pick` therefore asks."""
     space: Space | None = field(default=None, repr=False)
@@ -234,8 +239,8 @@ class NearestRule:
         Of a space that asks for sizes it is the nearest that the space has for the problem, or None. Raises
         `UsageError` where a size is missing, and where that space is not known, unless the problem was tuned.
         """
+        given, arguments = describe_config(dict(arguments)) or "no arguments", {**self.fixed, **arguments}
         if lacks := [name for name in self.sizes if name not in arguments]:
-            given = describe_config(dict(arguments)) or "no arguments"
             raise UsageError(f"a rule over {', '.join(self.sizes)} was asked for {given}: give {', '.join(lacks)} too")
         near = self._nearest_first(arguments)
         if self.asks and near and distance(near[0][0], arguments):
@@ -259,10 +264,20 @@ def _others(arguments: Mapping[str, Any], sizes: Sequence[str]) -> str:
     return config_key({name: value for name, value in arguments.items() if name not in sizes})
 
 
+def _standing_for(matrix: RegretMatrix, column: int, often: Sequence[float]) -> int:
+    """Return the row that stands for a problem's winner: of those tied there, the one that serves the most problems."""
+    tied = [row for row, regret in enumerate(matrix.regret) if regret[column] == 0.0 or row == matrix.winners[column]]
+    nobody = [math.inf] * len(matrix.problems)
+    costs = {row: _cost(_with(nobody, matrix.regret[row], MAX_REGRET), often) for row in tied}
+    return min(tied, key=lambda row: (*costs[row], row != matrix.winners[column], row))
+
+
 def dispatch_rule(
     matrix: RegretMatrix, space: Space | None = None, weights: Sequence[float] | None = None
 ) -> NearestRule:
     """Return the rule that gives a problem that was never tuned the winner of the nearest tuned one.
+
+    Of configurations that are tied there, it is the one that serves the most problems within 3 %, of all in the matrix.
 
     Arguments that are numbers above zero in every problem are sizes. All others must be equal to those of a tuned
     problem. Of equally near problems the one of smaller sizes counts. Its regret is that on each problem when that is
@@ -272,8 +287,9 @@ def dispatch_rule(
     often = _often(matrix, weights)
     first, *further = matrix.problems
     names = tuple(sorted(n for n, v in first.items() if is_size(v) and all(is_size(o.get(n)) for o in further)))
-    used = sorted(set(matrix.winners))
-    pairs = [(problem, used.index(row)) for problem, row in zip(matrix.problems, matrix.winners, strict=True)]
+    rows = [_standing_for(matrix, column, often) for column in range(len(matrix.problems))]
+    used = sorted(set(rows))
+    pairs = [(problem, used.index(row)) for problem, row in zip(matrix.problems, rows, strict=True)]
     rule = NearestRule(
         configs=tuple(matrix.configs[row] for row in used),
         sizes=names,

@@ -14,7 +14,6 @@ from atune.model.artifact import RAN, what_failed
 from atune.model.candidate import describe_config, failed_values, printable, shortened
 from atune.model.device import Target
 from atune.model.settings import AUTO_LEAST, Budget
-from atune.reporting.importance import axis_importance
 from atune.reporting.progress import counted, duration
 from atune.reporting.screen import Line, plain
 from atune.workload.source_locations import Place, place_in
@@ -30,8 +29,7 @@ KEYS = (
 
 def summary(result: Result) -> dict[str, Any]:
     """Return the object that ``--json`` prints."""
-    read = {name: axis_importance(result) if name == "axis_importance" else getattr(result, name) for name in KEYS}
-    found = {name: msgspec.to_builtins(value) for name, value in read.items()}
+    found = {name: msgspec.to_builtins(getattr(result, name)) for name in KEYS}
     return {**found, "failures": failures_data(result.records)}
 
 
@@ -84,7 +82,7 @@ def detail_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
     lines += [f"{'' if n else 'last':11}{printable(line)}" for n, line in enumerate(last_lines(result))]
     if result.roofline:
         lines.append(f"roofline   {result.roofline.describe()}")
-    if (mattered := axis_importance(result)) is not None and (text := mattered.describe()):
+    if (mattered := result.axis_importance) is not None and (text := mattered.describe()):
         lines.append(f"axes       {printable(text)}")
     pruned = group_lines([group for group in groups if group.kind == PRUNED])
     lines += [f"{'' if n else 'left out':11}{line}" for n, line in enumerate(pruned)]

@@ -141,7 +141,10 @@ def _guarded(candidate: Candidate, work: Callable[[Candidate], T]) -> T | Failur
 def _message(error: BaseException) -> str:
     text = in_one_line(error)
     if isinstance(error, OSError) and "source code" in text:  # the message of `inspect`
-        return f"{text}; a kernel that exec made needs its text, too: Workload(source=...)"
+        return (
+            f"{text}: put the kernel into a file, because what is typed, piped or given to python -c has no source; a "
+            "kernel that exec made needs its text, too: Workload(source=...)"
+        )
     return text
 
 

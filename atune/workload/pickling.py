@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import importlib
 import importlib.util
 import io
 import linecache
 import os
+import shlex
 import sys
 import threading
 from collections.abc import Generator, Iterable
@@ -22,6 +24,7 @@ from typing import Any
 import msgspec
 
 from atune.errors import NoSuchWorkload, SpaceError, WorkloadError, message_of, name_and_message, type_of
+from atune.model.folders import working_folder
 from atune.model.options import meant
 from atune.workload.fingerprint import fingerprint, function_of, is_autotuned, parts_of, show
 from atune.workload.packing import Packed, pack, refusal, unpack
@@ -61,21 +64,31 @@ WorkloadRef = FileRef | PickleRef
 
 
 def parse_file_ref(text: str, command: str = "") -> FileRef:
-    """Parse ``FILE.py:NAME``, or ``FILE.py`` for a file's only workload. Raises `WorkloadError` for a missing file.
+    """Parse ``FILE.py:NAME`` or ``package.module:NAME``, or either without a name for a file's only workload.
 
-    `command`: the command that takes it, for the message about a file with several.
+    Raises `WorkloadError` for a missing file. `command`: the command that takes it, for the message about a file with
+    several.
     """
     path, colon, name = text.rpartition(":")
     if not colon or text.endswith(".py"):
         path, colon, name = text, "", ""
-    if not os.path.isfile(path):
+    if not os.path.isfile(file := path) and not (file := _file_of_module(path)):
         why = "it is a folder" if os.path.isdir(path) else f"there is no file {path!r}"
-        raise WorkloadError(f"{text}: {why}; give FILE.py, or FILE.py:NAME")
+        raise WorkloadError(f"{text}: {why}; give FILE.py, or FILE.py:NAME or package.module:NAME")
     if not colon:
-        return FileRef(os.path.abspath(path), "", f"{command} {path}".lstrip())
+        return FileRef(os.path.abspath(file), "", f"{command} {path}".lstrip())
     if not name.isidentifier():
         raise WorkloadError(f"{text}: {name!r} is not a Python name; give FILE.py:NAME")
-    return FileRef(os.path.abspath(path), name)
+    return FileRef(os.path.abspath(file), name)
+
+
+def _file_of_module(name: str) -> str:
+    """Return the file of a module, looked for in the working folder and on `sys.path`; empty if there is none."""
+    for folder in (working_folder(), *sys.path) if name.replace(".", "").isidentifier() else ():
+        module = Path(folder, *name.split("."))
+        if found := [file for file in (module / "__init__.py", module.with_suffix(".py")) if file.is_file()]:
+            return str(found[0])
+    return ""
 
 
 def edited_since(origin: str, when: float) -> str:
@@ -85,9 +98,22 @@ def edited_since(origin: str, when: float) -> str:
 
 
 _RELATIVE = (
-    "; FILE.py:NAME runs the file alone, outside its package: import by full names (from package.module import ...), "
-    "with the package's parent folder on PYTHONPATH. Or import the workload and pass it: atune.run(WORKLOAD)"
+    "; FILE.py:NAME runs the file alone, because its folder has no __init__.py: add one to each folder of the package, "
+    "or import by full names (from package.module import ...), with the package's parent folder on PYTHONPATH. Or "
+    "import the workload and pass it: atune.run(WORKLOAD)"
 )
+
+
+def _hint(path: str, error: BaseException) -> str:
+    """Return what to do about an import in the file `path` that failed with `error`; empty if nobody knows."""
+    if "relative import" in message_of(error):
+        return _RELATIVE
+    top = str(getattr(error, "name", None)).partition(".")[0]
+    above = next((one for one in Path(path).parents if (one / top).is_dir() or (one / f"{top}.py").is_file()), None)
+    missing = isinstance(error, ModuleNotFoundError) and above is not None and top not in sys.modules
+    return f"; it is in {above}: set PYTHONPATH={shlex.quote(str(above))}" if missing else ""
+
+
 _one_at_a_time = threading.Lock()
 """cloudpickle's list of modules to pickle by value is one setting of the whole process."""
 
@@ -116,7 +142,7 @@ def ship(workload: Workload) -> PickleRef:
     """
     functions = [function_of(part) for _, part in parts_of(workload)]
     shipped = copy.copy(workload)
-    shipped.amounts = {}  # functions whose results it has
+    shipped.amounts, shipped._first = {}, None  # functions whose results it has
     if workload.source is not None and not os.path.exists(name := function_of(workload.kernel).__code__.co_filename):
         show({name: workload.source})
     with _by_value(functions):
@@ -249,31 +275,54 @@ class _Kept(io.StringIO):
 
 
 def _run_file(path: str) -> ModuleType:
+    """Run a file as the module that it is in its package, or else alone. Raises `WorkloadError`."""
     name = f"atune_workload_{hashlib.sha256(path.encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
+    folder = Path(path).parent
+    top, package = folder, list[str]()
+    while (top / "__init__.py").is_file() and top.name.isidentifier():
+        package.insert(0, top.name)
+        top = top.parent
+    if str(top) not in sys.path:
+        sys.path.insert(0, str(top))
+    if str(folder) not in sys.path:  # for imports as in a script
+        sys.path.append(str(folder))
+    argv, sys.argv = sys.argv, [path]  # as a script has it
+    try:
+        with redirect_stderr(kept := _Kept()):
+            return _run_member(path, ".".join(package), name)
+    except BaseException as error:
+        if isinstance(error, (SpaceError, WorkloadError)):
+            raise type(error)(located(str(error), error)) from error
+        wrote = " ".join(kept.getvalue().split()[-60:]) if isinstance(error, SystemExit) else ""
+        hint = f"; it wrote: {wrote}" if wrote else _hint(path, error)
+        message = f"{path} cannot be loaded: {name_and_message(error)}{hint}"
+        raise NoSuchWorkload(located(message, error)) from error
+    finally:
+        sys.argv = argv
+
+
+def _run_member(path: str, package: str, alone: str) -> ModuleType:
+    """Run a file as a module of `package`, under its full name; without one under the name `alone`."""
+    name, stem = alone, Path(path).stem
+    places = getattr(importlib.import_module(package), "__path__", ()) if package else ()
+    if os.path.realpath(os.path.dirname(path)) in map(os.path.realpath, places):  # it is no namesake
+        name = package if stem == "__init__" else f"{package}.{stem if stem.isidentifier() else alone}"
+        if name in sys.modules:
+            return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise NoSuchWorkload(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # for pickle and inspect
-    folder = str(Path(path).parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
     try:
         # Read once, so that inspect shows the text that runs, and without Python's compiled file of an older text.
         text = Path(path).read_bytes()
         code = compile(text, path, "exec", dont_inherit=True)
         show({path: importlib.util.decode_source(text)})
-        with redirect_stderr(kept := _Kept()):
-            exec(code, module.__dict__)
-    except BaseException as error:
+        exec(code, module.__dict__)
+    except BaseException:
         del sys.modules[name]
-        if isinstance(error, (SpaceError, WorkloadError)):
-            raise type(error)(located(str(error), error)) from error
-        hint = _RELATIVE if isinstance(error, ImportError) and "relative import" in message_of(error) else ""
-        wrote = " ".join(kept.getvalue().split()[-60:]) if isinstance(error, SystemExit) else ""
-        hint = f"; it wrote: {wrote}" if wrote else hint
-        message = f"{path} cannot be loaded: {name_and_message(error)}{hint}"
-        raise NoSuchWorkload(located(message, error)) from error
+        raise
     return module

@@ -113,12 +113,13 @@ def _place_of(error: BaseException) -> tuple[Place | None, str]:
 def _line(step: TracebackType) -> int:
     """Return the line of a traceback's step in a function that tilelang has rewritten.
 
-    It gives calls in the head of a loop the line 1. The line before, in the order of the code, is right then.
+    It gives calls in the head of a loop the line 1, and what it adds around a statement that of the whole function. The
+    line before, in the order of the code, is right then.
     """
     code, line = step.tb_frame.f_code, step.tb_lineno
     before = [one for one, *_ in itertools.islice(code.co_positions(), step.tb_lasti // 2)]
     first = code.co_firstlineno
-    return line if line >= first else next((one for one in reversed(before) if one and one >= first), first)
+    return line if line > first else next((one for one in reversed(before) if one and one > first), first)
 
 
 def _indent(frame: FrameType) -> int:

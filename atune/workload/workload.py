@@ -9,9 +9,11 @@ import copy
 import inspect
 import os
 import reprlib
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
+from types import ModuleType
 from typing import Any, Unpack
 
 import msgspec
@@ -33,6 +35,7 @@ from atune.model.candidate import (
 from atune.model.options import checked, complete, documents, meant, refuse_unknown
 from atune.model.space import LARGE, Space
 from atune.workload.fingerprint import (
+    LIBRARIES,
     fingerprint,
     function_of,
     is_autotuned,
@@ -65,6 +68,9 @@ class Workload:
         `Space`, or what `Space(...)` takes as its first argument.
     {options}
     """
+
+    _first: Workload | None = None
+    """The workload that this one is `at` another problem."""
 
     def __init__(self, kernel: Callable[..., Any], space: Space | Any, **options: Unpack[WorkloadOptions]) -> None:
         refuse_unknown("Workload", options, ["space", *WorkloadOptions.__annotations__])
@@ -132,12 +138,23 @@ class Workload:
             return self
         other = copy.copy(self)
         other.arguments, other.key, other._own = changed, None, self._own or self.arguments
+        other._first = self._first or self
         computed = {} if over_sizes(changed) else {name: f for name, f in self.amounts.items() if callable(f)}
         amounts = {name: amount(name, each, changed) for name, each in computed.items()}
         checked("Workload", amounts, WorkloadOptions, WorkloadError)
         other.flops, other.bytes = amounts.get("flops"), amounts.get("bytes")  # a worker has no amounts
         check_names(other)
         return other
+
+    def origin(self) -> str:
+        """Return ``FILE.py:NAME`` of an imported module that has this workload; empty where none has it."""
+        own, found = self._first or self, [""]
+        for module in [*sys.modules.values()]:
+            names = vars(module).copy() if isinstance(module, ModuleType) else {}
+            top, file = str(names.get("__name__")).partition(".")[0], names.get("__file__")
+            if file and top not in {"__main__", *LIBRARIES}:
+                found += [f"{file}:{name}" for name, value in names.items() if value is own]
+        return max(found, key=lambda place: f'"{place.rpartition(":")[0]}"' in self._made_at)
 
     def __repr__(self) -> str:
         """Return what made it, without what is drawn or left at its default; none of the user's functions is called."""

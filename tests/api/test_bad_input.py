@@ -125,14 +125,14 @@ class TestReal:
         ("change", "message"),
         [
             ("inputs=lambda: 1 / 0", "inputs raised ZeroDivisionError"),
-            ("inputs=[]", r"inputs gave 0 tensors; the kernel has 1 output\(s\) \[1\] and 1 input"),
+            ("inputs=[]", r"inputs gave 0 tensors; the kernel has 1 output \(parameter 1\) and 1 input"),
             ("inputs=[torch.zeros(3)]", r"parameter 0: the kernel takes float32 \[32\], contiguous; got float32 \[3\]"),
             ("inputs=lambda: None", r"parameter 0: the kernel takes a tensor of float32 \[32\]; got None"),
             ("inputs=lambda scale: []", "argument: 'scale'; it gets what it names of parameters$"),
             ("reference=lambda x: 1 / 0", "the reference raised ZeroDivisionError"),
             (
                 "reference=lambda x, y, z: x",
-                r"'y' and 'z'; it gets the kernel's inputs, and there are 1 output\(s\) \[1\] and 1 input",
+                r"'y' and 'z'; it gets the kernel's inputs, and there are 1 output \(parameter 1\) and 1 input",
             ),
             ("reference=lambda x: 5", r"the reference returned an int"),
             ("out_idx=7", "out_idx 7: the kernel has 2 parameters"),

@@ -97,7 +97,8 @@ def test_exec_without_its_source_says_what_to_do() -> None:
     text = KERNEL.format(body="pass", last="")
     names: dict[str, Any] = {"__name__": "made_by_exec"}
     exec(text, names)
-    with pytest.raises(NoWinner, match=r"needs its text, too: Workload\(source=\.\.\.\)"):
+    told = r"put the kernel into a file, .* given to python -c .* needs its text, too: Workload\(source=\.\.\.\)"
+    with pytest.raises(NoWinner, match=told):
         run(Workload(names["kernel"], [{"x": 0}]), target="c", **QUICK)
 
 

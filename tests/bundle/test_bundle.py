@@ -433,6 +433,8 @@ def test_a_library_that_does_not_load_is_named_by_its_digest(tmp_path: Path) -> 
 def test_what_is_no_bundle_and_what_is_newer(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"is no bundle: it has no manifest.json"):
         load(tmp_path)
+    with pytest.raises(BundleError, match="none is no bundle: there is no such folder"):
+        load(tmp_path / "none")
     with pytest.raises(BundleError, match="has schema 2, and this atune reads up to 1: install a newer one"):
         load(write(tmp_path, schema=2))
     with pytest.raises(BundleError, match="on_miss must be 'error', 'nearest' or 'symbolic', got 'warn'"):

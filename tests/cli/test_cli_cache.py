@@ -88,3 +88,12 @@ def test_a_warning_is_one_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "no results\n")
     [line] = done.stderr.splitlines()
     assert line.startswith("atune: warning: ") and str(tmp_path) in line
+
+
+def test_an_export_of_what_the_cache_lacks_is_a_mistake(
+    cache: ResultCache, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for chosen in (("--kernel", "nope"), ("--key", "zz")):
+        told = printed(capsys, "export", *chosen, "-o", str(tmp_path / "x"), status=2)
+        assert "the result cache has no such result: atune cache ls lists what it has" in told
+    assert not (tmp_path / "x").exists()

@@ -83,7 +83,7 @@ def test_without_its_workload_a_journal_says_what_to_give(tmp_path: Path, capsys
     assert main(["show", journal]) == 0
     assert capsys.readouterr().out.startswith("candidate  0: measured")
     assert main(["explain", journal]) == 2
-    gone = "the journal's workload came from toy.py, which is gone: give FILE.py:NAME and --config a=1,b=2"
+    gone = "the journal's workload came from toy.py, which is gone: give workload= (--workload FILE.py:NAME)"
     assert capsys.readouterr().err == f"atune: error: {gone}\n"
 
 

@@ -43,6 +43,7 @@ def test_without_a_command_there_is_help(capsys: Any) -> None:
         ("tunee", "atune has no command tunee; did you mean atune tune? (see atune --help)"),
         ("cache lss", "atune cache has no command lss; did you mean atune cache ls? (see atune cache --help)"),
         ("gemm.py", "atune has no command gemm.py; did you mean atune tune gemm.py?"),
+        ("pkg.gemm:W", "atune has no command pkg.gemm:W; did you mean atune tune pkg.gemm:W?"),
         ("xyzzy", "atune has no command xyzzy; there is tune, runs, "),
         ("replay ./j --tabel", "atune replay has no option --tabel; did you mean --table? (see atune replay --help)"),
         ("replay ./j --group-size 1", "atune replay has no option --group-size (see atune replay --help)"),

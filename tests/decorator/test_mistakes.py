@@ -62,6 +62,56 @@ def test_an_eager_kernel_that_cannot_be_traced_is_shown_with_its_line(tmp_path: 
     assert source.strip().startswith("n = T.const(") and source[caret.index("^")] == "m"
 
 
+def test_a_mistake_in_what_tilelang_rewrites_is_shown_with_its_line(tmp_path: Path) -> None:
+    """Its traceback has the line of the function there, whose code stands around the statement."""
+
+    @tilelang.jit(target="c", execution_backend="cython")
+    def broken(A, block: int = 16):  # type: ignore[no-untyped-def]
+        """Return nothing."""
+        n, _ = T.const("n")  # the mistake
+        A: T.Tensor[[n], T.float32]
+        return T.empty((n,), "float32")
+
+    with pytest.raises(atune.errors.WorkloadError, match="not enough values to unpack") as raised:
+        atune.autotune(broken, space={"block": [16, 64]}, cache=tmp_path)(torch.zeros(64))
+    assert str(raised.value).splitlines()[2].strip() == 'n, _ = T.const("n")  # the mistake'
+
+
+@tilelang.jit(target="c", execution_backend="cython")
+def product(A, B, block: int = 16):  # type: ignore[no-untyped-def]
+    m, n = T.const("m, n")
+    A: T.Tensor[[m, 4], T.float32]
+    B: T.Tensor[[4, n], T.float32]
+    return T.empty((m, n), "float32")
+
+
+PRODUCT = atune.autotune(product, space={"block": [16, 64]})
+
+
+def test_the_sizes_that_a_call_lacks_are_named_all_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    both = "product: give the tensors of a call, or its sizes: m=…, n=… (--arg m=… --arg n=…)"
+    with pytest.raises(UsageError) as raised:
+        PRODUCT.tune()
+    assert str(raised.value) == both
+    with pytest.raises(UsageError, match=r"sizes: n=… \(--arg n=…\)"):
+        PRODUCT(torch.zeros(4, 4))
+    for command in ("tune", "explain", "pick"):
+        assert main([command, f"{__file__}:PRODUCT"]) == 2
+        assert capsys.readouterr().err.endswith(f"atune: error: {both}\n")
+
+    @atune.autotune(space={"block": [16]})
+    def lazy(M: int, N: int, block: int = 16) -> Any: ...
+
+    with pytest.raises(TypeError, match=r"^lazy lacks the arguments 'M', 'N'$"):
+        lazy.tune()
+
+
+@pytest.mark.parametrize(("value", "named"), [([1.0], "a list"), (None, "a NoneType"), (3, "an int")])
+def test_what_stands_in_place_of_a_tensor_is_named(value: Any, named: str) -> None:
+    with pytest.raises(UsageError, match=f"^product: B must be a tensor, got {named}$"):
+        PRODUCT(torch.zeros(4, 4), value)
+
+
 def test_a_tensor_that_a_call_lacks_is_named_before_anything_is_tuned(tmp_path: Path) -> None:
     @tilelang.jit(target="c", execution_backend="cython")
     def add(A, B, block: int = 16):  # type: ignore[no-untyped-def]

@@ -16,6 +16,7 @@ from atune.frontends.api.tuner import tune
 from atune.journal.events import ArtifactBuilt, BuildFailed, CandidateAliased, GroupSplit
 from atune.journal.state import FOUND, State
 from atune.model.artifact import Lowered, StaticFacts
+from atune.model.candidate import BASELINE
 from atune.model.settings import CompileSettings
 from atune.testing import FakeMachine, Script
 
@@ -120,6 +121,14 @@ async def test_a_kernel_that_the_cpu_cannot_have_ends_after_some_equal_failures(
     with pytest.raises(NoWinner) as caught:  # as `resume` does it, whose target is the header's
         await tune(machine=FakeMachine(100, Script(fails=ALL)), journal=tmp_path / "j")
     assert caught.value.result.failed == 100
+
+
+@pytest.mark.parametrize("default", [0, 7, {"x": 1000}])
+async def test_where_the_default_fails_too_two_equal_failures_are_enough(default: Any) -> None:
+    with pytest.raises(NoWinner) as caught:
+        await tune(machine=WithoutGpu(100, Script(fails={**ALL, BASELINE: "lower"}), default=default))
+    result = caught.value.result
+    assert result.reason == "unlowered" and 1 <= result.failed <= 4
 
 
 async def test_a_run_in_which_one_lowered_tries_all() -> None:

@@ -38,7 +38,7 @@ from atune.model.device import DeviceLimits
 from atune.model.measurement import Timing
 from atune.model.settings import BenchmarkSettings
 from atune.reporting.explanation import record_at, story_text
-from atune.reporting.export import export, table
+from atune.reporting.export import export, marks_of, ranking, table
 from atune.reporting.report import report
 from atune.reporting.summary import default_line, summary, summary_text
 from atune.testing import FakeMachine, Script
@@ -334,3 +334,27 @@ async def test_default_and_reference_are_timed_in_every_round_of_the_winner(defa
     result = run.result
     assert result.reference_ratio == round(result.reference_ms / result.latency_ms, 5)  # type: ignore[operator]
     assert result.default_ratio == round(result.default_ms / result.latency_ms, 5)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("default", "refused", "config", "warned"),
+    [(5, "", 5, False), (OUTSIDE, "", 1000, True), (OUTSIDE, REFUSED, 4, False)],
+)
+async def test_of_equal_code_the_defaults_own_values_win(
+    default: Any, refused: str, config: int, warned: bool, tmp_path: Path
+) -> None:
+    """Where nothing beats the default: not those of the candidate that was measured for it."""
+    script = Script(
+        latency_ms=lambda c: 0.5 if c["x"] in (4, 5, 1000) else 1.0,
+        code_key=lambda c: "4" if c["x"] in (4, 5, 1000) else str(c["x"]),
+    )
+    await tune(machine=FakeMachine(8, script, default=default, refused=refused), journal=tmp_path / "j")
+    result = replay(tmp_path / "j")
+    assert result.default_wins and result.best is not None
+    assert result.best_config == summary(result)["best_config"] == {"x": config}
+    assert result.best.latency_ms == result.latency_ms == 0.5 and result.best.config == {"x": config}
+    shown = summary_text(result)
+    assert shown.startswith(f"winner     x={config}\n") and ("which the space does not list" in shown) is warned
+    assert f"the winner, x={config}, is your default" in shown or not warned
+    assert record_at(result, None) is result.best and ranking(result)[0] is result.best
+    assert "winner" in marks_of(result)[result.best.index]

@@ -17,6 +17,7 @@ from atune.errors import JournalError
 from atune.frontends.cli.main import main
 from atune.journal.reader import MAX_DEPTH, JournalReader, read, replay
 from atune.journal.result import Result
+from atune.model.measurement import Timing
 from atune.reporting.export import table
 from atune.reporting.summary import summary
 
@@ -187,3 +188,17 @@ def test_resuming_at_the_command_line_says_what_it_would_run_before_it_does(
     assert main(["resume", str(DATA / "schema-1.jsonl")]) == 0
     assert main(["resume", str(tmp_path / "done"), "--accept", "everything"]) == 2
     assert "give some of kernel, target" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", ["gz", "xz", "bz2"])
+def test_a_compressed_journal_is_named_so(suffix: str, tmp_path: Path) -> None:
+    packed = tmp_path / f"run.jsonl.{suffix}"
+    packed.write_bytes(bytes(range(256)))
+    with pytest.raises(JournalError, match=r"line 1: the file is compressed: unpack it first$"):
+        replay(packed)
+
+
+def test_a_timing_is_printed_without_its_samples_and_its_latency_without_noise() -> None:
+    timing = Timing.of([232.872] * 200, "events")
+    assert repr(timing) == "Timing(0.2329 ms, spread 0.0%, 200 samples by events)"
+    assert str(timing.latency_ms) == "0.232872"

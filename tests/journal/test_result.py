@@ -312,7 +312,9 @@ def test_the_axes_that_mattered_are_in_the_summary() -> None:
     stream = Stream(total=24)
     for index in range(24):
         stream.candidate(index, 1.0 + index % 3, a=index % 3, b=index // 3 % 2)
-    found = summary(folded(stream.proposed(24).finished()))["axis_importance"]
+    result = folded(stream.proposed(24).finished())
+    found = summary(result)["axis_importance"]
+    assert result.axis_importance.shares == found["shares"]
     assert found == {"shares": {"a": 1.0, "b": 0.0}, "unexplained": 0.0, "candidates": 24}
     assert summary(folded(Stream(total=2).candidate(0, 1.0)))["axis_importance"] is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import random
@@ -193,3 +194,24 @@ def test_a_constraint_on_what_must_be_equal_anyway_asks_for_no_size() -> None:
     matrix = matrix_of([[0.0, 0.2], [0.2, 0.0]], [{"M": 64, "dtype": "half"}, {"M": 256, "dtype": "half"}])
     rule = dispatch_rule(msgspec.structs.replace(matrix, asks=("dtype",)))
     assert rule.asks == () and rule.pick({"M": 65, "dtype": "half"}) == 0
+
+
+def test_of_tied_configurations_the_rule_takes_what_serves_the_most_problems() -> None:
+    """The first wins at 32 and 64, where the second is tied; at 60 it is 66 % slower."""
+    problems, tied = [{"M": 32}, {"M": 60}, {"M": 64}], [[0.0, 0.66, 0.0], [0.0, 0.0, 0.0], [0.0, 0.01, 0.3]]
+    matrix = msgspec.structs.replace(matrix_of(tied, problems), winners=(0, 1, 0))
+    rule = dispatch_rule(matrix)
+    assert rule.configs == ({"block": 1},) and (rule.regret, rule.worst_regret) == (0.0, 0.0)
+    assert [rule.pick({"M": size}) for size in (1, 48, 61, 99)] == [0] * 4
+    often = msgspec.structs.replace(matrix_of([[0.0, 0.9, 0.0], [0.0, 0.0, 0.9]], problems), winners=(0, 1, 0))
+    assert dispatch_rule(often).pick({"M": 32}) == 0, "of those that serve equally many, the winner"
+
+
+def test_what_the_workload_fixes_need_not_be_given_to_a_rule() -> None:
+    problems = [{"M": 8, "N": 64, "dtype": "half"}, {"M": 64, "N": 64, "dtype": "half"}]
+    rule = dispatch_rule(matrix_of([[0.0, 1.0], [1.0, 0.0]], problems))
+    rule = dataclasses.replace(rule, fixed={"N": 64, "dtype": "half"})
+    assert rule.pick({"M": 9}) == 0 and rule.pick({"M": 60, "N": 64}) == 1 and rule.pick({"M": 60, "N": 128}) == 1
+    assert rule.pick({"M": 9, "dtype": "float"}) is None
+    with pytest.raises(UsageError, match="a rule over M, N was asked for no arguments: give M too"):
+        rule.pick({})

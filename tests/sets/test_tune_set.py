@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import os
 import re
@@ -19,7 +20,7 @@ import pytest
 import torch
 from bundle_kernels import EVEN
 from processes import environment
-from set_kernels import ANY, FREE, SCALE
+from set_kernels import ANY, FREE, NUMBERED, SCALE
 
 import atune
 from atune import Problems
@@ -248,7 +249,8 @@ def test_ended_in_the_middle_a_set_is_continued(how: signal.Signals, tmp_path: P
 
 
 def test_a_set_whose_workload_came_from_no_file_is_resumed_with_one(tmp_path: Path, capsys: Any) -> None:
-    found = atune.run_set(SCALE, [{"n": 256}, {"n": 512}], journal=tmp_path / "s", **FAST)
+    own = copy.copy(SCALE)  # which no module has
+    found = atune.run_set(own, [{"n": 256}, {"n": 512}], journal=tmp_path / "s", **FAST)
     assert main(command := ["resume", str(tmp_path / "s"), "--quiet"]) == 0
     out, err = capsys.readouterr()
     assert out == f"{found}\n" and "finished: nothing is left to do" in err
@@ -348,3 +350,16 @@ def test_where_a_constraint_takes_a_size_rule_and_bundle_serve_no_size_that_it_r
     for bundle in (found, symbolic):
         with pytest.raises(atune.bundle.OutsideProblems, match="it serves the tuned sizes alone"):
             bundle(torch.ones(80))
+
+
+def test_what_the_workload_fixes_may_be_given_or_left_out(tmp_path: Path, capsys: Any) -> None:
+    """In a look-up, in a rule, and in the object of ``--json``, which has it."""
+    result = atune.run_set(NUMBERED, [{"m": 5}, {"m": 6}], journal=tmp_path / "s", **FAST)
+    assert result[{"m": 5}] is result[{"m": 5, "n": 16}] and result.rule().pick({"m": 7}) is not None
+    for other in ({"m": 5, "n": 17}, {"n": 16}):
+        with pytest.raises(KeyError, match="the set has no problem"):
+            result[other]
+    assert main(["replay", str(tmp_path / "s"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["problems"]
+    assert result._repr_html_().startswith("<pre>problem ")
+    assert [one["problem"] for one in found] == [{"n": 16, "m": 5}, {"n": 16, "m": 6}]

@@ -27,8 +27,10 @@ def test_the_variable_names_the_folder_and_a_relative_one_does_not_count(
     assert cache_folder() == tmp_path / "xdg" / "atune"
     monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "own"))
     assert cache_folder() == tmp_path / "own" and artifacts_folder() == tmp_path / "own" / "artifacts"
-    monkeypatch.setenv("ATUNE_CACHE_DIR", "own")
-    assert cache_folder() == tmp_path / "xdg" / "atune"
+    monkeypatch.setenv("ATUNE_CACHE_DIR", "./own")
+    with pytest.warns(RuntimeWarning, match=r"^ATUNE_CACHE_DIR=\./own is ignored: give an absolute path$") as warned:
+        assert cache_folder() == cache_folder() == tmp_path / "xdg" / "atune"
+    assert [Path(one.filename) for one in warned] == [Path(__file__)], "once, where the program called"
 
 
 def test_a_chosen_folder_holds_for_its_block_and_its_thread(tmp_path: Path) -> None:

@@ -78,6 +78,10 @@ def test_what_is_not_there_is_named(tmp_path: Path, last: str, name: str, told: 
         ("BAD = atune.Workload(kernel, atune.Space(block=[]))", "axis 'block' has no values"),
         ("BAD = atune.Workload(kernel, atune.Space(block=[16]), inputs=5)", "inputs must be a list of tensors"),
         ("import sys; print('give --n', file=sys.stderr); sys.exit(2)", "SystemExit: 2; it wrote: give --n"),
+        (
+            "import argparse, sys; argparse.ArgumentParser(usage='%(prog)s N').error('no N')",
+            "it wrote: usage: work.py N",
+        ),
     ],
 )
 def test_a_mistake_of_a_file_is_shown_with_its_line(line: str, told: str, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from atune.model.device import (
     arch_of_capability,
     default_limits,
 )
+from atune.model.options import meant
 from atune.model.roofline import Peaks
 
 
@@ -120,7 +121,7 @@ def device_named(name: str) -> DeviceInfo:
     """Return a board of the table, such as ``H100``, ``H100-PCIe`` or ``rtx4090``. Raises `UsageError`."""
     board = _board(str(name)) or _board(re.sub(r"(?<=[A-Za-z])(?=\d+$)", " ", str(name)))
     if not board:
-        raise UsageError(f"gpu {name!r}: there are figures of {', '.join(SHEETS)}")
+        raise UsageError(f"gpu {name!r} is not known; known are {', '.join(SHEETS)}{meant(str(name), SHEETS)}")
     major, minor = divmod(int(SHEETS[board].capability), 10)
     return DeviceInfo(id=board, name=board, arch=arch_of_capability(major, minor))
 

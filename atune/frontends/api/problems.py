@@ -130,7 +130,7 @@ def _rows(given: Any) -> list[tuple[str, Mapping[str, Any]]]:
     if in_file:
         where, rows = f"problems {os.fspath(given)}", _read(Path(given))
         if not rows:
-            raise UsageError(f"{where}: the file has no problem")
+            raise UsageError(f"{where}: the file has no problem: list one at least")
     else:
         where, rows = "Problems", given
     if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
@@ -141,7 +141,8 @@ def _rows(given: Any) -> list[tuple[str, Mapping[str, Any]]]:
         if not isinstance(row, Mapping) or not row or not all(isinstance(name, str) and name for name in row):
             raise UsageError(f"{entry}: each problem is a dictionary of arguments, such as {{'M': 1}}, got {row!r}")
         if wrong := [name for name in row if not name.isidentifier()]:
-            raise UsageError(f"{entry}: {wrong[0]!r} is no argument's name; a table has commas between its columns")
+            table = "a table has commas between its columns, and its first line names them"
+            raise UsageError(f"{entry}: {wrong[0]!r} is no argument's name; {table}")
         for name in sorted((row.keys() ^ rows[0].keys()) - {WEIGHT}):
             lacking, having = (1, number) if name in row else (number, 1)
             raise UsageError(f"{where}, entry {lacking} has no {name!r}, as entry {having} has{meant(name, [WEIGHT])}")
@@ -168,6 +169,8 @@ def _read(file: Path) -> Any:
     try:
         data = sys.stdin.buffer.read(64 << 20) if str(file) == "/dev/stdin" else read_file(file)
         text = data.decode("utf-8-sig")  # spreadsheets begin their tables with a mark
+        if not text.strip():
+            return []
         if file.suffix == ".csv":
             table = csv.DictReader(text.splitlines(), skipinitialspace=True)
             return [_cells(row, f"problems {file}, entry {number}") for number, row in enumerate(table, 1)]
@@ -176,8 +179,10 @@ def _read(file: Path) -> Any:
             return json.loads("[" + "\n,".join(lines) + "]")
         return json.loads(text)
     except (OSError, ValueError, RecursionError, csv.Error) as error:
-        why = getattr(error, "strerror", None) or error
-        raise UsageError(f"problems {file}: {why}: give a .json, .jsonl or .csv file") from error
+        why = f"{getattr(error, 'strerror', None) or error}: give a .json, .jsonl or .csv file"
+        if isinstance(error, json.JSONDecodeError) and file.suffix in (".json", ".jsonl"):
+            why = f"no valid JSON: {error}"
+        raise UsageError(f"problems {file}: {why}") from error
 
 
 def _cells(row: Mapping[Any, Any], entry: str) -> dict[str, Any]:

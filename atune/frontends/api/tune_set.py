@@ -9,7 +9,9 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Unpack
 
@@ -37,6 +39,7 @@ from atune.frontends.api.ranking import Group, groups_of, wider
 from atune.frontends.api.resume import completed_by, origin_of
 from atune.frontends.api.tuner import discover, tuner_on
 from atune.journal.events import Event, RunStarted
+from atune.journal.reader import replay
 from atune.journal.result import Result
 from atune.journal.set_folder import (
     TunedProblem,
@@ -93,6 +96,9 @@ class SetResult(Sequence[TunedProblem]):
         self._rows, self.folder = tuple(rows), folder
         self._space: Space | None = getattr(workload, "space", None)
         self._by_key = {row.problem.key: row for row in rows}
+        begun = [(row.result.header, row.problem) for row in rows if row.result is not None and row.result.header]
+        fixed = [(n, v) for header, given in begun[:1] for n, v in header.arguments.items() if n not in given.arguments]
+        self._fixed = dict(fixed)
 
     @property
     def winners(self) -> list[TunedProblem]:
@@ -128,7 +134,8 @@ class SetResult(Sequence[TunedProblem]):
     def __getitem__(self, index: Any) -> Any:
         if not isinstance(index, Mapping):
             return self._rows[index]
-        if (row := self._by_key.get(config_key(dict(index)))) is None:
+        changed = {name: value for name, value in index.items() if (name, value) not in self._fixed.items()}
+        if (row := self._by_key.get(config_key(changed))) is None:
             raise KeyError(f"the set has no problem {describe_config(dict(index))}, but {len(self)} others")
         if row.result is None:
             raise KeyError(f"{row.problem} could not be tuned: {row.error}")
@@ -136,6 +143,10 @@ class SetResult(Sequence[TunedProblem]):
 
     def __str__(self) -> str:
         return plain(set_lines(self, self.folder))
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows of it: the table."""
+        return f"<pre>{escape(str(self))}</pre>"
 
     def __repr__(self) -> str:
         return f"SetResult({len(self)} problems, {len(self.winners)} with a winner)"
@@ -153,7 +164,7 @@ class SetResult(Sequence[TunedProblem]):
 
         `space`: that of the workload, where the set was tuned by the name of a file, and its constraints take sizes.
         """
-        return dispatch_rule(self.regret_matrix(), space or self._space, self._weights())
+        return replace(dispatch_rule(self.regret_matrix(), space or self._space, self._weights()), fixed=self._fixed)
 
     def _weights(self) -> list[float]:
         return [row.problem.weight for row in self.winners]
@@ -205,9 +216,10 @@ async def tune_set(
     if given.get("machine") is not None:
         raise UsageError("tune_set: machine= holds one workload: leave it out, or tune each problem by itself")
     chosen = problems if isinstance(problems, Problems) else Problems(problems)
+    workload = parse_file_ref(workload) if isinstance(workload, str) else workload
     if folder is None:
-        name = workload.name if isinstance(workload, Workload) else Path(str(getattr(workload, "path", workload))).stem
-        folder = ResultCache().new_path(name.partition(".py")[0]).with_suffix("")
+        name = workload.name if isinstance(workload, Workload) else Path(getattr(workload, "path", "")).stem
+        folder = ResultCache().new_path(name).with_suffix("")
     running = _SetRun(workload, chosen, given, Path(folder), symbolic)
     try:
         return await running.all()
@@ -237,14 +249,13 @@ class _SetRun:
 
     def __init__(
         self,
-        workload: Workload | FileRef | str,
+        workload: Workload | FileRef,
         problems: Problems,
         options: dict[str, Any],
         folder: Path,
         symbolic: bool | None,
     ) -> None:
-        self._workload = parse_file_ref(workload) if isinstance(workload, str) else workload
-        self._problems, self._folder = problems, folder
+        self._workload, self._problems, self._folder = workload, problems, folder
         self._every_s, self._options = progress_every_s(options), {**options, "progress": False, "log": None}
         self.listeners = Listeners(options.get("on_event"), options.get("log"))
         self._benchmark: BenchmarkSettings = options.get("benchmark") or BenchmarkSettings()
@@ -271,8 +282,12 @@ class _SetRun:
             with lock, self.listeners.ending():
                 return await self._all()
         except BaseException as error:
+            begun = [path for path in self._journals if path.exists()]
+            if not had and isinstance(error, UsageError) and not any(replay(path).measured for path in begun):
+                for path in begun:
+                    ResultCache().discard(path)
             if not had or isinstance(error, AtuneError):
-                with suppress(OSError):  # a full disk costs only that
+                with suppress(OSError, UsageError):  # a full disk costs only that
                     forget_added(self._folder, had)
             raise
 

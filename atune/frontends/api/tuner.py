@@ -32,6 +32,7 @@ from atune.frontends.api.options import TuneOptions, completed, named
 from atune.frontends.api.warm_start import adviser, recaller
 from atune.journal.events import Event, RunInterrupted, Warned
 from atune.journal.result import Result, TuneResult
+from atune.journal.set_folder import is_set
 from atune.journal.state import State
 from atune.journal.writer import Journal
 from atune.model.candidate import ADVISED, Advice
@@ -127,7 +128,7 @@ def machine_for(
     spec: WorkloadSpec | None = None
     if isinstance(given, Workload):
         # Where the space asks functions of the user's, a process does that can be ended.
-        spec = describe(given) if given.space.stands_at_once else head(given)
+        spec = (describe if given.space.stands_at_once else head)(given, given.origin())
         reference = ship(given)
     else:
         reference = given
@@ -186,8 +187,9 @@ class Tuner:
         """Where the run is indexed, and its journal lies if nobody gave one."""
         self._begun: Begun | None = None
         """The open journal that the caller chose, with its events."""
-        file = str(getattr(workload, "path", workload)).partition(".py")[0]
-        name = workload.name if isinstance(workload, Workload) else Path(file).stem
+        if isinstance(workload, str) and machine is None:
+            workload = parse_file_ref(workload)
+        name = workload.name if isinstance(workload, Workload) else Path(getattr(workload, "path", "")).stem
         self._default_journal = name if journal is None and machine is None else None
         if machine is None:
             machine = machine_for(
@@ -295,9 +297,10 @@ class Tuner:
         """Bring the run's row in the index up to date, however the run ended."""
         path, state, cache = self._journal_path, self.state, self._cache
         answered = "" if self._engine is None else self._engine.recalled
+        useless = isinstance(self._error, UsageError) and not (self._continued or (state and state.counts["measured"]))
         if path is not None and cache is not None and str(path) != answered:
             try:
-                if not path.exists():  # it got no event
+                if (useless and not is_set(path.parent)) or not path.exists():  # it got no event
                     if made is not None:
                         what = f"the journal {path} was removed while the run wrote it, or could not be written"
                         warn_caller(f"{what}: the result stands, and is kept nowhere", RuntimeWarning)

@@ -6,6 +6,7 @@ import argparse
 import ast
 import difflib
 import json
+import os
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from atune.errors import UsageError
 from atune.frontends.api.options import EngineOptions
 from atune.frontends.cli.output import print_message, print_out
 from atune.frontends.cli.parsing import Parser, add_command, add_options
-from atune.frontends.cli.runs import add_accept, add_journal, find_journal
+from atune.frontends.cli.runs import add_accept, add_journal, add_workload, find_journal
 from atune.frontends.cli.tune_options import ProblemOptions
 from atune.journal.reader import replay
 from atune.journal.result import Record
@@ -52,6 +53,7 @@ def add_commands(commands: Any, shown: Parser) -> None:
     add_options(parser, [options_of(ProblemOptions)["arg"]])
     add_options(parser, [options_of(EngineOptions)["target"]], unset="auto, or the journal's")
     parser.add_argument("--source", action="store_true", help="also print the generated device source")
+    add_workload(parser)
     add_accept(parser, "accept that compilers get a journal's settings")
     add_options(parser, [options_of(CompileSettings)["compile_timeout_s"]])
 
@@ -128,9 +130,12 @@ def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
     from atune.workload.pickling import parse_file_ref
 
     what, indices, target = arguments.what, arguments.index, arguments.target
+    given = None if arguments.workload is None else parse_file_ref(arguments.workload, "--workload")
     if (n := max(len(indices), len(arguments.config))) > 2:
         raise UsageError(f"{n} configurations: give one, or two to compare")
-    if what.partition(":")[0].endswith(".py"):
+    if what.endswith(".py") or (":" in what and not os.path.exists(what)):
+        if given is not None:
+            raise UsageError(f"--workload is for a journal, and {what} is a workload itself: leave one out")
         if indices:
             raise UsageError(f"an INDEX needs a journal, and {what} is not one: give --config a=1,b=2")
         ref, problem = parse_file_ref(what, "atune explain"), one_problem(arguments.arg, "explain")
@@ -143,7 +148,8 @@ def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
         configs = [record_at(result, index).config for index in indices or [None]]
         for config in configs:
             check_code(CompileSettings(), config, check_parts(arguments.accept))
-        ref = origin_of(result.header, "give FILE.py:NAME and --config a=1,b=2", partial(print_message, kind=""))
+        ref = origin_of(result.header, say=partial(print_message, kind="")) if given is None else given
+        ref = msgspec.structs.replace(ref, arguments=result.header.arguments)
         target = target or options_in(result.header)["target"]
     parse_target(target)
     return ref, configs, target

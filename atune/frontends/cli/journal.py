@@ -19,7 +19,7 @@ from atune.frontends.api.options import RunOptions
 from atune.frontends.cli.main import show, show_set
 from atune.frontends.cli.output import print_message, print_out, write
 from atune.frontends.cli.parsing import Parser, add_command, add_options, with_flags
-from atune.frontends.cli.runs import JOURNAL, add_accept, add_journal, find_journal
+from atune.frontends.cli.runs import JOURNAL, add_accept, add_journal, add_workload, find_journal
 from atune.frontends.cli.tune_options import ScreenOptions
 from atune.journal.events import RunStarted
 from atune.journal.merge import merge
@@ -45,8 +45,7 @@ def add_commands(commands: Any, shown: Parser) -> None:
     of_run = options_of(RunOptions)
 
     resume = add("resume", _resume, "Continue an interrupted run")
-    workload = "the workload, if not the one that the journal names"
-    resume.add_argument("--workload", metavar="FILE.py:NAME", help=workload)
+    add_workload(resume)
     add_accept(resume, "accept that kernel, target, device, versions or settings differ")
     add_options(resume, [of_run[name] for name in ("budget", "devices", "cluster")], unset="the journal's")
     add_options(resume, with_flags(ScreenOptions))

@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
             known = list(action.choices)
-            if re.fullmatch(r".+\.py(:\w*)?", value):
+            if re.fullmatch(r".+\.py(:\w*)?|[\w.]+:\w+", value):
                 raise UsageError(f"{self.prog} has no command {value}; did you mean {self.prog} tune {value}?")
             near = get_close_matches(value.lower(), known, n=1)
             meant = f"; did you mean {self.prog} {near[0]}?" if near else f"; there is {', '.join(known)}"

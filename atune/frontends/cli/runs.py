@@ -62,6 +62,12 @@ def add_accept(parser: Parser, help: str) -> None:
     parser.add_argument("--accept", action="append", default=[], metavar="PART", help=f"{help}; repeatable")
 
 
+def add_workload(parser: Parser) -> None:
+    """Add the option that names the workload of a journal."""
+    text = "the workload, if not the one that the journal names"
+    parser.add_argument("--workload", metavar="FILE.py:NAME", help=text)
+
+
 def find_journal(text: str) -> str:
     """Return the path of the journal that `text` means: a path, ``latest``, a number of the list, or a name's start.
 
@@ -187,5 +193,8 @@ def _clear(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    data = ResultCache().export(kernel=arguments.kernel, key=arguments.key)
+    chosen = {"kernel": arguments.kernel, "key": arguments.key}
+    if any(chosen.values()) and not ResultCache().answers(**chosen):
+        raise UsageError("the result cache has no such result: atune cache ls lists what it has")
+    data = ResultCache().export(**chosen)
     return write(data + b"\n", arguments.output or "-", "exported", arguments)

@@ -85,7 +85,7 @@ def add_commands(commands: Any, shown: Parser) -> None:
         add_options(tune, fields, tune.add_argument_group(heading))
 
 
-WORKLOAD = "the file, and the name of its atune.Workload or decorated kernel if it has several"
+WORKLOAD = "the file, or package.module, and the name of its atune.Workload or decorated kernel if it has several"
 
 
 def _tune(arguments: argparse.Namespace, interrupts: Interrupts) -> int:

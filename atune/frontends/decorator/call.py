@@ -183,10 +183,12 @@ class Call:
             self.arguments.update({name: self._data(name, size) for name, size in sizes.items()})
             dimensions = f", and by name the dimensions {', '.join(sizes)}" if sizes else ""
             self._refuse_unknown({*owner.signature.parameters, *sizes}, dimensions)
+        variadic, lacking = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL), list[str]()
         for name, p in owner.signature.parameters.items():
-            optional = p.default is not p.empty or p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-            if not optional and name not in {*self.names, *self.arguments, *self.tunables}:
-                raise TypeError(f"{owner.__name__} lacks the argument {name!r}")
+            if p.default is p.empty and name not in {*self.names, *self.arguments, *self.tunables}:
+                lacking += [repr(name)] if p.kind not in variadic else []
+        if lacking:
+            raise TypeError(f"{owner.__name__} lacks the argument{'s' * (len(lacking) > 1)} {', '.join(lacking)}")
         self._symbols_and_inputs()
         self.key = self._key()
         self.key_text = text_of(self.key)

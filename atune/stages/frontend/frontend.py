@@ -209,7 +209,20 @@ def eager_dimensions(
         matcher = getattr(jit.func.p1_cache.get(key), "matcher", None) or ()
         return {str(getattr(k, "orig_name", k)): v for k, v in zip(matcher, found or (), strict=False)}
 
-    found: dict[str, Any] = _first_result(configs, traced, "no configuration of the kernel can be traced")
+    try:
+        found: dict[str, Any] = _first_result(configs, traced, "no configuration of the kernel can be traced")
+    except WorkloadError as error:
+        name = jit.func.orig_func.__name__
+        if odd := next((one for one in tensors if not hasattr(tensors[one], "shape")), ""):
+            raise UsageError(f"{name}: {odd} must be a tensor, got {type_of(tensors[odd])}") from error
+        template = next(reversed(jit.func.p1_cache.values()), None)
+        known = {*tensors, *arguments}
+        lacks = [n for of, _, _, n in (getattr(template, "matcher", None) or {}).values() if not {of, n} & known]
+        if not lacks:
+            raise
+        options = " ".join(f"--arg {n}=…" for n in lacks)
+        sizes = f"{', '.join(f'{n}=…' for n in lacks)} ({options})"
+        raise UsageError(f"{name}: give the tensors of a call, or its sizes: {sizes}") from error
     return found
 
 

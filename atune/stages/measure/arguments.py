@@ -175,11 +175,12 @@ class KernelArguments:
     @property
     def described(self) -> str:
         """How many outputs and inputs there are, and why, for messages."""
-        named, places = self._work.out_idx, f" {list(self.out_idx)}" if self.out_idx else ""
+        named, outs, ins = self._work.out_idx, len(self.out_idx), len(self.in_idx)
+        places = f" (parameter{'s' * (outs > 1)} {', '.join(map(str, self.out_idx))})" if outs else ""
         why = "" if named is None else f", by out_idx {list(named)}"
         if named is None and self.writes and not self.out_idx:
             why = f": it may read what it writes, parameters {list(self.writes)}; name outputs with out_idx= or zero="
-        return f"{len(self.out_idx)} output(s){places} and {len(self.in_idx)} input(s){why}"
+        return f"{outs} output{'s' * (outs != 1)}{places} and {ins} input{'s' * (ins != 1)}{why}"
 
     def kept(self, byte: int, among: Mapping[int, Any] | None = None) -> dict[int, Any]:
         """Return which elements of the outputs still hold `byte`, as masks by position, where there are any.

@@ -73,7 +73,8 @@ def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected:
     returned = out_idx if len(found) == len(out_idx) else tuple(sorted({*out_idx, *arguments.writes}))
     if len(found) != len(returned) or not found or not all(isinstance(t, torch.Tensor) for t in found):
         kinds = ", ".join(map(type_of, found)) or "None"
-        message = f"Workload {work.name}: the reference returned {kinds}; the kernel has {arguments.described}"
+        must = f"and must return a torch tensor for each output; the kernel has {arguments.described}"
+        message = f"Workload {work.name}: the reference returned {kinds}, {must}"
         raise WorkloadError(message + ("; a function that judges is check=" if isinstance(answer, bool) else ""))
     for tensor in found:
         if tensor.layout != torch.strided or tensor.is_meta:
