@@ -302,9 +302,11 @@ def final(payload: bytes) -> bytes:
 
 def _fit_arguments(params: tuple[KernelParam, ...], roles: Roles, *, anew: bool = False) -> KernelArguments:
     """Make the inputs, and have the reference run, unless the candidate before left what this one needs."""
-    known = _device.arguments
-    if anew or known is None or (known.params, known.roles) != (params, roles) or _spoilt(known):
-        known = _device.arguments = None  # its memory is free before new ones are made
+    def fits(known: KernelArguments) -> bool:
+        return (known.params, known.roles) == (params, roles) and not _spoilt(known)
+
+    if anew or _device.arguments is None or not fits(_device.arguments):
+        _device.arguments = None  # its memory is free before new ones are made
         _device.arguments = _expecting(_arguments(params, roles))
     return _device.arguments
 
