@@ -182,7 +182,7 @@ class TilelangCall(Call):
         self, owner: TilelangKernel, options: Options, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         self._given: dict[str, tuple[Config, Config]] = {}
-        """Configurations by key: as data, and with the caller's own values."""
+        """Configurations by key: as a kernel that is `ByText` takes them, and with the caller's own values."""
         self._tables: dict[str, dict[str, Any]] = {}
         """``tables[parameter][text]``: the caller's own value."""
         super().__init__(owner, options, args, kwargs)
@@ -199,14 +199,19 @@ class TilelangCall(Call):
             for name in RESERVED & given.keys():
                 check_reserved(name, given[name], "configs")
             data = {n: v if n in RESERVED else self._data(n, v) for n, v in given.items()}
-            self._given.setdefault(config_key(data), (data, given))
-        return Space([data for data, _ in self._given.values()])
+            written = {n: v if n in RESERVED else self._written(v) for n, v in given.items()}
+            self._given.setdefault(config_key(data), (written, given))
+        return Space([written for written, _ in self._given.values()])
 
     def _data(self, name: str, value: Any) -> Any:
         data = super()._data(name, value)
         if isinstance(data, str) and type(value) is not str:
             self._tables.setdefault(name, {})[data] = value
         return data
+
+    def _written(self, value: Any) -> Any:
+        data = _data_of(value)
+        return data if isinstance(data, str) and type(value) is not str else super()._written(value)
 
     def _probes(self) -> list[Config]:
         return [{}, *(given for _, given in self._given.values())]
@@ -221,8 +226,8 @@ class TilelangCall(Call):
         return None  # the run says what is missing
 
     def as_given(self, config: Config) -> Config:
-        _, given = self._given.get(config_key(config), (config, config))  # the kernel's defaults are not among them
-        return given
+        _, given = self._given.get(config_key(config), (config, None))
+        return super().as_given(config) if given is None else given  # the kernel's defaults are not among them
 
     @functools.cached_property
     def kernel(self) -> Any:

@@ -19,12 +19,21 @@ from atune.errors import AtuneError, MachineError, UsageError, WorkerError
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.compile_all import plain_library
 from atune.frontends.api.options import ListenOptions
-from atune.frontends.decorator.call import Call, Entry, TunableKernel, launcher, raw_key, text_of
+from atune.frontends.decorator.call import Call, Entry, TunableKernel, launcher, raw_key
 from atune.frontends.decorator.options import ON_MISS, TUNING, AutotuneOptions, OnMiss, Options, checked_options
 from atune.frontends.decorator.winners import Winner, Winners
 from atune.journal.result import TuneResult
 from atune.model.artifact import Artifact, Roles
-from atune.model.candidate import PASS_CONFIGS, Config, config_key, describe_config, printable
+from atune.model.candidate import (
+    PASS_CONFIGS,
+    Config,
+    config_key,
+    describe_config,
+    forms,
+    key_of,
+    printable,
+    typed_text,
+)
 from atune.model.device import Target
 from atune.model.options import converted, documents, refuse_unknown
 from atune.model.settings import CompileSettings
@@ -51,8 +60,9 @@ def with_library(workload: Workload, target: Target, settings: CompileSettings, 
     if settings.store:
         with suppress(Exception):  # a worker will report what is wrong
             (candidate,) = candidates_of(workload)
+            given = workload.kernel_arguments, workload.as_written(candidate.config)
             key = importlib.import_module("atune.stages.compile.lowering").store_key(
-                workload.kernel, workload.arguments, candidate.config, target, settings, workload.pass_configs
+                workload.kernel, *given, target, settings, workload.pass_configs
             )
             found = ArtifactStore().find(key, candidate.index) if key else None
     if found is not None or in_worker():
@@ -95,7 +105,7 @@ def load_kernel(call: Call, winner: Winner | None = None, artifact: Artifact | N
     with owner.frontend.frontend_lock:
         return importlib.import_module("atune.stages.frontend.jit_kernel").jit_kernel(
             call.kernel,
-            call.arguments,
+            call.written,
             {} if winner is None else call.as_given(winner.config),
             target=call.target,
             artifact=artifact,
@@ -117,7 +127,7 @@ def _roles(call: Call, winner: Winner | None) -> Roles:
     else:
         given, config = call.options.workload, {} if winner is None else call.as_given(winner.config)
         configs = [given.get("default") or {}, config]
-        function = call.owner.frontend.first_function(call.kernel, call.arguments, configs)
+        function = call.owner.frontend.first_function(call.kernel, call.written, configs)
         named = outputs_named(call.kernel, given.get("out_idx"))
         roles_of = call.owner.frontend.roles_of
         nothing = function is None  # its compile says why
@@ -195,7 +205,7 @@ class TunedKernel(TunableKernel):
     def _described(self, value: Any) -> Hashable:
         if isinstance(value, self._tensor):  # a subclass, such as torch.nn.Parameter
             return (type(value), value.dtype, value.shape, value.stride())
-        return text_of(self.data(value, f"{self.__name__}: an argument"))
+        return key_of([self.data(value, f"{self.__name__}: an argument"), forms(value)])
 
     def _entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         """Find the kernel for calls of this form, and remember it."""
@@ -245,7 +255,7 @@ class TunedKernel(TunableKernel):
 
         For other arguments, or without that library, it comes from the artifact store or from a compile worker.
         """
-        name = text_of([call.arguments, winner.config])
+        name = typed_text([call.arguments, winner.config], call.written)
         if (known := self._kernels.get(name)) is not None:
             return known
         artifact = measured_library(call, winner)
@@ -257,9 +267,8 @@ class TunedKernel(TunableKernel):
                 return known
             if error := self.winners.unusable.get(call.problem_text, {}).get(config_key(winner.config)):
                 raise error  # another thread has just met it
-            workload = Workload(
-                call.kernel, [winner.config], arguments=call.arguments, pass_configs=call.hints.get(PASS_CONFIGS)
-            )
+            space, passes = [call.workload.as_written(winner.config)], call.hints.get(PASS_CONFIGS)
+            workload = Workload(call.kernel, space, arguments=call.written, pass_configs=passes)
             use = functools.partial(load_kernel, call, winner)
             return self._kernels.setdefault(name, with_library(workload, call.target, call.compile, use))
 
@@ -322,7 +331,7 @@ class Autotuned(TunedKernel):
         if on_miss is not None:
             converted("on_miss", on_miss, OnMiss, ON_MISS)
         call = self._open_call(args, kwargs)
-        return dict(self.winners.find(self._tuning_call(call), on_miss).config)
+        return dict(call.as_given(self.winners.find(self._tuning_call(call), on_miss).config))
 
     def clear_cache(self) -> int:
         """Forget the kernel's winners in memory and in the result cache. Returns the number removed from the cache."""
@@ -440,10 +449,10 @@ def tunings() -> TunedTable:
     found = [
         Tuned(
             kernel=kernel.options.workload.get("name") or kernel.__name__,
-            key=msgspec.json.decode(key),
+            key=msgspec.json.decode(key.partition("\n")[0]),
             **{**msgspec.structs.asdict(winner), "config": dict(winner.config)},
         )
         for kernel in list(_all)
         for (key, _), winner in kernel.known().items()
     ]
-    return TunedTable(sorted(found, key=lambda one: (one.kernel, text_of(one.key))))
+    return TunedTable(sorted(found, key=lambda one: (one.kernel, key_of(one.key))))

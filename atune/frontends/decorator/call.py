@@ -7,6 +7,7 @@ import functools
 import importlib
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import NoneType
@@ -19,12 +20,12 @@ from atune.frontends.api.cached_tune import CachedWork
 from atune.frontends.api.tuner import discover
 from atune.frontends.decorator.options import Options, as_space, check_hints, refuse_clash
 from atune.model.artifact import KernelParam
-from atune.model.candidate import COMPILE_FLAGS, DYNAMIC, PASS_CONFIGS, RESERVED, Config, config_key, describe_config
+from atune.model.candidate import COMPILE_FLAGS, DYNAMIC, PASS_CONFIGS, RESERVED, Config, describe_config, typed_text
 from atune.model.device import Target, parse_target
 from atune.model.settings import CompileSettings
 from atune.model.space import Points, Space
 from atune.workload.fingerprint import function_of
-from atune.workload.workload import ConfigCheck, Workload, not_taken
+from atune.workload.workload import Workload, not_taken
 
 _PLAIN = frozenset({int, float, str, bool, NoneType, bytes})
 
@@ -84,15 +85,10 @@ def raw_key(
         if kind is tensor:
             parts += (name, value.dtype, value.shape, value.stride())
         elif kind in _PLAIN:
-            parts += (name, kind, None if name in at_run_time else value)
+            parts += (name, kind, None if name in at_run_time else value or repr(value))  # 0.0 is not -0.0
         else:
             parts += (name, describe(value))
     return tuple(parts)
-
-
-def text_of(value: Any) -> str:
-    """Return data as text that does not depend on the order of names."""
-    return msgspec.json.encode(value, order="deterministic").decode()
 
 
 Entry = Callable[..., Any]
@@ -169,15 +165,17 @@ class Call:
             self._refuse_unknown(owner.signature.parameters, "")
         self.names = stage.tensor_names(owner.kernel) if self.eager else ()
         if self.explicit:
-            self.arguments = self.given.given
+            self.arguments = self.written = self.given.given
             return
         self.tensors = {n: self.given.values[n] for n in self.names if n in self.given.values}
         plain = {n: v for n, v in self.given.values.items() if n not in self.names and n not in self.tunables}
         plain.update({n: v for n, v in self.hints.items() if n not in RESERVED})
-        self.arguments = {name: self._data(name, value) for name, value in plain.items()}
+        self.arguments, self.written = dict[str, Any](), dict[str, Any]()
+        """The arguments as data, and as the kernel gets them, `tagged`."""
+        self._take(plain)
         if self.eager:
             sizes = stage.eager_dimensions(owner.kernel, self.tensors, plain, self._probes())
-            self.arguments.update({name: self._data(name, size) for name, size in sizes.items()})
+            self._take(sizes)
             dimensions = f", and by name the dimensions {', '.join(sizes)}" if sizes else ""
             self._refuse_unknown({*owner.signature.parameters, *sizes}, dimensions)
         for name, p in owner.signature.parameters.items():
@@ -186,8 +184,9 @@ class Call:
                 raise TypeError(f"{owner.__name__} lacks the argument {name!r}")
         self._symbols_and_inputs()
         self.key = self._key()
-        self.key_text = text_of(self.key)
-        self.problem_text = text_of(self.problem)
+        counting = self.written if callable(options.key) else {n: v for n, v in self.written.items() if n in self.key}
+        self.key_text = typed_text(self.key, counting)
+        self.problem_text = typed_text(self.problem, self.written)
         self.launch: Call = self
         """The call that its winner is for; it has other arguments under `tune_on`."""
 
@@ -202,7 +201,7 @@ class Call:
     @functools.cached_property
     def points(self) -> Points:
         """The space for the call's sizes."""
-        return self.space.points(self.arguments)
+        return self.space.points(self.written)
 
     def admits(self, config: Config) -> bool:
         """Tell whether the space has `config` for the call's sizes. The default need not be listed, only allowed.
@@ -210,9 +209,7 @@ class Call:
         Raises `SpaceError` if a function of the space raises.
         """
         try:
-            listed = self.points.place(config) is not None
-            is_default = not listed and ConfigCheck(self.workload).default_key(config) == config_key(config)
-            return self.points.serves(config, unlisted=is_default)
+            return self.workload.admits(config)
         except SpaceError as error:
             raise SpaceError(f"{self.owner.__name__} for {describe_config(self.problem)}: {error}") from None
 
@@ -226,6 +223,20 @@ class Call:
         for option, name in unknown:
             raise UsageError(f"{option}: there is no argument {name!r}; there is {', '.join(problem)}")
         return {name: problem[name] for name in key or problem if name not in leave_out}
+
+    def _take(self, values: Mapping[str, Any]) -> None:
+        """Add arguments. A default that no call gave and that is no data, such as infinity, is left to the kernel."""
+        for name, value in values.items():
+            left = name in self.owner.signature.parameters and name not in {*self.given.given, *self.hints}
+            if left and isinstance(value, float) and not math.isfinite(value):
+                continue  # text stands for it in the drop-in
+            with suppress(*((UsageError,) if left else ())):
+                self.arguments[name] = self._data(name, value)
+                self.written[name] = self._written(value)
+
+    def _written(self, value: Any) -> Any:
+        """Return a value as the kernel gets it; its plain form is the data for it."""
+        return self.owner.frontend.tagged(value)
 
     def _data(self, name: str, value: Any) -> Any:
         return self.owner.data(value, f"{self.owner.__name__}: argument {name!r}")
@@ -252,7 +263,7 @@ class Call:
         symbolic = any(isinstance(v, dict) and DYNAMIC in v for v in self.arguments.values())
         symbols: dict[str, int] = {}
         if self.eager or symbolic:
-            params = stage.parameters_of(self.kernel, self.arguments, self.space.points(self.arguments).walk())
+            params = stage.parameters_of(self.kernel, self.written, filter(self.points.admits, self.points.given()))
             tensors = [self.tensors.get(n) for n in self.names]
             known = {**options.symbols, **stage.bound_symbols(params, tensors)}
             wanted = stage.symbols_of(params)
@@ -271,8 +282,8 @@ class Call:
         return self.owner.frontend.drawn_inputs(params, symbols, scalars)
 
     def as_given(self, config: Config) -> Config:
-        """Return a configuration of the space with the caller's own values."""
-        return config
+        """Return a configuration of the space as it was written."""
+        return self.workload.as_written(config)
 
     @functools.cached_property
     def asked_target(self) -> str:
@@ -307,7 +318,7 @@ class Call:
         found = Workload(
             self.kernel,
             self.space,
-            arguments=self.arguments,
+            arguments=self.written,
             inputs=self.inputs,
             pass_configs=self.hints.get(PASS_CONFIGS),
             **self.options.workload,

@@ -152,7 +152,7 @@ class Winners:
         if call.target.kind == "cuda":
             device = discover(call.asked_target, call.options.devices)[1][0]
             default = call.options.workload.get("default")
-            bare = Workload(call.kernel, call.space, arguments=call.arguments, default=default)  # no tensors are sent
+            bare = Workload(call.kernel, call.space, arguments=call.written, default=default)  # no tensors are sent
             found = run_blocking(picked, bare, TRIES, device)
             if not (why := found.why):
                 return tuple(one.config for one in found.choices)
