@@ -273,7 +273,7 @@ def distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
 
 
 def _apart(one: Any, other: Any) -> float:
-    if one == other:
+    if key_of(one) == key_of(other):
         return 0.0
     return abs(math.log2(one / other)) if is_size(one) and is_size(other) else 1.0
 

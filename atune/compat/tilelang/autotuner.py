@@ -56,6 +56,7 @@ COMPILE, RUN = (
 )
 PROFILE = [field.name for field in dataclasses.fields(ProfileArgs)]
 OUT_IDX = "out_idx.json"
+NOT_CALLED = "your function is not called: workers compile what the kernel function returns, as set_compile_args says"
 RUN_TIMEOUT_S = 180.0
 """Default of tilelang's `run`, which takes none from `set_profile_args`."""
 
@@ -341,7 +342,13 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
         """
         kernel = TilelangKernel(self.fn)
         with drop_in():
-            return result_of(kernel, self.call_of(kernel, asked))
+            found = result_of(kernel, self.call_of(kernel, asked))
+        for name in ("jit_compile", "jit_elaborate"):
+            if getattr(self, name) is not None:
+                warn_once(name, NOT_CALLED)
+                if found.tuning is not None:
+                    found.tuning.warnings += (f"{name}: {NOT_CALLED}",)
+        return found
 
     def call_of(self, kernel: TilelangKernel, asked: Mapping[str, Any], do_not_specialize: Any = ()) -> TilelangCall:
         """Return the analysed call of `kernel` with this tuner's arguments, and those `asked` for `run`."""
@@ -418,7 +425,7 @@ class AutoTuneImpl(TilelangKernel):
             self.configs = list(self.configs)
         self.results: dict[Hashable, AutotuneResult] = {}
         self._tuner_cache: dict[Hashable, tuple[Any, dict[str, Any] | None]] = {}
-        """`results` under tilelang's name and in its form. After `clear` the next call looks up or tunes again."""
+        """`results` under tilelang's name, in its form and with its keys. After `clear` the next call tunes again."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs.pop("__return_kernel", False):
@@ -458,11 +465,16 @@ class AutoTuneImpl(TilelangKernel):
         """Return the result for the call's key: calls that differ in what does not specialize share it, as there."""
         counts = {n: v for n, v in call.given.given.items() if n not in call.options.leave_out}
         key = self.form_of((), counts) if call.explicit else call.key_text
-        if (found := self.results.get(key)) is None:
-            found = result_of(self, call)
-            self._tuner_cache[key] = found.kernel, found.config  # first: `results` alone mean that it was cleared
-            found = self.results.setdefault(key, found)
-        return found
+        found = self.results.get(key) or result_of(self, call)
+        there = ((), call.given.values) if call.options.leave_out else (call.given.args, call.given.kwargs)
+        args, named = there[0], {n: v for n, v in there[1].items() if n not in call.options.leave_out}
+        keys = (tilelang.tuner._normalize_value(one, sort_dict_items=True) for one in (args, named))
+        known = found.kernel, found.config
+        try:
+            self._tuner_cache[tuple(keys)] = known  # first: `results` alone mean that it was cleared
+        except TypeError:  # a value that cannot be hashed
+            self._tuner_cache[key] = known
+        return self.results.setdefault(key, found)
 
     def forget(self) -> None:
         super().forget()
@@ -477,7 +489,7 @@ class AutoTuneImpl(TilelangKernel):
 
     get_tunner = get_tuner  # tilelang's spelling
 
-    def __reduce__(self) -> Any:
+    def by_value(self) -> tuple[Any, ...]:
         return AutoTuneImpl, (self.jit_impl, self._values(self._given))
 
 

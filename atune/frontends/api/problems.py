@@ -13,8 +13,8 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from atune.errors import SpaceError, UsageError
-from atune.model.candidate import Problem, describe_config, normalise
+from atune.errors import SpaceError, UsageError, type_of
+from atune.model.candidate import Problem, as_written, describe_config, forms, normalise, shown
 from atune.model.folders import read_file
 from atune.model.options import meant
 
@@ -106,6 +106,12 @@ def _problem(row: Mapping[str, Any], where: str) -> Problem:
     number = float(weight) if _is_number(weight) else 0.0
     if not 0 < number < math.inf:
         raise UsageError(f"{where}: the weight of {describe_config(arguments)} must be above zero, got {weight!r}")
+    for name, value in arguments.items():
+        if forms(as_written(value)) - {"list"}:
+            raise UsageError(
+                f"{where}: {name}={shown(value)} is {type_of(value)}, and a set's problems are plain values: give "
+                f"{shown(normalise(value, name))}, or another value, or an argument of the workload"
+            )
     try:
         return Problem({name: normalise(value, f"{where}: {name}") for name, value in arguments.items()}, number)
     except SpaceError as error:

@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 import re
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping
@@ -42,6 +43,7 @@ from atune.workers.processes.server import in_worker, warm_early
 from atune.workers.storage.artifact_store import ArtifactStore
 from atune.workers.storage.result_key import CacheEntry, open_sizes, same_problem
 from atune.workload.fingerprint import function_of, kernel_fingerprint
+from atune.workload.packing import Packed, pack, unpack
 from atune.workload.pickling import ship
 from atune.workload.workload import Workload, candidates_of, describe, outputs_named
 
@@ -178,6 +180,18 @@ class TunedKernel(TunableKernel):
         known = [(key, [*found.items()]) for key, found in [*self.winners.known.items()]]
         return {(key, problem): winner for key, found in known for problem, winner in found}
 
+    def by_value(self) -> tuple[Any, ...]:
+        """Return what makes it again elsewhere, as ``__reduce__`` does, for who cannot import its module."""
+        raise NotImplementedError
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Return its name, as functions do; of a script's kernel, with what it is where that name is unknown."""
+        module, name = self.__module__, str(getattr(self, "__qualname__", self.__name__))
+        if module != "__main__" and getattr(sys.modules.get(module), name, None) is self:
+            return name
+        packed = pack(self.by_value())
+        return _named, (module, name, packed.stream, [*map(bytes, packed.buffers)])
+
     def __repr__(self) -> str:
         return f"<autotuned {self.__name__}, {len(self.winners.known)} keys known>"
 
@@ -215,6 +229,8 @@ class TunedKernel(TunableKernel):
         if call.eager and not self._at_run_time:
             places = {i for i, name in enumerate(self.signature.parameters) if name in call.names}
             self._at_run_time = frozenset({*call.names, *places})
+        if call.eager and not call.explicit:
+            call.refuse_misfit()
         form = self.form_of(args, kwargs)
         entry = self._entries[form] = self.entry_of(call)
         return entry
@@ -273,6 +289,15 @@ class TunedKernel(TunableKernel):
             return self._kernels.setdefault(name, with_library(workload, call.target, call.compile, use))
 
 
+def _named(module: str, name: str, stream: bytes, buffers: list[bytes]) -> Any:
+    """Return the kernel of that name, or make it again."""
+    found = getattr(sys.modules.get(module), name, None)
+    if isinstance(found, TunedKernel):
+        return found
+    make, parts = unpack(Packed(stream, tuple(buffers)))
+    return make(*parts)
+
+
 class Autotuned(TunedKernel):
     """A TileLang kernel under `@atune.autotune`.
 
@@ -285,8 +310,8 @@ class Autotuned(TunedKernel):
         super().__init__(kernel)
         self.options = options
 
-    def __reduce__(self) -> Any:
-        """Send the kernel with its options: the winners that it knows, and who listens to it, stay in this process."""
+    def by_value(self) -> tuple[Any, ...]:
+        """Return the class and the options: the winners that it knows, and who listens to it, stay in this process."""
         run = {name: value for name, value in self.options.run.items() if name not in ListenOptions.__annotations__}
         return Autotuned, (self.kernel, msgspec.structs.replace(self.options, run=run))
 

@@ -8,14 +8,17 @@ import importlib
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from numbers import Number
 from types import NoneType
 from typing import Any
 
 import msgspec
 
 from atune.errors import SpaceError, UsageError
+from atune.frontends.api.blocking import in_time
 from atune.frontends.api.cached_tune import CachedWork
 from atune.frontends.api.tuner import discover
 from atune.frontends.decorator.options import Options, as_space, check_hints, refuse_clash
@@ -27,6 +30,8 @@ from atune.model.space import Points, Space
 from atune.workload.fingerprint import function_of
 from atune.workload.workload import Workload, not_taken
 
+PROBES = 16
+"""Configurations that are tried for what is asked of a kernel before its tuning."""
 _PLAIN = frozenset({int, float, str, bool, NoneType, bytes})
 
 
@@ -174,6 +179,9 @@ class Call:
         """The arguments as data, and as the kernel gets them, `tagged`."""
         self._take(plain)
         if self.eager:
+            for name, value in self.tensors.items():
+                if not (hasattr(value, "stride") or isinstance(value, Number)):
+                    raise TypeError(f"{owner.__name__}: {name!r} takes a tensor of torch, got {reprlib.repr(value)}")
             sizes = stage.eager_dimensions(owner.kernel, self.tensors, plain, self._probes())
             self._take(sizes)
             dimensions = f", and by name the dimensions {', '.join(sizes)}" if sizes else ""
@@ -209,7 +217,7 @@ class Call:
         Raises `SpaceError` if a function of the space raises.
         """
         try:
-            return self.workload.admits(config)
+            return in_time(lambda: self.workload.admits(config))
         except SpaceError as error:
             raise SpaceError(f"{self.owner.__name__} for {describe_config(self.problem)}: {error}") from None
 
@@ -245,7 +253,7 @@ class Call:
         """Return configurations for tracing before the problem is known: the defaults, then those of the space."""
         axes = self.space.axes
         if not axes:
-            return [{}, *itertools.islice(self.space.points({}).given(), 16)]
+            return [{}, *itertools.islice(self.space.points({}).given(), PROBES)]
         fixed = {name: values for name, values in axes.items() if not callable(values)}
         return [{}, *({n: v[i % len(v)] for n, v in fixed.items()} for i in range(4))]
 
@@ -263,8 +271,9 @@ class Call:
         symbolic = any(isinstance(v, dict) and DYNAMIC in v for v in self.arguments.values())
         symbols: dict[str, int] = {}
         if self.eager or symbolic:
-            params = stage.parameters_of(self.kernel, self.written, filter(self.points.admits, self.points.given()))
+            params = stage.parameters_of(self.kernel, self.written, self._admitted())
             tensors = [self.tensors.get(n) for n in self.names]
+            self._params = params
             known = {**options.symbols, **stage.bound_symbols(params, tensors)}
             wanted = stage.symbols_of(params)
             symbols = {name: known[name] for name in sorted(wanted & known.keys())}
@@ -276,6 +285,21 @@ class Call:
                 raise UsageError("inputs='call' tunes on the call's tensors, but this call has none: give inputs")
             self.inputs = stage.CallInputs(list(self.tensors.values()))
         self.problem = {**self.arguments, **symbols}
+
+    def _admitted(self) -> Iterator[Config]:
+        """Yield the configurations that the constraints admit, as they were written. Raises `SpaceError`."""
+        found = filter(self.points.admits, self.points.given())
+        while (config := in_time(lambda: next(found, None))) is not None:
+            yield config
+
+    def refuse_misfit(self) -> None:
+        """Raise what an eager kernel's call would raise after its tuning, if no configuration of a few can take it."""
+        stage, tensors = self.owner.frontend, [self.tensors.get(name) for name in self.names]
+        if (error := stage.misfit(self._params, tensors)) is not None:
+            some = itertools.islice(self._admitted(), 1, PROBES)
+            others = (stage.parameters_of(self.kernel, self.written, [config]) for config in some)
+            if not any(each and stage.misfit(each, tensors) is None for each in others):
+                raise error
 
     def _drawn(self, params: Sequence[KernelParam], symbols: Mapping[str, int], scalars: Sequence[Any]) -> Any:
         """Return inputs to draw. Raises `UsageError` where a size or a number is unknown."""

@@ -18,6 +18,7 @@ from atune.model.candidate import DYNAMIC, RESERVED, SIZES, Config, as_written, 
 from atune.stages import tilelang
 from atune.stages.measure.arguments import CallInputs as CallInputs
 from atune.stages.measure.arguments import DrawnInputs
+from atune.stages.measure.tensors import check_arguments
 from atune.workload.source_locations import located
 
 DTYPE, TORCH_DTYPE = "$dtype", "$torch.dtype"
@@ -207,7 +208,8 @@ def jit_function(jit: Any, eager: bool) -> JitFunction:
     names = tensor_names(jit)
     kept = [p for n, p in jit.signature.parameters.items() if n not in names and p.kind is not p.VAR_KEYWORD]
     kept = [p.replace(kind=p.KEYWORD_ONLY) for p in kept]
-    dimensions = inspect.Parameter("dimensions", inspect.Parameter.VAR_KEYWORD)
+    free = "_".join(["dimensions", *jit.signature.parameters])  # which no parameter is called
+    dimensions = inspect.Parameter(free, inspect.Parameter.VAR_KEYWORD)
     return JitFunction(jit, inspect.Signature([*kept, dimensions]))
 
 
@@ -240,6 +242,21 @@ def parameters_of(kernel: Any, arguments: Mapping[str, Any], configs: Iterable[C
     """Return the kernel's parameters; none where no configuration elaborates."""
     function = first_function(kernel, arguments, configs)
     return () if function is None else kernel_parameters(function)
+
+
+def misfit(params: Sequence[KernelParam], tensors: Sequence[Any]) -> Exception | None:
+    """Return why a kernel cannot take `tensors`, its first parameters, which may lack; None where it can.
+
+    Dtype, dimensions and strides count. The devices are those of a run.
+    """
+    for position, (param, one) in enumerate(zip(params, tensors, strict=False)):
+        home = getattr(getattr(one, "device", None), "type", None)
+        try:
+            check_arguments([param], [one], home, position)
+        except (TypeError, ValueError) as error:
+            if one is not None:
+                return error
+    return None
 
 
 def kernel_parameters(function: Any) -> tuple[KernelParam, ...]:
