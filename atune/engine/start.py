@@ -28,17 +28,7 @@ from atune.engine.search.strategies import AUTO, chosen, make_strategy, uses_pri
 from atune.errors import JournalError, UsageError
 from atune.journal.events import SCHEMA, BenchmarkFailed, Event, JournalRepaired, RunResumed, RunStarted, Warned
 from atune.journal.state import Entry, State, all_proposed, finished, proposed
-from atune.model.candidate import (
-    ADVISED,
-    BASELINE,
-    RESERVED,
-    Advice,
-    Candidate,
-    config_key,
-    key_of,
-    numbered,
-    with_tuples,
-)
+from atune.model.candidate import ADVISED, BASELINE, RESERVED, Advice, Candidate, config_key, numbered, with_tuples
 from atune.model.device import DeviceInfo, DeviceLimits, Target
 from atune.model.settings import MEASURING, BenchmarkSettings, Budget, CompileSettings
 from atune.workload.workload import WorkloadSpec
@@ -416,7 +406,7 @@ def _differences(
     for name in sorted(RESERVED):
         if (was := tried.get(name)) is not None and was != own.get(name):
             found.append(("settings", f"the default's {name} was {was!r} and is {own.get(name)!r}"))
-    if key_of(header.arguments) != key_of(now.arguments):
+    if config_key(header.arguments) != config_key(now.arguments):
         found.append(("kernel", f"the problem was {_values(header.arguments)} and is {_values(now.arguments)}"))
     elif header.fingerprint != now.fingerprint or (header.code and header.code != now.code):
         found.append(

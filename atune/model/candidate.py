@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import msgspec
@@ -157,7 +158,7 @@ def config_key(config: Mapping[str, Any]) -> str:
 
 
 def typed_text(value: Any, written: Mapping[str, Any]) -> str:
-    """Return `key_of` as text; in a second line the `forms` of the values `written` that are not plain."""
+    """Return `key_of` as text; with a second line for the `forms` of the values `written` that are not plain."""
     found = forms_of(written)
     return b"\n".join(map(key_of, [value, found] if found else [value])).decode()
 
@@ -261,7 +262,7 @@ def check_same_names(problems: Sequence[Problem], where: str) -> None:
 
 def is_size(value: Any) -> bool:
     """Tell whether a problem's argument has a logarithm: a number above zero, and no flag."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+    return isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0
 
 
 def distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:

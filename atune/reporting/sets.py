@@ -17,16 +17,7 @@ from atune.journal.events import RunStarted
 from atune.journal.reader import replay
 from atune.journal.result import Ratio, Record, Result
 from atune.journal.set_folder import TunedProblem, journals_in
-from atune.model.candidate import (
-    Config,
-    config_key,
-    describe_config,
-    distance,
-    is_size,
-    normalise,
-    printable,
-    with_tuples,
-)
+from atune.model.candidate import Config, config_key, describe_config, distance, is_size, printable, with_tuples
 from atune.model.measurement import median_interval
 from atune.model.space import Space
 from atune.reporting.export import aligned
@@ -243,7 +234,6 @@ class NearestRule:
         Of a space that asks for sizes it is the nearest that the space has for the problem, or None. Raises
         `UsageError` where a size is missing, and where that space is not known, unless the problem was tuned.
         """
-        arguments = {name: normalise(value, name) for name, value in arguments.items()}
         if lacks := [name for name in self.sizes if name not in arguments]:
             given = describe_config(dict(arguments)) or "no arguments"
             raise UsageError(f"a rule over {', '.join(self.sizes)} was asked for {given}: give {', '.join(lacks)} too")

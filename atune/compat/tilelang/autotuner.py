@@ -466,15 +466,14 @@ class AutoTuneImpl(TilelangKernel):
         counts = {n: v for n, v in call.given.given.items() if n not in call.options.leave_out}
         key = self.form_of((), counts) if call.explicit else call.key_text
         found = self.results.get(key) or result_of(self, call)
-        there = ((), call.given.values) if call.options.leave_out else (call.given.args, call.given.kwargs)
-        args, named = there[0], {n: v for n, v in there[1].items() if n not in call.options.leave_out}
-        keys = (tilelang.tuner._normalize_value(one, sort_dict_items=True) for one in (args, named))
-        known = found.kernel, found.config
-        try:
-            self._tuner_cache[tuple(keys)] = known  # first: `results` alone mean that it was cleared
-        except TypeError:  # a value that cannot be hashed
-            self._tuner_cache[key] = known
-        return self.results.setdefault(key, found)
+        there: Any = call.given.args, call.given.kwargs
+        if left_out := call.options.leave_out:
+            there = (), {name: value for name, value in call.given.values.items() if name not in left_out}
+        form = tuple(tilelang.tuner._normalize_value(one, sort_dict_items=True) for one in there)
+        with contextlib.suppress(TypeError):  # of a value that cannot be hashed, as there
+            self._tuner_cache[form] = found.kernel, found.config  # first: `results` alone mean that it was cleared
+            self.results.setdefault(key, found)
+        return self.results.get(key, found)
 
     def forget(self) -> None:
         super().forget()

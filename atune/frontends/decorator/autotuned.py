@@ -25,16 +25,7 @@ from atune.frontends.decorator.options import ON_MISS, TUNING, AutotuneOptions, 
 from atune.frontends.decorator.winners import Winner, Winners
 from atune.journal.result import TuneResult
 from atune.model.artifact import Artifact, Roles
-from atune.model.candidate import (
-    PASS_CONFIGS,
-    Config,
-    config_key,
-    describe_config,
-    forms,
-    key_of,
-    printable,
-    typed_text,
-)
+from atune.model.candidate import PASS_CONFIGS, Config, config_key, describe_config, printable, typed_text
 from atune.model.device import Target
 from atune.model.options import converted, documents, refuse_unknown
 from atune.model.settings import CompileSettings
@@ -219,7 +210,7 @@ class TunedKernel(TunableKernel):
     def _described(self, value: Any) -> Hashable:
         if isinstance(value, self._tensor):  # a subclass, such as torch.nn.Parameter
             return (type(value), value.dtype, value.shape, value.stride())
-        return key_of([self.data(value, f"{self.__name__}: an argument"), forms(value)])
+        return typed_text(self.data(value, f"{self.__name__}: an argument"), {"": value})
 
     def _entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         """Find the kernel for calls of this form, and remember it."""
@@ -480,4 +471,4 @@ def tunings() -> TunedTable:
         for kernel in list(_all)
         for (key, _), winner in kernel.known().items()
     ]
-    return TunedTable(sorted(found, key=lambda one: (one.kernel, key_of(one.key))))
+    return TunedTable(sorted(found, key=lambda one: (one.kernel, typed_text(one.key, {}))))

@@ -252,7 +252,7 @@ class Winners:
     def _begins(self, key: str) -> bool:
         """Tell whether nobody tunes `key`; then the caller does from now on."""
         with self._lock:
-            return key not in self._running and self._running.update({key: threading.get_ident()}) is None
+            return key not in self._running and not self._running.update({key: threading.get_ident()})
 
     def _stored(self, call: Call) -> Winner | None:
         """Look for a result in the result cache and in the shipped files, and remember it; return it if it serves."""
