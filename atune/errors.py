@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 import signal
 import sys
+import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -83,6 +85,8 @@ def name_and_message(error: BaseException) -> str:
 
 
 T = TypeVar("T")
+asking: dict[int, float] = {}
+"""Since when each thread waits for the answer of a function of the user's; monotonic."""
 _PASSING = frozenset({"KeyboardInterrupt", "CancelledError", "Cancelled", "GeneratorExit"})
 """Exceptions that the program itself raises in a function of the user's."""
 
@@ -93,12 +97,18 @@ def asked(question: Callable[[], T], raised: Callable[[BaseException], BaseExcep
     `raised` makes the error for whatever it raises. Unless not `passes`, interrupts and cancellations pass, but where
     the signal is ignored, as in workers.
     """
+    me = threading.get_ident()
+    outer, asking[me] = asking.get(me), time.monotonic()
     try:
         return question()
     except BaseException as error:
         if passes and name_of(error) in _PASSING and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             raise
         raise raised(error) from error
+    finally:
+        del asking[me]
+        if outer is not None:
+            asking[me] = outer
 
 
 def cause_in(text: str) -> str:
@@ -133,7 +143,15 @@ def _encodable(text: str) -> str:
 
 
 class AtuneError(Exception):
-    """Root of everything atune raises on purpose."""
+    """Root of everything atune raises on purpose. It can be copied, and sent to other processes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made_again, (type(self), self.args), self.__dict__
+
+
+def _made_again(kind: type[AtuneError], args: tuple[Any, ...]) -> AtuneError:
+    """Return an exception without a call of its own ``__init__``, which may take what is among its fields."""
+    return kind.__new__(kind, *args)
 
 
 class UsageError(AtuneError):

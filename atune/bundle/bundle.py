@@ -6,6 +6,7 @@ import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,7 +111,7 @@ class Bundle:
                 for t in arguments
             ])  # fmt: skip
             if problem:
-                key = key, tuple(sorted(problem.items()))
+                key = key, tuple(sorted(problem.items())), repr(problem)  # which tells 0.0 from -0.0
             known = self._plans.get(key)
         except (AttributeError, TypeError):
             wrong = [type(one) for one in arguments if one.__class__ not in PLAIN and not hasattr(one, "stride")]
@@ -298,12 +299,18 @@ def distance(problem: Mapping[str, Any], call: Mapping[str, Any]) -> float:
     total = 0.0
     for name, value in call.items():
         known = problem.get(name, value)
-        if known == value:
+        if _same(known, value):
             continue
-        if any(type(one) not in (int, float) or one <= 0 for one in (known, value)):
+        if any(not isinstance(one, Real) or isinstance(one, bool) or one <= 0 for one in (known, value)):
             return math.inf
         total += abs(math.log2(known) - math.log2(value))
     return round(total, 9)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Tell whether two values are the same, as keys tell: True is not 1, and 0.0 is not -0.0."""
+    alike = one == other and isinstance(one, bool) == isinstance(other, bool)
+    return bool(alike and (one != 0 or str(one)[:1] == str(other)[:1]))
 
 
 def _sizes_of(problem: Mapping[str, Any]) -> list[float]:

@@ -450,9 +450,9 @@ def _differences(
     for name in sorted(RESERVED):
         if (was := tried.get(name)) is not None and was != own.get(name):
             found.append(("settings", f"the default's {name} was {was!r} and is {own.get(name)!r}"))
-    if with_tuples(header.arguments) != with_tuples(now.arguments):
+    if config_key(header.arguments) != config_key(now.arguments):
         found.append(("kernel", f"the problem was {_values(header.arguments)} and is {_values(now.arguments)}"))
-    elif header.fingerprint != now.fingerprint:
+    elif header.fingerprint != now.fingerprint or (header.code and header.code != now.code):
         found.append(
             ("kernel", "the source of the kernel, its inputs or its reference, or how results are checked, changed")
         )

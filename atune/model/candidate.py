@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import msgspec
@@ -60,9 +61,38 @@ def normalise(value: Any, where: str) -> Any:
     return _normalised(value, where, 0)
 
 
-def _normalised(value: Any, where: str, depth: int) -> Any:
+def as_written(value: Any, depth: int = 0) -> Any:
+    """Return a value as constraints and kernels get it: as it was written, in lists and dicts of its own.
+
+    numpy's scalars are Python's numbers there, too, because tilelang takes no others everywhere.
+    """
     if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "shape", None) == ():
-        value = value.item()
+        return value.item()
+    if depth > MAX_NESTING or type(value) not in (list, tuple, dict):
+        return value
+    if type(value) is dict:
+        return {name: as_written(one, depth + 1) for name, one in value.items()}
+    return type(value)(as_written(one, depth + 1) for one in value)
+
+
+def forms(value: Any) -> frozenset[str]:
+    """Return the names of the types in a value for which a plain form stands in keys and journals; none if it is plain.
+
+    An enumeration's member and its number have one plain form, and may make two kernels of a function.
+    """
+    kind, inner = type(value), value.values() if isinstance(value, Mapping) else value
+    found = frozenset[str]().union(*map(forms, inner)) if isinstance(value, list | tuple | Mapping) else frozenset()
+    plain = value is None or kind in (bool, int, float, str, tuple, dict)
+    return found if plain else found | {kind.__qualname__}
+
+
+def forms_of(values: Mapping[str, Any]) -> dict[str, frozenset[str]]:
+    """Return the `forms` of values by name; only of those that are not plain, and that the kernel gets."""
+    return {name: found for name, value in values.items() if name not in RESERVED and (found := forms(value))}
+
+
+def _normalised(value: Any, where: str, depth: int) -> Any:
+    value = as_written(value, MAX_NESTING + 1)
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -82,7 +112,7 @@ def _normalised(value: Any, where: str, depth: int) -> Any:
                 value.encode()
             except UnicodeEncodeError:
                 raise SpaceError(
-                    f"{where}: {_shown(value)} has a surrogate, which no file keeps; give text that is Unicode"
+                    f"{where}: {shown(value)} has a surrogate, which no file keeps; give text that is Unicode"
                 ) from None
         return value
     if isinstance(value, (list, tuple, Mapping)) and depth == MAX_NESTING:
@@ -92,7 +122,7 @@ def _normalised(value: Any, where: str, depth: int) -> Any:
     if isinstance(value, Mapping) and all(isinstance(k, str) for k in value):
         return {_normalised(k, where, depth): _normalised(v, where, depth + 1) for k, v in value.items()}
     raise SpaceError(
-        f"{where}: {_shown(value)} is {type_of(value)}; values must be None, bool, int, float, str, or lists, "
+        f"{where}: {shown(value)} is {type_of(value)}; values must be None, bool, int, float, str, or lists, "
         "tuples and dicts of these. Name other things by a string, and look them up in the kernel"
     )
 
@@ -105,15 +135,15 @@ def check_reserved(name: str, value: Any, where: str) -> None:
     if value is None:
         return
     if name == PASS_CONFIGS and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
-        raise SpaceError(f"{where}: {PASS_CONFIGS} {MUST_BE_PASS_CONFIGS}, or None; got {_shown(value)}")
+        raise SpaceError(f"{where}: {PASS_CONFIGS} {MUST_BE_PASS_CONFIGS}, or None; got {shown(value)}")
     if name == COMPILE_FLAGS and not (isinstance(value, (list, tuple)) and all(isinstance(f, str) for f in value)):
         raise SpaceError(
             f"{where}: {COMPILE_FLAGS} must be a list of flags, such as ['-O2', '-ffast-math'], or None for those of "
-            f"CompileSettings; got {_shown(value)}"
+            f"CompileSettings; got {shown(value)}"
         )
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """Return `value` for a message of one line, whatever its own `__repr__` does."""
     try:
         text = " ".join(repr(value).split())
@@ -124,8 +154,21 @@ def _shown(value: Any) -> str:
 
 def config_key(config: Mapping[str, Any]) -> str:
     """Return 16 hex digits that depend on `config`'s names and values, but not on their order."""
-    canonical = msgspec.json.encode(config, order="deterministic")
-    return hashlib.sha256(canonical).hexdigest()[:16]
+    return hashlib.sha256(key_of(config)).hexdigest()[:16]
+
+
+def typed_text(value: Any, written: Mapping[str, Any]) -> str:
+    """Return `key_of` as text; with a second line for the `forms` of the values `written` that are not plain."""
+    found = forms_of(written)
+    return b"\n".join(map(key_of, [value, found] if found else [value])).decode()
+
+
+def key_of(value: Any) -> bytes:
+    """Return data as text that does not depend on the order of names: equal for equal plain forms, and for no others.
+
+    It tells apart what Python takes for equal, such as True and 1, or 0.0 and -0.0.
+    """
+    return msgspec.json.encode(value, order="deterministic", enc_hook=lambda other: normalise(other, "a key"))
 
 
 def space_hash(keys: Iterable[str]) -> str:
@@ -219,7 +262,7 @@ def check_same_names(problems: Sequence[Problem], where: str) -> None:
 
 def is_size(value: Any) -> bool:
     """Tell whether a problem's argument has a logarithm: a number above zero, and no flag."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+    return isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0
 
 
 def distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
@@ -231,7 +274,7 @@ def distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
 
 
 def _apart(one: Any, other: Any) -> float:
-    if one == other:
+    if key_of(one) == key_of(other):
         return 0.0
     return abs(math.log2(one / other)) if is_size(one) and is_size(other) else 1.0
 

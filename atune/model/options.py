@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ForwardRef, Required, TypeVar,
 import msgspec
 
 from atune.errors import UnknownOption, UsageError
+from atune.model.candidate import as_written
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -116,7 +117,8 @@ def converted(name: str, value: Any, kind: Any, must: str = "", error: type[Usag
 
     Raises `error` with `name` and what the value `must` be, or else what msgspec says.
     """
-    plain = float(value) if isinstance(value, float) else value  # numpy's floats are floats
+    plain = as_written(value)  # numpy's numbers are Python's
+    plain = float(plain) if isinstance(plain, float) else plain
     try:
         found = msgspec.convert(plain, kind)
     except msgspec.ValidationError as wrong:

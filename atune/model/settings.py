@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from atune.errors import UsageError
-from atune.model.candidate import MUST_BE_PASS_CONFIGS
+from atune.model.candidate import MUST_BE_PASS_CONFIGS, as_written
 from atune.model.options import Count, Natural, Option, Positive, Settings, options_of, size
 
 _BUDGETS = "give auto, a number of candidates (40), a share of them (10%), a time (90s), or several of these (auto,90s)"
@@ -66,7 +66,7 @@ class Budget(Settings, frozen=True, kw_only=True):
             return cls()
         if isinstance(text, Budget):
             return text
-        if isinstance(text, int):
+        if isinstance(text := as_written(text), int):
             return cls(candidates=text)
         if not isinstance(text, str):
             raise UsageError(f"budget {text!r}: {_BUDGETS}")

@@ -13,10 +13,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
-import msgspec
-
-from atune.errors import SpaceError, asked, name_and_message
-from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, Config, check_reserved, config_key, normalise
+from atune.errors import SpaceError, asked, message_of, name_and_message, type_of
+from atune.model.candidate import (
+    COMPILE_FLAGS,
+    PASS_CONFIGS,
+    Config,
+    as_written,
+    check_reserved,
+    config_key,
+    forms,
+    forms_of,
+    key_of,
+    normalise,
+    shown,
+)
 from atune.model.layouts import LayoutAxis
 from atune.model.options import meant
 
@@ -44,9 +54,9 @@ class Space:
     Axes are kernel arguments, or two reserved names. ``pass_configs`` is a dict of TileLang pass configuration for that
     candidate, or None. ``compile_flags`` is a list of its compiler's flags instead of `CompileSettings.flags`, or None.
 
-    `where` is one constraint or several. Each takes configuration values and problem arguments by name, and a false
-    answer drops the configuration. Configurations come in the order of the given axes, the last one varying fastest. A
-    generator is read at once. It gives `LARGE` configurations at most.
+    `where` is one constraint or several. Each takes configuration values and problem arguments by name, and answers
+    True, or False to drop the configuration. Configurations come in the order of the given axes, the last one varying
+    fastest. A generator is read at once. It gives `LARGE` configurations at most.
     """
 
     def __init__(
@@ -77,10 +87,13 @@ class Space:
         for name, values in axes.items():
             if not callable(values):
                 self._axes[name] = _axis(name, values)
+        one_form: dict[Any, Any] = {}
         for position, config in enumerate(self.listed or ()):
+            plain = {}
             for name, value in config.items() if isinstance(config, Mapping) else ():
-                normalise(value, f"Space: config {position}: {name!r}")
+                plain[name] = normalise(value, f"Space: config {position}: {name!r}")
                 check_reserved(name, value, f"Space: config {position}")
+            _refuse_second(one_form, plain, config, f"Space: config {position}")
 
     def __repr__(self) -> str:
         """Return what made it, its values shortened; none of the user's functions is called."""
@@ -174,7 +187,7 @@ def _series(configs: Any) -> Sequence[Any]:
     if isinstance(configs, NO_SERIES) or not isinstance(configs, Iterable):
         raise SpaceError(f"Space: configs gave {configs!r}, and not a series of dicts")
     if isinstance(configs, Sequence):
-        return configs
+        return [as_written(dict(one)) if isinstance(one, Mapping) else one for one in configs]
     found: list[Any] = []
 
     def raised(error: BaseException) -> SpaceError:
@@ -183,7 +196,17 @@ def _series(configs: Any) -> Sequence[Any]:
     asked(lambda: found.extend(itertools.islice(configs, LARGE + 1)), raised)
     if len(found) > LARGE:
         raise SpaceError(f"Space: the generator gives more than {LARGE:,} configs; give axes and constraints instead")
-    return found
+    return [as_written(dict(one)) if isinstance(one, Mapping) else one for one in found]
+
+
+def _refuse_second(seen: dict[bytes, Any], plain: Any, value: Any, where: str) -> None:
+    """Raise `SpaceError` if another value was `seen` with the same plain form, of which a kernel may make another."""
+    first = seen.setdefault(key_of(plain), value)
+    if forms(first) != forms(value):
+        raise SpaceError(
+            f"{where}: {shown(first)} and {shown(value)} are both {shown(plain)} in a journal, so that it cannot tell "
+            "them apart: give one of them, or a text for each that the kernel looks up"
+        )
 
 
 def _axis(name: str, values: Any) -> Sequence[Any]:
@@ -196,11 +219,12 @@ def _axis(name: str, values: Any) -> Sequence[Any]:
     found = values if isinstance(values, (range, LayoutAxis)) else asked(lambda: tuple(values), raised)
     if not found:
         raise SpaceError(f"Space is empty: axis {name!r} has no values")
-    where = f"Space: axis {name!r}"
+    where, one_form = f"Space: axis {name!r}", dict[bytes, Any]()
     for value in (found[0], found[-1]) if isinstance(found, range) else found:
-        normalise(value, where)  # only checked: constraints see what was given
+        plain = normalise(value, where)
         check_reserved(name, value, where)
-    return found
+        _refuse_second(one_form, plain, value, where)
+    return tuple(map(as_written, found)) if isinstance(found, tuple) else found
 
 
 # ---- points
@@ -236,8 +260,8 @@ class UserCallback:
         return self._asked(values, lambda wanted: self._function(**wanted))
 
     def holds(self, values: Mapping[str, Any]) -> bool:
-        """Tell whether the answer is true. Raises as `ask` does, also where the answer is neither true nor false."""
-        return self._asked(values, lambda wanted: bool(self._function(**wanted)))
+        """Tell whether the answer is True. Raises as `ask` does, also where the answer is neither True nor False."""
+        return self._asked(values, lambda wanted: yes_or_no(self._function(**wanted)))
 
     def _asked(self, values: Mapping[str, Any], question: Callable[[dict[str, Any]], T]) -> T:
         available = {**self._arguments, **values}
@@ -249,14 +273,36 @@ class UserCallback:
                 there = f"{', '.join(available) or 'nothing'}{meant(missing[0], available)}"
                 needs = f"needs {', '.join(missing)}; available: {there}"
                 return SpaceError(f"Space: {self._what(values)} {needs}{place}")
-            return SpaceError(f"Space: {self._what(wanted)} raised {name_and_message(error)}{place}")
+            said = message_of(error) if isinstance(error, NoAnswer) else f"raised {name_and_message(error)}"
+            return SpaceError(f"Space: {self._what(wanted)} {said}{place}")
 
         return asked(lambda: question(wanted), raised)
 
 
+class NoAnswer(TypeError):
+    """A function that must answer yes or no answered something else."""
+
+
+def yes_or_no(answer: Any) -> bool:
+    """Return what a function of the user's answered: True, False, or one element of numpy's or torch's booleans.
+
+    Raises `NoAnswer`, which says what it answered, for anything else, such as None, a number, a generator or a
+    coroutine, whose truth says nothing about the question.
+    """
+    if isinstance(answer, bool):
+        return answer
+    if str(getattr(answer, "dtype", "")) in ("bool", "torch.bool") and math.prod(answer.shape) == 1:
+        return bool(answer.item())
+    if inspect.iscoroutine(answer):
+        answer.close()  # or Python warns that nobody awaited it
+    bool(answer)  # what that raises says more
+    raise NoAnswer(f"answered {shown(answer)}, {type_of(answer)}, and must answer True or False")
+
+
 def _defined(function: Any) -> str:
     """Return where a function is defined, as lines of a traceback; empty where that is unknown."""
-    code = getattr(function, "__code__", None)
+    inner = getattr(function, "func", function)  # of functools.partial
+    code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
     if code is None:
         return ""
     source = linecache.getline(code.co_filename, code.co_firstlineno).strip()
@@ -266,8 +312,8 @@ def _defined(function: Any) -> str:
 class Points(ABC):
     """Places ``0 … size-1`` in a stable order. Constraints refuse some of them: `size` is an upper bound.
 
-    Configurations are plain values, as in candidates and journals. Constraints see the values as given. Methods that
-    call the user's constraints raise `SpaceError` if a constraint raises.
+    Configurations are plain values, as in candidates and journals. Constraints and kernels get them `as_written`.
+    Methods that call the user's constraints raise `SpaceError` if a constraint raises, or answers neither yes nor no.
     """
 
     size: int
@@ -286,6 +332,11 @@ class Points(ABC):
     def layout_axes(self) -> tuple[str, ...]:
         """Names of the axes that lay out fragments and loops."""
         return ()
+
+    @cached_property
+    def forms(self) -> Mapping[str, frozenset[str]]:
+        """The `forms` of all values, by name; only of names with values that are not plain."""
+        return forms_of({n: () if isinstance(values, range) else (*values,) for n, values in self.axes.items()})
 
     @abstractmethod
     def raw(self, place: int) -> Config:
@@ -368,7 +419,7 @@ class Product(Points):
     def place(self, config: Config) -> int | None:
         if config.keys() != self._axes.keys():
             return None
-        found = [(_position(values, config[name]), step) for name, values, step, _ in self._plain_steps]
+        found = [(_position(values, as_written(config[name])), step) for name, values, step, _ in self._plain_steps]
         return None if any(at is None for at, _ in found) else sum((at or 0) * step for at, step in found)
 
 
@@ -383,8 +434,8 @@ class Listed(Points):
     def axes(self) -> Mapping[str, Sequence[Any]]:
         found: dict[str, dict[bytes, Any]] = {}
         for place in range(self.size):
-            for name, value in self.plain(place).items():
-                found.setdefault(name, {}).setdefault(text_of(value), value)
+            for name, value in self.raw(place).items():
+                found.setdefault(name, {}).setdefault(key_of(value), value)
         return {name: tuple(values.values()) for name, values in found.items()}
 
     def raw(self, place: int) -> Config:
@@ -405,15 +456,10 @@ class Listed(Points):
         return self._places.get(config_key(config))
 
 
-def text_of(value: Any) -> bytes:
-    """Return a plain value as text, which tells apart what Python takes for equal, such as True and 1."""
-    return msgspec.json.encode(value, order="deterministic")
-
-
 def _position(values: Sequence[Any], value: Any) -> int | None:
     if isinstance(values, range):
         return values.index(value) if type(value) is int and value in values else None
-    return next((at for at, one in enumerate(values) if text_of(one) == text_of(value)), None)
+    return next((at for at, one in enumerate(values) if key_of(one) == key_of(value)), None)
 
 
 def _plain_values(name: str, values: Sequence[Any]) -> Sequence[Any]:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from atune.journal.result import Result
-from atune.model.candidate import Config
+from atune.model.candidate import Config, key_of
 
 LEAST = 20
 """With fewer candidates, there is no answer. There must also be twice as many as the model has levels to choose."""
@@ -83,7 +83,7 @@ def importance_of(points: Sequence[tuple[Config, float]]) -> Importance | None:
 
 def _text(config: Config, name: str) -> bytes:
     """Return a value as text; a name that a configuration lacks is a value like others."""
-    return msgspec.json.encode(config[name], order="deterministic") if name in config else b""
+    return key_of(config[name]) if name in config else b""
 
 
 def _additive(

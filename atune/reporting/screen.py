@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterable
 from contextlib import suppress
@@ -15,6 +16,7 @@ CODES = {"answer": "1;32", "strong": "1", "attention": "33", "error": "1;31", "d
 """Terminal codes (ECMA-48, SGR) of the styles: bold and green, bold, yellow, bold and red, faint."""
 LABEL = 11
 """Columns of a line's label. A line without one begins with blanks."""
+_ASCII = str.maketrans({"\N{HORIZONTAL ELLIPSIS}": "...", "\N{EN DASH}": "-", "\N{MULTIPLICATION SIGN}": "x", "µ": "u"})
 _LABEL = re.compile(r"[a-z][a-z ]{9} (?=\S)")
 _WHOLE = re.compile(r"(?<!\S)atune [a-z]+ .*|\d (?:s|ms|%|min|times)\b")
 NARROW = 60
@@ -52,7 +54,11 @@ def shown(text: str) -> str:
     """Return `text` for a screen, its control characters as escapes, but for line feeds and tabs.
 
     All that is printed passes here: in a stranger's message, or a file's name, they would command the terminal.
+    Characters that stdout cannot encode are replaced, too.
     """
+    encoding = "ascii" if text.isascii() else getattr(sys.stdout, "encoding", None) or "utf-8"
+    if text.encode(encoding, "replace").decode(encoding) != text:
+        text = text.translate(_ASCII).encode(encoding, "backslashreplace").decode(encoding)
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t\u00a0" else f"\\u{ord(c):04x}" for c in text)

@@ -88,7 +88,7 @@ def _digested(candidate: Candidate) -> Elaborated:
 
 def _function(candidate: Candidate, work: Workload | None = None) -> Any:
     work = work or workload()
-    return elaborated(work.kernel, work.arguments, candidate.config, backend_context().target)
+    return elaborated(work.kernel, work.kernel_arguments, work.as_written(candidate.config), backend_context().target)
 
 
 def roles(payload: bytes) -> bytes:

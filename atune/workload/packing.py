@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from atune.errors import message_of
-from atune.workload.fingerprint import annotation_names, function_of, global_names, identity, is_compiled
+from atune.workload.fingerprint import annotation_names, function_of, global_names, identity, is_autotuned, is_compiled
 from atune.workload.workload import Workload
 
 LARGE_BYTES = 1 << 20
@@ -82,10 +82,11 @@ def _packer_class() -> Any:
             self._annotations = annotations
 
         def reducer_override(self, one: Any) -> Any:
-            if isinstance(one, functools._lru_cache_wrapper):
+            if isinstance(one, functools._lru_cache_wrapper) or is_autotuned(one):
                 by_value = {"__main__", *cloudpickle.list_registry_pickle_by_value()}
                 if one.__module__ in by_value or "<locals>" in one.__qualname__:
-                    return _remembering, (one.__wrapped__, one.cache_parameters())
+                    tuned = is_autotuned(one)
+                    return one.by_value() if tuned else (_remembering, (one.__wrapped__, one.cache_parameters()))
             reduced = _storages(one) or _tilelangs(one) or super().reducer_override(one)
             if not (self._annotations and isinstance(one, FunctionType) and isinstance(reduced, tuple)):
                 return reduced

@@ -6,12 +6,14 @@ The description has the candidates: all of the space in order, or a draw from a 
 from __future__ import annotations
 
 import copy
+import hashlib
 import inspect
 import os
 import reprlib
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from itertools import chain
 from types import ModuleType
 from typing import Any, Unpack
@@ -26,14 +28,18 @@ from atune.model.candidate import (
     RESERVED,
     Candidate,
     Config,
+    as_written,
     check_reserved,
     config_key,
+    forms_of,
+    key_of,
     normalise,
     over_sizes,
     space_hash,
+    with_tuples,
 )
 from atune.model.options import checked, complete, documents, meant, refuse_unknown
-from atune.model.space import LARGE, Space
+from atune.model.space import LARGE, Points, Space
 from atune.workload.fingerprint import (
     LIBRARIES,
     fingerprint,
@@ -94,6 +100,8 @@ class Workload:
         self.space = space if isinstance(space, Space) else Space(space)
         self.name: str = given["name"] or str(getattr(function_of(kernel), "__name__", "kernel"))
         self.arguments, self._own = self._plain(problem), dict[str, Any]()
+        self.kernel_arguments = {str(name): as_written(value) for name, value in problem.items()}
+        """The arguments as they were written, which the kernel gets. `arguments` has their plain form."""
         self.key: Any = None
         """Key of the result in the cache, as data; None: the problem."""
         self.inputs, self.reference, self.check, self.setup = (
@@ -134,11 +142,14 @@ class Workload:
         `WorkloadError` for an argument that the kernel does not take, and `SpaceError` for one that is no plain data.
         """
         changed = {**self.arguments, **self._plain(arguments)}
-        if changed == self.arguments:
+        if key_of(changed) == key_of(self.arguments):
             return self
         other = copy.copy(self)
         other.arguments, other.key, other._own = changed, None, self._own or self.arguments
         other._first = self._first or self
+        same = {n: v for n, v in self.kernel_arguments.items() if key_of(changed[n]) == key_of(self.arguments[n])}
+        other.kernel_arguments = {**changed, **same}
+        vars(other).pop("_points", None)
         computed = {} if over_sizes(changed) else {name: f for name, f in self.amounts.items() if callable(f)}
         amounts = {name: amount(name, each, changed) for name, each in computed.items()}
         checked("Workload", amounts, WorkloadOptions, WorkloadError)
@@ -155,6 +166,32 @@ class Workload:
             if file and top not in {"__main__", *LIBRARIES}:
                 found += [f"{file}:{name}" for name, value in names.items() if value is own]
         return max(found, key=lambda place: f'"{place.rpartition(":")[0]}"' in self._made_at)
+
+    def as_written(self, config: Mapping[str, Any]) -> Config:
+        """Return a configuration of plain values as the kernel gets it: as it was written.
+
+        Of a computed space this calls the user's functions, once for each problem. Raises `SpaceError`.
+        """
+        found = self._found(config)
+        return with_tuples(config) if found is None else found
+
+    def admits(self, config: Mapping[str, Any]) -> bool:
+        """Tell whether the space has a configuration for the problem. The default need not be listed, only allowed.
+
+        Raises `SpaceError` if a function of the space raises.
+        """
+        found = self._found(config)
+        return found is not None and self._points[0].admits(found)
+
+    def _found(self, config: Mapping[str, Any]) -> Config | None:
+        points, fit = self._points
+        if (place := points.place(dict(config))) is not None:
+            return points.raw(place)
+        return fit.given_default(config) if fit.default_key(dict(config)) == config_key(config) else None
+
+    @cached_property
+    def _points(self) -> tuple[Points, ConfigCheck]:
+        return self.space.points(self.kernel_arguments), ConfigCheck(self)
 
     def __repr__(self) -> str:
         """Return what made it, without what is drawn or left at its default; none of the user's functions is called."""
@@ -432,7 +469,7 @@ class Candidates:
         self.workload, self._seed = workload, seed
         refuse_symbolic(workload.space.asks(workload.arguments), workload.arguments)
         self._fit = ConfigCheck(workload)
-        self.points = workload.space.points(workload.arguments)
+        self.points = workload.space.points(workload.kernel_arguments)
         self.large = self.points.size > LARGE
         self._keys: list[str] = []
         self._first: Config = {}
@@ -488,8 +525,12 @@ class Candidates:
         default, baseline, no_default, refusals = self._default, None, "", tuple(self._refusals())
         if default is None:
             default, baseline, no_default = self._baseline()
+        work = self.workload
+        found = {n: types for n, types in forms_of(work.kernel_arguments).items() if types != {"dtype"}}  # is its name
+        found |= {**forms_of(work.default or {}), **self.points.forms}
         return msgspec.structs.replace(
             spec,
+            code=hashlib.sha256(key_of((spec.code, found))).hexdigest() if found else spec.code,
             default=default,
             baseline=baseline,
             refused="" if baseline is None else self._refused(baseline),

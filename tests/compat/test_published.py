@@ -101,7 +101,7 @@ def test_the_cache_by_tuned_key_is_read_as_a_mapping() -> None:
     cache = kernel._tuner_cache
     assert isinstance(cache, Mapping) and len(cache) == 0
     first, second = kernel(64), kernel(128)
-    assert len(cache) == 2 and list(cache) == list(kernel.results)
+    assert list(cache) == [((64,), ()), ((128,), ())] and len(kernel.results) == 2
     assert list(cache.values()) == [(first, first.config), (second, second.config)]
 
 
@@ -165,3 +165,29 @@ def test_of_given_inputs_integers_count_by_value_and_floats_by_shape() -> None:
     others = [(torch.ones(32), lengths, mask), (ones, lengths.flip(0), mask), (ones, lengths, ~mask), (ones, 3, mask)]
     assert len({key_of(ones, lengths, mask), *(key_of(*other) for other in others)}) == 5
     assert key_of(torch.zeros(0, dtype=torch.int32)) != key_of(torch.zeros((), dtype=torch.int32))
+
+
+def test_the_cache_has_tilelang_s_keys() -> None:
+    """One program reads it by them; what does not specialize is no part of a key."""
+    kernel = lazy()
+    assert kernel(64) is kernel(n=64) is kernel(64, factor=2.0)
+    assert list(kernel._tuner_cache) == [((64,), ()), ((), (("n", 64),)), ((64,), (("factor", 2.0),))]
+    assert [found[1] in BLOCKS for found in kernel._tuner_cache.values()] == [True] * 3
+    assert kernel._tuner_cache[((64,), ())] == (kernel(64), kernel(64).config)
+    tuned, A = eager(), torch.randn(64)
+    tuned(A)
+    assert list(tuned._tuner_cache) == [((("tensor", "torch.float32", (64,), (1,)),), ())]
+    left_out = lazy(do_not_specialize="factor")
+    left_out(64, factor=3.0)
+    assert list(left_out._tuner_cache) == [((), (("block", 16), ("n", 64), ("threads", None)))]
+
+
+@pytest.mark.parametrize("name", ["jit_compile", "jit_elaborate"])
+def test_a_function_that_is_not_called_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat.environment, "_warned", set())
+    one = tuner.AutoTuner(scaled, [{"block": 16}, {"block": 32}]).set_compile_args(out_idx=[-1], **ON_CPU)
+    one._kernel_parameters = ((64,), {})
+    setattr(one, name, lambda **config: pytest.fail("it is not called"))
+    with pytest.warns(compat.CompatWarning, match=rf"^{name}: your function is not called: [^.]*$"):
+        found = one.run(warmup=1, rep=2)
+    assert [text for text in found.tuning.warnings if text.startswith(f"{name}: your function is not called")]

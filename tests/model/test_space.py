@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+import functools
 import linecache
 import pickle
+import re
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,6 +146,51 @@ def test_a_function_that_fails_is_named_by_its_line(space: Space, told: str, lin
     number = int(place.partition(" line ")[2].partition(",")[0])
     assert told in message and place.startswith(f'  File "{__file__}", line ')
     assert source.strip() == linecache.getline(__file__, number).strip() and (line or told[:20]) in source
+
+
+class Judge:
+    def __call__(self, a: int) -> Any:
+        return self.__call__
+
+
+def yields(a: int) -> Iterator[bool]:
+    yield a > 5
+
+
+async def waits(a: int) -> bool:
+    return a > 5
+
+
+def first(answer: Any, a: int) -> Any:
+    return answer
+
+
+ANSWERS = [None, 0, 1, 2.5, "", "no", [], [False], (True,), {}, object(), print, "yes".upper]
+
+
+@pytest.mark.parametrize("where", [yields, waits, Judge(), *(functools.partial(first, answer) for answer in ANSWERS)])
+def test_a_constraint_that_answers_neither_true_nor_false_is_named_by_its_line(where: Any) -> None:
+    for space in (Space(a=[1], where=where), Space([{"a": 1}], where=[lambda a: True, where])):
+        with pytest.raises(SpaceError) as caught:
+            list(space.points({}).walk())
+        message, place, _ = str(caught.value).split("\n")
+        assert re.fullmatch(
+            r"Space: constraint on {'a': 1} answered .*, an? \S+, and must answer True or False", message
+        )
+        assert re.fullmatch(rf'  File "{__file__}", line \d+, in \w+', place)
+
+
+def test_a_constraint_may_answer_one_boolean_of_numpy_or_torch() -> None:
+    np, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
+    kinds = [bool, np.bool_, lambda yes: np.array([[yes]]), torch.tensor, lambda yes: torch.tensor([yes])]
+    for kind in kinds:
+        assert [one["a"] for one in Space(a=[1, 2, 3], where=lambda a, kind=kind: kind(a != 2)).points({}).walk()] == [
+            1,
+            3,
+        ]
+    for wrong in (np.array([True, False]), np.int64(1), torch.tensor([True, True]), torch.tensor(1)):
+        with pytest.raises(SpaceError, match=r"constraint on {'a': 1} "):
+            list(Space(a=[1], where=functools.partial(first, wrong)).points({}).walk())
 
 
 @pytest.mark.parametrize("value", [object(), 1j, b"x", {1: 2}, {1, 2}, print])

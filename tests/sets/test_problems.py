@@ -167,3 +167,15 @@ def test_an_untyped_argument_is_a_number_where_the_workload_has_one(value: Any) 
             work.at({"n": value})
     optional = atune.Workload(lambda n, window=None, block=1: n, [{"block": 1}], arguments={"n": 1, "window": 8})
     assert optional.at({"window": None}).arguments == {"n": 1, "window": None}
+
+
+def test_a_problem_s_values_are_plain() -> None:
+    """A set keeps no others: a kernel would get an enumeration's number for its member."""
+    from value_kernels import Order, Tile
+
+    for value, plain in ((Order.BACKWARD, "1"), (Tile(1, 2), r"\(1, 2\)"), ([Order.FORWARD], r"\(0,\)")):
+        with pytest.raises(
+            UsageError, match=rf"Problems, entry 1: order=.* a set's problems are plain .* give {plain}"
+        ):
+            list(Problems([{"order": value}]))
+    assert list(Problems([{"shape": [1, 2]}])) == [Problem({"shape": (1, 2)})]

@@ -133,7 +133,11 @@ def moded(mode: Mode = Mode.EXACT, block: int = 32) -> None:
         (Space(block=[16, 64], where=lambda block, N: block != 32 * N), {}, "block != 32 * N refuses it"),
         (Space(block=[16], where=[lambda block: True, lambda block: block != 32]), {}, "block != 32 refuses it"),
         (Space(block=[16, 64], where=lambda block: block < 48), {"default": {"block": 48}}, "block < 48 refuses it"),
-        (Space(block=[16, 64], where=lambda block: {16: 1, 64: 1}[block]), {}, "{'block': 32} raised KeyError: 32"),
+        (
+            Space(block=[16, 64], where=lambda block: {16: True, 64: True}[block]),
+            {},
+            "{'block': 32} raised KeyError: 32",
+        ),
         (Space(block=range(1, 200_000), where=lambda block: block != 32), {}, "block != 32 refuses it"),
         (Space(block=range(100, 200_000), where=lambda block: block != 33), {}, ""),
     ],

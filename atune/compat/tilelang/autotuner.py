@@ -56,6 +56,7 @@ COMPILE, RUN = (
 )
 PROFILE = [field.name for field in dataclasses.fields(ProfileArgs)]
 OUT_IDX = "out_idx.json"
+NOT_CALLED = "your function is not called: workers compile what the kernel function returns, as set_compile_args says"
 RUN_TIMEOUT_S = 180.0
 """Default of tilelang's `run`, which takes none from `set_profile_args`."""
 
@@ -182,7 +183,7 @@ class TilelangCall(Call):
         self, owner: TilelangKernel, options: Options, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         self._given: dict[str, tuple[Config, Config]] = {}
-        """Configurations by key: as data, and with the caller's own values."""
+        """Configurations by key: as a kernel that is `ByText` takes them, and with the caller's own values."""
         self._tables: dict[str, dict[str, Any]] = {}
         """``tables[parameter][text]``: the caller's own value."""
         super().__init__(owner, options, args, kwargs)
@@ -199,14 +200,19 @@ class TilelangCall(Call):
             for name in RESERVED & given.keys():
                 check_reserved(name, given[name], "configs")
             data = {n: v if n in RESERVED else self._data(n, v) for n, v in given.items()}
-            self._given.setdefault(config_key(data), (data, given))
-        return Space([data for data, _ in self._given.values()])
+            written = {n: v if n in RESERVED else self._written(v) for n, v in given.items()}
+            self._given.setdefault(config_key(data), (written, given))
+        return Space([written for written, _ in self._given.values()])
 
     def _data(self, name: str, value: Any) -> Any:
         data = super()._data(name, value)
         if isinstance(data, str) and type(value) is not str:
             self._tables.setdefault(name, {})[data] = value
         return data
+
+    def _written(self, value: Any) -> Any:
+        data = _data_of(value)
+        return data if isinstance(data, str) and type(value) is not str else super()._written(value)
 
     def _probes(self) -> list[Config]:
         return [{}, *(given for _, given in self._given.values())]
@@ -221,8 +227,8 @@ class TilelangCall(Call):
         return None  # the run says what is missing
 
     def as_given(self, config: Config) -> Config:
-        _, given = self._given.get(config_key(config), (config, config))  # the kernel's defaults are not among them
-        return given
+        _, given = self._given.get(config_key(config), (config, None))
+        return super().as_given(config) if given is None else given  # the kernel's defaults are not among them
 
     @functools.cached_property
     def kernel(self) -> Any:
@@ -336,7 +342,13 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
         """
         kernel = TilelangKernel(self.fn)
         with drop_in():
-            return result_of(kernel, self.call_of(kernel, asked))
+            found = result_of(kernel, self.call_of(kernel, asked))
+        for name in ("jit_compile", "jit_elaborate"):
+            if getattr(self, name) is not None:
+                warn_once(name, NOT_CALLED)
+                if found.tuning is not None:
+                    found.tuning.warnings += (f"{name}: {NOT_CALLED}",)
+        return found
 
     def call_of(self, kernel: TilelangKernel, asked: Mapping[str, Any], do_not_specialize: Any = ()) -> TilelangCall:
         """Return the analysed call of `kernel` with this tuner's arguments, and those `asked` for `run`."""
@@ -413,7 +425,7 @@ class AutoTuneImpl(TilelangKernel):
             self.configs = list(self.configs)
         self.results: dict[Hashable, AutotuneResult] = {}
         self._tuner_cache: dict[Hashable, tuple[Any, dict[str, Any] | None]] = {}
-        """`results` under tilelang's name and in its form. After `clear` the next call looks up or tunes again."""
+        """`results` under tilelang's name, in its form and with its keys. After `clear` the next call tunes again."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs.pop("__return_kernel", False):
@@ -453,11 +465,15 @@ class AutoTuneImpl(TilelangKernel):
         """Return the result for the call's key: calls that differ in what does not specialize share it, as there."""
         counts = {n: v for n, v in call.given.given.items() if n not in call.options.leave_out}
         key = self.form_of((), counts) if call.explicit else call.key_text
-        if (found := self.results.get(key)) is None:
-            found = result_of(self, call)
-            self._tuner_cache[key] = found.kernel, found.config  # first: `results` alone mean that it was cleared
-            found = self.results.setdefault(key, found)
-        return found
+        found = self.results.get(key) or result_of(self, call)
+        there: Any = call.given.args, call.given.kwargs
+        if left_out := call.options.leave_out:
+            there = (), {name: value for name, value in call.given.values.items() if name not in left_out}
+        form = tuple(tilelang.tuner._normalize_value(one, sort_dict_items=True) for one in there)
+        with contextlib.suppress(TypeError):  # of a value that cannot be hashed, as there
+            self._tuner_cache[form] = found.kernel, found.config  # first: `results` alone mean that it was cleared
+            self.results.setdefault(key, found)
+        return self.results.get(key, found)
 
     def forget(self) -> None:
         super().forget()
@@ -472,7 +488,7 @@ class AutoTuneImpl(TilelangKernel):
 
     get_tunner = get_tuner  # tilelang's spelling
 
-    def __reduce__(self) -> Any:
+    def by_value(self) -> tuple[Any, ...]:
         return AutoTuneImpl, (self.jit_impl, self._values(self._given))
 
 

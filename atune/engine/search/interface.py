@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from atune.errors import StrategyError, asked, name_and_message
 from atune.journal.events import CandidateMeasured
 from atune.journal.state import State
-from atune.model.candidate import Config
-from atune.model.space import text_of
+from atune.model.candidate import Config, key_of
 
 if TYPE_CHECKING:
     from atune.engine.search.enough import Enough
@@ -282,4 +281,4 @@ class Encoding:
 
 
 def _text(value: Any) -> bytes:
-    return b"" if value is _ABSENT else text_of(value)
+    return b"" if value is _ABSENT else key_of(value)

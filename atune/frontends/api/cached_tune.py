@@ -17,6 +17,7 @@ import msgspec
 from atune.engine.run_state import opened_aside
 from atune.engine.search.prior import figures_for
 from atune.engine.start import CacheUse, Kernels, KnownResult, Recall
+from atune.frontends.api.blocking import in_time
 from atune.frontends.api.options import completed
 from atune.frontends.api.tuner import discover, engine_settings, tune_apart
 from atune.journal.events import CandidateAliased, CandidateLowered, CandidateProposed, Event, RunStarted
@@ -43,7 +44,7 @@ class CachedWork:
         given = completed("tune", options)
         self.workload, self.options = workload, options
         self.settings = engine_settings(given)
-        self.spec: WorkloadSpec = describe(workload, seed=self.settings.seed)
+        self.spec: WorkloadSpec = in_time(lambda: describe(workload, seed=self.settings.seed))
         self.target, self.devices = discover(given["target"], given["devices"])
         self.versions = installed_versions()
 

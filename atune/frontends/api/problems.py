@@ -12,8 +12,8 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from atune.errors import SpaceError, UsageError
-from atune.model.candidate import Problem, describe_config, normalise
+from atune.errors import SpaceError, UsageError, type_of
+from atune.model.candidate import Problem, as_written, describe_config, forms, normalise, shown
 from atune.model.folders import read_file
 from atune.model.options import meant
 
@@ -109,6 +109,12 @@ def _problem(row: Mapping[str, Any], where: str) -> Problem:
         far = _is_number(weight) and weight and not LEAST <= abs(weight) <= MOST  # perhaps too long to be printed
         wanted = f"between {LEAST:g} and {MOST:g}" if far else f"above zero, got {weight!r}"
         raise UsageError(f"{where}: the weight of {describe_config(arguments)} must be {wanted}")
+    for name, value in arguments.items():
+        if forms(as_written(value)) - {"list"}:
+            raise UsageError(
+                f"{where}: {name}={shown(value)} is {type_of(value)}, and a set's problems are plain values: give "
+                f"{shown(normalise(value, name))}, or another value, or an argument of the workload"
+            )
     try:
         return Problem({name: normalise(value, f"{where}: {name}") for name, value in arguments.items()}, float(weight))
     except SpaceError as error:

@@ -100,6 +100,9 @@ def report_error(error: BaseException, *, debug: bool, json: bool = False, resul
     absent = not_installed(error.name) if isinstance(error, ImportError) else ""
     if absent:
         error = UsageError(absent)
+    if isinstance(error, UnicodeEncodeError):  # of a path: what is printed has escapes
+        locale = sys.getfilesystemencoding()
+        error = UsageError(f"the encoding of this locale, {locale}, lacks {error.object[:200]!a}: set PYTHONUTF8=1")
     if isinstance(error, AtuneError):
         print_message(str(error))
         if isinstance(error, WorkerError) and error.detail:

@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 import re
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping
@@ -19,12 +20,12 @@ from atune.errors import AtuneError, MachineError, UsageError, WorkerError
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.compile_all import plain_library
 from atune.frontends.api.options import ListenOptions
-from atune.frontends.decorator.call import Call, Entry, TunableKernel, launcher, raw_key, text_of
+from atune.frontends.decorator.call import Call, Entry, TunableKernel, launcher, raw_key
 from atune.frontends.decorator.options import ON_MISS, TUNING, AutotuneOptions, OnMiss, Options, checked_options
 from atune.frontends.decorator.winners import Winner, Winners
 from atune.journal.result import TuneResult
 from atune.model.artifact import Artifact, Roles, fitting
-from atune.model.candidate import PASS_CONFIGS, Config, config_key, describe_config, printable
+from atune.model.candidate import PASS_CONFIGS, Config, config_key, describe_config, printable, typed_text
 from atune.model.device import Target
 from atune.model.options import converted, documents, refuse_unknown
 from atune.model.settings import CompileSettings
@@ -33,6 +34,7 @@ from atune.workers.processes.server import in_worker, warm_early
 from atune.workers.storage.artifact_store import ArtifactStore
 from atune.workers.storage.result_key import CacheEntry, open_sizes, same_problem
 from atune.workload.fingerprint import function_of, kernel_fingerprint
+from atune.workload.packing import Packed, pack, unpack
 from atune.workload.pickling import ship
 from atune.workload.workload import Workload, candidates_of, describe, outputs_named
 
@@ -51,8 +53,9 @@ def with_library(workload: Workload, target: Target, settings: CompileSettings, 
     if settings.store:
         with suppress(Exception):  # a worker will report what is wrong
             (candidate,) = candidates_of(workload)
+            given = workload.kernel_arguments, workload.as_written(candidate.config)
             key = importlib.import_module("atune.stages.compile.lowering").store_key(
-                workload.kernel, workload.arguments, candidate.config, target, settings, workload.pass_configs
+                workload.kernel, *given, target, settings, workload.pass_configs
             )
             found = ArtifactStore().find(key, candidate.index) if key else None
     if found is not None or in_worker():
@@ -95,7 +98,7 @@ def load_kernel(call: Call, winner: Winner | None = None, artifact: Artifact | N
     with owner.frontend.frontend_lock:
         return importlib.import_module("atune.stages.frontend.jit_kernel").jit_kernel(
             call.kernel,
-            call.arguments,
+            call.written,
             {} if winner is None else call.as_given(winner.config),
             target=call.target,
             artifact=artifact,
@@ -117,7 +120,7 @@ def _roles(call: Call, winner: Winner | None) -> Roles:
     else:
         given, config = call.options.workload, {} if winner is None else call.as_given(winner.config)
         named, stage = outputs_named(call.kernel, given.get("out_idx")), call.owner.frontend
-        each = (stage.first_function(call.kernel, call.arguments, [c]) for c in (config, given.get("default") or {}))
+        each = (stage.first_function(call.kernel, call.written, [c]) for c in (config, given.get("default") or {}))
         kept = given.get("zero") or (), given.get("restore") or ()
         roles = [stage.roles_of(function, named, *kept) for function in each if function is not None]
         found = fitting(roles[0], roles[-1]) if roles else Roles()  # the compile of neither says why
@@ -167,6 +170,18 @@ class TunedKernel(TunableKernel):
         known = [(key, [*found.items()]) for key, found in [*self.winners.known.items()]]
         return {(key, problem): winner for key, found in known for problem, winner in found}
 
+    def by_value(self) -> tuple[Any, ...]:
+        """Return what makes it again elsewhere, as ``__reduce__`` does, for who cannot import its module."""
+        raise NotImplementedError
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Return its name, as functions do; of a script's kernel, with what it is where that name is unknown."""
+        module, name = self.__module__, str(getattr(self, "__qualname__", self.__name__))
+        if module != "__main__" and getattr(sys.modules.get(module), name, None) is self:
+            return name
+        packed = pack(self.by_value())
+        return _named, (module, name, packed.stream, [*map(bytes, packed.buffers)])
+
     def __repr__(self) -> str:
         return f"<autotuned {self.__name__}, {len(self.winners.known)} keys known>"
 
@@ -194,7 +209,7 @@ class TunedKernel(TunableKernel):
     def _described(self, value: Any) -> Hashable:
         if isinstance(value, self._tensor):  # a subclass, such as torch.nn.Parameter
             return (type(value), value.dtype, value.shape, value.stride())
-        return text_of(self.data(value, f"{self.__name__}: an argument"))
+        return typed_text(self.data(value, f"{self.__name__}: an argument"), {"": value})
 
     def _entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         """Find the kernel for calls of this form, and remember it."""
@@ -204,6 +219,8 @@ class TunedKernel(TunableKernel):
         if call.eager and not self._at_run_time:
             places = {i for i, name in enumerate(self.signature.parameters) if name in call.names}
             self._at_run_time = frozenset({*call.names, *places})
+        if call.eager and not call.explicit:
+            call.refuse_misfit()
         form = self.form_of(args, kwargs)
         entry = self._entries[form] = self.entry_of(call)
         return entry
@@ -244,7 +261,7 @@ class TunedKernel(TunableKernel):
 
         For other arguments, or without that library, it comes from the artifact store or from a compile worker.
         """
-        name = text_of([call.arguments, winner.config])
+        name = typed_text([call.arguments, winner.config], call.written)
         if (known := self._kernels.get(name)) is not None:
             return known
         artifact = measured_library(call, winner)
@@ -256,11 +273,19 @@ class TunedKernel(TunableKernel):
                 return known
             if error := self.winners.unusable.get(call.problem_text, {}).get(config_key(winner.config)):
                 raise error  # another thread has just met it
-            workload = Workload(
-                call.kernel, [winner.config], arguments=call.arguments, pass_configs=call.hints.get(PASS_CONFIGS)
-            )
+            space, passes = [call.workload.as_written(winner.config)], call.hints.get(PASS_CONFIGS)
+            workload = Workload(call.kernel, space, arguments=call.written, pass_configs=passes)
             use = functools.partial(load_kernel, call, winner)
             return self._kernels.setdefault(name, with_library(workload, call.target, call.compile, use))
+
+
+def _named(module: str, name: str, stream: bytes, buffers: list[bytes]) -> Any:
+    """Return the kernel of that name, or make it again."""
+    found = getattr(sys.modules.get(module), name, None)
+    if isinstance(found, TunedKernel):
+        return found
+    make, parts = unpack(Packed(stream, tuple(buffers)))
+    return make(*parts)
 
 
 class Autotuned(TunedKernel):
@@ -275,8 +300,8 @@ class Autotuned(TunedKernel):
         super().__init__(kernel)
         self.options = options
 
-    def __reduce__(self) -> Any:
-        """Send the kernel with its options: the winners that it knows, and who listens to it, stay in this process."""
+    def by_value(self) -> tuple[Any, ...]:
+        """Return the class and the options: the winners that it knows, and who listens to it, stay in this process."""
         run = {name: value for name, value in self.options.run.items() if name not in ListenOptions.__annotations__}
         return Autotuned, (self.kernel, msgspec.structs.replace(self.options, run=run))
 
@@ -321,7 +346,7 @@ class Autotuned(TunedKernel):
         if on_miss is not None:
             converted("on_miss", on_miss, OnMiss, ON_MISS)
         call = self._open_call(args, kwargs)
-        return dict(self.winners.find(self._tuning_call(call), on_miss).config)
+        return dict(call.as_given(self.winners.find(self._tuning_call(call), on_miss).config))
 
     def clear_cache(self) -> int:
         """Forget the kernel's winners in memory and in the result cache. Returns the number removed from the cache."""
@@ -439,10 +464,10 @@ def tunings() -> TunedTable:
     found = [
         Tuned(
             kernel=kernel.options.workload.get("name") or kernel.__name__,
-            key=msgspec.json.decode(key),
+            key=msgspec.json.decode(key.partition("\n")[0]),
             **{**msgspec.structs.asdict(winner), "config": dict(winner.config)},
         )
         for kernel in list(_all)
         for (key, _), winner in kernel.known().items()
     ]
-    return TunedTable(sorted(found, key=lambda one: (one.kernel, text_of(one.key))))
+    return TunedTable(sorted(found, key=lambda one: (one.kernel, typed_text(one.key, {}))))

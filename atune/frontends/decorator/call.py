@@ -7,8 +7,11 @@ import functools
 import importlib
 import inspect
 import itertools
-from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
+import math
+import reprlib
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from numbers import Number
 from types import NoneType
 from typing import Any
 
@@ -16,17 +19,20 @@ import msgspec
 
 from atune.bundle.launch import refuse
 from atune.errors import SpaceError, UsageError
+from atune.frontends.api.blocking import in_time
 from atune.frontends.api.cached_tune import CachedWork
 from atune.frontends.api.tuner import discover
 from atune.frontends.decorator.options import Options, as_space, check_hints, refuse_clash
 from atune.model.artifact import KernelParam
-from atune.model.candidate import COMPILE_FLAGS, DYNAMIC, PASS_CONFIGS, RESERVED, Config, config_key, describe_config
+from atune.model.candidate import COMPILE_FLAGS, DYNAMIC, PASS_CONFIGS, RESERVED, Config, describe_config, typed_text
 from atune.model.device import Target, parse_target
 from atune.model.settings import CompileSettings
 from atune.model.space import Points, Space
 from atune.workload.fingerprint import function_of
-from atune.workload.workload import ConfigCheck, Workload, not_taken
+from atune.workload.workload import Workload, not_taken
 
+PROBES = 16
+"""Configurations that are tried for what is asked of a kernel before its tuning."""
 _PLAIN = frozenset({int, float, str, bool, NoneType, bytes})
 
 
@@ -85,15 +91,10 @@ def raw_key(
         if kind is tensor:
             parts += (name, value.dtype, value.shape, value.stride())
         elif kind in _PLAIN:
-            parts += (name, kind, None if name in at_run_time else value)
+            parts += (name, kind, None if name in at_run_time else value or repr(value))  # 0.0 is not -0.0
         else:
             parts += (name, describe(value))
     return tuple(parts)
-
-
-def text_of(value: Any) -> str:
-    """Return data as text that does not depend on the order of names."""
-    return msgspec.json.encode(value, order="deterministic").decode()
 
 
 Entry = Callable[..., Any]
@@ -170,17 +171,22 @@ class Call:
             self._refuse_unknown(owner.signature.parameters, "")
         self.names = stage.tensor_names(owner.kernel) if self.eager else ()
         if self.explicit:
-            self.arguments = self.given.given
+            self.arguments = self.written = self.given.given
             return
         self.tensors = {n: self.given.values[n] for n in self.names if n in self.given.values}
         for name, tensor in self.tensors.items():
             refuse(f"{owner.__name__}: argument {name!r}", tensor)
         plain = {n: v for n, v in self.given.values.items() if n not in self.names and n not in self.tunables}
         plain.update({n: v for n, v in self.hints.items() if n not in RESERVED})
-        self.arguments = {name: self._data(name, value) for name, value in plain.items()}
+        self.arguments, self.written = dict[str, Any](), dict[str, Any]()
+        """The arguments as data, and as the kernel gets them, `tagged`."""
+        self._take(plain)
         if self.eager:
+            for name, value in self.tensors.items():
+                if not (hasattr(value, "stride") or isinstance(value, Number)):
+                    raise TypeError(f"{owner.__name__}: {name!r} takes a tensor of torch, got {reprlib.repr(value)}")
             sizes = stage.eager_dimensions(owner.kernel, self.tensors, plain, self._probes())
-            self.arguments.update({name: self._data(name, size) for name, size in sizes.items()})
+            self._take(sizes)
             dimensions = f", and by name the dimensions {', '.join(sizes)}" if sizes else ""
             self._refuse_unknown({*owner.signature.parameters, *sizes}, dimensions)
         variadic, lacking = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL), list[str]()
@@ -191,8 +197,9 @@ class Call:
             raise TypeError(f"{owner.__name__} lacks the argument{'s' * (len(lacking) > 1)} {', '.join(lacking)}")
         self._symbols_and_inputs()
         self.key = self._key()
-        self.key_text = text_of(self.key)
-        self.problem_text = text_of(self.problem)
+        counting = self.written if callable(options.key) else {n: v for n, v in self.written.items() if n in self.key}
+        self.key_text = typed_text(self.key, counting)
+        self.problem_text = typed_text(self.problem, self.written)
         self.launch: Call = self
         """The call that its winner is for; it has other arguments under `tune_on`."""
 
@@ -207,7 +214,7 @@ class Call:
     @functools.cached_property
     def points(self) -> Points:
         """The space for the call's sizes."""
-        return self.space.points(self.arguments)
+        return self.space.points(self.written)
 
     def admits(self, config: Config) -> bool:
         """Tell whether the space has `config` for the call's sizes. The default need not be listed, only allowed.
@@ -215,9 +222,7 @@ class Call:
         Raises `SpaceError` if a function of the space raises.
         """
         try:
-            listed = self.points.place(config) is not None
-            is_default = not listed and ConfigCheck(self.workload).default_key(config) == config_key(config)
-            return self.points.serves(config, unlisted=is_default)
+            return in_time(lambda: self.workload.admits(config))
         except SpaceError as error:
             raise SpaceError(f"{self.owner.__name__} for {describe_config(self.problem)}: {error}") from None
 
@@ -232,6 +237,20 @@ class Call:
             raise UsageError(f"{option}: there is no argument {name!r}; there is {', '.join(problem)}")
         return {name: problem[name] for name in key or problem if name not in leave_out}
 
+    def _take(self, values: Mapping[str, Any]) -> None:
+        """Add arguments. A default that no call gave and that is no data, such as infinity, is left to the kernel."""
+        for name, value in values.items():
+            left = name in self.owner.signature.parameters and name not in {*self.given.given, *self.hints}
+            if left and isinstance(value, float) and not math.isfinite(value):
+                continue  # text stands for it in the drop-in
+            with suppress(*((UsageError,) if left else ())):
+                self.arguments[name] = self._data(name, value)
+                self.written[name] = self._written(value)
+
+    def _written(self, value: Any) -> Any:
+        """Return a value as the kernel gets it; its plain form is the data for it."""
+        return self.owner.frontend.tagged(value)
+
     def _data(self, name: str, value: Any) -> Any:
         return self.owner.data(value, f"{self.owner.__name__}: argument {name!r}")
 
@@ -239,7 +258,7 @@ class Call:
         """Return configurations for tracing before the problem is known: the defaults, then those of the space."""
         axes = self.space.axes
         if not axes:
-            return [{}, *itertools.islice(self.space.points({}).given(), 16)]
+            return [{}, *itertools.islice(self.space.points({}).given(), PROBES)]
         fixed = {name: values for name, values in axes.items() if not callable(values)}
         return [{}, *({n: v[i % len(v)] for n, v in fixed.items()} for i in range(4))]
 
@@ -257,8 +276,9 @@ class Call:
         symbolic = any(isinstance(v, dict) and DYNAMIC in v for v in self.arguments.values())
         symbols: dict[str, int] = {}
         if self.eager or symbolic:
-            params = stage.parameters_of(self.kernel, self.arguments, self.space.points(self.arguments).walk())
+            params = stage.parameters_of(self.kernel, self.written, self._admitted())
             tensors = [self.tensors.get(n) for n in self.names]
+            self._params = params
             known = {**options.symbols, **stage.bound_symbols(params, tensors)}
             wanted = stage.symbols_of(params)
             symbols = {name: known[name] for name in sorted(wanted & known.keys())}
@@ -271,13 +291,28 @@ class Call:
             self.inputs = stage.CallInputs(list(self.tensors.values()))
         self.problem = {**self.arguments, **symbols}
 
+    def _admitted(self) -> Iterator[Config]:
+        """Yield the configurations that the constraints admit, as they were written. Raises `SpaceError`."""
+        found = filter(self.points.admits, self.points.given())
+        while (config := in_time(lambda: next(found, None))) is not None:
+            yield config
+
+    def refuse_misfit(self) -> None:
+        """Raise what an eager kernel's call would raise after its tuning, if no configuration of a few can take it."""
+        stage, tensors = self.owner.frontend, [self.tensors.get(name) for name in self.names]
+        if (error := stage.misfit(self._params, tensors)) is not None:
+            some = itertools.islice(self._admitted(), 1, PROBES)
+            others = (stage.parameters_of(self.kernel, self.written, [config]) for config in some)
+            if not any(each and stage.misfit(each, tensors) is None for each in others):
+                raise error
+
     def _drawn(self, params: Sequence[KernelParam], symbols: Mapping[str, int], scalars: Sequence[Any]) -> Any:
         """Return inputs to draw. Raises `UsageError` where a size or a number is unknown."""
         return self.owner.frontend.drawn_inputs(params, symbols, scalars)
 
     def as_given(self, config: Config) -> Config:
-        """Return a configuration of the space with the caller's own values."""
-        return config
+        """Return a configuration of the space as it was written."""
+        return self.workload.as_written(config)
 
     @functools.cached_property
     def asked_target(self) -> str:
@@ -312,7 +347,7 @@ class Call:
         found = Workload(
             self.kernel,
             self.space,
-            arguments=self.arguments,
+            arguments=self.written,
             inputs=self.inputs,
             pass_configs=self.hints.get(PASS_CONFIGS),
             **self.options.workload,

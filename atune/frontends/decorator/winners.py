@@ -152,7 +152,7 @@ class Winners:
         if call.target.kind == "cuda":
             device = discover(call.asked_target, call.options.devices)[1][0]
             default = call.options.workload.get("default")
-            bare = Workload(call.kernel, call.space, arguments=call.arguments, default=default)  # no tensors are sent
+            bare = Workload(call.kernel, call.space, arguments=call.written, default=default)  # no tensors are sent
             found = run_blocking(picked, bare, TRIES, device)
             if not (why := found.why):
                 return tuple(one.config for one in found.choices)
@@ -219,16 +219,17 @@ class Winners:
 
         `whole`: one that is known must be the best of its tuning.
         """
-        while True:
-            with self._lock:
-                if call.key_text not in self._running:
-                    known = self.serving(call)
-                    if known is not None and (known.library is not None or not whole):
-                        return known, False
-                    self._running[call.key_text] = threading.get_ident()
-                    break
-            await anyio.sleep(WAIT_S)
+        begun = False
+        while not begun:
+            if call.key_text in self._running:
+                await anyio.sleep(WAIT_S)
+            elif (known := await self._look(call, whole)) is not None:
+                return known, False
+            else:
+                begun = self._begins(call.key_text)
         try:
+            if (known := await self._look(call, whole)) is not None:  # another has ended meanwhile
+                return known, False
             winner = await self._tune(call, refresh)
             self._keep(call.key_text, call.problem_text, winner)
             if refresh or call.options.on_miss != "tune":
@@ -242,6 +243,16 @@ class Winners:
             raise
         finally:
             self._running.pop(call.key_text)
+
+    async def _look(self, call: Call, whole: bool) -> Winner | None:
+        """Return the winner in memory that serves a call. The constraints, which this asks, may take their time."""
+        found = await anyio.to_thread.run_sync(self.serving, call, abandon_on_cancel=True)
+        return None if found is None or (whole and found.library is None) else found
+
+    def _begins(self, key: str) -> bool:
+        """Tell whether nobody tunes `key`; then the caller does from now on."""
+        with self._lock:
+            return key not in self._running and not self._running.update({key: threading.get_ident()})
 
     def _stored(self, call: Call) -> Winner | None:
         """Look for a result in the result cache and in the shipped files, and remember it; return it if it serves."""

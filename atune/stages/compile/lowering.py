@@ -47,7 +47,7 @@ def lower(candidate: Candidate, known: Known = lambda key: None) -> Lowered:
     started, work = time.perf_counter(), workload()
     context, symbol = backend_context(), SYMBOL.format(key=candidate.key)
     how = how_of(candidate.config, session().target, session().compile, work.pass_configs)
-    function = elaborated(work.kernel, work.arguments, candidate.config, context.target)
+    function = elaborated(work.kernel, work.kernel_arguments, work.as_written(candidate.config), context.target)
     function = function.with_attr("global_symbol", symbol)
     ir_key, kernel = key_of(function, how), ir_digest(function)
     roles = roles_of(function, work.out_idx, work.zero, work.restore, work.like_tilelang)

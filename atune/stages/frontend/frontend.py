@@ -4,6 +4,7 @@ roles of parameters: which are outputs, and which inputs a kernel may write into
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import sys
 import threading
@@ -13,10 +14,11 @@ from typing import Any
 from atune.bundle.launch import size_of
 from atune.errors import SpaceError, UsageError, WorkloadError, name_and_message, type_of
 from atune.model.artifact import KernelParam, Roles
-from atune.model.candidate import DYNAMIC, RESERVED, SIZES, Config, normalise, over_sizes, with_tuples
+from atune.model.candidate import DYNAMIC, RESERVED, SIZES, Config, as_written, normalise, over_sizes
 from atune.stages import tilelang
 from atune.stages.measure.arguments import CallInputs as CallInputs
 from atune.stages.measure.arguments import DrawnInputs
+from atune.stages.measure.tensors import check_arguments
 from atune.workload.source_locations import located
 
 DTYPE, TORCH_DTYPE = "$dtype", "$torch.dtype"
@@ -26,12 +28,13 @@ DTYPE, TORCH_DTYPE = "$dtype", "$torch.dtype"
 def elaborate(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
     """Call `kernel`, plain or under `@tilelang.jit`, and return its PrimFunc.
 
-    `arguments` are the problem's, `config` a configuration; its reserved names are omitted. Raises what the kernel or
+    `arguments` are the problem's, `config` a configuration, both as they were written; the configuration's reserved
+    names are omitted. Raises what the kernel or
     tilelang raises, and `TypeError` for a kernel that returns something else.
     """
     given = {name: value for name, value in config.items() if name not in RESERVED}
     symbols: dict[str, Any] = {}
-    values = {name: _value(value, symbols) for name, value in {**with_tuples(arguments), **with_tuples(given)}.items()}
+    values = {name: _value(value, symbols) for name, value in {**arguments, **given}.items()}
     get_tir = getattr(kernel, "get_tir", None)
     with _numbers_wanted() if over_sizes(arguments) else contextlib.nullcontext():
         function = get_tir(**values) if get_tir is not None else kernel(**values)
@@ -63,8 +66,8 @@ def _numbers_wanted() -> Generator[None, None, None]:
         tirx.EqualOp.__bool__, tirx.NotEqualOp.__bool__ = usual
 
 
-def encode(value: Any, where: str) -> Any:
-    """Return `value` as data, which `elaborate` turns back. Raises `UsageError`, naming `where`, for what is none."""
+def tagged(value: Any) -> Any:
+    """Return `value` with data in place of dtypes and symbolic variables, which `elaborate` turns back."""
     import torch
 
     if isinstance(value, tilelang.tvm.tirx.Var):
@@ -73,10 +76,21 @@ def encode(value: Any, where: str) -> Any:
         return {DTYPE: str(value)}
     if isinstance(value, torch.dtype):
         return {TORCH_DTYPE: str(value).removeprefix("torch.")}
-    if isinstance(value, (list, tuple)):
-        return tuple(encode(v, where) for v in value)
+    return _of_same_type(value, tagged) if isinstance(value, (list, tuple)) else as_written(value)
+
+
+def _of_same_type(series: Any, each: Callable[[Any], Any]) -> Any:
+    """Return a list, a tuple or a named tuple with `each` of its values; others, such as `torch.Size`, as they are."""
+    kind = type(series)
+    if kind in (list, tuple):
+        return kind(map(each, series))
+    return kind(*map(each, series)) if hasattr(kind, "_fields") else series
+
+
+def encode(value: Any, where: str) -> Any:
+    """Return `value` as data, the plain form of `tagged`. Raises `UsageError`, naming `where`, for what is none."""
     try:
-        return normalise(value, where)
+        return normalise(tagged(value), where)
     except SpaceError as error:
         if isinstance(value, (int, float, str)):  # the kind is right, and the error says what is not
             raise
@@ -88,10 +102,10 @@ def encode(value: Any, where: str) -> Any:
 
 def _value(value: Any, symbols: dict[str, Any]) -> Any:
     """Undo `encode`; one name is one symbolic variable."""
-    if isinstance(value, tuple):
-        return tuple(_value(v, symbols) for v in value)
+    if isinstance(value, (list, tuple)):
+        return _of_same_type(value, lambda one: _value(one, symbols))
     if not isinstance(value, dict) or len(value.keys() - {SIZES}) != 1:
-        return value
+        return as_written(value)  # a dict of the kernel's own
     [(tag, name)] = ((key, one) for key, one in value.items() if key != SIZES)
     if tag == DYNAMIC:
         if name not in symbols:
@@ -127,7 +141,9 @@ class JitFunction:
         self.out_idx, self.pass_configs = jit.out_idx, jit.pass_configs
         self.workload_signature = signature
         self._target = jit.target if isinstance(jit.target, (str, dict, type(None))) else target_text(jit.target)
-        self._jit = jit
+        self._jit = copy.copy(jit)
+        self._jit.func = copy.copy(jit.func)
+        self._jit.func.p1_cache = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_jit": None}
@@ -140,6 +156,7 @@ class JitFunction:
             self._jit = tilelang.jit(
                 self.func, out_idx=self.out_idx, target=self._target, pass_configs=self.pass_configs
             )
+        self._jit.func.p1_cache.clear()  # by Python's equality, in which 0.0 is -0.0
         return self._jit.get_tir(**arguments)
 
 
@@ -191,7 +208,8 @@ def jit_function(jit: Any, eager: bool) -> JitFunction:
     names = tensor_names(jit)
     kept = [p for n, p in jit.signature.parameters.items() if n not in names and p.kind is not p.VAR_KEYWORD]
     kept = [p.replace(kind=p.KEYWORD_ONLY) for p in kept]
-    dimensions = inspect.Parameter("dimensions", inspect.Parameter.VAR_KEYWORD)
+    free = "_".join(["dimensions", *jit.signature.parameters])  # which no parameter is called
+    dimensions = inspect.Parameter(free, inspect.Parameter.VAR_KEYWORD)
     return JitFunction(jit, inspect.Signature([*kept, dimensions]))
 
 
@@ -237,6 +255,21 @@ def parameters_of(kernel: Any, arguments: Mapping[str, Any], configs: Iterable[C
     """Return the kernel's parameters; none where no configuration elaborates."""
     function = first_function(kernel, arguments, configs)
     return () if function is None else kernel_parameters(function)
+
+
+def misfit(params: Sequence[KernelParam], tensors: Sequence[Any]) -> Exception | None:
+    """Return why a kernel cannot take `tensors`, its first parameters, which may lack; None where it can.
+
+    Dtype, dimensions and strides count. The devices are those of a run.
+    """
+    for position, (param, one) in enumerate(zip(params, tensors, strict=False)):
+        home = getattr(getattr(one, "device", None), "type", None)
+        try:
+            check_arguments([param], [one], home, position)
+        except (TypeError, ValueError) as error:
+            if one is not None:
+                return error
+    return None
 
 
 def kernel_parameters(function: Any) -> tuple[KernelParam, ...]:
@@ -297,7 +330,7 @@ def drawn_inputs(params: Sequence[KernelParam], symbols: Mapping[str, int], scal
 
 
 def _plain(config: Config) -> Config:
-    return {name: value for name, value in config.items() if name not in RESERVED}
+    return {name: as_written(value) for name, value in config.items() if name not in RESERVED}
 
 
 def target_text(target: Any) -> str:

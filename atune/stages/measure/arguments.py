@@ -278,7 +278,7 @@ def _asked(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | No
         takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
         wanted = {p.name for p in parameters}
         named = {"parameters": in_params} if "parameters" in wanted else {}
-        named |= {k: v for k, v in work.arguments.items() if takes_all or k in wanted}
+        named |= {k: v for k, v in work.kernel_arguments.items() if takes_all or k in wanted}
         answer = inputs(**named)
         return [answer] if answer is None or getattr(answer, "shape", None) is not None else list(answer)
 

@@ -302,6 +302,7 @@ def final(payload: bytes) -> bytes:
 
 def _fit_arguments(params: tuple[KernelParam, ...], roles: Roles, *, anew: bool = False) -> KernelArguments:
     """Make the inputs, and have the reference run, unless the candidate before left what this one needs."""
+
     def fits(known: KernelArguments) -> bool:
         return (known.params, known.roles) == (params, roles) and not _spoilt(known)
 

@@ -76,7 +76,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "the tuner's signatures, and what the drop-in leaves as it is", "autotune(*, configs)",
         "AutoTuner(fn, configs)", "AutoTuner.from_kernel(kernel, configs)", "AutoTuner.set_compile_args",
         "AutoTuner.set_profile_args", "AutoTuner.set_kernel_parameters(self, k_parameters, f_parameters)",
-        "AutoTuner.run",
+        "AutoTuner.run", "_normalize_value(value, *, sort_dict_items)",
     ),
     "tilelang.autotuner:capture": (
         "inputs of a tuning", "get_autotune_inputs()", "set_autotune_inputs",

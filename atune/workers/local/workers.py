@@ -55,6 +55,9 @@ FILE_TIMEOUT_S = 120.0
 """Seconds for running the user's file, including its imports."""
 ANSWER_TIMEOUT_S = 60.0
 """Seconds for one call of a constraint, of a function of an axis or of the configurations, or of a generator."""
+NO_ANSWER = (
+    "had not answered after {:g} s and was ended. It hangs or is far too slow: it is called once for each configuration"
+)
 
 PAUSES_S = (0.5, 2.0, 8.0)
 """Successive waits, in seconds, for a resource that the machine is short of."""
@@ -323,10 +326,7 @@ async def _next_part(worker: Worker, seed: int, what: str) -> SpacePart:
         return msgspec.msgpack.decode(await worker.call(LIST_SPACE, payload, ANSWER_TIMEOUT_S), type=SpacePart)
     except WorkerTimeout as error:
         who = _place(error.detail) or "a constraint, or another function of the space"
-        raise SpaceError(
-            f"the space of {what}: {who}, had not answered after {ANSWER_TIMEOUT_S:g} s and was ended. It hangs or is "
-            "far too slow: it is called once for each configuration"
-        ) from error
+        raise SpaceError(f"the space of {what}: {who}, {NO_ANSWER.format(ANSWER_TIMEOUT_S)}") from error
     except WorkerLost as error:
         if error.outside or isinstance(error, ServerLost):
             raise

@@ -366,7 +366,7 @@ class ResultCache:
         """Return all runs whose journals are there, the last written first; `time` is when that was."""
         found = []
         for run in self._select(""):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):  # no path in this locale's encoding
                 found.append(msgspec.structs.replace(run, time=os.stat(run.path).st_mtime))
         return sorted(found, key=lambda run: run.time, reverse=True)
 
