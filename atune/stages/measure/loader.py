@@ -55,7 +55,21 @@ def _load_cuda(artifact: Artifact) -> Callable[..., None]:
         function: Callable[..., None] = opened[artifact.symbol]
     except Exception as error:
         raise LoadError(f"{artifact.path} has no kernel {artifact.symbol}: {error}") from error
-    return function
+    return unless_empty(function, artifact)
+
+
+def unless_empty(launch: Callable[..., None], artifact: Artifact) -> Callable[..., None]:
+    """Return `launch`, without effect where all that the kernel writes is empty: CUDA refuses a grid of no blocks."""
+    params, roles = artifact.params, artifact.roles or Roles()
+    written = {*roles.outputs, *roles.writes}
+    if not any(isinstance(size, str) or size == 0 for i in written for size in params[i].shape or ()):
+        return launch
+
+    def call(*arguments: Any) -> None:
+        if any(arguments[i].numel() for i in written):
+            launch(*arguments)
+
+    return call
 
 
 def _load_c(artifact: Artifact) -> Callable[..., None]:

@@ -14,8 +14,9 @@ import atune.bundle
 from atune.bundle.launch import gate
 from atune.compat.tilelang import autotune, set_autotune_inputs
 from atune.errors import WorkloadError
-from atune.model.artifact import KernelParam
+from atune.model.artifact import Artifact, KernelParam, Roles
 from atune.model.settings import BenchmarkSettings
+from atune.stages.measure.loader import unless_empty
 
 N, S = T.dynamic("N"), T.dynamic("S")
 SIZE = 16
@@ -271,3 +272,15 @@ def test_what_a_gpu_kernel_would_take_for_something_else() -> None:
             for wrong in ((torch._neg_view(given), 1), (given, 300), (large, 1), (given.cpu(), 1)):
                 with pytest.raises((ValueError, TypeError, RuntimeError)):
                     call(*wrong)
+
+
+@pytest.mark.parametrize("shapes", [(("n",), ("n",)), ((0,), (0,)), ((4,), ("n",)), ((4,), (8,))])
+def test_a_kernel_whose_outputs_are_empty_is_not_launched(shapes: tuple[tuple[int | str, ...], ...]) -> None:
+    """CUDA refuses a grid of no blocks. A kernel with outputs to write is launched, whatever its inputs are."""
+    params = tuple(KernelParam("float32", shape) for shape in shapes)
+    artifact = Artifact(0, "path", "symbol", params, "cuda", roles=Roles(outputs=(1,)))
+    calls: list[int] = []
+    call = unless_empty(lambda a, b: calls.append(len(b)), artifact)
+    for length in (0, 3):
+        call(torch.zeros(4), torch.zeros(length))
+    assert calls == ([0, 3] if shapes[1] == (8,) else [3])
