@@ -227,9 +227,8 @@ def _compared(
         return Mismatch("mismatch", f"{label}: {infinite}"), 0.0
     difference = (got - want).abs()
     finite = difference < math.inf  # no tolerance counts where one is infinite or NaN
-    near = torch.zeros_like(finite)
-    for atol in atols:
-        near |= difference <= atol.to(difference) + rtol * want.abs()
+    excess = difference - rtol * want.abs()
+    near = functools.reduce(torch.logical_or, [excess <= atol.to(excess) for atol in atols])
     bad = ~((near & finite) | (got == want) | (got.isnan() & want.isnan() & written))
     if exact and rtol == atols[0] == 0:
         bad = out != ref  # not rounded: large integers differ by less than the wide type tells
