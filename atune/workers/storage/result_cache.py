@@ -162,7 +162,7 @@ def indexed(path: str, state: State, result: Result | None = None) -> IndexedRun
         latency_ms=result.latency_ms,
         reference_ms=result.reference_ms,
         default_ms=result.default_ms,
-        time=stat.st_mtime if state.finished is None else min(state.finished.time, stat.st_mtime),
+        time=stat.st_mtime if state.finished is None else min(state.finished.time, stat.st_mtime + 1),  # which lags
         bytes=stat.st_size,
         parts=parts,
         winner=None if best is None else best.index,
@@ -284,7 +284,7 @@ class ResultCache:
 
         def write(db: sqlite3.Connection) -> None:
             for other in _rows(db, "WHERE time > ? AND path <> ?", (time.time(), path)):  # the clock was ahead then
-                before = run.time - 1e-3
+                before = run.time - 2  # more than what `indexed` adds
                 _write(db, msgspec.structs.replace(other, time=before))
                 with contextlib.suppress(OSError):
                     if self._owns(other.path) and is_journal(other.path):
