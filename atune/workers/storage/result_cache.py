@@ -312,7 +312,8 @@ class ResultCache:
             if _serves(run, header) and self._stands(run):
                 if _is_same(run, still):
                     return run
-                other = other or run
+                of_others = header and run.parts and not same_problem(run.parts.tuned_for, header.arguments)
+                other = other or (None if of_others else run)
         if other is not None and other.path not in self._refused:
             self._refused.add(other.path)
             why = "something that the kernel uses, such as a helper or an environment variable, has changed since"
