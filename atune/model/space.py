@@ -224,7 +224,7 @@ def _axis(name: str, values: Any) -> Sequence[Any]:
         plain = normalise(value, where)
         check_reserved(name, value, where)
         _refuse_second(one_form, plain, value, where)
-    return tuple(map(as_written, found)) if isinstance(found, tuple) else found
+    return found if isinstance(found, (range, LayoutAxis)) else tuple(map(as_written, found))
 
 
 # ---- points

@@ -117,6 +117,7 @@ def ship(workload: Workload) -> PickleRef:
     functions = [function_of(part) for _, part in parts_of(workload)]
     shipped = copy.copy(workload)
     shipped.amounts = {}  # functions whose results it has
+    vars(shipped).pop("_points", None)
     if workload.source is not None and not os.path.exists(name := function_of(workload.kernel).__code__.co_filename):
         show({name: workload.source})
     with _by_value(functions):
