@@ -54,7 +54,7 @@ from atune.model.candidate import ADVISED, Advice, Problem, config_key, describe
 from atune.model.options import Option, checked, documents, path, refuse_unknown
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.model.space import Space
-from atune.reporting.screen import plain, shown
+from atune.reporting.screen import plain, printed, shown
 from atune.reporting.set_table import row_line, set_lines, set_page
 from atune.reporting.sets import MAX_REGRET, Cover, NearestRule, RegretMatrix, cover, dispatch_rule, regret_matrix
 from atune.workers.local.machine import Shared, shared_processes
@@ -132,7 +132,7 @@ class SetResult(Sequence[TunedProblem]):
         return row.result
 
     def __str__(self) -> str:
-        return plain(set_lines(self, self.folder))
+        return printed(plain(set_lines(self, self.folder)))
 
     def __repr__(self) -> str:
         return f"SetResult({len(self)} problems, {len(self.winners)} with a winner)"
