@@ -54,9 +54,11 @@ class CachedWork:
 
     def digest(self, arguments: Any, config: Config) -> str:
         """Return the `Lowered.ir_digest` of a configuration; empty if it cannot be elaborated, as a tuning will say."""
-        lowering, given = importlib.import_module("atune.stages.compile.lowering"), self.settings.compile
+        lowering = importlib.import_module("atune.stages.compile.lowering")
         with suppress(Exception):
-            return str(lowering.digest_here(self.workload.kernel, arguments, config, self.target, given))
+            work = self.workload.at(arguments)
+            written = work.kernel_arguments, work.as_written(config)
+            return str(lowering.digest_here(work.kernel, *written, self.target, self.settings.compile))
         return ""
 
     @cached_property
