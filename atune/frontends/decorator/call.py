@@ -27,7 +27,7 @@ from atune.model.artifact import KernelParam
 from atune.model.candidate import COMPILE_FLAGS, DYNAMIC, PASS_CONFIGS, RESERVED, Config, describe_config, typed_text
 from atune.model.device import Target, parse_target
 from atune.model.settings import CompileSettings
-from atune.model.space import Points, Space
+from atune.model.space import Space
 from atune.workload.fingerprint import function_of
 from atune.workload.workload import Workload, not_taken
 
@@ -211,11 +211,6 @@ class Call:
             space.of_call = True
         return space
 
-    @functools.cached_property
-    def points(self) -> Points:
-        """The space for the call's sizes."""
-        return self.space.points(self.written)
-
     def admits(self, config: Config) -> bool:
         """Tell whether the space has `config` for the call's sizes. The default need not be listed, only allowed.
 
@@ -293,7 +288,8 @@ class Call:
 
     def _admitted(self) -> Iterator[Config]:
         """Yield the configurations that the constraints admit, as they were written. Raises `SpaceError`."""
-        found = filter(self.points.admits, self.points.given())
+        points = self.space.points(self.written)
+        found = filter(points.admits, points.given())
         while (config := in_time(lambda: next(found, None))) is not None:
             yield config
 

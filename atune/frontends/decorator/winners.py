@@ -121,7 +121,7 @@ class Winners:
             if (config := call.work.spec.default_config) is None:
                 raise UsageError(f"{self._name}: no default configuration: {call.work.spec.no_default}; give default=")
             default = Winner(dict(config), "default")
-            refused = "" if call.launch.points.admits(default.config) else ", which where= refuses,"
+            refused = "" if call.launch.admits(default.config) else ", which where= refuses,"
             if call.options.shipped or known or refused:
                 used = f"The default configuration{refused} is used and may be slow"
                 warn_caller(f"{self._missing(call)}. {used}", RuntimeWarning)
