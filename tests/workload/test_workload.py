@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from programs import printed_by
 
 from atune.errors import SpaceError, UsageError, WorkloadError
 from atune.model.artifact import Lowered, Roles
@@ -423,14 +424,13 @@ def reference(A):
 """
 
 SHIP = """
-import msgspec, sys
+import msgspec
 from atune import Space, Workload
 from atune.workload.pickling import ship
 WORK = Workload(copy_kernel, Space(block=[16, 32]), arguments={"N": 64}, reference=reference, **OPTIONS)
-open(sys.argv[1], "wb").write(msgspec.msgpack.encode(ship(WORK)))
+open(__file__ + ".out", "wb").write(msgspec.msgpack.encode(ship(WORK)))
 """
 
-FUTURE = "from __future__ import annotations\n"
 MAIN = KERNEL + "OPTIONS = {}\n" + SHIP
 EXEC = f"TEXT = {KERNEL!r}\nexec(compile(TEXT, 'made-by-exec', 'exec'))\nOPTIONS = {{'source': TEXT}}\n" + SHIP
 NOTEBOOK = f"""
@@ -441,36 +441,19 @@ exec(compile(TEXT, "/tmp/ipykernel_1/123.py", "exec"))
 OPTIONS = {{}}
 """ + SHIP  # fmt: skip
 
-FORKS = """
-import os, runpy, sys
-import tilelang.language, torch
-for folder in sys.argv[1:]:
-    child = os.fork()
-    if child == 0:
-        os.chdir(folder)
-        sys.argv = ["script.py", "out"]
-        runpy.run_path("script.py", run_name="__main__")
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0, folder
-"""
-"""Runs the script in each folder as a program of its own, all of them with one import of tilelang."""
-
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_kernels_from_anywhere_lower_in_a_worker(tmp_path: Path, anyio_backend: str) -> None:
     """From `__main__`, from `exec` and from a notebook's cell: shipped by one process, lowered and run in another."""
-    scripts = {"main": MAIN, "future": FUTURE + MAIN, "exec": EXEC, "notebook": NOTEBOOK}
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    scripts = {"main.py": MAIN, "exec.py": EXEC, "notebook.py": NOTEBOOK}
     for name, text in scripts.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "script.py").write_text(text)
-    main, *others = (str(tmp_path / name) for name in scripts)
-    commands = [(main, ["script.py", "out"]), (tmp_path, ["-c", FORKS, *others])]
-    running = [subprocess.Popen([sys.executable, *options], cwd=cwd, env=environment) for cwd, options in commands]
-    assert [process.wait(60) for process in running] == [0, 0]
-    refs = {name: msgspec.msgpack.decode((tmp_path / name / "out").read_bytes(), type=PickleRef) for name in scripts}
-    server = LocalMachine(refs["main"], target="c", compile=CompileSettings(workers=1))
+        (tmp_path / name).write_text(text)
+    printed = printed_by(scripts, tmp_path, {"PYTHONPATH": str(ROOT)})
+    assert not any(printed.values()), printed
+    outs = {name: (tmp_path / f"{name}.out").read_bytes() for name in scripts}
+    refs = {name: msgspec.msgpack.decode(out, type=PickleRef) for name, out in outs.items()}
+    server = LocalMachine(refs["main.py"], target="c", compile=CompileSettings(workers=1))
     async with server.open():
         for name, ref in refs.items():
             machine = copy.copy(server)  # the same server, fresh workers
