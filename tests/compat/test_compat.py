@@ -18,6 +18,8 @@ import pytest
 import tilelang
 import tilelang.language as T
 import torch
+from decorated import shift
+from drop_in_tuners import BLOCKS, cpu_tuner, lazy
 from guide_kernels import doubled, few_blocks, scaled
 from tilelang.autotuner import param, tuner
 
@@ -43,20 +45,7 @@ from atune.workers.system.resources import usable_cores
 
 pytestmark = pytest.mark.timeout(170)
 ON_CPU = CompileArgs(target="c", execution_backend="cython")
-BLOCKS = [{"block": 16}, {"block": 32}]
-
-
-@pytest.fixture(autouse=True)
-def all_warnings() -> None:
-    environment._warned.clear()
-
-
-def cpu_tuner(kernel: Any = scaled, configs: Any = BLOCKS, **profile: Any) -> AutoTuner:
-    made = AutoTuner.from_kernel(kernel, configs=configs).set_compile_args(out_idx=[-1], target="c")
-    made.set_profile_args(**{"warmup": 1, "rep": 5, **profile})
-    if kernel is scaled:
-        made.set_kernel_parameters(((64,), ()), {})
-    return made
+eager = autotune(configs=BLOCKS, warmup=1, rep=5)(shift)
 
 
 def planned(**given: Any) -> Any:
@@ -314,18 +303,6 @@ def test_a_cuda_winner_is_saved_out_of_the_library_that_it_shares(tmp_path: Path
 
 @autotune(configs=BLOCKS, warmup=1, rep=5)
 @tilelang.jit(target="c", execution_backend="cython")
-def eager(A, factor: float = 2.0, block: int = 16):
-    n = T.const("n")
-    A: T.Tensor[[n], T.float32]
-    B = T.empty((n,), "float32")
-    with T.Kernel(T.ceildiv(n, block)) as bx:
-        for i in T.serial(block):
-            B[bx * block + i] = A[bx * block + i] * factor
-    return B
-
-
-@autotune(configs=BLOCKS, warmup=1, rep=5)
-@tilelang.jit(target="c", execution_backend="cython")
 def eager_in_place(A, B, block: int = 16):
     n = T.dynamic("n")
     A: T.Tensor[[n], T.float32]
@@ -337,15 +314,13 @@ def eager_in_place(A, B, block: int = 16):
 
 def test_eager_kernels_run_and_compile() -> None:
     A = torch.randn(64)
-    assert torch.equal(eager(A), A * 2)
-    assert torch.equal(eager(A, factor=3.0), A * 3)
+    assert torch.equal(eager(A), A + 1) and torch.equal(eager(A, by=3), A + 3)
     known = len(eager.results)
     assert torch.equal(eager(torch.ones(64)), torch.full((64,), 2.0)) and len(eager.results) == known
-    kernel = eager.compile(n=128, factor=4.0)
+    kernel = eager.compile(n=128, by=4)
     assert isinstance(kernel, tilelang.JITKernel) and kernel.config in BLOCKS
     A = torch.randn(128)
-    assert torch.equal(kernel(A), A * 4)
-    assert torch.equal(eager.compile(A)(A), A * 2)
+    assert torch.equal(kernel(A), A + 4) and torch.equal(eager.compile(A)(A), A + 1)
 
 
 def test_eager_kernels_with_symbolic_dimensions_are_tuned_on_given_inputs_on_both_paths() -> None:
@@ -364,8 +339,7 @@ def made(counted: list[int], **options: Any) -> Any:
         counted.append(n)
         return BLOCKS
 
-    jit = tilelang.jit(out_idx=[-1], target="c", execution_backend="cython")(scaled)
-    return autotune(configs=configs, warmup=1, rep=5, **options)(jit)
+    return lazy(configs, **options)
 
 
 def test_arguments_may_be_written_in_any_form_and_configurations_are_asked_for_each() -> None:
@@ -383,8 +357,7 @@ def test_generated_configurations_serve_every_problem_and_arguments_need_not_be_
     def kernel(policy: Any, n: int = 64, block: int = 16) -> Any:
         return scaled(n, 2.0 if policy is T.GemmWarpPolicy.Square else 3.0, block)
 
-    jit = tilelang.jit(out_idx=[-1], target="c", execution_backend="cython")(kernel)
-    tuned = autotune(configs=(config for config in BLOCKS), warmup=1, rep=5)(jit)
+    tuned = lazy((config for config in BLOCKS), kernel)
     A = torch.randn(64)
     twice, thrice = tuned(T.GemmWarpPolicy.Square), tuned(T.GemmWarpPolicy.FullRow)
     assert torch.equal(twice(A), A * 2) and torch.equal(thrice(A), A * 3)

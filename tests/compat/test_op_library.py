@@ -10,21 +10,16 @@ import pytest
 import tilelang
 import tilelang.language as T
 import torch
+from drop_in_tuners import BLOCKS, lazy
 from guide_kernels import scaled
 from tilelang.autotuner import tuner
 
 import atune
-from atune.compat.tilelang import autotune, environment
+from atune.compat.tilelang import autotune
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(170)
-BLOCKS = [{"block": 16}, {"block": 32}]
 SEEDED = {"do_not_specialize": ["block"]}
-
-
-@pytest.fixture(autouse=True)
-def all_warnings() -> None:
-    environment._warned.clear()
 
 
 def operator(name: str) -> operators.Op:
@@ -54,11 +49,6 @@ def test_operators_tune_and_work(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 # ---- what is given, and what is tuned
-
-
-def lazy(configs: Any = BLOCKS, kernel: Any = scaled, **options: Any) -> Any:
-    jit = tilelang.jit(out_idx=[-1], target="c")(kernel)
-    return autotune(configs=configs, warmup=1, rep=5, **options)(jit)
 
 
 @pytest.mark.parametrize("names", [["block"], ("block",), "block", ["block", "factor"], ["block", "no parameter"]])
