@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import tilelang
 import tilelang.language as T
 import torch
-from decorated import TUNING, doubled, multiply, scale, scale_jit, shift, shift_any
+from decorated import doubled, multiply, scale, scale_jit, shift, shift_any
 
 import atune
 from atune.errors import NoWinner, UsageError
 from atune.frontends.api import cached_tune as cached
 from atune.frontends.decorator.autotuned import Autotuned
-
-
-@pytest.fixture
-def tuned(tmp_path: Path) -> Callable[..., Any]:
-    """Decorate with a small tuning and a result cache of the test's own."""
-
-    def decorate(kernel: Any, space: Any = None, **options: Any) -> Any:
-        space = {"block": [16, 64]} if space is None else space
-        return atune.autotune(kernel, **{"space": space, "tuning": TUNING, "cache": tmp_path / "cache", **options})
-
-    return decorate
 
 
 def plus_one(A: torch.Tensor) -> torch.Tensor:
