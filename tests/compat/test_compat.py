@@ -382,17 +382,10 @@ def test_a_program_that_cannot_be_edited_gets_atune_by_install(tmp_path: Path) -
     program = tmp_path / "program.py"
     program.write_text(
         "import tilelang, torch\n"
-        "import tilelang.language as T\n"
+        "from guide_kernels import scaled\n"
         "from tilelang.autotuner import AutoTuner, autotune, set_autotune_inputs\n"
-        "@tilelang.autotune(configs=[{'block': 16}, {'block': 32}], warmup=1, rep=5)\n"
-        "@tilelang.jit(out_idx=[-1], target='c', execution_backend='cython')\n"
-        "def scaled(n, block=16):\n"
-        "    @T.prim_func\n"
-        "    def main(A: T.Tensor((n,), 'float32'), B: T.Tensor((n,), 'float32')):\n"
-        "        with T.Kernel(T.ceildiv(n, block)) as bx:\n"
-        "            for i in T.serial(block):\n"
-        "                B[bx * block + i] = A[bx * block + i] * 2.0\n"
-        "    return main\n"
+        "jit = tilelang.jit(scaled, out_idx=[-1], target='c', execution_backend='cython')\n"
+        "scaled = tilelang.autotune(configs=[{'block': 16}, {'block': 32}], warmup=1, rep=5)(jit)\n"
         "A = torch.randn(64)\n"
         "with set_autotune_inputs(A):\n"
         "    kernel = scaled(64)\n"
@@ -400,7 +393,8 @@ def test_a_program_that_cannot_be_edited_gets_atune_by_install(tmp_path: Path) -
         "print(AutoTuner.__module__, kernel.config)\n"
     )
     code = "import runpy, atune.compat.tilelang as c; c.install(); runpy.run_path('program.py', run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("atune.compat.tilelang.autotuner {'block': ")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["program.py"]  # and no autotuner.log

@@ -10,6 +10,7 @@ import tilelang
 import tilelang.language as T
 import torch
 from decorated import doubled, multiply, scale, scale_jit, shift, shift_any
+from guide_kernels import scaled
 
 import atune
 from atune.errors import NoWinner, UsageError
@@ -219,17 +220,6 @@ def test_threads_that_call_at_once(tuned: Any) -> None:
 # On a GPU
 
 
-@tilelang.jit(out_idx=[-1])
-def gpu_lazy(n, factor=2, threads=128):
-    @T.prim_func
-    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
-        with T.Kernel(T.ceildiv(n, threads), threads=threads) as bx:
-            for i in T.Parallel(threads):
-                B[bx * threads + i] = A[bx * threads + i] * factor
-
-    return main
-
-
 @tilelang.jit
 def gpu_eager(A, B, threads: int = 128):
     n = T.const("n")
@@ -245,14 +235,15 @@ GPU_SPACE = {"threads": [64, 128, 256]}
 
 @pytest.mark.gpu
 def test_lazy_on_a_gpu(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = tuned(gpu_lazy, GPU_SPACE, reference=doubled, devices="0")
+    options = {"hints": {"block": 256}, "reference": doubled, "devices": "0"}
+    kernel = tuned(tilelang.jit(scaled, out_idx=[-1]), GPU_SPACE, **options)
     found = kernel(4096)
     A = torch.randn(4096, device="cuda")
     torch.testing.assert_close(found(A), A * 2)
     assert found.config["threads"] in GPU_SPACE["threads"] and found.latency > 0
     forbid_tuning(monkeypatch)
     assert kernel(4096) is found
-    again = tuned(gpu_lazy, GPU_SPACE, reference=doubled, devices="0")
+    again = tuned(tilelang.jit(scaled, out_idx=[-1]), GPU_SPACE, **options)
     torch.testing.assert_close(again(4096)(A), A * 2)  # from the result cache
 
 

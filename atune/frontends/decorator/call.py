@@ -239,9 +239,9 @@ class Call:
                 continue  # text stands for it in the drop-in
             with suppress(*((UsageError,) if left else ())):
                 self.arguments[name] = self._data(name, value)
-                self.written[name] = self._written(value)
+                self.written[name] = self._written(name, value)
 
-    def _written(self, value: Any) -> Any:
+    def _written(self, name: str, value: Any) -> Any:
         """Return a value as the kernel gets it; its plain form is the data for it."""
         return self.owner.frontend.tagged(value)
 
