@@ -21,6 +21,18 @@ def twice(A):
     return A * 2
 """
 """A module of the user's, which workers import with the reference; the scripts' tensors name device and dtype."""
+DOUBLE = """\
+FACTOR = 2.0
+
+def double(n: int, block: int = 32):
+    @T.prim_func
+    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, block)) as bx:
+            for i in T.serial(block):
+                B[bx * block + i] = A[bx * block + i] * FACTOR
+
+    return main
+"""
 KERNELS = '''
 import asyncio
 
@@ -34,14 +46,7 @@ import atune.compat.tilelang
 import defaults
 
 
-def double(n: int, block: int = 32):
-    @T.prim_func
-    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
-        with T.Kernel(T.ceildiv(n, block)) as bx:
-            for i in T.serial(block):
-                B[bx * block + i] = A[bx * block + i] * 2.0
-
-    return main
+@DOUBLE@
 
 
 def twice(A):
@@ -77,7 +82,7 @@ def right(kernel):
     print("right")
 
 
-'''
+'''.replace("@DOUBLE@", DOUBLE)
 DOORS = {
     "await": "right(asyncio.run(atune.tune(work, **HERE)).kernel)",
     "compile_all": 'right(atune.compile_all(double, [{"block": 64}], arguments={"n": 256}, target="c")[0])',
@@ -94,6 +99,19 @@ right(tuned(256))
     "bundle": """
 atune.run(work, **HERE).save_bundle("doubled")
 right(atune.bundle.load("doubled"))
+""",
+    "exec": f"""
+TEXT = {DOUBLE!r}
+exec(compile(TEXT, "made-by-exec", "exec"))
+made = atune.Workload(double, AXES, arguments={{"n": 256}}, reference=twice, source=TEXT)
+right(atune.run(made, **HERE).kernel)
+""",
+    "notebook": f"""
+import linecache
+TEXT, CELL = {DOUBLE!r}, "/tmp/ipykernel_1/123.py"
+linecache.cache[CELL] = len(TEXT), None, TEXT.splitlines(True), CELL
+exec(compile(TEXT, CELL, "exec"))
+right(atune.run(atune.Workload(double, AXES, arguments={{"n": 256}}, reference=twice), **HERE).kernel)
 """,
     "annotations": """
 kernel = jit()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import enum
 import functools
 import importlib
@@ -21,17 +20,12 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from programs import printed_by
 
 from atune.errors import SpaceError, UsageError, WorkloadError
-from atune.model.artifact import Lowered, Roles
-from atune.model.candidate import BASELINE, Candidate
-from atune.model.jobs import BuildJob, LowerJob, MeasureJob, PrepareJob, StartJob
-from atune.model.settings import CompileSettings
+from atune.model.candidate import BASELINE
 from atune.model.space import Space
-from atune.workers.local.machine import LocalMachine
 from atune.workload.fingerprint import annotation_names, fingerprint, kernel_fingerprint
-from atune.workload.pickling import FileRef, PickleRef, load, parse_file_ref, ship
+from atune.workload.pickling import FileRef, load, parse_file_ref, ship
 from atune.workload.workload import Workload, describe
 
 HERE = Path(__file__).parents[1]
@@ -394,77 +388,6 @@ def test_the_fingerprint_is_the_same_in_another_process() -> None:
         for seed in ("1", "2", "3")
     }
     assert len(prints) == 1 and len(prints.pop().strip()) == 64
-
-
-KERNEL = """
-import tilelang.language as T
-import torch
-
-DTYPE = "float32"
-
-def copy_kernel(N, block=16):
-    @T.prim_func
-    def main(A: T.Tensor((N,), DTYPE), B: T.Tensor((N,), DTYPE)):
-        with T.Kernel(T.ceildiv(N, block)) as bx:
-            for i in T.serial(block):
-                B[bx * block + i] = A[bx * block + i] * FACTOR
-    return main
-
-FACTOR = 3.0
-
-def reference(A):
-    return A * FACTOR
-"""
-
-SHIP = """
-import msgspec
-from atune import Space, Workload
-from atune.workload.pickling import ship
-WORK = Workload(copy_kernel, Space(block=[16, 32]), arguments={"N": 64}, reference=reference, **OPTIONS)
-open(__file__ + ".out", "wb").write(msgspec.msgpack.encode(ship(WORK)))
-"""
-
-MAIN = KERNEL + "OPTIONS = {}\n" + SHIP
-EXEC = f"TEXT = {KERNEL!r}\nexec(compile(TEXT, 'made-by-exec', 'exec'))\nOPTIONS = {{'source': TEXT}}\n" + SHIP
-NOTEBOOK = f"""
-import linecache
-TEXT = {KERNEL!r}
-linecache.cache["/tmp/ipykernel_1/123.py"] = (len(TEXT), None, TEXT.splitlines(True), "/tmp/ipykernel_1/123.py")
-exec(compile(TEXT, "/tmp/ipykernel_1/123.py", "exec"))
-OPTIONS = {{}}
-""" + SHIP  # fmt: skip
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_kernels_from_anywhere_lower_in_a_worker(tmp_path: Path, anyio_backend: str) -> None:
-    """From `__main__`, from `exec` and from a notebook's cell: shipped by one process, lowered and run in another."""
-    scripts = {"main.py": MAIN, "exec.py": EXEC, "notebook.py": NOTEBOOK}
-    for name, text in scripts.items():
-        (tmp_path / name).write_text(text)
-    printed = printed_by(scripts, tmp_path, {"PYTHONPATH": str(ROOT)})
-    assert not any(printed.values()), printed
-    outs = {name: (tmp_path / f"{name}.out").read_bytes() for name in scripts}
-    refs = {name: msgspec.msgpack.decode(out, type=PickleRef) for name, out in outs.items()}
-    server = LocalMachine(refs["main.py"], target="c", compile=CompileSettings(workers=1))
-    async with server.open():
-        for name, ref in refs.items():
-            machine = copy.copy(server)  # the same server, fresh workers
-            machine.workload = ref
-            spec = await machine.describe()
-            assert len(spec.configs) == 2
-            await machine.discover()
-            [worker], [device] = machine.compile_workers(), machine.device_workers()
-            lowered = [
-                await worker.run(LowerJob(Candidate(i, f"k{i}", config))) for i, config in enumerate(spec.configs)
-            ]
-            assert all(isinstance(answer, Lowered) for answer in lowered), (name, lowered)
-            built = await worker.run(BuildJob(tuple(lowered)))  # type: ignore[arg-type]
-            await device.run(StartJob())
-            roles = Roles(outputs=(1,))
-            await device.run(PrepareJob(built[0].params, roles))  # type: ignore[union-attr]
-            answers = [await device.run(MeasureJob(artifact, roles)) for artifact in built]  # type: ignore[arg-type]
-            assert [getattr(answer, "checked", answer) for answer in answers] == [True, True], name
 
 
 def test_functools_partial_is_a_kernel() -> None:
