@@ -244,6 +244,9 @@ def test_folders_go_both_ways(tmp_path: Path) -> None:
     A = torch.randn(64)
     ours = cpu_tuner(ref_prog=doubled).run()
     ours.save_to_disk(tmp_path / "ours")
+    (tmp_path / "ours" / "kernel_lib.so").unlink()
+    ours.save_to_disk(tmp_path / "ours")  # whole, and anew
+    assert os.listdir(tmp_path) == ["ours"], "nothing is left in staging"
     read = param.AutotuneResult.load_from_disk(
         tmp_path / "ours", param.CompileArgs(target="c", execution_backend="cython")
     )

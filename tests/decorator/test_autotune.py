@@ -145,11 +145,7 @@ def test_tunables_given_by_the_caller_skip_tuning(tuned: Any, monkeypatch: pytes
 
 def test_what_was_called_before_does_not_travel(tuned: Any) -> None:
     """tilelang keeps compiled kernels in the function under the decorator; they are not sent to the workers."""
-
-    @tilelang.jit(target="c", execution_backend="cython", out_idx=[-1])
-    def kernel(n, factor=1, block=16):
-        return scale(n, factor, block)
-
+    kernel = tilelang.jit(scale, target="c", execution_backend="cython", out_idx=[-1])
     tuning = tuned(kernel, reference=doubled, hints={"factor": 2})
     A = torch.randn(64)
     assert torch.equal(tuning(64, block=8)(A), A)

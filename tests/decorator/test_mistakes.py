@@ -140,17 +140,6 @@ def test_jit_above_autotune_is_refused_with_what_to_do() -> None:
         def kernel(N: int, block: int = 16) -> Any: ...
 
 
-def test_autotune_above_jit_and_alone_are_what_they_should_be() -> None:
-    @atune.autotune(space={"block": [16, 32]})
-    def alone(N: int, block: int = 16) -> Any: ...
-
-    @atune.autotune(space={"block": [16, 32]})
-    @tilelang.jit
-    def above(N: int, block: int = 16) -> Any: ...
-
-    assert alone.__name__ == "alone" and above.__name__ == "above"
-
-
 def test_a_workload_of_a_decorated_kernel_is_refused() -> None:
     @atune.autotune(space={"block": [16, 32]})
     def kernel(N: int, block: int = 16) -> Any: ...
