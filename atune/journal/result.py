@@ -242,6 +242,7 @@ ABOVE = {
     "Kernel": "atune.stages.measure.loader",
     "report": "atune.reporting.report",
     "save_bundle": "atune.frontends.api.save_bundle",
+    "printed": "atune.reporting.screen",
     "summary_text": "atune.reporting.summary",
 }
 """Modules, which import this one, of the functions behind methods of a result."""
@@ -496,7 +497,7 @@ class Result:
 
     def __str__(self) -> str:
         """Return what the command line prints of it."""
-        return str(_above("summary_text", self))
+        return str(_above("printed", _above("summary_text", self)))
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows of it: the text of the command line."""

@@ -172,4 +172,4 @@ def aligned(rows: Sequence[Sequence[str]], numbers: int = 0) -> str:
         pairs = enumerate(zip(row, widths, strict=True))
         cells = [cell.rjust(width) if i < numbers else cell.ljust(width) for i, (cell, width) in pairs]
         lines.append("  ".join(cells).rstrip())
-    return shown("\n".join(lines))
+    return "\n".join(lines)

@@ -16,7 +16,6 @@ CODES = {"answer": "1;32", "strong": "1", "attention": "33", "error": "1;31", "d
 """Terminal codes (ECMA-48, SGR) of the styles: bold and green, bold, yellow, bold and red, faint."""
 LABEL = 11
 """Columns of a line's label. A line without one begins with blanks."""
-_ASCII = str.maketrans({"\N{HORIZONTAL ELLIPSIS}": "...", "\N{EN DASH}": "-", "\N{MULTIPLICATION SIGN}": "x", "µ": "u"})
 _LABEL = re.compile(r"[a-z][a-z ]{9} (?=\S)")
 _WHOLE = re.compile(r"(?<!\S)atune [a-z]+ .*|\d (?:s|ms|%|min|times)\b")
 NARROW = 60
@@ -54,14 +53,16 @@ def shown(text: str) -> str:
     """Return `text` for a screen, its control characters as escapes, but for line feeds and tabs.
 
     All that is printed passes here: in a stranger's message, or a file's name, they would command the terminal.
-    Characters that stdout cannot encode are replaced, too.
     """
-    encoding = "ascii" if text.isascii() else getattr(sys.stdout, "encoding", None) or "utf-8"
-    if text.encode(encoding, "replace").decode(encoding) != text:
-        text = text.translate(_ASCII).encode(encoding, "backslashreplace").decode(encoding)
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t\u00a0" else f"\\u{ord(c):04x}" for c in text)
+
+
+def printed(text: str) -> str:
+    """Return `text` for a program that prints it: what stdout cannot encode are escapes."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def plain(lines: Iterable[Line]) -> str:

@@ -60,7 +60,7 @@ from atune.model.options import Option, checked, documents, path, refuse_unknown
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.model.space import Space
 from atune.reporting.progress import INTERVAL_S
-from atune.reporting.screen import Output, plain, shown
+from atune.reporting.screen import Output, plain, printed, shown
 from atune.reporting.set_table import row_line, set_lines, set_page
 from atune.reporting.sets import MAX_REGRET, Cover, NearestRule, RegretMatrix, cover, dispatch_rule, regret_matrix
 from atune.workers.local.machine import Shared, shared_processes
@@ -142,7 +142,7 @@ class SetResult(Sequence[TunedProblem]):
         return row.result
 
     def __str__(self) -> str:
-        return plain(set_lines(self, self.folder))
+        return printed(plain(set_lines(self, self.folder)))
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows of it: the table."""

@@ -30,6 +30,7 @@ from atune.model.device import Target
 from atune.model.options import converted, documents, refuse_unknown
 from atune.model.settings import CompileSettings
 from atune.reporting.export import aligned
+from atune.reporting.screen import printed
 from atune.workers.processes.server import in_worker, warm_early
 from atune.workers.storage.artifact_store import ArtifactStore
 from atune.workers.storage.result_key import CacheEntry, open_sizes, same_problem
@@ -451,7 +452,7 @@ class TunedTable(tuple[Tuned, ...]):
             if tuned := open_sizes(one.key, one.tuned_for):
                 key += f" (tuned for {describe_config(tuned)})"
             rows.append((printable(one.kernel), key, one.source, *times, describe_config(one.config)))
-        return aligned(rows)
+        return printed(aligned(rows))
 
 
 def clear_cache() -> int:
