@@ -153,7 +153,7 @@ def prepare(payload: bytes) -> bytes:
             f"Workload {workload().name}: {what} does not suffice for the inputs and the reference: make the problem "
             f"smaller, or {remedy} ({short})"
         )
-        if limit is None and (others := _others()):
+        if others := _others():
             raise ShortOf(f"device memory: {told}; {others}")
         raise WorkloadError(told)
     _device.prepared, reference = job.params, None
@@ -473,11 +473,13 @@ def _release() -> None:
 
 
 def _others() -> str:
-    """Say how much of the device's memory others use, and who; empty where that is little."""
+    """Say how much of the device's memory others use, and who; empty where that is little, or leaves the limit free."""
     import torch
 
     if _device.observer is None:
         return ""
-    free, total = torch.cuda.mem_get_info()
-    others, who = total - free - torch.cuda.memory_reserved() - OWN_CONTEXT_BYTES, holders(_device.observer.uuid)
+    (free, total), own, limit = torch.cuda.mem_get_info(), torch.cuda.memory_reserved(), session().memory_bytes
+    if limit is not None and free + own + _device.context_bytes >= limit:
+        return ""
+    others, who = total - free - own - OWN_CONTEXT_BYTES, holders(_device.observer.uuid)
     return f"other processes use about {others >> 20} MiB of the device's memory ({who})" if others > 256 << 20 else ""

@@ -136,8 +136,8 @@ def _described(pid: int, used: int | None) -> str:
 
 
 _BEYOND_REPAIR = re.compile(
-    r"illegal memory access|misaligned address|unspecified launch failure|device-side assert|illegal instruction|"
-    r"invalid program counter|hardware stack error|launch timed out|"
+    r"illegal memory access|misaligned address|unspecified launch failure|illegal instruction|"
+    r"device-side assert(?!ions)|invalid program counter|hardware stack error|launch timed out|"
     r"not supported on global/shared address space|\bECC\b|\bNVLink error|Invalid access of peer GPU memory|"
     r"CUDA_ERROR_(ILLEGAL_|MISALIGNED_|LAUNCH_FAILED|LAUNCH_TIMEOUT|ASSERT|HARDWARE_|INVALID_PC|"
     r"INVALID_ADDRESS_SPACE|ECC_|NVLINK_|CONTAINED|TENSOR_MEMORY_LEAK)|"

@@ -55,6 +55,8 @@ OTHERS = {
     "strides[0] of A must be 1024": "launch",
     "CUDA out of memory. Tried to allocate 4096.00 GiB": "out_of_memory",
     "CUDALaunch Error: CUDA_ERROR_OUT_OF_MEMORY": "out_of_memory",
+    # torch's advice, which names assertions, follows every error
+    "CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.": "out_of_memory",
     "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: out of memory": "out_of_memory",
 }
 
@@ -148,7 +150,8 @@ def test_a_device_without_memory_names_who_holds_it(allocates: str, nvml: str, m
 
 
 @pytest.mark.parametrize(
-    ("free_gib", "limit", "raised"), [(8, None, ShortOf), (79, None, WorkloadError), (8, 9, WorkloadError)]
+    ("free_gib", "limit", "raised"),
+    [(8, None, ShortOf), (79, None, WorkloadError), (8, 8, WorkloadError), (8, 9, ShortOf)],
 )
 def test_inputs_wait_for_memory_that_others_hold(
     free_gib: int, limit: int | None, raised: Any, nvml: str, monkeypatch: pytest.MonkeyPatch
