@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -199,17 +199,9 @@ def test_threads_that_call_at_once(tuned: Any) -> None:
     """Each gets its own right result; one of them tunes, and one kernel is compiled."""
     kernel = tuned(shift, reference=plus_one)
     inputs = [torch.randn(96) for _ in range(6)]
-    outputs: dict[int, torch.Tensor] = {}
-
-    def call(i: int) -> None:
-        outputs[i] = kernel(inputs[i])
-
-    threads = [threading.Thread(target=call, args=(i,)) for i in range(len(inputs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(torch.equal(outputs[i], inputs[i] + 1) for i in range(len(inputs)))
+    with ThreadPoolExecutor(6) as pool:
+        outputs = pool.map(kernel, inputs)
+    assert all(torch.equal(out, given + 1) for out, given in zip(outputs, inputs, strict=True))
     assert len(kernel.known()) == 1 and len(kernel._kernels) == 1
 
 

@@ -362,7 +362,7 @@ def test_the_fingerprint_follows_the_problem_and_the_check() -> None:
     assert prints[0] == fingerprint(Workload(kernel, Space(block=[1], where=lambda block: block), **base))
 
 
-def test_the_fingerprint_is_the_same_in_another_process() -> None:
+def test_the_fingerprint_is_the_same_in_another_process(tmp_path: Path) -> None:
     """No address or hash seed gets into it."""
     code = "import tests_workload_print as t, atune.workload.fingerprint as f; print(f.fingerprint(t.WORK))"
     module = """
@@ -375,17 +375,11 @@ def test_the_fingerprint_is_the_same_in_another_process() -> None:
     def kernel(N, block=(1, 2)): return HELPERS, thing, functools
     WORK = Workload(kernel, Space(block=[1]), arguments={"N": 1}, reference=reference)
     """
-    path = Path(os.environ["TMPDIR"]) / "tests_workload_print.py"
-    path.write_text(textwrap.dedent(module))
+    (tmp_path / "tests_workload_print.py").write_text(textwrap.dedent(module))
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
     prints = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONPATH": f"{ROOT}:{path.parent}", "PYTHONHASHSEED": seed},
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-        for seed in ("1", "2", "3")
+        subprocess.check_output([sys.executable, "-c", code], env={**environment, "PYTHONHASHSEED": seed}, text=True)
+        for seed in ("1", "2")
     }
     assert len(prints) == 1 and len(prints.pop().strip()) == 64
 
