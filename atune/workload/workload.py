@@ -104,9 +104,8 @@ class Workload:
         """The arguments as they were written, which the kernel gets. `arguments` has their plain form."""
         self.key: Any = None
         """Key of the result in the cache, as data; None: the problem."""
-        self.inputs, self.reference, self.check, self.setup = (
-            given["inputs"], given["reference"], given["check"], given["setup"],
-        )  # fmt: skip
+        self.inputs, self.reference = given["inputs"], given["reference"]
+        self.check, self.setup = given["check"], given["setup"]
         self.out_idx = outputs_named(kernel, given["out_idx"])
         """The outputs that the caller or `@tilelang.jit` names; None where neither does."""
         self.kernels_out_idx = given["out_idx"] is None
@@ -443,15 +442,12 @@ def head(workload: Workload, origin: str = "") -> WorkloadSpec:
 
 
 def describe(workload: Workload, origin: str = "", seed: int = 0) -> WorkloadSpec:
-    """Enumerate and fingerprint `workload`; of a large space `seed` draws candidates.
-
-    Raises `SpaceError` and `WorkloadError`.
-    """
+    """Enumerate and fingerprint `workload`. Raises `SpaceError` and `WorkloadError`."""
     return with_space(head(workload, origin), workload, seed)
 
 
 def with_space(spec: WorkloadSpec, workload: Workload, seed: int = 0) -> WorkloadSpec:
-    """Return `spec` with the candidates of `workload`, and what is known of its space. Raises as `describe`."""
+    """Return `spec` with the candidates of `workload`, which `seed` draws of a large space. Raises as `describe`."""
     candidates = Candidates(workload, seed)
     configs = tuple(candidate.config for candidate in candidates.listed() if candidate is not None)
     return candidates.complete(msgspec.structs.replace(spec, configs=configs))
