@@ -261,8 +261,6 @@ def test_a_candidate_that_is_stopped_early_has_true_samples(monkeypatch: pytest.
     """What stops it is compared with is timed the same way, and what is recorded is the median of real samples."""
 
     class OneTimer:
-        method = "events"
-
         def __init__(self) -> None:
             self.asked: list[int] = []
 
@@ -270,14 +268,17 @@ def test_a_candidate_that_is_stopped_early_has_true_samples(monkeypatch: pytest.
             self.asked.append(n_repeat)
             return [100.0] * n_repeat
 
+        def method(self, timed: Timed) -> str:
+            return "events"
+
     # As fast as the best; twice as slow; as slow, where that is not slow enough; slower than a limit of one's own.
     for best_ms, factor, expected in ((0.1, None, 50), (0.05, None, 3), (0.05, 2.5, 50), (0.09, 1.05, 3)):
         settings = BenchmarkSettings(n_warmup=1, n_repeat=50, early_stop_factor=factor)
         timer = OneTimer()
         monkeypatch.setattr(benchmark._device, "timer", timer, raising=False)
-        samples = benchmark._samples(Timed(lambda: None), settings, best_ms)
+        samples = benchmark._samples(timed := Timed(lambda: None), settings, best_ms)
         assert len(samples) in (expected, expected + 3) and set(samples) == {100.0}
-        assert benchmark._timing(samples).latency_ms == pytest.approx(0.1)
+        assert benchmark._timing(samples, timed).latency_ms == pytest.approx(0.1)
 
 
 def test_run_uses_what_set_profile_args_said(monkeypatch: pytest.MonkeyPatch) -> None:

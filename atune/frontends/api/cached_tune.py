@@ -56,7 +56,9 @@ class CachedWork:
         """Return the `Lowered.ir_digest` of a configuration; empty if it cannot be elaborated, as a tuning will say."""
         lowering, given = importlib.import_module("atune.stages.compile.lowering"), self.settings.compile
         with suppress(Exception):
-            return str(lowering.digest_here(self.workload.kernel, arguments, config, self.target, given))
+            work = self.workload.at(dict(arguments))
+            written = work.as_written(config)
+            return str(lowering.digest_here(work.kernel, work.kernel_arguments, written, self.target, given))
         return ""
 
     @cached_property

@@ -8,7 +8,6 @@ import importlib
 import inspect
 import itertools
 import math
-import reprlib
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from numbers import Number
@@ -18,7 +17,7 @@ from typing import Any
 import msgspec
 
 from atune.bundle.launch import refuse
-from atune.errors import SpaceError, UsageError
+from atune.errors import SpaceError, UsageError, type_of
 from atune.frontends.api.blocking import in_time
 from atune.frontends.api.cached_tune import CachedWork
 from atune.frontends.api.tuner import discover
@@ -184,7 +183,7 @@ class Call:
         if self.eager:
             for name, value in self.tensors.items():
                 if not (hasattr(value, "stride") or isinstance(value, Number)):
-                    raise TypeError(f"{owner.__name__}: {name!r} takes a tensor of torch, got {reprlib.repr(value)}")
+                    raise UsageError(f"{owner.__name__}: {name} must be a tensor, got {type_of(value)}")
             sizes = stage.eager_dimensions(owner.kernel, self.tensors, plain, self._probes())
             self._take(sizes)
             dimensions = f", and by name the dimensions {', '.join(sizes)}" if sizes else ""
