@@ -126,7 +126,7 @@ class Progress:
             f"{counts['failed']} failed",
         ]
         done += [counted(counts[status], status) for status in _NOT_COMPILED if counts[status]]
-        best = self.best or ("nothing works so far" if self.measured else "no latency yet")
+        best = self.best or ("nothing works so far" if self.measured else "nothing measured yet")
         text = "; ".join(filter(None, [", ".join(done), self._final, best]))
         if text != self._shown:
             self._shown = text

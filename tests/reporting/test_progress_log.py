@@ -98,7 +98,7 @@ def test_what_failed_does_not_count_as_compiled() -> None:
     stream = Stream(total=3)
     for index in range(3):
         stream.proposed(index).build_failed(index)
-    assert " 0/3 compiled, 0/0 measured, 3 failed; no latency yet" in shown(stream.finished())[-1]
+    assert " 0/3 compiled, 0/0 measured, 3 failed; nothing measured yet" in shown(stream.finished())[-1]
 
 
 def test_what_was_measured_and_works_nowhere_is_told() -> None:

@@ -54,11 +54,11 @@ class CachedWork:
 
     def digest(self, arguments: Any, config: Config) -> str:
         """Return the `Lowered.ir_digest` of a configuration; empty if it cannot be elaborated, as a tuning will say."""
-        lowering = importlib.import_module("atune.stages.compile.lowering")
+        lowering, given = importlib.import_module("atune.stages.compile.lowering"), self.settings.compile
         with suppress(Exception):
-            work = self.workload.at(arguments)
-            written = work.kernel_arguments, work.as_written(config)
-            return str(lowering.digest_here(work.kernel, *written, self.target, self.settings.compile))
+            work = self.workload.at(dict(arguments))
+            written = work.as_written(config)
+            return str(lowering.digest_here(work.kernel, work.kernel_arguments, written, self.target, given))
         return ""
 
     @cached_property

@@ -287,8 +287,8 @@ def _usual(values: Any, most: int) -> Any:
 
     if len(values) > most:
         generator = torch.Generator("cpu").manual_seed(0)  # each process draws the same
-        places = torch.randint(len(values), (most,), generator=generator, dtype=torch.int64, device="cpu")
-        values = values[places.to(values.device)]
+        drawn = torch.randint(len(values), (most,), generator=generator, dtype=torch.int64, device="cpu")
+        values = values[drawn.to(values.device)]
     sizes = (values.abs() if values.is_complex() else values).double().abs().nan_to_num(math.nan, posinf=math.nan)
     top = sizes.nan_to_num(0).amax(0)  # by which no square overflows
     mean_square = (sizes / top).square().nanmean(0).sqrt() * top

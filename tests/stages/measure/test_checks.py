@@ -132,7 +132,7 @@ def test_a_reference_that_answers_nothing_is_refused() -> None:
         WorkloadError, match=r"returned None, and must return a torch tensor .* \(parameter 1\) and 1 input$"
     ):
         judge(workload(reference=lambda x: None), double, X, X)
-    with pytest.raises(WorkloadError, match=r"returned a bool; .*a function that judges is check="):
+    with pytest.raises(WorkloadError, match=r"returned a bool, .*; a function that judges is check="):
         judge(workload(reference=lambda x, out: True), double, X, X)
 
 
