@@ -6,6 +6,7 @@ A candidate that fails is never an exception: it is a `Failure` record. An excep
 
 from __future__ import annotations
 
+import copyreg
 import re
 import signal
 import sys
@@ -85,8 +86,8 @@ def name_and_message(error: BaseException) -> str:
 
 
 T = TypeVar("T")
-asking: dict[int, float] = {}
-"""Since when each thread waits for the answer of a function of the user's; monotonic."""
+asking: dict[int, tuple[float, Callable[[BaseException], BaseException]] | None] = {}
+"""Since when each thread waits for the answer of a function of the user's, monotonic, and what makes its error."""
 _PASSING = frozenset({"KeyboardInterrupt", "CancelledError", "Cancelled", "GeneratorExit"})
 """Exceptions that the program itself raises in a function of the user's."""
 
@@ -98,7 +99,7 @@ def asked(question: Callable[[], T], raised: Callable[[BaseException], BaseExcep
     the signal is ignored, as in workers.
     """
     me = threading.get_ident()
-    outer, asking[me] = asking.get(me), time.monotonic()
+    outer, asking[me] = asking.get(me), (time.monotonic(), raised)
     try:
         return question()
     except BaseException as error:
@@ -106,9 +107,7 @@ def asked(question: Callable[[], T], raised: Callable[[BaseException], BaseExcep
             raise
         raise raised(error) from error
     finally:
-        del asking[me]
-        if outer is not None:
-            asking[me] = outer
+        asking[me] = outer
 
 
 def cause_in(text: str) -> str:
@@ -146,12 +145,8 @@ class AtuneError(Exception):
     """Root of everything atune raises on purpose. It can be copied, and sent to other processes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made_again, (type(self), self.args), self.__dict__
-
-
-def _made_again(kind: type[AtuneError], args: tuple[Any, ...]) -> AtuneError:
-    """Return an exception without a call of its own ``__init__``, which may take what is among its fields."""
-    return kind.__new__(kind, *args)
+        # Without a call of its own __init__, which may take what is among its fields.
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class UsageError(AtuneError):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import tilelang.language as T
-import torch
-from contract_kernels import moody
 
 N = 64
 
@@ -29,14 +26,3 @@ def picky(block: int, n: int = N) -> Any:
     if block & (block - 1):
         raise ValueError(f"block {block} is no power of two")
     return scale(n, 2, block)
-
-
-def moody_and_logged(mode: str, log: str, threads: int = 0) -> Any:
-    """The contract suite's kernels, whose inputs' maker leaves its process' number in `log`."""
-    return moody(mode, threads)
-
-
-def logged_inputs(log: str) -> list[torch.Tensor]:
-    with open(log, "a") as file:
-        file.write(f"{os.getpid()}\n")
-    return [torch.arange(1, 33, dtype=torch.float32)]

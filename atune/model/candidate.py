@@ -50,7 +50,7 @@ ADVISED = "advised"
 """Name of the strategy that proposes what `Advice` has, and nothing else."""
 
 
-def normalise(value: Any, where: str) -> Any:
+def normalise(value: Any, where: str, depth: int = 0) -> Any:
     """Return `value` as data that a journal keeps unchanged: sequences become tuples, and subclasses plain values.
 
     numpy's scalars, and enumerations of numbers or text, become their value. Allowed are None, bool, int, float, str
@@ -58,7 +58,39 @@ def normalise(value: Any, where: str) -> Any:
     and for values that a journal cannot hold. Those are integers beyond 64 bits, numbers that are not finite, invalid
     Unicode, and nesting deeper than `MAX_NESTING`.
     """
-    return _normalised(value, where, 0)
+    value = as_written(value, MAX_NESTING + 1)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        value = int.__int__(value)
+        if not MIN_INT <= value <= MAX_INT:
+            raise SpaceError(f"{where}: an integer of {value.bit_length()} bits; a journal keeps 64: use a string")
+        return value
+    if isinstance(value, float):
+        value = float.__float__(value)
+        if not math.isfinite(value):
+            raise SpaceError(f"{where}: {value!r} reads as None from a journal; use a string or None")
+        return value
+    if isinstance(value, str):
+        value = str.__str__(value)
+        if not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise SpaceError(
+                    f"{where}: {shown(value)} has a surrogate, which no file keeps; give text that is Unicode"
+                ) from None
+        return value
+    if isinstance(value, (list, tuple, Mapping)) and depth == MAX_NESTING:
+        raise SpaceError(f"{where}: nested deeper than {MAX_NESTING}, which a journal does not keep; use a string")
+    if isinstance(value, (list, tuple)):
+        return tuple(normalise(v, where, depth + 1) for v in value)
+    if isinstance(value, Mapping) and all(isinstance(k, str) for k in value):
+        return {normalise(k, where, depth): normalise(v, where, depth + 1) for k, v in value.items()}
+    raise SpaceError(
+        f"{where}: {shown(value)} is {type_of(value)}; values must be None, bool, int, float, str, or lists, "
+        "tuples and dicts of these. Name other things by a string, and look them up in the kernel"
+    )
 
 
 def as_written(value: Any, depth: int = 0) -> Any:
@@ -89,42 +121,6 @@ def forms(value: Any) -> frozenset[str]:
 def forms_of(values: Mapping[str, Any]) -> dict[str, frozenset[str]]:
     """Return the `forms` of values by name; only of those that are not plain, and that the kernel gets."""
     return {name: found for name, value in values.items() if name not in RESERVED and (found := forms(value))}
-
-
-def _normalised(value: Any, where: str, depth: int) -> Any:
-    value = as_written(value, MAX_NESTING + 1)
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int):
-        value = int.__int__(value)
-        if not MIN_INT <= value <= MAX_INT:
-            raise SpaceError(f"{where}: an integer of {value.bit_length()} bits; a journal keeps 64: use a string")
-        return value
-    if isinstance(value, float):
-        value = float.__float__(value)
-        if not math.isfinite(value):
-            raise SpaceError(f"{where}: {value!r} reads as None from a journal; use a string or None")
-        return value
-    if isinstance(value, str):
-        value = str.__str__(value)
-        if not value.isascii():
-            try:
-                value.encode()
-            except UnicodeEncodeError:
-                raise SpaceError(
-                    f"{where}: {shown(value)} has a surrogate, which no file keeps; give text that is Unicode"
-                ) from None
-        return value
-    if isinstance(value, (list, tuple, Mapping)) and depth == MAX_NESTING:
-        raise SpaceError(f"{where}: nested deeper than {MAX_NESTING}, which a journal does not keep; use a string")
-    if isinstance(value, (list, tuple)):
-        return tuple(_normalised(v, where, depth + 1) for v in value)
-    if isinstance(value, Mapping) and all(isinstance(k, str) for k in value):
-        return {_normalised(k, where, depth): _normalised(v, where, depth + 1) for k, v in value.items()}
-    raise SpaceError(
-        f"{where}: {shown(value)} is {type_of(value)}; values must be None, bool, int, float, str, or lists, "
-        "tuples and dicts of these. Name other things by a string, and look them up in the kernel"
-    )
 
 
 MUST_BE_PASS_CONFIGS = "must be a dict, such as {'tl.enable_fast_math': True}"

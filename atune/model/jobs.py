@@ -11,15 +11,7 @@ from typing import Generic, TypeVar, get_args
 import msgspec
 
 from atune.errors import RemoteError
-from atune.model.artifact import (
-    Artifact,
-    Compared,
-    Elaborated,
-    Failure,
-    KernelParam,
-    Lowered,
-    Roles,
-)
+from atune.model.artifact import Artifact, Compared, Elaborated, Failure, KernelParam, Lowered, Roles
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo
 from atune.model.measurement import FinalEntry, Measurement, Timing

@@ -22,7 +22,6 @@ from atune.model.candidate import (
     check_reserved,
     config_key,
     forms,
-    forms_of,
     key_of,
     normalise,
     shown,
@@ -186,15 +185,13 @@ def _series(configs: Any) -> Sequence[Any]:
     """Return configurations one by one; a generator is read."""
     if isinstance(configs, NO_SERIES) or not isinstance(configs, Iterable):
         raise SpaceError(f"Space: configs gave {configs!r}, and not a series of dicts")
-    if isinstance(configs, Sequence):
-        return [as_written(dict(one)) if isinstance(one, Mapping) else one for one in configs]
-    found: list[Any] = []
+    found, most = list[Any](), len(configs) if isinstance(configs, Sequence) else LARGE
 
     def raised(error: BaseException) -> SpaceError:
         return SpaceError(f"Space: the generator of configs raised after {len(found)}: {name_and_message(error)}")
 
-    asked(lambda: found.extend(itertools.islice(configs, LARGE + 1)), raised)
-    if len(found) > LARGE:
+    asked(lambda: found.extend(itertools.islice(configs, most + 1)), raised)
+    if len(found) > most:
         raise SpaceError(f"Space: the generator gives more than {LARGE:,} configs; give axes and constraints instead")
     return [as_written(dict(one)) if isinstance(one, Mapping) else one for one in found]
 
@@ -331,12 +328,7 @@ class Points(ABC):
     @property
     def layout_axes(self) -> tuple[str, ...]:
         """Names of the axes that lay out fragments and loops."""
-        return ()
-
-    @cached_property
-    def forms(self) -> Mapping[str, frozenset[str]]:
-        """The `forms` of all values, by name; only of names with values that are not plain."""
-        return forms_of({n: () if isinstance(values, range) else (*values,) for n, values in self.axes.items()})
+        return tuple(name for name, values in self.axes.items() if isinstance(values, LayoutAxis))
 
     @abstractmethod
     def raw(self, place: int) -> Config:
@@ -400,11 +392,6 @@ class Product(Points):
     @property
     def axes(self) -> Mapping[str, Sequence[Any]]:
         return self._axes
-
-    @property
-    def layout_axes(self) -> tuple[str, ...]:
-        """Names of the axes that lay out fragments and loops."""
-        return tuple(name for name, values in self._axes.items() if isinstance(values, LayoutAxis))
 
     def given(self) -> Iterator[Config]:
         names = tuple(self._axes)

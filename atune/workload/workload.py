@@ -99,14 +99,13 @@ class Workload:
         self._made_at = f'\n  File "{frame.f_code.co_filename}", line {frame.f_lineno}'  # no part of its identity
         self.space = space if isinstance(space, Space) else Space(space)
         self.name: str = given["name"] or str(getattr(function_of(kernel), "__name__", "kernel"))
-        self.arguments, self._own = self._plain(problem), dict[str, Any]()
+        self.arguments = self._plain(problem)
         self.kernel_arguments = {str(name): as_written(value) for name, value in problem.items()}
         """The arguments as they were written, which the kernel gets. `arguments` has their plain form."""
         self.key: Any = None
         """Key of the result in the cache, as data; None: the problem."""
-        self.inputs, self.reference, self.check, self.setup = (
-            given["inputs"], given["reference"], given["check"], given["setup"],
-        )  # fmt: skip
+        self.inputs, self.reference = given["inputs"], given["reference"]
+        self.check, self.setup = given["check"], given["setup"]
         self.out_idx = outputs_named(kernel, given["out_idx"])
         """The outputs that the caller or `@tilelang.jit` names; None where neither does."""
         self.kernels_out_idx = given["out_idx"] is None
@@ -145,8 +144,7 @@ class Workload:
         if key_of(changed) == key_of(self.arguments):
             return self
         other = copy.copy(self)
-        other.arguments, other.key, other._own = changed, None, self._own or self.arguments
-        other._first = self._first or self
+        other.arguments, other.key, other._first = changed, None, self._first or self
         same = {n: v for n, v in self.kernel_arguments.items() if key_of(changed[n]) == key_of(self.arguments[n])}
         other.kernel_arguments = {**changed, **same}
         vars(other).pop("_points", None)
@@ -272,6 +270,7 @@ class ConfigCheck:
         self._fitting: set[tuple[str, ...]] = set()
         """Names of configurations that fit."""
         self._default_keys: dict[tuple[object, ...], str] = {}
+        own = (workload._first or workload).arguments
         for name, value in workload.arguments.items():
             if name not in parameters and not self._takes_any:
                 other = "; a symbolic dimension (T.dynamic) has its size from inputs"
@@ -281,7 +280,7 @@ class ConfigCheck:
                     f"Workload {workload.name}: the kernel takes no argument {name!r}; it takes {', '.join(parameters)}"
                     f"{meant(name, parameters) or other}"
                 )
-            if name in parameters and (must := _expected(parameters[name], value, workload._own.get(name))):
+            if name in parameters and (must := _expected(parameters[name], value, own.get(name))):
                 raise WorkloadError(f"Workload {workload.name}: argument {name!r} must be {must}, got {value!r}")
 
     @property
@@ -443,15 +442,12 @@ def head(workload: Workload, origin: str = "") -> WorkloadSpec:
 
 
 def describe(workload: Workload, origin: str = "", seed: int = 0) -> WorkloadSpec:
-    """Enumerate and fingerprint `workload`; of a large space `seed` draws candidates.
-
-    Raises `SpaceError` and `WorkloadError`.
-    """
+    """Enumerate and fingerprint `workload`. Raises `SpaceError` and `WorkloadError`."""
     return with_space(head(workload, origin), workload, seed)
 
 
 def with_space(spec: WorkloadSpec, workload: Workload, seed: int = 0) -> WorkloadSpec:
-    """Return `spec` with the candidates of `workload`, and what is known of its space. Raises as `describe`."""
+    """Return `spec` with the candidates of `workload`, which `seed` draws of a large space. Raises as `describe`."""
     candidates = Candidates(workload, seed)
     configs = tuple(candidate.config for candidate in candidates.listed() if candidate is not None)
     return candidates.complete(msgspec.structs.replace(spec, configs=configs))
@@ -527,7 +523,8 @@ class Candidates:
             default, baseline, no_default = self._baseline()
         work = self.workload
         found = {n: types for n, types in forms_of(work.kernel_arguments).items() if types != {"dtype"}}  # is its name
-        found |= {**forms_of(work.default or {}), **self.points.forms}
+        axes = {n: () if isinstance(values, range) else (*values,) for n, values in self.points.axes.items()}
+        found |= {**forms_of(work.default or {}), **forms_of(axes)}
         return msgspec.structs.replace(
             spec,
             code=hashlib.sha256(key_of((spec.code, found))).hexdigest() if found else spec.code,

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import tilelang
 import torch
-from guide_kernels import few_blocks, scaled
+from drop_in_tuners import cpu_tuner
+from guide_kernels import few_blocks
 
-from atune.compat.tilelang import AutoTuner, CompatWarning, CompileArgs, ProfileArgs, autotune, environment
+from atune.compat.tilelang import CompatWarning, CompileArgs, ProfileArgs, autotune
 from atune.compat.tilelang.environment import plan
 from atune.errors import UsageError
 from atune.workers.local.workers import process_folders
@@ -21,16 +22,8 @@ ROOT = Path(__file__).parents[2]
 """A home in which nobody, root too, can make a folder."""
 
 
-@pytest.fixture(autouse=True)
-def all_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
-    environment._warned.clear()
-
-
 def tuned(n: int, target_host: Any = None) -> Any:
-    made = AutoTuner(scaled, [{"block": 16}, {"block": 32}])
-    made.set_compile_args(out_idx=[-1], target="c", target_host=target_host)
-    made.set_profile_args(warmup=1, rep=5).set_kernel_parameters(((n,), {}), {})
-    return made.run()
+    return cpu_tuner(n=n).set_compile_args(out_idx=[-1], target="c", target_host=target_host).run()
 
 
 def codes(cache: Path) -> set[str]:

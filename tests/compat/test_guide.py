@@ -14,9 +14,10 @@ import pytest
 import tilelang
 import tilelang.language as T
 import torch
+from contract_kernels import moody
 from event_streams import Stream
 from guide_kernels import doubled, product, product_of, scaled, tiles, typed
-from peer_kernels import N, logged_inputs, moody_and_logged, picky, scale
+from peer_kernels import N, picky, scale
 
 import atune
 from atune.compat.tilelang import (
@@ -24,7 +25,6 @@ from atune.compat.tilelang import (
     AutoTuner,
     AutotuneResult,
     CompatWarning,
-    CompileArgs,
     ConfigError,
     TuningFailed,
     autotune,
@@ -35,7 +35,7 @@ from atune.errors import NoWinner
 from atune.frontends.api import cached_tune as cached
 from atune.model.settings import BenchmarkSettings
 from atune.stages.measure import benchmark
-from atune.stages.measure.timer import Timed
+from atune.stages.measure.timer import CpuTimer, Timed
 
 pytestmark = pytest.mark.timeout(170)
 SIZE = 64
@@ -260,23 +260,16 @@ def tuner(kernel: Any, configs: Any, **profile: Any) -> AutoTuner:
 def test_a_candidate_that_is_stopped_early_has_true_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stops it is compared with is timed the same way, and what is recorded is the median of real samples."""
 
-    class OneTimer:
-        def __init__(self) -> None:
-            self.asked: list[int] = []
-
+    class OneTimer(CpuTimer):
         def samples(self, timed: Timed, n_warmup: int, n_repeat: int) -> list[float]:
-            self.asked.append(n_repeat)
             return [100.0] * n_repeat
 
-        def method(self, timed: Timed) -> str:
-            return "events"
-
+    timed = Timed(lambda: None)
+    monkeypatch.setattr(benchmark._device, "timer", OneTimer(), raising=False)
     # As fast as the best; twice as slow; as slow, where that is not slow enough; slower than a limit of one's own.
     for best_ms, factor, expected in ((0.1, None, 50), (0.05, None, 3), (0.05, 2.5, 50), (0.09, 1.05, 3)):
         settings = BenchmarkSettings(n_warmup=1, n_repeat=50, early_stop_factor=factor)
-        timer = OneTimer()
-        monkeypatch.setattr(benchmark._device, "timer", timer, raising=False)
-        samples = benchmark._samples(timed := Timed(lambda: None), settings, best_ms)
+        samples = benchmark._samples(timed, settings, best_ms)
         assert len(samples) in (expected, expected + 3) and set(samples) == {100.0}
         assert benchmark._timing(samples, timed).latency_ms == pytest.approx(0.1)
 
@@ -328,30 +321,13 @@ def test_callbacks_and_given_inputs_do_not_turn_the_cache_off(tmp_path: Path) ->
     assert not run_once(supply_prog=supply).tuning.cache_hit  # another way to check is another tuning
 
 
-def test_a_folder_is_written_whole_and_anew(tmp_path: Path) -> None:
-    folder = tmp_path / "saved"
-    found = tuner(picky, [{"block": 16}]).run()
-    found.save_to_disk(folder)
-    (folder / "kernel_lib.so").unlink()
-    found.save_to_disk(folder)
-    assert os.listdir(tmp_path) == ["saved"]  # nothing is left in staging
-    again = AutotuneResult.load_from_disk(folder, CompileArgs(target="c", execution_backend="cython"))
-    assert again is not None and again.config == {"block": 16}
-
-
 def test_no_file_appears_in_the_working_folder_and_errors_reach_the_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    work = tmp_path / "work"
-    work.mkdir()
-    monkeypatch.chdir(work)
+    monkeypatch.chdir(tmp_path)
     configs = [{"mode": "ok"}, {"mode": "refused"}, {"mode": "raise"}]
-    arguments = {"log": str(tmp_path / "log")}
-    made = AutoTuner(moody_and_logged, configs).set_compile_args(out_idx=-1, target="c")
-    made.set_profile_args(warmup=1, rep=5, supply_prog=lambda params: logged_inputs(arguments["log"]))
-    made.set_kernel_parameters(((), arguments), {})
-    found = made.run()
-    assert os.listdir(work) == []
+    found = tuner(moody, configs).run()
+    assert os.listdir(tmp_path) == []
     reasons = {record.config["mode"]: record for record in found.tuning.failures}
     assert "no_such_function" in reasons["refused"].detail
     assert "the kernel does not like 'raise'" in reasons["raise"].message

@@ -10,7 +10,9 @@ import pytest
 import tilelang
 import tilelang.language as T
 import torch
-from guide_kernels import doubled, scaled
+from decorated import shift
+from drop_in_tuners import BLOCKS, cpu_tuner, lazy
+from guide_kernels import doubled
 from tilelang.autotuner import tuner
 
 import atune.compat.tilelang as compat
@@ -20,7 +22,6 @@ from atune.errors import WorkloadError
 
 pytestmark = pytest.mark.timeout(170)
 ON_CPU = {"target": "c", "execution_backend": "cython"}
-BLOCKS = [{"block": 16}, {"block": 32}]
 
 
 @pytest.fixture(autouse=True)
@@ -30,41 +31,21 @@ def installed() -> Iterator[None]:
     compat.uninstall()
 
 
-def lazy(configs: Any = BLOCKS, **options: Any) -> Any:
-    return tuner.autotune(configs=configs, warmup=1, rep=5, **options)(tilelang.jit(out_idx=[-1], **ON_CPU)(scaled))
-
-
 def eager() -> Any:
-    @tilelang.autotune(configs=BLOCKS, warmup=1, rep=5)
-    @tilelang.jit(**ON_CPU)
-    def kernel(A, block: int = 16):
-        n = T.const("n")
-        A: T.Tensor[[n], T.float32]
-        B = T.empty((n,), "float32")
-        with T.Kernel(T.ceildiv(n, block)) as bx:
-            for i in T.serial(block):
-                B[bx * block + i] = A[bx * block + i] * 2.0
-        return B
-
-    return kernel
+    return tilelang.autotune(configs=BLOCKS, warmup=1, rep=5)(shift)
 
 
 # ---- a call that asks for the kernel
 
 
-def test_a_call_of_a_lazy_kernel_may_ask_for_the_kernel() -> None:
-    kernel = lazy()
-    found = kernel(64, __return_kernel=True)
-    A = torch.randn(64)
+def test_a_call_may_ask_for_the_kernel() -> None:
+    made, there, A = lazy(), eager(), torch.randn(64)
+    found = made(64, __return_kernel=True)
     assert isinstance(found, tilelang.JITKernel) and torch.equal(found(A), A * 2)
-    assert kernel(64) is found and kernel(64, __return_kernel=False) is found
-
-
-def test_a_call_of_an_eager_kernel_may_ask_for_the_kernel() -> None:
-    kernel, A = eager(), torch.randn(64)
-    found = kernel(A, __return_kernel=True)
-    assert isinstance(found, tilelang.JITKernel) and torch.equal(found(A), A * 2)
-    assert torch.equal(kernel(A), A * 2) and kernel.compile(A) is found
+    assert made(64) is found and made(64, __return_kernel=False) is found
+    found = there(A, __return_kernel=True)
+    assert isinstance(found, tilelang.JITKernel) and torch.equal(found(A), A + 1)
+    assert torch.equal(there(A), A + 1) and there.compile(A) is found
 
 
 # ---- scalars
@@ -96,15 +77,6 @@ def test_a_scalar_without_a_value_is_a_value_error_that_says_how_to_give_one() -
 # ---- the cache of a decorated kernel
 
 
-def test_the_cache_by_tuned_key_is_read_as_a_mapping() -> None:
-    kernel = lazy()
-    cache = kernel._tuner_cache
-    assert isinstance(cache, Mapping) and len(cache) == 0
-    first, second = kernel(64), kernel(128)
-    assert list(cache) == [((64,), ()), ((128,), ())] and len(kernel.results) == 2
-    assert list(cache.values()) == [(first, first.config), (second, second.config)]
-
-
 def test_a_cleared_cache_has_the_next_call_ask_again() -> None:
     asked: list[int] = []
 
@@ -124,16 +96,9 @@ def test_a_cleared_cache_has_the_next_call_ask_again() -> None:
 
 
 def key(n: int = 64, out_idx: int = -1, **profile: Any) -> str:
-    made = cpu_tuner(n, **profile)
+    made: Any = cpu_tuner(n=n, **profile)
     made.compile_args = replace(made.compile_args, out_idx=[out_idx])
     return str(made.call_of(TilelangKernel(made.fn), {}).work.key.text)
-
-
-def cpu_tuner(n: int = 64, **profile: Any) -> Any:
-    made = tuner.AutoTuner(scaled, BLOCKS).set_compile_args(out_idx=[-1], target="c")
-    made.set_profile_args(warmup=1, rep=5, **profile)
-    made.set_kernel_parameters(((n,), {}), {})
-    return made
 
 
 def test_the_key_covers_outputs_inputs_checks_and_callbacks() -> None:
@@ -168,12 +133,14 @@ def test_of_given_inputs_integers_count_by_value_and_floats_by_shape() -> None:
 
 
 def test_the_cache_has_tilelang_s_keys() -> None:
-    """One program reads it by them; what does not specialize is no part of a key."""
+    """Programs read it as a mapping; what does not specialize is no part of a key."""
     kernel = lazy()
+    assert isinstance(kernel._tuner_cache, Mapping) and len(kernel._tuner_cache) == 0
     assert kernel(64) is kernel(n=64) is kernel(64, factor=2.0)
     assert list(kernel._tuner_cache) == [((64,), ()), ((), (("n", 64),)), ((64,), (("factor", 2.0),))]
     assert [found[1] in BLOCKS for found in kernel._tuner_cache.values()] == [True] * 3
     assert kernel._tuner_cache[((64,), ())] == (kernel(64), kernel(64).config)
+    assert kernel(128) is not kernel(64) and len(kernel.results) == 2
     tuned, A = eager(), torch.randn(64)
     tuned(A)
     assert list(tuned._tuner_cache) == [((("tensor", "torch.float32", (64,), (1,)),), ())]
@@ -183,10 +150,8 @@ def test_the_cache_has_tilelang_s_keys() -> None:
 
 
 @pytest.mark.parametrize("name", ["jit_compile", "jit_elaborate"])
-def test_a_function_that_is_not_called_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat.environment, "_warned", set())
-    one = tuner.AutoTuner(scaled, [{"block": 16}, {"block": 32}]).set_compile_args(out_idx=[-1], **ON_CPU)
-    one._kernel_parameters = ((64,), {})
+def test_a_function_that_is_not_called_is_told(name: str) -> None:
+    one = cpu_tuner()
     setattr(one, name, lambda **config: pytest.fail("it is not called"))
     with pytest.warns(compat.CompatWarning, match=rf"^{name}: your function is not called: [^.]*$"):
         found = one.run(warmup=1, rep=2)

@@ -1,4 +1,4 @@
-"""Kernels under the decorator whose tunings a stand-in for the engine does."""
+"""Kernels under the decorator, with small tunings and a result cache of the test's own; and a stand-in engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from decorated import scale_jit
+from decorated import TUNING, scale_jit
 from stand_in_engine import Engine
 
 import atune
@@ -27,6 +27,6 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
 def tuned(tmp_path: Path) -> Callable[..., Any]:
     def decorate(kernel: Any = scale_jit, space: Any = None, **options: Any) -> Any:
         space = {"block": [16, 64]} if space is None else space
-        return atune.autotune(kernel, **{"space": space, "cache": tmp_path / "cache", **options})
+        return atune.autotune(kernel, **{"space": space, "tuning": TUNING, "cache": tmp_path / "cache", **options})
 
     return decorate

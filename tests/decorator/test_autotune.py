@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import tilelang
 import tilelang.language as T
 import torch
-from decorated import TUNING, doubled, multiply, scale, scale_jit, shift, shift_any
+from decorated import doubled, multiply, scale, scale_jit, shift, shift_any
+from guide_kernels import scaled
 
 import atune
 from atune.errors import NoWinner, UsageError
 from atune.frontends.api import cached_tune as cached
 from atune.frontends.decorator.autotuned import Autotuned
-
-
-@pytest.fixture
-def tuned(tmp_path: Path) -> Callable[..., Any]:
-    """Decorate with a small tuning and a result cache of the test's own."""
-
-    def decorate(kernel: Any, space: Any = None, **options: Any) -> Any:
-        space = {"block": [16, 64]} if space is None else space
-        return atune.autotune(kernel, **{"space": space, "tuning": TUNING, "cache": tmp_path / "cache", **options})
-
-    return decorate
 
 
 def plus_one(A: torch.Tensor) -> torch.Tensor:
@@ -157,11 +145,7 @@ def test_tunables_given_by_the_caller_skip_tuning(tuned: Any, monkeypatch: pytes
 
 def test_what_was_called_before_does_not_travel(tuned: Any) -> None:
     """tilelang keeps compiled kernels in the function under the decorator; they are not sent to the workers."""
-
-    @tilelang.jit(target="c", execution_backend="cython", out_idx=[-1])
-    def kernel(n, factor=1, block=16):
-        return scale(n, factor, block)
-
+    kernel = tilelang.jit(scale, target="c", execution_backend="cython", out_idx=[-1])
     tuning = tuned(kernel, reference=doubled, hints={"factor": 2})
     A = torch.randn(64)
     assert torch.equal(tuning(64, block=8)(A), A)
@@ -215,32 +199,13 @@ def test_threads_that_call_at_once(tuned: Any) -> None:
     """Each gets its own right result; one of them tunes, and one kernel is compiled."""
     kernel = tuned(shift, reference=plus_one)
     inputs = [torch.randn(96) for _ in range(6)]
-    outputs: dict[int, torch.Tensor] = {}
-
-    def call(i: int) -> None:
-        outputs[i] = kernel(inputs[i])
-
-    threads = [threading.Thread(target=call, args=(i,)) for i in range(len(inputs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(torch.equal(outputs[i], inputs[i] + 1) for i in range(len(inputs)))
+    with ThreadPoolExecutor(6) as pool:
+        outputs = pool.map(kernel, inputs)
+    assert all(torch.equal(out, given + 1) for out, given in zip(outputs, inputs, strict=True))
     assert len(kernel.known()) == 1 and len(kernel._kernels) == 1
 
 
 # On a GPU
-
-
-@tilelang.jit(out_idx=[-1])
-def gpu_lazy(n, factor=2, threads=128):
-    @T.prim_func
-    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
-        with T.Kernel(T.ceildiv(n, threads), threads=threads) as bx:
-            for i in T.Parallel(threads):
-                B[bx * threads + i] = A[bx * threads + i] * factor
-
-    return main
 
 
 @tilelang.jit
@@ -258,14 +223,15 @@ GPU_SPACE = {"threads": [64, 128, 256]}
 
 @pytest.mark.gpu
 def test_lazy_on_a_gpu(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = tuned(gpu_lazy, GPU_SPACE, reference=doubled, devices="0")
+    options = {"hints": {"block": 256}, "reference": doubled, "devices": "0"}
+    kernel = tuned(tilelang.jit(scaled, out_idx=[-1]), GPU_SPACE, **options)
     found = kernel(4096)
     A = torch.randn(4096, device="cuda")
     torch.testing.assert_close(found(A), A * 2)
     assert found.config["threads"] in GPU_SPACE["threads"] and found.latency > 0
     forbid_tuning(monkeypatch)
     assert kernel(4096) is found
-    again = tuned(gpu_lazy, GPU_SPACE, reference=doubled, devices="0")
+    again = tuned(tilelang.jit(scaled, out_idx=[-1]), GPU_SPACE, **options)
     torch.testing.assert_close(again(4096)(A), A * 2)  # from the result cache
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +114,6 @@ def test_arguments_that_do_not_fit_are_python_s_own_mistakes(tuned: Any, engine:
     for call in (lambda k: k(64, wrong=1), lambda k: k(), lambda k: k(1, 2, 3, 4), lambda k: k(64, n=64)):
         with pytest.raises(TypeError):
             call(tuned())
-    with pytest.raises(UsageError, match="give the tensors of a call, or its sizes: n="):
-        tuned(shift)()
 
 
 # Started early
@@ -372,20 +370,9 @@ def test_who_waits_takes_over_where_the_first_is_cancelled(tuned: Any, engine: E
 def test_who_waits_for_a_tuning_that_fails_tries_itself(tuned: Any, engine: Engine) -> None:
     engine.seconds, engine.error = 0.1, WorkloadError("no inputs")
     kernel = tuned()
-    errors: list[Exception] = []
-
-    def tune() -> None:
-        try:
-            kernel.best_config(64)
-        except WorkloadError as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=tune) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [str(error) for error in errors] == ["no inputs"] * 3 and len(engine.runs) == 3
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(kernel.best_config, 64) for _ in range(3)]
+    assert [str(one.exception()) for one in asked] == ["no inputs"] * 3 and len(engine.runs) == 3
     engine.error = None
     assert kernel.best_config(64) == {"block": 64}
 

@@ -30,8 +30,6 @@ NEVER = {
     "rank": torch.ones(64, 2),
     "dtype": torch.ones(64, dtype=torch.float64),
     "strides": torch.ones(128)[::2],
-    "list": [1.0],
-    "none": None,
 }
 
 
@@ -39,7 +37,7 @@ NEVER = {
 def test_a_call_that_can_never_be_taken_is_refused_before_it_is_tuned(kind: str, tuned: Any, engine: Engine) -> None:
     kernel, there = tuned(module.add), drop_in.autotune(configs=[{"block": 64}])(module.add)
     for one in (kernel, there):
-        with pytest.raises((TypeError, ValueError), match=r"parameter 0: the kernel takes float32|takes a tensor"):
+        with pytest.raises(ValueError, match="parameter 0: the kernel takes float32"):
             one(NEVER[kind])
     assert not engine.runs
 
@@ -71,23 +69,18 @@ def spins(block: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("door", ["tune", "tune_async", "call"])
+@pytest.mark.parametrize("door", ["tune_async", "call"])
 def test_a_constraint_that_hangs_is_ended(door: str, tuned: Any, engine: Engine, monkeypatch: Any) -> None:
     monkeypatch.setattr(blocking, "ANSWER_TIMEOUT_S", 0.2)
-    kernel, before = tuned(where=spins), threading.active_count()
-    begun = time.monotonic()
-    line = spins.__code__.co_firstlineno
-    with pytest.raises(SpaceError, match=rf"spins \(test_calls.py, line {line}\) had not answered after 0.2 s"):
-        if door == "tune_async":
-            anyio.run(kernel.tune_async, 64)
-        else:
-            (kernel.tune if door == "tune" else kernel)(64)
+    kernel, begun = tuned(where=spins), time.monotonic()
+    place = rf'File "{__file__}", line {spins.__code__.co_firstlineno}, in spins'
+    with pytest.raises(SpaceError, match=rf"constraint on {{'block': 16}} had not answered after 0.2 s.*\n +{place}"):
+        anyio.run(kernel.tune_async, 64) if door == "tune_async" else kernel(64)
     assert time.monotonic() - begun < 10 and not engine.runs
     deadline = time.monotonic() + 10
     while any(one.name == "atune-ask" for one in threading.enumerate()):
         assert time.monotonic() < deadline, "what spins in Python is ended"
         time.sleep(0.01)
-    assert threading.active_count() <= before + 2
 
 
 def test_constraints_are_asked_outside_of_the_event_loop(tuned: Any, engine: Engine) -> None:
@@ -115,8 +108,7 @@ def doubles(kernel: Any) -> tuple[bool, float]:
 def test_a_kernel_of_a_module_is_pickled_by_its_name() -> None:
     for one in (module.doubled, module.dropped):
         for dumps in (pickle.dumps, cloudpickle.dumps):
-            assert pickle.loads(dumps(one)) is one and len(dumps(one)) < 200
-        assert torch.load is not None and pickle.loads(pickle.dumps({"model": [one]}))["model"][0] is one
+            assert pickle.loads(dumps([one]))[0] is one and len(dumps(one)) < 200
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply(doubles, (module.doubled,)) == (True, 2.0)
 
@@ -135,26 +127,13 @@ FACTOR = 3.0
 if __name__ == "__main__":
     for name, dumps in (("plain", pickle.dumps), ("cloud", cloudpickle.dumps)):
         open(f"{sys.argv[1]}/{name}", "wb").write(dumps(tripled))
-    print(pickle.loads(pickle.dumps(tripled)) is tripled)
-"""
-LOADS = """
-import pickle, sys, torch, atune
-kernel = pickle.load(open(sys.argv[1], "rb"))
-out = torch.zeros(64)
-kernel(64)(torch.ones(64), out)
-print(out[0].item())
+    assert pickle.loads(pickle.dumps(tripled)) is tripled
 """
 
 
 def test_a_kernel_of_a_script_is_pickled_with_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(MAIN)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(module.__file__).parent), *sys.path])}
-
-    def run(*arguments: object) -> str:
-        command = [sys.executable, *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.split()[-1]
-
-    assert run(tmp_path / "script.py", tmp_path) == "True"
-    assert [run("-c", LOADS, tmp_path / name) for name in ("plain", "cloud")] == ["3.0", "3.0"]
+    subprocess.run([sys.executable, tmp_path / "script.py", tmp_path], env=environment, check=True)
+    for name in ("plain", "cloud"):
+        assert doubles(pickle.loads((tmp_path / name).read_bytes())) == (False, 3.0)

@@ -12,7 +12,7 @@ import anyio
 import pytest
 import torch
 from compile_spy import spy
-from decorated import QUICK, TUNING, add, doubled, multiply, scale, scale_jit, shift, shift_any, workload
+from decorated import QUICK, add, doubled, multiply, scale, scale_jit, shift, shift_any, workload
 
 import atune
 from atune.frontends.api import cached_tune
@@ -22,21 +22,10 @@ from atune.model.folders import artifacts_folder
 Decorate = Callable[..., Any]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def compiled_here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names what this process lowers and compiles."""
     return spy(monkeypatch)
-
-
-@pytest.fixture
-def tuned(tmp_path: Path, compiled_here: list[str]) -> Decorate:
-    """Decorate with a small tuning and a result cache of the test's own."""
-
-    def decorate(kernel: Any = shift, space: Any = None, **options: Any) -> Any:
-        space = {"block": [16, 64]} if space is None else space
-        return atune.autotune(kernel, **{"space": space, "tuning": TUNING, "cache": tmp_path / "cache", **options})
-
-    return decorate
 
 
 def forbid(patch: pytest.MonkeyPatch, *, workers: bool = True) -> None:
@@ -100,7 +89,7 @@ def test_after_tune_async_the_first_call_compiles_nothing(
 
 
 def test_after_tune_the_library_that_was_measured_is_called(tuned: Decorate, compiled_here: list[str]) -> None:
-    kernel = tuned(reference=plus)
+    kernel = tuned(shift, reference=plus)
     result = kernel.tune(FLOATS)
     assert torch.equal(kernel(FLOATS), FLOATS + 1)
     compiled = kernel.compile(n=64)
@@ -112,34 +101,34 @@ def test_after_tune_the_library_that_was_measured_is_called(tuned: Decorate, com
 def test_a_result_of_the_cache_compiles_nothing(
     tuned: Decorate, compiled_here: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tuned(reference=plus).tune(FLOATS)
+    tuned(shift, reference=plus).tune(FLOATS)
     forbid(monkeypatch)
-    assert torch.equal(tuned(reference=plus)(FLOATS), FLOATS + 1) and not compiled_here
+    assert torch.equal(tuned(shift, reference=plus)(FLOATS), FLOATS + 1) and not compiled_here
 
 
 def test_a_library_that_is_gone_is_made_by_a_worker(
     tuned: Decorate, compiled_here: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tuned(reference=plus).tune(FLOATS)
+    tuned(shift, reference=plus).tune(FLOATS)
     shutil.rmtree(artifacts_folder())
     forbid(monkeypatch, workers=False)
-    found = tuned(reference=plus)
+    found = tuned(shift, reference=plus)
     assert torch.equal(found(FLOATS), FLOATS + 1) and not compiled_here
     assert found.compile(n=64).latency > 0
     monkeypatch.delattr("atune.frontends.decorator.autotuned._built")  # it is in the store now
-    assert torch.equal(tuned(reference=plus)(FLOATS), FLOATS + 1) and not compiled_here
+    assert torch.equal(tuned(shift, reference=plus)(FLOATS), FLOATS + 1) and not compiled_here
 
 
 def test_a_shipped_result_is_compiled_by_a_worker_once(
     tuned: Decorate, compiled_here: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    kernel, file = tuned(reference=plus), tmp_path / "shipped.json"
+    kernel, file = tuned(shift, reference=plus), tmp_path / "shipped.json"
     kernel.tune(FLOATS)
     file.write_bytes(kernel.options.cache.export())
     shutil.rmtree(artifacts_folder())
 
     def shipped() -> Any:
-        return tuned(reference=plus, shipped=file, cache=tmp_path / "empty", on_miss="error")
+        return tuned(shift, reference=plus, shipped=file, cache=tmp_path / "empty", on_miss="error")
 
     assert torch.equal(shipped()(FLOATS), FLOATS + 1) and not compiled_here
     monkeypatch.delattr("atune.frontends.decorator.autotuned._built")
@@ -150,7 +139,7 @@ def test_other_sizes_that_share_a_winner_are_compiled_by_a_worker(
     tuned: Decorate, compiled_here: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After `tune_async` for them not at the call any more."""
-    kernel = tuned(reference=plus, do_not_specialize="n")
+    kernel = tuned(shift, reference=plus, do_not_specialize="n")
     kernel.tune(FLOATS)
     forbid(monkeypatch, workers=False)
     other, third = torch.arange(128.0), torch.arange(192.0)

@@ -28,14 +28,18 @@ def folder_of_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
 
 
+def decorated() -> Any:
+    space = {"factor": [1, 2], "block": [16, 64]}
+    return atune.autotune(space=space, reference=doubled, name="scale", target="c", tuning=TUNING)(scale)
+
+
 def test_a_decorated_kernel_takes_what_a_run_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the same function and space; and a run that may, takes that, too, and runs nothing."""
-    space = {"factor": [1, 2], "block": [16, 64]}
     found = atune.run(workload(), target="c", benchmark=QUICK)
     [entry] = ResultCache().entries()
     assert entry.config == found.best_config and entry.parts.problem == {"n": 256}
     monkeypatch.delattr(cached_tune, "tune_apart")  # nothing may be tuned
-    kernel = atune.autotune(space=space, reference=doubled, name="scale", target="c", tuning=TUNING)(scale)
+    kernel = decorated()
     result = kernel.tune(256)
     assert result.cache_hit and result.best_config == found.best_config
     again = atune.run(workload(), target="c", benchmark=QUICK, cached=True)
@@ -55,8 +59,7 @@ def test_a_result_that_is_known_is_kept_once_and_is_the_latest(tmp_path: Path) -
 
 def test_records_are_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     found = atune.run(workload(), target="c", benchmark=QUICK)
-    space = {"factor": [1, 2], "block": [16, 64]}
-    kernel = atune.autotune(space=space, reference=doubled, name="scale", target="c", tuning=TUNING)(scale)
+    kernel = decorated()
     readers, read = [], ResultCache.result
 
     def reading(*args: Any) -> Any:
@@ -70,8 +73,7 @@ def test_records_are_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_run_takes_what_a_decorated_kernel_found() -> None:
-    space = {"factor": [1, 2], "block": [16, 64]}
-    kernel = atune.autotune(space=space, reference=doubled, name="scale", target="c", tuning=TUNING)(scale)
+    kernel = decorated()
     result = kernel.tune(256)
     again = atune.run(workload(), target="c", benchmark=QUICK, cached=True)
     assert again.cache_hit and again.latency_ms == result.latency_ms

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,14 @@ anyio.run(main)
 """
 
 
-def holder(folder: Path) -> subprocess.Popen[str]:
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """Start another program that holds the device."""
-    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "held\n"
-    return process
+    yield process
+    process.kill()
+    process.communicate()
 
 
 async def test_a_run_without_a_pause_leaves_every_other_turn_to_one_that_waits(tmp_path: Path) -> None:
@@ -61,32 +65,22 @@ async def test_a_run_without_a_pause_leaves_every_other_turn_to_one_that_waits(t
     assert len(turns) == 20 and "aaa" not in shared and "bbb" not in shared, turns
 
 
-async def test_a_killed_program_leaves_the_device_free(tmp_path: Path) -> None:
-    process = holder(tmp_path)
-    try:
-        with anyio.move_on_after(0.2) as scope:
-            async with device_lock("gpu", tmp_path):
-                raise AssertionError("it is held by the other program")
-        assert scope.cancelled_caught
-        process.kill()
-        with anyio.fail_after(5):
-            async with device_lock("gpu", tmp_path) as waited_s:
-                assert waited_s is not None
-    finally:
-        process.kill()
-        process.communicate()
+async def test_a_killed_program_leaves_the_device_free(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    with anyio.move_on_after(0.2) as scope:
+        async with device_lock("gpu", tmp_path):
+            raise AssertionError("it is held by the other program")
+    assert scope.cancelled_caught
+    holder.kill()
+    with anyio.fail_after(5):
+        async with device_lock("gpu", tmp_path) as waited_s:
+            assert waited_s is not None
 
 
-async def test_a_stopped_program_is_not_waited_for_for_ever(tmp_path: Path) -> None:
-    process = holder(tmp_path)
-    try:
-        os.kill(process.pid, signal.SIGSTOP)
-        began = time.monotonic()
-        async with device_lock("gpu", tmp_path, patience_s=0.3) as waited_s:
-            assert waited_s is None and 0.3 <= time.monotonic() - began < 3
-    finally:
-        process.kill()
-        process.communicate()
+async def test_a_stopped_program_is_not_waited_for_for_ever(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    os.kill(holder.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    async with device_lock("gpu", tmp_path, patience_s=0.3) as waited_s:
+        assert waited_s is None and 0.3 <= time.monotonic() - began < 3
 
 
 async def test_a_cancelled_wait_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_a_fixed_list_keeps_its_order() -> None:
     assert configs(Space([{"a": 3}, {"a": 1}, {"a": 2}])) == [{"a": 3}, {"a": 1}, {"a": 2}]
 
 
-def test_a_generator_is_read_once() -> None:
+def test_a_generator_is_read_once_and_sent_by_its_values() -> None:
     reads: list[int] = []
 
     def generate() -> Iterator[dict[str, int]]:
@@ -57,13 +57,8 @@ def test_a_generator_is_read_once() -> None:
             yield {"a": i}
 
     space = Space(generate())
-    assert configs(space) == configs(space) == [{"a": 0}, {"a": 1}, {"a": 2}]
-    assert reads == [0, 1, 2]
-
-
-def test_a_space_over_a_generator_travels_by_its_values() -> None:
-    space = Space({"a": i} for i in range(3))
-    assert configs(pickle.loads(pickle.dumps(space))) == configs(space) == [{"a": 0}, {"a": 1}, {"a": 2}]
+    assert configs(space) == configs(space) == [{"a": 0}, {"a": 1}, {"a": 2}] and reads == [0, 1, 2]
+    assert configs(pickle.loads(pickle.dumps(space))) == configs(space)
 
 
 def test_callables_of_the_problem() -> None:
@@ -184,10 +179,7 @@ def test_a_constraint_may_answer_one_boolean_of_numpy_or_torch() -> None:
     np, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
     kinds = [bool, np.bool_, lambda yes: np.array([[yes]]), torch.tensor, lambda yes: torch.tensor([yes])]
     for kind in kinds:
-        assert [one["a"] for one in Space(a=[1, 2, 3], where=lambda a, kind=kind: kind(a != 2)).points({}).walk()] == [
-            1,
-            3,
-        ]
+        assert configs(Space(a=[1, 2, 3], where=lambda a, kind=kind: kind(a != 2))) == [{"a": 1}, {"a": 3}]
     for wrong in (np.array([True, False]), np.int64(1), torch.tensor([True, True]), torch.tensor(1)):
         with pytest.raises(SpaceError, match=r"constraint on {'a': 1} "):
             list(Space(a=[1], where=functools.partial(first, wrong)).points({}).walk())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import enum
 import functools
 import importlib
@@ -23,14 +22,10 @@ import pytest
 import torch
 
 from atune.errors import SpaceError, UsageError, WorkloadError
-from atune.model.artifact import Lowered, Roles
-from atune.model.candidate import BASELINE, Candidate
-from atune.model.jobs import BuildJob, LowerJob, MeasureJob, PrepareJob, StartJob
-from atune.model.settings import CompileSettings
+from atune.model.candidate import BASELINE
 from atune.model.space import Space
-from atune.workers.local.machine import LocalMachine
 from atune.workload.fingerprint import annotation_names, fingerprint, kernel_fingerprint
-from atune.workload.pickling import FileRef, PickleRef, load, parse_file_ref, ship
+from atune.workload.pickling import FileRef, load, parse_file_ref, ship
 from atune.workload.workload import Workload, describe
 
 HERE = Path(__file__).parents[1]
@@ -271,11 +266,6 @@ def from_source(text: str, **names: Any) -> Callable[..., Any]:
 CELL = "def f(N, block=1):\n    def inside():\n        return {body}\n    return inside\n"
 
 
-class Plan:
-    def __init__(self, width: int) -> None:
-        self.width = width
-
-
 def print_of(kernel: Any) -> str:
     return fingerprint(Workload(kernel, Space(block=[1]), arguments={"N": 1}))
 
@@ -289,8 +279,6 @@ def print_of(kernel: Any) -> str:
         (factory(factory(1)), factory(factory(2))),
         (factory({1, 2}), factory({1, 3})),
         (factory(None), factory(0)),
-        (factory(Plan(1)), factory(Plan(2))),
-        (factory(functools.partial(max, 1)), factory(functools.partial(max, 2))),
         (factory(torch.zeros(2, 3)), factory(torch.zeros(3, 2))),
         (factory(torch.zeros(2)), factory(torch.zeros(2, dtype=torch.float16))),
         (factory(torch.float16), factory(torch.bfloat16)),
@@ -374,7 +362,7 @@ def test_the_fingerprint_follows_the_problem_and_the_check() -> None:
     assert prints[0] == fingerprint(Workload(kernel, Space(block=[1], where=lambda block: block), **base))
 
 
-def test_the_fingerprint_is_the_same_in_another_process() -> None:
+def test_the_fingerprint_is_the_same_in_another_process(tmp_path: Path) -> None:
     """No address or hash seed gets into it."""
     code = "import tests_workload_print as t, atune.workload.fingerprint as f; print(f.fingerprint(t.WORK))"
     module = """
@@ -387,108 +375,13 @@ def test_the_fingerprint_is_the_same_in_another_process() -> None:
     def kernel(N, block=(1, 2)): return HELPERS, thing, functools
     WORK = Workload(kernel, Space(block=[1]), arguments={"N": 1}, reference=reference)
     """
-    path = Path(os.environ["TMPDIR"]) / "tests_workload_print.py"
-    path.write_text(textwrap.dedent(module))
+    (tmp_path / "tests_workload_print.py").write_text(textwrap.dedent(module))
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
     prints = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONPATH": f"{ROOT}:{path.parent}", "PYTHONHASHSEED": seed},
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-        for seed in ("1", "2", "3")
+        subprocess.check_output([sys.executable, "-c", code], env={**environment, "PYTHONHASHSEED": seed}, text=True)
+        for seed in ("1", "2")
     }
     assert len(prints) == 1 and len(prints.pop().strip()) == 64
-
-
-KERNEL = """
-import tilelang.language as T
-import torch
-
-DTYPE = "float32"
-
-def copy_kernel(N, block=16):
-    @T.prim_func
-    def main(A: T.Tensor((N,), DTYPE), B: T.Tensor((N,), DTYPE)):
-        with T.Kernel(T.ceildiv(N, block)) as bx:
-            for i in T.serial(block):
-                B[bx * block + i] = A[bx * block + i] * FACTOR
-    return main
-
-FACTOR = 3.0
-
-def reference(A):
-    return A * FACTOR
-"""
-
-SHIP = """
-import msgspec, sys
-from atune import Space, Workload
-from atune.workload.pickling import ship
-WORK = Workload(copy_kernel, Space(block=[16, 32]), arguments={"N": 64}, reference=reference, **OPTIONS)
-open(sys.argv[1], "wb").write(msgspec.msgpack.encode(ship(WORK)))
-"""
-
-FUTURE = "from __future__ import annotations\n"
-MAIN = KERNEL + "OPTIONS = {}\n" + SHIP
-EXEC = f"TEXT = {KERNEL!r}\nexec(compile(TEXT, 'made-by-exec', 'exec'))\nOPTIONS = {{'source': TEXT}}\n" + SHIP
-NOTEBOOK = f"""
-import linecache
-TEXT = {KERNEL!r}
-linecache.cache["/tmp/ipykernel_1/123.py"] = (len(TEXT), None, TEXT.splitlines(True), "/tmp/ipykernel_1/123.py")
-exec(compile(TEXT, "/tmp/ipykernel_1/123.py", "exec"))
-OPTIONS = {{}}
-""" + SHIP  # fmt: skip
-
-FORKS = """
-import os, runpy, sys
-import tilelang.language, torch
-for folder in sys.argv[1:]:
-    child = os.fork()
-    if child == 0:
-        os.chdir(folder)
-        sys.argv = ["script.py", "out"]
-        runpy.run_path("script.py", run_name="__main__")
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0, folder
-"""
-"""Runs the script in each folder as a program of its own, all of them with one import of tilelang."""
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_kernels_from_anywhere_lower_in_a_worker(tmp_path: Path, anyio_backend: str) -> None:
-    """From `__main__`, from `exec` and from a notebook's cell: shipped by one process, lowered and run in another."""
-    scripts = {"main": MAIN, "future": FUTURE + MAIN, "exec": EXEC, "notebook": NOTEBOOK}
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    for name, text in scripts.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "script.py").write_text(text)
-    main, *others = (str(tmp_path / name) for name in scripts)
-    commands = [(main, ["script.py", "out"]), (tmp_path, ["-c", FORKS, *others])]
-    running = [subprocess.Popen([sys.executable, *options], cwd=cwd, env=environment) for cwd, options in commands]
-    assert [process.wait(60) for process in running] == [0, 0]
-    refs = {name: msgspec.msgpack.decode((tmp_path / name / "out").read_bytes(), type=PickleRef) for name in scripts}
-    server = LocalMachine(refs["main"], target="c", compile=CompileSettings(workers=1))
-    async with server.open():
-        for name, ref in refs.items():
-            machine = copy.copy(server)  # the same server, fresh workers
-            machine.workload = ref
-            spec = await machine.describe()
-            assert len(spec.configs) == 2
-            await machine.discover()
-            [worker], [device] = machine.compile_workers(), machine.device_workers()
-            lowered = [
-                await worker.run(LowerJob(Candidate(i, f"k{i}", config))) for i, config in enumerate(spec.configs)
-            ]
-            assert all(isinstance(answer, Lowered) for answer in lowered), (name, lowered)
-            built = await worker.run(BuildJob(tuple(lowered)))  # type: ignore[arg-type]
-            await device.run(StartJob())
-            roles = Roles(outputs=(1,))
-            await device.run(PrepareJob(built[0].params, roles))  # type: ignore[union-attr]
-            answers = [await device.run(MeasureJob(artifact, roles)) for artifact in built]  # type: ignore[arg-type]
-            assert [getattr(answer, "checked", answer) for answer in answers] == [True, True], name
 
 
 def test_functools_partial_is_a_kernel() -> None:

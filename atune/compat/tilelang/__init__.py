@@ -13,14 +13,7 @@ from atune.workers.processes.server import warm_early
 
 warm_early()  # it imports tilelang while the program does
 
-from atune.compat.tilelang.autotuner import (
-    AutoTuneImpl,
-    AutoTuner,
-    AutotuneResult,
-    CompileArgs,
-    ProfileArgs,
-    autotune,
-)
+from atune.compat.tilelang.autotuner import AutoTuneImpl, AutoTuner, AutotuneResult, CompileArgs, ProfileArgs, autotune
 from atune.compat.tilelang.environment import (
     ArgumentError,
     CompatWarning,

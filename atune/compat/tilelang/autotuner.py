@@ -200,19 +200,16 @@ class TilelangCall(Call):
             for name in RESERVED & given.keys():
                 check_reserved(name, given[name], "configs")
             data = {n: v if n in RESERVED else self._data(n, v) for n, v in given.items()}
-            written = {n: v if n in RESERVED else self._written(v) for n, v in given.items()}
+            written = {n: v if n in RESERVED else self._written(n, v) for n, v in given.items()}
             self._given.setdefault(config_key(data), (written, given))
         return Space([written for written, _ in self._given.values()])
 
-    def _data(self, name: str, value: Any) -> Any:
-        data = super()._data(name, value)
-        if isinstance(data, str) and type(value) is not str:
-            self._tables.setdefault(name, {})[data] = value
-        return data
-
-    def _written(self, value: Any) -> Any:
+    def _written(self, name: str, value: Any) -> Any:
         data = _data_of(value)
-        return data if isinstance(data, str) and type(value) is not str else super()._written(value)
+        if not isinstance(data, str) or type(value) is str:
+            return super()._written(name, value)
+        self._tables.setdefault(name, {})[data] = value
+        return data
 
     def _probes(self) -> list[Config]:
         return [{}, *(given for _, given in self._given.values())]

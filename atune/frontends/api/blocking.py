@@ -13,15 +13,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 import anyio.from_thread
 
-from atune.errors import AtuneError, NoWinner, SpaceError, UsageError, asked, asking
+from atune.errors import AtuneError, NoWinner, UsageError, asking
 from atune.journal.result import Result, TuneResult
 from atune.model.folders import cache_folder_at, chosen_cache_folder
+from atune.model.space import NoAnswer
 from atune.workers.local.workers import ANSWER_TIMEOUT_S, NO_ANSWER, machine_error
 from atune.workers.system.resources import shortage_of
 
@@ -105,21 +104,10 @@ def in_time(work: Callable[[], T]) -> T:
     thread.start()
     while not concurrent.futures.wait([future], timeout=min(1, ANSWER_TIMEOUT_S / 4)).done:
         me, now = thread.ident or 0, time.monotonic()
-        if now - asking.get(me, now) > ANSWER_TIMEOUT_S:
-            who = _asked_by(sys._current_frames().get(me))
+        if (waits := asking.get(me)) is not None and now - waits[0] > ANSWER_TIMEOUT_S:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(me), ctypes.py_object(SystemExit))
-            raise SpaceError(f"Space: {who} {NO_ANSWER.format(ANSWER_TIMEOUT_S)}")
+            raise waits[1](NoAnswer(NO_ANSWER.format(ANSWER_TIMEOUT_S)))
     return future.result()
-
-
-def _asked_by(frame: FrameType | None) -> str:
-    """Return the function of the user's that a thread asked, by the innermost of the thread's frames."""
-    who = "a constraint, or another function of the space,"
-    while frame is not None and frame.f_code is not asked.__code__:
-        code, ours = frame.f_code, frame.f_globals.get("__name__", "").partition(".")[0] == "atune"
-        who = who if ours else f"{code.co_name} ({Path(code.co_filename).name}, line {code.co_firstlineno})"
-        frame = frame.f_back
-    return who
 
 
 def run_blocking(function: Callable[..., Awaitable[T]], /, *arguments: Any, **options: Any) -> T:

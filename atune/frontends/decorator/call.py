@@ -26,7 +26,7 @@ from atune.model.artifact import KernelParam
 from atune.model.candidate import COMPILE_FLAGS, DYNAMIC, PASS_CONFIGS, RESERVED, Config, describe_config, typed_text
 from atune.model.device import Target, parse_target
 from atune.model.settings import CompileSettings
-from atune.model.space import Points, Space
+from atune.model.space import Space
 from atune.workload.fingerprint import function_of
 from atune.workload.workload import Workload, not_taken
 
@@ -210,11 +210,6 @@ class Call:
             space.of_call = True
         return space
 
-    @functools.cached_property
-    def points(self) -> Points:
-        """The space for the call's sizes."""
-        return self.space.points(self.written)
-
     def admits(self, config: Config) -> bool:
         """Tell whether the space has `config` for the call's sizes. The default need not be listed, only allowed.
 
@@ -244,9 +239,9 @@ class Call:
                 continue  # text stands for it in the drop-in
             with suppress(*((UsageError,) if left else ())):
                 self.arguments[name] = self._data(name, value)
-                self.written[name] = self._written(value)
+                self.written[name] = self._written(name, value)
 
-    def _written(self, value: Any) -> Any:
+    def _written(self, name: str, value: Any) -> Any:
         """Return a value as the kernel gets it; its plain form is the data for it."""
         return self.owner.frontend.tagged(value)
 
@@ -292,7 +287,8 @@ class Call:
 
     def _admitted(self) -> Iterator[Config]:
         """Yield the configurations that the constraints admit, as they were written. Raises `SpaceError`."""
-        found = filter(self.points.admits, self.points.given())
+        points = self.space.points(self.written)
+        found = filter(points.admits, points.given())
         while (config := in_time(lambda: next(found, None))) is not None:
             yield config
 

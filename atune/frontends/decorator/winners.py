@@ -121,7 +121,7 @@ class Winners:
             if (config := call.work.spec.default_config) is None:
                 raise UsageError(f"{self._name}: no default configuration: {call.work.spec.no_default}; give default=")
             default = Winner(dict(config), "default")
-            refused = "" if call.launch.points.admits(default.config) else ", which where= refuses,"
+            refused = "" if call.launch.admits(default.config) else ", which where= refuses,"
             if call.options.shipped or known or refused:
                 used = f"The default configuration{refused} is used and may be slow"
                 warn_caller(f"{self._missing(call)}. {used}", RuntimeWarning)
@@ -174,14 +174,11 @@ class Winners:
         for one in winner.standing():
             if config_key(one.config) not in failures and call.launch.admits(one.config):
                 if one is not winner:
-                    self._keep(call.key_text, call.launch.problem_text, one)
+                    self.known.setdefault(call.key_text, {})[call.launch.problem_text] = one
                 return one
             if len(failures) >= TRIES:
                 break
         return None
-
-    def _keep(self, key: str, problem: str, winner: Winner) -> None:
-        self.known.setdefault(key, {})[problem] = winner
 
     def pass_over(self, call: Call, winner: Winner, error: Exception) -> None:
         """Remember that a winner cannot be used for a call, and say so once. Raises `error` for the default."""
@@ -226,12 +223,14 @@ class Winners:
             elif (known := await self._look(call, whole)) is not None:
                 return known, False
             else:
-                begun = self._begins(call.key_text)
+                with self._lock:
+                    if begun := call.key_text not in self._running:
+                        self._running[call.key_text] = threading.get_ident()
         try:
             if (known := await self._look(call, whole)) is not None:  # another has ended meanwhile
                 return known, False
             winner = await self._tune(call, refresh)
-            self._keep(call.key_text, call.problem_text, winner)
+            self.known.setdefault(call.key_text, {})[call.problem_text] = winner
             if refresh or call.options.on_miss != "tune":
                 self._tuned()
             if winner.source == "tuned":
@@ -249,17 +248,12 @@ class Winners:
         found = await anyio.to_thread.run_sync(self.serving, call, abandon_on_cancel=True)
         return None if found is None or (whole and found.library is None) else found
 
-    def _begins(self, key: str) -> bool:
-        """Tell whether nobody tunes `key`; then the caller does from now on."""
-        with self._lock:
-            return key not in self._running and not self._running.update({key: threading.get_ident()})
-
     def _stored(self, call: Call) -> Winner | None:
         """Look for a result in the result cache and in the shipped files, and remember it; return it if it serves."""
         for winner in self._kept(call):
             found = self._of(winner, call)
             if found is winner or (found is None and winner.library is not None):
-                self._keep(call.key_text, call.problem_text, winner)
+                self.known.setdefault(call.key_text, {})[call.problem_text] = winner
             if found is not None:
                 return found
         return None
