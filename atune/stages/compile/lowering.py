@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -35,14 +35,11 @@ from atune.version import LIBRARIES
 SYMBOL = "atune_kernel_{key}"
 """A candidate's global symbol. It occurs nowhere else, so that replacing it in the source is safe."""
 
-Known = Callable[[str], Lowered | None]
-"""Finds an earlier run's lowering of the same kernel, by its `ir_key`."""
 
-
-def lower(candidate: Candidate, known: Known = lambda key: None) -> Lowered:
+def lower(candidate: Candidate, *, anew: bool = True) -> Lowered:
     """Lower one candidate. Raises whatever elaboration or tilelang raises.
 
-    If an earlier run's answer is `known`, nothing is lowered, and the answer has no blob.
+    Unless `anew`, nothing is lowered that an earlier run lowered, and the answer has no blob then.
     """
     started, work = time.perf_counter(), workload()
     context, symbol = backend_context(), SYMBOL.format(key=candidate.key)
@@ -52,7 +49,8 @@ def lower(candidate: Candidate, known: Known = lambda key: None) -> Lowered:
     bare = text_of(function)
     ir_key = key_of(bare, how)
     roles = roles_of(function, work.out_idx, work.zero, work.restore, work.like_tilelang)
-    if (found := known(ir_key)) is None:
+    found = None if anew else lowered_before(ir_key)
+    if found is None:
         configs = tilelang.normalize_pass_configs(dict(how.pass_configs))
         seen: list[Layouts] = []
         instruments = facts.instruments(seen)
