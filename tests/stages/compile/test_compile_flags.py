@@ -38,11 +38,6 @@ GPU = atune.Workload(
 """
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file of workloads, and a g++ on PATH that notes how it is called."""
