@@ -35,7 +35,7 @@ from atune.errors import NoWinner
 from atune.frontends.api import cached_tune as cached
 from atune.model.settings import BenchmarkSettings
 from atune.stages.measure import benchmark
-from atune.stages.measure.timer import Timed
+from atune.stages.measure.timer import CpuTimer, Timed
 
 pytestmark = pytest.mark.timeout(170)
 SIZE = 64
@@ -260,9 +260,7 @@ def tuner(kernel: Any, configs: Any, **profile: Any) -> AutoTuner:
 def test_a_candidate_that_is_stopped_early_has_true_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stops it is compared with is timed the same way, and what is recorded is the median of real samples."""
 
-    class OneTimer:
-        method = "events"
-
+    class OneTimer(CpuTimer):
         def __init__(self) -> None:
             self.asked: list[int] = []
 
@@ -275,9 +273,9 @@ def test_a_candidate_that_is_stopped_early_has_true_samples(monkeypatch: pytest.
         settings = BenchmarkSettings(n_warmup=1, n_repeat=50, early_stop_factor=factor)
         timer = OneTimer()
         monkeypatch.setattr(benchmark._device, "timer", timer, raising=False)
-        samples = benchmark._samples(Timed(lambda: None), settings, best_ms)
+        samples = benchmark._samples(timed := Timed(lambda: None), settings, best_ms)
         assert len(samples) in (expected, expected + 3) and set(samples) == {100.0}
-        assert benchmark._timing(samples).latency_ms == pytest.approx(0.1)
+        assert benchmark._timing(samples, timed).latency_ms == pytest.approx(0.1)
 
 
 def test_run_uses_what_set_profile_args_said(monkeypatch: pytest.MonkeyPatch) -> None:
