@@ -3,7 +3,7 @@
 from typing import Any
 
 import tilelang.language as T
-import torch
+from workloads import doubled
 
 import atune
 
@@ -90,10 +90,6 @@ def calling(mode: str, threads: int = 0) -> Any:
 def spoiling(x: int) -> Any:
     """out = 2 x; candidate 1 leaves its process unable to open files, such as libraries."""
     return calling("no files" if x == 1 else f"good {x}")
-
-
-def doubled(x: torch.Tensor) -> torch.Tensor:
-    return x * 2
 
 
 UNSAFE = {"tl.disable_safe_memory_legalize": True}

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import tilelang.language as T
 import torch
+from workloads import doubled
 
 import atune
 
@@ -95,10 +96,6 @@ def shifted(k: int, spoils: bool) -> Any:
                 out[(i + k) % N] = x[(i + k) % N] * T.float32(2.0)
 
     return main
-
-
-def doubled(x: Any) -> Any:
-    return x * 2.0
 
 
 def spoiling_check(outputs: list[Any], expected: list[Any]) -> bool:

@@ -6,7 +6,8 @@ from typing import Any
 
 import tilelang
 import tilelang.language as T
-import torch
+from workloads import doubled as doubled
+from workloads import scale as scale
 
 import atune
 from atune.frontends.api.blocking import run_blocking
@@ -14,24 +15,7 @@ from atune.frontends.api.cached_tune import CachedWork, tune_work
 from atune.journal.result import TuneResult
 from atune.workers.storage.result_cache import ResultCache
 
-
-def scale(n: int, factor: int = 1, block: int = 64) -> Any:
-    """B = A * factor."""
-
-    @T.prim_func
-    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
-        with T.Kernel(T.ceildiv(n, block)) as bx:
-            for i in T.serial(block):
-                B[bx * block + i] = A[bx * block + i] * factor
-
-    return main
-
-
 scale_jit = tilelang.jit(scale, out_idx=[-1], target="c", execution_backend="cython")
-
-
-def doubled(A: torch.Tensor) -> torch.Tensor:
-    return A * 2
 
 
 def workload(

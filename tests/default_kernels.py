@@ -6,13 +6,9 @@ from typing import Any
 
 import tilelang
 import tilelang.language as T
-import torch
+from workloads import doubled
 
 import atune
-
-
-def doubled(A: torch.Tensor) -> torch.Tensor:
-    return A * 2
 
 
 def repeated(n: int, times: int = 1) -> Any:

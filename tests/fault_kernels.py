@@ -7,6 +7,7 @@ from typing import Any
 import tilelang.language as T
 import torch
 from contract_kernels import calling, endless
+from workloads import doubled
 
 import atune
 
@@ -43,10 +44,6 @@ def kernel(x: int) -> Any:
 
 def inputs() -> list[torch.Tensor]:
     return [torch.arange(1, N + 1, dtype=torch.float32)]
-
-
-def doubled(a: torch.Tensor) -> torch.Tensor:
-    return a * 2
 
 
 WORKLOAD = atune.Workload(kernel, atune.Space(x=list(range(28))), inputs=inputs, reference=doubled)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import tilelang.language as T
-import torch
+from workloads import doubled
 
 import atune
 
@@ -79,10 +79,6 @@ def kernel(mode: str) -> Any:
                 out[(i + first) % N] = x[(i + first) % N] * T.float32(2.0)
 
     return main
-
-
-def doubled(x: torch.Tensor) -> torch.Tensor:
-    return x * 2
 
 
 def workload(modes: list[str]) -> atune.Workload:

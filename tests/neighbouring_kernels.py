@@ -42,6 +42,10 @@ KINDS = {
 def times(kind: str, by: int) -> Any:
     symbol = f"atune_kernel_{config_key({'kind': kind, 'by': by})}"
     text = KINDS[kind].replace("%include", f"<own_{by}.h>").replace("%symbol", symbol).replace("%by", str(by))
+    return calling(text, 1)
+
+
+def calling(text: str, by: int) -> Any:
     text = BEGINS + text + ENDS
 
     @T.prim_func
@@ -49,7 +53,7 @@ def times(kind: str, by: int) -> Any:
         with T.Kernel(1):
             T.import_source(text)
             for i in T.serial(N):
-                B[i] = T.call_extern("float32", "own_times", A[i])
+                B[i] = T.call_extern("float32", "own_times", A[i]) * T.float32(by)
 
     return main
 
@@ -79,15 +83,7 @@ def behind(kind: str, by: int) -> Any:
 
 def shared(by: int) -> Any:
     """All have one text."""
-
-    @T.prim_func
-    def main(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
-        with T.Kernel(1):
-            T.import_source(BEGINS + MACRO.replace("%by", "1") + ENDS)
-            for i in T.serial(N):
-                B[i] = T.call_extern("float32", "own_times", A[i]) * T.float32(by)
-
-    return main
+    return calling(MACRO.replace("%by", "1"), by)
 
 
 TIMES = atune.Workload(times, atune.Space(kind=[*KINDS], by=[2, 3]), inputs=[None, None])

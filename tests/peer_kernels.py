@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import tilelang.language as T
+import workloads
 
 N = 64
 
 
 def scale(n: int = N, factor: int = 2, block: int = 16) -> Any:
     """B = A * factor."""
-
-    @T.prim_func
-    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
-        with T.Kernel(T.ceildiv(n, block)) as bx:
-            for i in T.serial(block):
-                B[bx * block + i] = A[bx * block + i] * factor
-
-    return main
+    return workloads.scale(n, factor, block)
 
 
 def picky(block: int, n: int = N) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import tilelang.language as T
 import torch
+from workloads import scale
 
 import atune
 
@@ -25,28 +26,14 @@ def misspelt(N: int, block: int = 16) -> Any:
     return main
 
 
-def twice(N: int, block: int = 16) -> Any:
-    """B = 2 A."""
-
-    @T.prim_func
-    def main(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
-        with T.Kernel(N // block) as bx:
-            for i in T.serial(block):
-                B[bx * block + i] = A[bx * block + i] * 2.0
-
-    return main
-
-
 def times(N: int, block: int = 16, factor: int = 2) -> Any:
     """B = factor · A: other code for every factor."""
+    return scale(N, factor, block)
 
-    @T.prim_func
-    def main(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
-        with T.Kernel(N // block) as bx:
-            for i in T.serial(block):
-                B[bx * block + i] = A[bx * block + i] * T.float32(factor)
 
-    return main
+def twice(N: int, block: int = 16) -> Any:
+    """B = 2 A."""
+    return scale(N, 2, block)
 
 
 def raising(A: torch.Tensor) -> torch.Tensor:

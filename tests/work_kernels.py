@@ -12,10 +12,16 @@ import atune
 M, N, K = 256, 384, 512
 
 
-def product(block_M: int = 64, block_N: int = 128, block_K: int = 32, num_stages: int = 2, order: int = 0) -> Any:
+def product(
+    block_M: int = 64, block_N: int = 128, block_K: int = 32, num_stages: int = 2, order: int = 0, occupancy: int = 0
+) -> Any:
+    crowds = occupancy > 0
+
     @T.prim_func
     def main(A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float32")):
         with T.Kernel(T.ceildiv(N, block_N), T.ceildiv(M, block_M), threads=128) as (bx, by):
+            if crowds:
+                T.annotate_min_blocks_per_sm(occupancy)
             A_shared = T.alloc_shared((block_M, block_K), "float16")
             B_shared = T.alloc_shared((block_K, block_N), "float16")
             C_local = T.alloc_fragment((block_M, block_N), "float32")
@@ -148,22 +154,7 @@ def by_value(tile: int = 128) -> Any:
 
 def crowded(occupancy: int = 1) -> Any:
     """A product with warps of its own for copies, and room for so many blocks on a multiprocessor. Two never return."""
-
-    @T.prim_func
-    def main(A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float16")):
-        with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 128), threads=128) as (bx, by):
-            T.annotate_min_blocks_per_sm(occupancy)
-            A_shared = T.alloc_shared((128, 64), "float16")
-            B_shared = T.alloc_shared((64, 64), "float16")
-            C_local = T.alloc_fragment((128, 64), "float32")
-            T.clear(C_local)
-            for ko in T.Pipelined(K // 64, num_stages=2):
-                T.copy(A[by * 128, ko * 64], A_shared)
-                T.copy(B[ko * 64, bx * 64], B_shared)
-                T.gemm(A_shared, B_shared, C_local)
-            T.copy(C_local, C[by * 128, bx * 64])
-
-    return main
+    return product(128, 64, 64, 2, occupancy=occupancy)
 
 
 def turned(padding: int = 0) -> Any:

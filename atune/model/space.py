@@ -265,7 +265,7 @@ class UserCallback:
         wanted = available if self._takes_all else {name: available[name] for name in self._names if name in available}
 
         def raised(error: BaseException) -> SpaceError:
-            place = _defined(self._function)
+            place = defined(self._function)
             if missing := [name for name in self._names if name in self._required and name not in available]:
                 there = f"{', '.join(available) or 'nothing'}{meant(missing[0], available)}"
                 needs = f"needs {', '.join(missing)}; available: {there}"
@@ -296,7 +296,7 @@ def yes_or_no(answer: Any) -> bool:
     raise NoAnswer(f"answered {shown(answer)}, {type_of(answer)}, and must answer True or False")
 
 
-def _defined(function: Any) -> str:
+def defined(function: Any) -> str:
     """Return where a function is defined, as lines of a traceback; empty where that is unknown."""
     inner = getattr(function, "func", function)  # of functools.partial
     code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)

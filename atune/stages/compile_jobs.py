@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from atune.errors import in_one_line
-from atune.model.artifact import Artifact, Compared, Elaborated, Failure, Lowered
+from atune.model.artifact import Artifact, Compared, Elaborated, Failure
 from atune.model.candidate import Candidate
 from atune.model.device import Target
 from atune.model.jobs import BuildJob, CompareJob, ElaborateJob, LowerJob, RolesJob
@@ -108,8 +108,8 @@ def lower(payload: bytes) -> bytes:
     """
     job = msgspec.msgpack.decode(payload, type=LowerJob)
     ConfigCheck(workload()).check(job.candidate.config, f"Workload {workload().name}")
-    known: Callable[[str], Lowered | None] = (lambda key: None) if job.anew else lowering.lowered_before
-    return msgspec.msgpack.encode(_guarded(job.candidate, lambda one: client.with_use(lowering.lower(one, known))))
+    lowered = _guarded(job.candidate, lambda one: client.with_use(lowering.lower(one, anew=job.anew)))
+    return msgspec.msgpack.encode(lowered)
 
 
 def build(payload: bytes) -> bytes:

@@ -89,10 +89,10 @@ def doubled(n: int, rows: int = 4, columns: int = 4) -> Any:
     return main
 
 
-async def test_a_transposed_reference_is_named_on_the_cpu() -> None:
+async def test_a_transposed_reference_ends_a_run_on_the_cpu() -> None:
     sizes = [1, 2, 3, 4, 6, 8, 12, 24]
     space = Space(rows=sizes, columns=sizes)
     workload = Workload(doubled, space, arguments={"n": 24}, reference=lambda A: 2 * A.T)
-    with pytest.raises(NoWinner, match="gave wrong outputs: it is the reference's output transposed") as caught:
+    with pytest.raises(NoWinner, match=r"gave wrong outputs: output 0: .* elements differ") as caught:
         await tune(workload, target="c")
     assert caught.value.result.reason == "mismatched" and caught.value.result.failed == ALIKE

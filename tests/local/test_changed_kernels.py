@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -80,22 +81,6 @@ def times(N, block, factor):
                 B[bx * block + i] = A[bx * block + i] * factor
     return main
 
-def module_macro(N, block: int = 64):
-    @T.prim_func
-    def main(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
-        with T.Kernel(T.ceildiv(N, block)) as bx:
-            for i in T.serial(block):
-                helper.store(B, bx * block + i, A[bx * block + i])
-    return main
-
-def imported_macro(N, block: int = 64):
-    @T.prim_func
-    def main(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
-        with T.Kernel(T.ceildiv(N, block)) as bx:
-            for i in T.serial(block):
-                store(B, bx * block + i, A[bx * block + i])
-    return main
-
 def module_constant(N, block: int = 64): return times(N, block, helper.FACT)
 def module_function(N, block: int = 64): return times(N, block, helper.fact())
 def five_calls_deep(N, block: int = 64): return times(N, block, f1())
@@ -105,11 +90,18 @@ def private_field(N, block: int = 64): return times(N, block, private.f)
 def method_that_reads_a_global(N, block: int = 64): return times(N, block, method.get())
 def environment(N, block: int = 64): return times(N, block, float(os.environ["FACTOR_OF_A_TEST"]))
 """
-FORMS = (
-    "module_macro", "imported_macro", "module_constant", "module_function", "five_calls_deep",
-    "inherited_class_attribute", "class_attribute_from_a_global", "private_field", "method_that_reads_a_global",
-    "environment",
-)  # fmt: skip
+MACRO = """
+def NAME(N, block: int = 64):
+    @T.prim_func
+    def main(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
+        with T.Kernel(T.ceildiv(N, block)) as bx:
+            for i in T.serial(block):
+                STORE(B, bx * block + i, A[bx * block + i])
+    return main
+"""
+for name, store in {"module_macro": "helper.store", "imported_macro": "store"}.items():
+    KERNELS += MACRO.replace("NAME", name).replace("STORE", store)
+FORMS = re.findall(r"def (\w+)\(N, block: int", KERNELS)
 BEFORE, AFTER = 2.0, 15.0
 """Of other lengths: files compiled before are told from newer ones by seconds and length."""
 
@@ -144,14 +136,12 @@ QUICK = atune.BenchmarkSettings(n_warmup=1, n_repeat=2, n_final=0)
 OPTIONS: dict[str, Any] = {"target": "c", "benchmark": QUICK, "progress": False}
 
 
-def decorated(program: Program, form: str, *, known: bool = False) -> Any:
-    missing = {"on_miss": "error"} if known else {}
+def decorated(program: Program, form: str, **missing: Any) -> Any:
     kernel = atune.autotune(space={"block": [32, 64]}, target="c", tuning=TUNING, **missing)
     return kernel(getattr(program.module, form))(64)
 
 
-def cached(program: Program, form: str, *, known: bool = False) -> Any:
-    missing = {"on_miss": "error"} if known else {}
+def cached(program: Program, form: str, **missing: Any) -> Any:
     return atune.run(program.workload(form), cached=True, **missing, **OPTIONS).kernel
 
 
@@ -160,10 +150,8 @@ def drop_in(program: Program, form: str) -> Any:
     return autotune(configs=[{"block": 32}, {"block": 64}], warmup=1, rep=1)(kernel)(64)
 
 
-def resumed(program: Program, form: str, *, known: bool = False) -> Any:
-    if not known:
-        return atune.run(program.workload(form), journal=program.journal(form), budget=1, **OPTIONS).kernel
-    return atune.run_resume(program.journal(form), program.workload(form), budget=2).kernel
+def begun(program: Program, form: str, budget: int = 1) -> Any:
+    return atune.run(program.workload(form), journal=program.journal(form), budget=budget, **OPTIONS).kernel
 
 
 Door = Callable[..., Any]
@@ -184,7 +172,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
         environment.syspath_prepend(str(folder))
         found = Program(folder, environment)
         for form in FORMS:
-            assert {factor_of(door(found, form)) for door in (*DOORS, resumed)} == {BEFORE}
+            assert {factor_of(door(found, form)) for door in (*DOORS, begun)} == {BEFORE}
         found.begins(AFTER)
         yield found
 
@@ -199,9 +187,9 @@ def test_no_door_takes_the_old_kernel(program: Program, door: Door, form: str) -
 def test_a_journal_does_not_mix_two_kernels(program: Program, form: str) -> None:
     kept = Path(program.journal(form)).read_bytes()
     with pytest.raises(JournalError, match=r"kernel: .* changed"):
-        resumed(program, form, known=True)
+        atune.run_resume(program.journal(form), program.workload(form), budget=2)
     with pytest.raises(JournalError, match=r"kernel: .* changed"):
-        atune.run(program.workload(form), journal=program.journal(form), budget=2, **OPTIONS)
+        begun(program, form, budget=2)
     assert Path(program.journal(form)).read_bytes() == kept
 
 
@@ -211,9 +199,9 @@ def test_what_is_the_same_is_still_found(program: Program) -> None:
     for door in (decorated, cached):
         assert factor_of(door(program, form)) == AFTER
         program.begins(BEFORE)
-        assert factor_of(door(program, form, known=True)) == BEFORE
+        assert factor_of(door(program, form, on_miss="error")) == BEFORE
         program.begins(AFTER)
-        assert factor_of(door(program, form, known=True)) == AFTER
+        assert factor_of(door(program, form, on_miss="error")) == AFTER
 
 
 def test_what_an_earlier_kernel_measured_is_not_taken_over(program: Program) -> None:

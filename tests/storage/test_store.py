@@ -255,9 +255,8 @@ def test_a_second_run_compiles_nothing() -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("target", ["c", pytest.param("sm_90a", marks=needs_nvcc)])
-async def test_a_second_run_lowers_nothing(own_store: Path, target: str, anyio_backend: str) -> None:
+async def test_a_second_run_lowers_nothing(own_store: Path, target: str) -> None:
     """What it needs to know of a kernel is kept with the library; without that library it is lowered anew."""
     file, config = (
         (WORKLOADS, {"factor": 2, "block": 16}) if target == "c" else (ROOT / "examples" / "softmax.py", SOFTMAX)

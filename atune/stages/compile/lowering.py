@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -35,39 +35,35 @@ from atune.version import LIBRARIES
 SYMBOL = "atune_kernel_{key}"
 """A candidate's global symbol. It occurs nowhere else, so that replacing it in the source is safe."""
 
-Known = Callable[[str], Lowered | None]
-"""Finds an earlier run's lowering of the same kernel, by its `ir_key`."""
 
-
-def lower(candidate: Candidate, known: Known = lambda key: None) -> Lowered:
+def lower(candidate: Candidate, *, anew: bool = True) -> Lowered:
     """Lower one candidate. Raises whatever elaboration or tilelang raises.
 
-    If an earlier run's answer is `known`, nothing is lowered, and the answer has no blob.
+    Unless `anew`, nothing is lowered that an earlier run lowered, and the answer has no blob then.
     """
     started, work = time.perf_counter(), workload()
     context, symbol = backend_context(), SYMBOL.format(key=candidate.key)
     how = how_of(candidate.config, session().target, session().compile, work.pass_configs)
     function = elaborated(work.kernel, work.kernel_arguments, work.as_written(candidate.config), context.target)
     function = function.with_attr("global_symbol", symbol)
-    ir_key, kernel = key_of(function, how), ir_digest(function)
+    bare = text_of(function)
+    ir_key = key_of(bare, how)
     roles = roles_of(function, work.out_idx, work.zero, work.restore, work.like_tilelang)
-    if (found := known(ir_key)) is not None:
-        seconds, own = round(time.perf_counter() - started, 4), {"ir_digest": kernel, "roles": roles}
-        return msgspec.structs.replace(found, index=candidate.index, seconds=seconds, blob=b"", **own)
-    configs = tilelang.normalize_pass_configs(dict(how.pass_configs))
-    seen: list[Layouts] = []
-    instruments = facts.instruments(seen)
-    with tilelang.tvm.transform.PassContext(opt_level=3, config=configs, instruments=instruments), context.target:
-        host, device, *_ = tilelang.lower_to_host_device_ir(function, context)
-        lowered = _generated(candidate, function, host, device, how)
-    found_facts = msgspec.structs.replace(lowered.facts, layouts=seen[-1] if seen else None)
-    seconds = round(time.perf_counter() - started, 4)
-    kernel = kernel if lowered.storable else ""
-    more = {"ir_key": ir_key, "ir_digest": kernel, "roles": roles, "seconds": seconds}
-    return msgspec.structs.replace(lowered, facts=found_facts, **more)
+    found = None if anew else lowered_before(ir_key)
+    if found is None:
+        configs = tilelang.normalize_pass_configs(dict(how.pass_configs))
+        seen: list[Layouts] = []
+        instruments = facts.instruments(seen)
+        with tilelang.tvm.transform.PassContext(opt_level=3, config=configs, instruments=instruments), context.target:
+            host, device, *_ = tilelang.lower_to_host_device_ir(function, context)
+            found = _generated(candidate, function, bare, host, device, how)
+        found_facts = msgspec.structs.replace(found.facts, layouts=seen[-1] if seen else None)
+        found = msgspec.structs.replace(found, ir_key=ir_key, facts=found_facts)
+    kernel, seconds = ir_digest(function) if found.storable else "", round(time.perf_counter() - started, 4)
+    return msgspec.structs.replace(found, index=candidate.index, ir_digest=kernel, roles=roles, seconds=seconds)
 
 
-def _generated(candidate: Candidate, function: Any, host: Any, device: Any, how: CompileInputs) -> Lowered:
+def _generated(candidate: Candidate, function: Any, bare: str, host: Any, device: Any, how: CompileInputs) -> Lowered:
     """Print the sources of a lowered kernel, and collect its facts."""
     symbol, on_cpu = SYMBOL.format(key=candidate.key), how.kind == "c"
     source = printed(device)
@@ -93,7 +89,6 @@ def _generated(candidate: Candidate, function: Any, host: Any, device: Any, how:
         found_facts = msgspec.structs.replace(found_facts, work=work_of(function))
     attributes = sorted(map(str, dict(device.attrs or {}).items()))
     texts = [text.partition(symbol) for text in (source, host_source)]
-    bare = str(tilelang.tvm.ir.save_json(function.with_attr("global_symbol", _BARE)))
     alone = symbol in bare or _USERS_KERNEL in bare or any(_DIRECTIVE.search(after) for _, _, after in texts)
     before = [text for text, _, _ in texts]
     together = (how.target, how.flags, how.pass_configs, before, attributes, code_key if alone else "")
@@ -197,11 +192,15 @@ def how_of(
     )
 
 
-def key_of(function: Any, how: CompileInputs) -> str:
-    """Return the `ir_key` of an elaborated kernel, whatever its symbol."""
-    bare = function.with_attr("global_symbol", _BARE)
+def text_of(function: Any) -> str:
+    """Return an elaborated kernel as text, whatever its symbol."""
+    return str(tilelang.tvm.ir.save_json(function.with_attr("global_symbol", _BARE)))
+
+
+def key_of(text: str, how: CompileInputs) -> str:
+    """Return the `ir_key` of an elaborated kernel by its text."""
     environment = sorted((name, value) for name, value in os.environ.items() if _LOWERS.match(name))
-    return digest((str(tilelang.tvm.ir.save_json(bare)), *how.key(), *_way(), environment))
+    return digest((text, *how.key(), *_way(), environment))
 
 
 def ir_digest(function: Any) -> str:
@@ -255,5 +254,5 @@ def store_key(
     with frontend_lock:
         context = context_of(target, settings.target_host)
         function = elaborated(kernel, arguments, config, context.target)
-        found = lowered_before(key_of(function, how))
+        found = lowered_before(key_of(text_of(function), how))
     return "" if found is None else found.store_key

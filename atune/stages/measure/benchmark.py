@@ -19,7 +19,7 @@ from atune.model.jobs import Bits, BitsJob, FinalJob, Finals, MeasureJob, Prepar
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings
 from atune.stages.measure.arguments import POISONS, DrawnInputs, KernelArguments
-from atune.stages.measure.check import Mismatch, expected_outputs, judged, reference_arguments, with_cause
+from atune.stages.measure.check import Mismatch, expected_outputs, judged, reference_arguments
 from atune.stages.measure.loader import LoadError, load
 from atune.stages.measure.telemetry import Observer, holders, kind_of
 from atune.stages.measure.timer import PROBE, Timed, Timer, counts, make_timer, still_wanted
@@ -347,13 +347,6 @@ def _checked_and_timed(
     call = functools.partial(function, *arguments.values)
     arguments.guards.renew()
     wrong, worst = _called_and_judged(Timed(call), arguments, POISONS)
-
-    def call_and_wait() -> None:
-        call()
-        _device.timer.synchronise()
-
-    if wrong is not None:
-        wrong = with_cause(wrong, workload(), arguments, arguments.expected, call_and_wait)
     bits = "" if wrong or at_sizes() else arguments.digest()
     changed = arguments.restore_inputs()
     if wrong is not None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from atune.errors import WorkloadError, asked, message_of, name_of, type_of
+from atune.errors import WorkloadError, asked, message_of, name_and_message, name_of, type_of
 from atune.model.artifact import FailureKind
-from atune.model.space import _defined
+from atune.model.space import NoAnswer, defined, yes_or_no
 from atune.stages.measure.arguments import KernelArguments
 from atune.stages.measure.telemetry import kind_of
 from atune.stages.measure.tensors import same_bits
@@ -155,18 +155,19 @@ def _checked(
     except _Objection as error:
         why = str(error)
     else:
-        what = f"Workload {work.name}: the check returned {type_of(answer)}"
         if answer is None:
             return None
-        holds, is_nan = ask(f"{what}, and its truth", lambda: (bool(answer), bool(answer != answer)))
-        if not (is_nan or isinstance(answer, bool) or str(getattr(answer, "dtype", "")) in ("bool", "torch.bool")):
-            if inspect.iscoroutine(answer):
-                answer.close()  # or Python warns that nobody awaited it
-            must = "it must return True or False, or raise what is wrong and return nothing"
-            raise WorkloadError(f"{what}; {must}{_defined(check)}")
-        if holds and not is_nan:
+
+        def raised(error: BaseException) -> WorkloadError:
+            why = f", and its truth raised {name_and_message(error)}"
+            if isinstance(error, NoAnswer):
+                why = "; it must return True or False, or raise what is wrong and return nothing"
+            return WorkloadError(f"Workload {work.name}: the check returned {type_of(answer)}{why}{defined(check)}")
+
+        holds = asked(lambda: None if bool(answer != answer) else yes_or_no(answer), raised, passes=False)
+        if holds:
             return None
-        why = f"the check returned {'NaN' if is_nan else 'a false value'}"
+        why = f"the check returned {'NaN' if holds is None else 'a false value'}"
     for i, output in outputs.items():
         if i in unwritten:
             return Mismatch("unwritten", f"{why}; {_unwritten_of(f'output {i}', unwritten[i])}")
@@ -242,7 +243,7 @@ def _compared(
     where = f"{label}: {count} of {out.numel()} elements"
     kept = int((~written).sum().item())
     if kept == count:
-        return Mismatch("unwritten", f"{where} were not written, the first at {first}"), worst
+        return Mismatch("unwritten", _unwritten_of(label, ~written)), worst
     lost = int((bad & ~torch.isfinite(got) & torch.isfinite(want)).sum().item())
     if lost == count:
         return Mismatch("non_finite", f"{where} are NaN or infinite, the first at {first}"), worst
@@ -294,75 +295,3 @@ def _usual(values: Any, most: int) -> Any:
     mean_square = (sizes / top).square().nanmean(0).sqrt() * top
     quarter = sizes.masked_fill(sizes == 0, math.nan).nanquantile(0.25, 0)
     return torch.minimum(mean_square, quarter / 0.31864).nan_to_num(0)
-
-
-FILL = 0x3E
-"""A byte that makes a small number in every format. Arithmetic changes such numbers; NaN times 2 stays NaN."""
-
-
-def with_cause(
-    wrong: Mismatch, work: Workload, arguments: KernelArguments, expected: Expected | None, call: Callable[[], object]
-) -> Mismatch:
-    """Return `wrong` with the likely cause in its message. `call` calls the kernel again, and waits.
-
-    The outputs may be overwritten. A check of the user's own has its own words, and is left alone.
-    """
-    import torch
-
-    if wrong.kind == "out_of_bounds" or work.check is not None or (not expected and wrong.kind != "unwritten"):
-        return wrong
-    try:
-        if expected and wrong.kind == "mismatch":
-            causes = filter(None, (_transposed(work, arguments, expected), _of_another_dtype(arguments, expected)))
-            wrong = msgspec.structs.replace(wrong, message="; ".join([*causes, wrong.message]))
-        position = _updated_in_place(work, arguments, expected or Expected(), call)
-    except torch.OutOfMemoryError:
-        return wrong  # the device has room to compare, and none to look further
-    return wrong if position is None else Mismatch("mismatch", _in_place(position, arguments))
-
-
-def _transposed(work: Workload, arguments: KernelArguments, expected: Expected) -> str:
-    turned = Expected({i: tensor.transpose(-2, -1) for i, tensor in expected.items() if tensor.dim() > 1})
-    if len(turned) < len(expected) or compare(work, arguments, turned, {})[0] is not None:
-        return ""
-    return "it is the reference's output transposed: swap the last two axes of one"
-
-
-def _of_another_dtype(arguments: KernelArguments, expected: Expected) -> str:
-    theirs = ((tensor.dtype, arguments.values[i].dtype) for i, tensor in expected.items())
-    found = next(((one, ours) for one, ours in theirs if one != ours), None)
-    return "the reference gives {} and the kernel {}".format(*found).replace("torch.", "") if found else ""
-
-
-def _updated_in_place(
-    work: Workload, arguments: KernelArguments, expected: Expected, call: Callable[[], object]
-) -> int | None:
-    """Return the parameter that is wrong because of what it held before the call; None where there is none.
-
-    Where it begins as zeros, the result is right; or if nothing is expected, it is written where it begins as numbers.
-    """
-    may_be = {*arguments.out_idx, *arguments.writes} - {*arguments.zero}
-    wrong = [i for i in expected or arguments.out_idx if i in may_be]
-    if expected:
-        wrong = [i for i in wrong if compare(work, arguments, Expected({i: expected[i]}), {})[0] is not None]
-    arguments.restore_inputs()
-    arguments.fill_outputs(0 if expected else FILL)
-    for i in set(wrong).intersection(arguments.in_idx):
-        arguments.values[i].zero_()
-    call()
-    right = compare(work, arguments, expected, {})[0] is None if expected else not arguments.kept(FILL)
-    return wrong[0] if wrong and right else None
-
-
-def _in_place(position: int, arguments: KernelArguments) -> str:
-    if position in arguments.in_idx:
-        return (
-            f"parameter {position} is updated in place, and has the reference's result where it begins as zeros: "
-            f"zero=[{position}] makes it so. Else the reference begins with what the parameter holds"
-        )
-    others = [i for i in arguments.out_idx if i != position]
-    return (
-        f"output {arguments.out_idx.index(position)} is updated in place: the result depends on what it held before the"
-        f" call. Say what that is: zero=[{position}] for zeros, or out_idx={others} to make it an input, which the "
-        "reference then updates in place, too"
-    )

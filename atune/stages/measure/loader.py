@@ -46,16 +46,14 @@ def load(artifact: Artifact) -> Callable[..., None]:
             os.symlink(f"/proc/self/fd/{memory.fileno()}", link)
             shutil.copyfile(artifact.path, link)
             artifact = msgspec.structs.replace(artifact, path=link)
-        return _load_c(artifact) if artifact.target == "c" else _load_cuda(artifact)
-
-
-def _load_cuda(artifact: Artifact) -> Callable[..., None]:
-    try:
-        opened = tilelang.tvm.get_global_func("ffi.ModuleLoadFromFile")(artifact.path)  # as `load_module`, by its name
-        function: Callable[..., None] = opened[artifact.symbol]
-    except Exception as error:
-        raise LoadError(f"{artifact.path} has no kernel {artifact.symbol}: {error}") from error
-    return unless_empty(function, artifact)
+        try:
+            if artifact.target == "c":
+                return c_function(artifact.path, artifact, lambda given: bind_dimensions(artifact.params, given))
+            # As `load_module`, by its name.
+            opened = tilelang.tvm.get_global_func("ffi.ModuleLoadFromFile")(artifact.path)
+            return unless_empty(opened[artifact.symbol], artifact)
+        except Exception as error:
+            raise LoadError(f"{artifact.path} has no kernel {artifact.symbol}: {error}") from error
 
 
 def unless_empty(launch: Callable[..., None], artifact: Artifact) -> Callable[..., None]:
@@ -70,13 +68,6 @@ def unless_empty(launch: Callable[..., None], artifact: Artifact) -> Callable[..
             launch(*arguments)
 
     return call
-
-
-def _load_c(artifact: Artifact) -> Callable[..., None]:
-    try:
-        return c_function(artifact.path, artifact, lambda arguments: bind_dimensions(artifact.params, arguments))
-    except (OSError, AttributeError) as error:
-        raise LoadError(f"{artifact.path} has no kernel {artifact.symbol}: {error}") from error
 
 
 def checked(artifact: Artifact) -> Callable[..., None]:

@@ -180,20 +180,17 @@ class CudaTimer(Timer):
 
     def _queued(self, calls: Sequence[Timed]) -> list[float] | None:
         """Return a sample of each call, all queued behind a sleep; None if the device woke before the last one."""
-        torch = self.torch
         pairs = [self._events() for _ in calls]
         cycles = int(self.patience * (self.SLEEP_CYCLES + self.CYCLES_PER_LAUNCH * len(calls)))
-        awake = self._asleep(cycles)
-        last: Timed | None = None
-        for timed, (begin, end) in zip(calls, pairs, strict=True):
-            self._settle(timed, last)
-            begin.record()
-            timed.call()
-            end.record()
-            last = timed
-        in_time = not awake.query()
-        torch.cuda.synchronize()
-        if not in_time and cycles <= self.LONGEST_SLEEP:
+
+        def launch() -> None:
+            for timed, last, (begin, end) in zip(calls, (None, *calls[:-1]), pairs, strict=True):
+                self._settle(timed, last)
+                begin.record()
+                timed.call()
+                end.record()
+
+        if not self._in_time(cycles, launch) and cycles <= self.LONGEST_SLEEP:
             self.patience *= 2
             return None
         self.patience = max(1.0, self.patience * 0.9)
@@ -210,14 +207,7 @@ class CudaTimer(Timer):
 
     def _waits(self, timed: Timed) -> bool:
         """Tell whether a call returns only once the device is idle. A host that is merely late is so by chance."""
-        for cycles in self.PROBES:
-            awake = self._asleep(cycles)
-            self._warm(timed, 1)
-            in_time = not awake.query()
-            self.torch.cuda.synchronize()
-            if in_time:
-                return False
-        return True
+        return not any(self._in_time(cycles, lambda: self._warm(timed, 1)) for cycles in self.PROBES)
 
     def _sample(self, timed: Timed) -> float:
         """Return a sample of a call that waits for the device."""
@@ -250,13 +240,17 @@ class CudaTimer(Timer):
             self._alone[1].record()
         return reset_window(*arguments)
 
-    def _asleep(self, cycles: int) -> Any:
-        """Have the device sleep. Returns an event that is complete once it wakes."""
-        awake = self.torch.cuda.Event()
-        self.torch.cuda.synchronize()
-        self.torch.cuda._sleep(cycles)
+    def _in_time(self, cycles: int, launch: Callable[[], None]) -> bool:
+        """Tell whether `launch` returns while the device sleeps. Waits until the device has done all."""
+        cuda = self.torch.cuda
+        awake = cuda.Event()
+        cuda.synchronize()
+        cuda._sleep(cycles)
         awake.record()
-        return awake
+        launch()
+        in_time = not awake.query()
+        cuda.synchronize()
+        return in_time
 
     def _events(self) -> tuple[Any, Any]:
         event = self.torch.cuda.Event

@@ -540,10 +540,6 @@ def _is_same(run: IndexedRun, still: Still | None) -> bool:
     return still is None or (bool(run.ir_digest) and still(run.arguments, [(run.config or {}, run.ir_digest)]))
 
 
-def _kernels(state: State) -> list[tuple[Config, str]]:
-    return [(entry.config, entry.ir_digest) for entry in state.entries.values() if entry.lowered]
-
-
 def _served_to(header: RunStarted | None, events: Sequence[Event]) -> list[Event]:
     """Return the events of a run with the names of the run of `header`, which does the same work."""
     if header is None or not events or not isinstance(first := events[0], RunStarted):
@@ -565,7 +561,10 @@ def _continues(past: Sequence[AnyEvent], header: RunStarted, still: Still | None
         and same_problem(first.arguments, header.arguments)
         and all(getattr(first, name) == getattr(header, name) for name in names)
         and first.settings.get("seed") == header.settings.get("seed")
-        and (still is None or still(first.arguments, _kernels(State.of(past))))
+        and (
+            still is None
+            or still(first.arguments, [(e.config, e.ir_digest) for e in State.of(past).entries.values() if e.lowered])
+        )
     )
 
 

@@ -42,11 +42,6 @@ KERNEL = 'extern "C" __global__ void {name}(float* x) {{ x[threadIdx.x] *= {fact
 INCLUDES = "#include <tl_templates/cuda/reduce.h>\n#include <tl_templates/cuda/debug.h>\n"
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, hopper_server: cicc_server.Server) -> Path:
     """Return the folder of a run that has a server for Hopper."""

@@ -9,13 +9,14 @@ from typing import Any
 
 import anyio
 import pytest
+from services import lowered_by
 
 from atune.errors import SpaceError
 from atune.frontends.api.tuner import tune
 from atune.journal.events import CandidateLowered, Event
 from atune.model.artifact import Artifact, Lowered
-from atune.model.candidate import Candidate, config_key, with_tuples
-from atune.model.jobs import BuildJob, FindJob, LowerJob
+from atune.model.candidate import with_tuples
+from atune.model.jobs import BuildJob, FindJob
 from atune.model.settings import CompileSettings
 from atune.workers.local.compile_worker import LocalCompileWorker
 from atune.workers.local.machine import LocalMachine
@@ -35,11 +36,6 @@ GPU = atune.Workload(
     scaled, [{"scale": 2.0}, {"scale": 3.0, "compile_flags": ["-DMARK"]}], arguments={"threads": 32}, inputs=inputs
 )
 """
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture
@@ -62,10 +58,7 @@ async def lowered_all(machine: LocalMachine) -> tuple[LocalCompileWorker, list[L
     spec = await machine.describe()
     await machine.discover()
     worker = machine.compile_workers()[0]
-    candidates = [Candidate(i, config_key(c), c) for i, c in enumerate(map(with_tuples, spec.configs))]
-    found = [await worker.run(LowerJob(candidate)) for candidate in candidates]
-    assert all(isinstance(one, Lowered) for one in found), found
-    return worker, [one for one in found if isinstance(one, Lowered)]
+    return worker, await lowered_by(worker, *map(with_tuples, spec.configs))
 
 
 async def test_flags_are_an_axis_on_the_cpu(file: Path, tmp_path: Path) -> None:

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import returning_kernels as kernels
 import tilelang
-import tilelang.language as T
 import torch
 from compile_spy import spy
-from decorated import scale, scale_jit
+from decorated import scale, scale_jit, shift
 from libraries import CALLS, CPU, config_for, gpu, measured, numbers, plain
 from returning_kernels import N
 
@@ -142,22 +141,11 @@ def test_a_kernel_that_no_compiler_takes_says_why() -> None:
         measured(kernels.copied, [-1], dtype="bfloat16")
 
 
-@tilelang.jit(target="c", execution_backend="cython")
-def shifted(A, by: int = 1, block: int = 16):
-    n = T.const("n")
-    A: T.Tensor[[n], T.float32]
-    B = T.empty((n,), "float32")
-    with T.Kernel(T.ceildiv(n, block)) as bx:
-        for i in T.serial(block):
-            B[bx * block + i] = A[bx * block + i] + by
-    return B
-
-
 FACTOR, LEVEL = {"factor": 3, "block": 16}, {"factor": 3, "block": 16, "compile_flags": ("-O1",)}
 COMPILED: dict[str, tuple[Any, dict[str, Any], dict[str, Any], Callable[[Any], Any]]] = {
     "plain": (scale, {"n": 256}, FACTOR, lambda A: A * 3),
     "jit": (scale_jit, {"n": 256}, FACTOR, lambda A: A * 3),
-    "eager, by its dimensions": (shifted, {"n": 256, "by": 4}, {"block": 32}, lambda A: A + 4),
+    "eager, by its dimensions": (shift, {"n": 256, "by": 4}, {"block": 32}, lambda A: A + 4),
     "symbolic, as a dict of one key": (scale, {"n": {"$dynamic": "n"}}, FACTOR, lambda A: A * 3),
     "with reserved names": (scale, {"n": 256}, {**LEVEL, "pass_configs": {}}, lambda A: A * 3),
     "with a pass": (
@@ -168,7 +156,7 @@ COMPILED: dict[str, tuple[Any, dict[str, Any], dict[str, Any], Callable[[Any], A
 
 @pytest.mark.parametrize(("kernel", "arguments", "config", "expected"), COMPILED.values(), ids=COMPILED.keys())
 def test_without_a_library_tilelang_compiles(kernel: Any, arguments: Any, config: Any, expected: Any) -> None:
-    options: Any = {"latency_ms": 1.5, "reference_ms": 2.5, "out_idx": None if kernel is shifted else [-1]}
+    options: Any = {"latency_ms": 1.5, "reference_ms": 2.5, "out_idx": None if kernel is shift else [-1]}
     found = jit_kernel(kernel, arguments, config, target=CPU, flags=["-O3"], **options)
     assert isinstance(found, tilelang.JITKernel) and "float" in found.get_kernel_source()
     assert (found.latency, found.config, found.ref_latency) == (1.5, config, 2.5)

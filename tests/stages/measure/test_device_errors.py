@@ -89,15 +89,21 @@ def test_an_assertion_and_a_trap_on_the_device_are_named_and_the_good_ones_measu
     assert "assert" in messages["assert"] and "launch failure" in messages["trap"], messages
 
 
+def measuring(monkeypatch: pytest.MonkeyPatch, fit: Any, device: str, limit: int | None = None) -> None:
+    """Make this process a device's, in which `fit` makes the inputs."""
+    monkeypatch.setattr(benchmark, "_fit_arguments", fit)
+    monkeypatch.setattr(benchmark, "at_sizes", tuple)
+    monkeypatch.setattr(benchmark, "workload", lambda: atune.Workload(lambda x: None, [{"x": 1}]))
+    monkeypatch.setattr(benchmark, "session", lambda: SimpleNamespace(device=device, memory_bytes=limit))
+
+
 @pytest.mark.parametrize(("device", "found"), [("cpu", [False]), ("0", [False, True])])
 def test_inputs_that_do_not_fit_into_the_memory_are_the_workloads_mistake(
     device: str, found: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU only if they do not fit without copies beside them."""
 
-    tried: list[bool] = []
-
-    made: list[Any] = []
+    tried, made = list[bool](), list[Any]()
 
     def refuse(*_: object, anew: bool) -> None:
         tried.append(benchmark._device.spare)
@@ -106,10 +112,7 @@ def test_inputs_that_do_not_fit_into_the_memory_are_the_workloads_mistake(
         made.append(ref(inputs))
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 549755813632 bytes.")
 
-    monkeypatch.setattr(benchmark, "_fit_arguments", refuse)
-    monkeypatch.setattr(benchmark, "at_sizes", tuple)
-    monkeypatch.setattr(benchmark, "workload", lambda: atune.Workload(lambda x: None, [{"x": 1}]))
-    monkeypatch.setattr(benchmark, "session", lambda: SimpleNamespace(device=device, memory_bytes=None))
+    measuring(monkeypatch, refuse, device)
     monkeypatch.setattr(benchmark, "_release", lambda: None)
     monkeypatch.setattr(benchmark._device, "spare", False)
     with pytest.raises(WorkloadError, match=rf"the memory of {device} does not suffice .*: make the problem smaller"):
@@ -161,10 +164,7 @@ def test_inputs_wait_for_memory_that_others_hold(
     def refuse(*_: object, anew: bool) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 60.00 GiB")
 
-    monkeypatch.setattr(benchmark, "_fit_arguments", refuse)
-    monkeypatch.setattr(benchmark, "at_sizes", tuple)
-    monkeypatch.setattr(benchmark, "workload", lambda: atune.Workload(lambda x: None, [{"x": 1}]))
-    monkeypatch.setattr(benchmark, "session", lambda: SimpleNamespace(device="0", memory_bytes=limit and limit << 30))
+    measuring(monkeypatch, refuse, "0", limit and limit << 30)
     monkeypatch.setattr(benchmark, "_spares_memory", lambda: False)
     monkeypatch.setattr(benchmark._device, "observer", SimpleNamespace(uuid="GPU-1"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free_gib << 30, 80 << 30))

@@ -29,11 +29,6 @@ COUNT = "mark = Path({mark!r})\nmark.write_text(mark.read_text() + 'x' if mark.e
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"  # test_pool loses workers on both
-
-
-@pytest.fixture
 def mark(tmp_path: Path) -> Path:
     """A file with a letter for every time that the workload's file was run."""
     return tmp_path / "mark"
