@@ -77,6 +77,8 @@ async def test_of_equals_the_default_is_returned_also_when_it_is_not_among_the_b
     script = Script(latency_ms=lambda c: 1.0 + c["x"] / 10, final_ms=lambda c: 1.0)
     run = await finish(FakeMachine(20, script, default=15), benchmark=BenchmarkSettings(n_final=3))
     assert run.result.best_index == 15 and set(run.result.ties or ()) == {0, 1, 2}
+    run = await finish(FakeMachine(5, Script(latency_ms=valley(2))))
+    assert run.result.ties == () and run.of(FinalOrdered)[0].ties == ()
 
 
 WIDE = (-0.1, 0.1) * 10

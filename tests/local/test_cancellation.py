@@ -63,8 +63,9 @@ class Run:
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         self.program = subprocess.Popen(
-            [sys.executable, *arguments], env=self.env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+            [sys.executable, *arguments], env=self.env, cwd=ROOT,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
         return self.program
 
     def others(self) -> dict[int, str]:
@@ -215,13 +216,7 @@ def test_cancelling_the_scope_ends_everything_and_the_program_goes_on(
 ) -> None:
     script = run.tmp_path / "cancel.py"
     script.write_text(textwrap.dedent(CANCEL))
-    run.program = program = subprocess.Popen(
-        [sys.executable, str(script), f"{WORKLOADS}:{name}", str(run.journal), backend],
-        env=run.env,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    program = run.start(str(script), f"{WORKLOADS}:{name}", str(run.journal), backend)
     assert program.stdin is not None and program.stdout is not None
     wait_until(lambda: reached(run), 100, "the phase")
     before = run.others()
