@@ -32,16 +32,10 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A mark that every process of the test has; those that are left are killed."""
     mark = new_mark()
     monkeypatch.setenv(MARK, mark)
-    monkeypatch.syspath_prepend(str(HERE))
     yield mark
     for pid in marked(mark):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-@pytest.fixture
-def run_dir(tmp_path: Path) -> str:
-    return str(tmp_path / "run")
 
 
 def sleepers(mark: str) -> list[str]:

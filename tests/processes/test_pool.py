@@ -23,16 +23,10 @@ from atune.errors import MachineError, RemoteError, WorkerError, WorkerLost, Wor
 from atune.workers.processes.pool import PRINTED_CHARACTERS, ForkServer
 from atune.workers.processes.server import ForkServerProcess, shutdown
 
-HERE = Path(__file__).parents[1]
 UVLOOP = ("asyncio", {"use_uvloop": True})
 
 pytestmark = pytest.mark.anyio
 every_loop = pytest.mark.parametrize("anyio_backend", ["asyncio", "trio", pytest.param(UVLOOP, id="uvloop")])
-
-
-@pytest.fixture(autouse=True)
-def targets_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(HERE))
 
 
 @pytest.fixture
@@ -47,11 +41,6 @@ def slow_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     return str(tmp_path)
-
-
-@pytest.fixture
-def run_dir(tmp_path: Path) -> str:
-    return str(tmp_path / "run")
 
 
 @pytest.fixture(scope="module", autouse=True)
