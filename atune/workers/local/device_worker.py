@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import anyio
 import msgspec
@@ -135,14 +135,9 @@ class LocalDeviceWorker:
         return self._worker is not None and self._worker.alive
 
     async def run(self, job: Job[A]) -> A:
-        if isinstance(job, StartJob):
-            return cast(A, await self._start())
-        work: dict[type, Any] = {
-            PrepareJob: self._prepare, MeasureJob: self._measure, BitsJob: self._bits, FinalJob: self._final,
-        }  # fmt: skip
-        return cast(A, await work[type(job)](job))
+        return cast(A, await getattr(self, f"_{job.name}")(job))
 
-    async def _start(self) -> Started:
+    async def _start(self, _: StartJob) -> Started:
         await self._stop()
         await self._wait_for_memory()
         self._worker = await self._handed_on() or await self.workers.until_it_works(self._new)
