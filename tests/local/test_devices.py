@@ -23,7 +23,7 @@ from atune.journal.events import (
     Warned,
 )
 from atune.journal.result import Result
-from atune.model.device import DeviceInfo
+from atune.model.jobs import Started, StartJob
 from atune.model.settings import BenchmarkSettings
 from atune.reporting.summary import summary
 from atune.testing import FakeDeviceWorker, FakeMachine, Script
@@ -168,7 +168,7 @@ class OneByOne:
 def losing(monkeypatch: pytest.MonkeyPatch, stage: str) -> list[str]:
     """Lose the device that is the first to come to `stage`, for good. Returns a list for its name."""
     lost = list[str]()
-    original, start = getattr(FakeDeviceWorker, f"_{stage}"), FakeDeviceWorker.start
+    original, start = getattr(FakeDeviceWorker, f"_{stage}"), FakeDeviceWorker._start
 
     async def once(self: FakeDeviceWorker, *given: Any) -> Any:
         if lost:
@@ -177,13 +177,13 @@ def losing(monkeypatch: pytest.MonkeyPatch, stage: str) -> list[str]:
         self.alive = False
         raise ServerLost("its host is gone")
 
-    async def started(self: FakeDeviceWorker) -> DeviceInfo:
+    async def started(self: FakeDeviceWorker, job: StartJob) -> Started:
         if self.name in lost:
             raise WorkerError("its host is gone")
-        return await start(self)
+        return await start(self, job)
 
     monkeypatch.setattr(FakeDeviceWorker, f"_{stage}", once)
-    monkeypatch.setattr(FakeDeviceWorker, "start", started)
+    monkeypatch.setattr(FakeDeviceWorker, "_start", started)
     return lost
 
 
