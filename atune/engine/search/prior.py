@@ -327,7 +327,7 @@ def columns(
     runs = tuple(float(can_run(facts[index], figures)) for index in indices)
     return {
         "indices": indices,
-        "prior": tuple(_rounded(prior.get(index)) for index in indices) if prior else (),
+        "prior": tuple(float(f"{prior[index]:.6g}") if index in prior else None for index in indices) if prior else (),
         "facts": {CAN_RUN: runs} if len(set(runs)) > 1 else {},
     }
 
@@ -343,7 +343,3 @@ def survey_fields(surveyed: SpaceSurveyed | None) -> dict[str, Any]:
             if value is not None:
                 facts.setdefault(index, {})[name] = value
     return {"prior": prior or None, "facts": facts}
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.6g}")

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from itertools import chain, islice
 from typing import Any
 
-from atune.engine.search.bayesian import Bayesian
 from atune.engine.search.interface import SPREAD, Encoding, Searched, Strategy, by_prior
 from atune.errors import UsageError
 from atune.model.candidate import ADVISED
@@ -76,12 +75,18 @@ class Advised(FixedOrder):
         super().__init__(())
 
 
-AUTO, EXHAUSTIVE, RANDOM, PRIOR, BAYESIAN = "auto", Exhaustive.name, Random.name, Ranked.name, Bayesian.name
+def _bayesian(searched: Searched) -> Strategy:
+    from atune.engine.search.bayesian import Bayesian  # imports numpy
+
+    return Bayesian(searched)
+
+
+AUTO, EXHAUSTIVE, RANDOM, PRIOR, BAYESIAN = "auto", Exhaustive.name, Random.name, Ranked.name, "bayesian"
 MAKERS: dict[str, Callable[[Searched], Strategy]] = {
     EXHAUSTIVE: Exhaustive,
     RANDOM: Random,
     PRIOR: Ranked,
-    BAYESIAN: Bayesian,
+    BAYESIAN: _bayesian,
 }
 SHOWN = (AUTO, *MAKERS)
 """The names that a user may give, for messages."""

@@ -73,8 +73,7 @@ def process_folders(run_dir: str) -> dict[str, str]:
     }
 
 
-@asynccontextmanager
-async def fork_server(warn: Callable[[str], None] = ignored) -> AsyncGenerator[ForkServer, None]:
+def fork_server(warn: Callable[[str], None] = ignored) -> ForkServer:
     """Start the fork server, or take the warm one that the previous run left. `warn` is told of a lost server."""
 
     def again() -> ForkServerProcess:
@@ -82,8 +81,7 @@ async def fork_server(warn: Callable[[str], None] = ignored) -> AsyncGenerator[F
         warn("the fork server was lost: another starts, and interrupted work is repeated")
         return process
 
-    async with ForkServer(taken(), park=parked.park, again=again) as server:
-        yield server
+    return ForkServer(taken(), park=parked.park, again=again)
 
 
 class Workers:
