@@ -89,14 +89,11 @@ async def test_the_others_of_a_hopeless_group_are_compiled_after_it(hangs: int) 
 
 
 async def test_the_default_configuration_is_compiled_however_long_that_takes() -> None:
-    """Everything is compared with it. Another one that takes as long is ended."""
+    """Everything is compared with it. Another one that takes as long is ended. The user's deadline counts, though."""
     script = Script(compile_s=lambda config: 200.0 if config["x"] in (0, 15) else 0.5)
     run = await finish(FakeMachine(20, script, workers=3, compile=ALONE, default=0), compile=ALONE)
     [failed] = run.of(BuildFailed)
     assert failed.index == 15 and failed.kind == "hopeless" and 0 in run.measured()
-
-
-async def test_the_users_deadline_counts_for_the_default_configuration() -> None:
     run = await finish(FakeMachine(20, Script(hangs={0: "build"}), compile=ALONE, default=0), compile=ALONE)
     [failed] = run.of(BuildFailed)
     assert failed.message == "compiling ran past compile_timeout_s=1000" and failed.kind == "timeout"

@@ -201,7 +201,11 @@ async def test_wall_time_sums_the_parts(tmp_path: Path) -> None:
 
 
 async def test_a_candidate_that_the_program_died_of_twice_is_suspect_and_skipped(tmp_path: Path) -> None:
-    journal = tmp_path / "j"
+    """An interruption in order makes nobody suspect."""
+    journal, interrupted = tmp_path / "j", tmp_path / "interrupted"
+    for _ in range(3):
+        await until(interrupted, lambda e: isinstance(e, BenchmarkStarted) and e.index == 9)
+    assert not [r for r in (await resume(interrupted, machine=fake())).failures if r.kind == "suspect"]
     for death in range(2):
         await until(journal, lambda e: isinstance(e, BenchmarkStarted) and e.index == 9)
         events = read(journal)
@@ -213,14 +217,6 @@ async def test_a_candidate_that_the_program_died_of_twice_is_suspect_and_skipped
     assert record.index == 9 and "died twice" in record.message and 9 not in machine.measured["fake-0"]
     assert result.measured + result.failed + result.pruned + result.duplicates == result.total == 40
     assert summary(replay(journal)) == summary(result)
-
-
-async def test_an_interruption_in_order_makes_nobody_suspect(tmp_path: Path) -> None:
-    journal = tmp_path / "j"
-    for _ in range(3):
-        await until(journal, lambda e: isinstance(e, BenchmarkStarted) and e.index == 9)
-    result = await resume(journal, machine=fake())
-    assert not [r for r in result.failures if r.kind == "suspect"]
 
 
 async def test_a_torn_tail_is_cut_off_with_an_event_that_says_so(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 import pytest
 from fork_servers import fork_server
-from processes import in_groups
+from processes import in_groups, until
 
 from atune.errors import MachineError, RemoteError, WorkerError, WorkerLost, WorkerTimeout
 from atune.workers.processes.pool import PRINTED_CHARACTERS, ForkServer
@@ -96,13 +96,6 @@ def childless() -> bool:
     except ChildProcessError:
         return True
     return False
-
-
-async def until(condition: Callable[[], object], timeout_s: float = 2.0) -> bool:
-    with anyio.move_on_after(timeout_s):
-        while not condition():
-            await anyio.sleep(0.01)
-    return bool(condition())
 
 
 @every_loop

@@ -112,7 +112,6 @@ def by_arch(arch: str) -> Figures:
 def test_a_product_that_warps_cannot_divide_cannot_run(arch: str, shape: dict[str, int], runs: bool) -> None:
     facts = product(**shape, k=32, stages=1)
     assert prior.can_run(facts, by_arch(arch)) == runs
-    assert prior.can_run(facts, by_arch(arch)) == runs
     assert math.isfinite(prior.estimate(facts, by_arch(arch)) or math.nan)
 
 
