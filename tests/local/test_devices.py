@@ -9,6 +9,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 from fake_runs import finish, valley
+from own_strategy import Own
 
 from atune.engine.final import LOOKS
 from atune.errors import ServerLost, WorkerError
@@ -150,19 +151,10 @@ async def test_the_final_ends_at_its_limit_and_a_tie_goes_to_the_smaller_key() -
     assert len(winners) == 1
 
 
-class OneByOne:
+class OneByOne(Own):
     """A strategy that waits for each outcome."""
 
-    name, most_outstanding = "one by one", 1
-
-    def __init__(self, total: int) -> None:
-        self._left = list(range(total))
-
-    def ask(self) -> int | None:
-        return self._left.pop() if self._left else None
-
-    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
-        pass
+    most_outstanding = 1
 
 
 def losing(monkeypatch: pytest.MonkeyPatch, stage: str) -> list[str]:
@@ -194,7 +186,7 @@ async def test_what_a_lost_device_left_is_measured_before_anything_new(
     """The strategy proposes nothing before it knows the outcome, and the other device waits for a proposal."""
     lost = losing(monkeypatch, stage)
     with anyio.fail_after(20):
-        run = await finish(FakeMachine(6, Script(latency_ms=valley(2)), devices=2), strategy=OneByOne(6))
+        run = await finish(FakeMachine(6, Script(latency_ms=valley(2)), devices=2), strategy=OneByOne())
     assert lost and run.result.measured == 6 and run.result.best_index == 2
 
 
