@@ -135,9 +135,11 @@ class LocalDeviceWorker:
         return self._worker is not None and self._worker.alive
 
     async def run(self, job: Job[A]) -> A:
+        if isinstance(job, StartJob):
+            return cast(A, await self._start())
         return cast(A, await getattr(self, f"_{job.name}")(job))
 
-    async def _start(self, _: StartJob) -> Started:
+    async def _start(self) -> Started:
         await self._stop()
         await self._wait_for_memory()
         self._worker = await self._handed_on() or await self.workers.until_it_works(self._new)
