@@ -16,7 +16,7 @@ MODES = [
 ]  # fmt: skip
 
 
-def good(scale: float, threads: int) -> Any:
+def scaled(scale: float, threads: int = 0) -> Any:
     if threads:
 
         @T.prim_func
@@ -111,20 +111,16 @@ def calling(name: str, threads: int, *arguments: int) -> Any:
     return main
 
 
-def scaled(scale: float, threads: int = 0) -> Any:
-    return good(scale, threads)
-
-
 def moody(mode: str, threads: int = 0) -> Any:
     match mode:
         case "ok":
-            return good(2.0, threads)
+            return scaled(2.0, threads)
         case "also ok":
             return calling("__syncthreads" if threads else "rand", threads)
         case "wrong":
-            return good(2.5, threads)
+            return scaled(2.5, threads)
         case "nan":
-            return good(float("nan"), threads)
+            return scaled(float("nan"), threads)
         case "skip":
             return silent(threads)
         case "crash":

@@ -19,7 +19,7 @@ from atune.errors import JournalError
 from atune.journal.events import BenchmarkFailed, BenchmarkStarted, CandidateMeasured, RunResumed
 from atune.journal.reader import read, replay
 
-TOTAL = 24
+TOTAL, KILLS = 24, 3
 
 
 def machine() -> Any:
@@ -69,10 +69,7 @@ def work(journal: str) -> None:
 class Crash:
     """What rounds of killing and going on have found."""
 
-    rounds: int = 0
     kills: int = 0
-    torn: int = 0
-    suspects: int = 0
     measurements: int = 0
 
 
@@ -80,12 +77,18 @@ def truth(journal: Path) -> dict[int, tuple[Any, ...]]:
     return {r.index: (r.status, r.kind, r.same_as, r.latency_ms) for r in replay(journal).records}
 
 
-def one_round(folder: Path, seed: int, whole: Path, found: Crash, kills: int = 3) -> None:
-    """Kill the whole tree at random instants, up to `kills` times, then let it end. Raises where a thing is lost."""
+async def finish(journal: Path) -> None:
+    from atune.frontends.api.tuner import tune
+
+    await tune(machine=machine(), journal=journal)
+
+
+def one_round(folder: Path, seed: int, whole: Path, found: Crash) -> None:
+    """Kill the whole tree at random instants, up to `KILLS` times, then let it end. Raises where a thing is lost."""
     dice, journal = random.Random(seed), folder / f"{seed}.jsonl"
     kept: dict[int, tuple[float, ...]] = {}
-    for kill in range(dice.randint(1, kills) + 1):
-        last = kill == kills
+    for kill in range(dice.randint(1, KILLS) + 1):
+        last = kill == KILLS
         process = subprocess.Popen(
             [sys.executable, __file__, str(journal)], stdout=subprocess.PIPE, start_new_session=True
         )
@@ -98,7 +101,6 @@ def one_round(folder: Path, seed: int, whole: Path, found: Crash, kills: int = 3
         process.stdout.close()
         if not journal.exists() or not journal.stat().st_size:
             continue
-        found.torn += not journal.read_bytes().endswith(b"\n")
         try:
             now = timings(journal)
         except JournalError as error:
@@ -108,16 +110,6 @@ def one_round(folder: Path, seed: int, whole: Path, found: Crash, kills: int = 3
         assert kept.items() <= now.items(), f"round {seed}: a finished measurement is lost"
         kept = now
     anyio.run(finish, journal)
-    check(journal, whole, kept, found, seed)
-
-
-async def finish(journal: Path) -> None:
-    from atune.frontends.api.tuner import tune
-
-    await tune(machine=machine(), journal=journal)
-
-
-def check(journal: Path, whole: Path, kept: dict[int, tuple[float, ...]], found: Crash, seed: int) -> None:
     assert kept.items() <= timings(journal).items(), f"round {seed}: a finished measurement is lost"
     events = read(journal)
     suspects = {e.index for e in events if isinstance(e, BenchmarkFailed) and e.kind == "suspect"}
@@ -133,8 +125,6 @@ def check(journal: Path, whole: Path, kept: dict[int, tuple[float, ...]], found:
     else:
         assert got == expected, f"round {seed}: the final result differs"
         assert replay(journal).best_index == replay(whole).best_index
-    found.rounds += 1
-    found.suspects += len(suspects)
     found.measurements += len(timings(journal))
 
 

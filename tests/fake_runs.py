@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +71,22 @@ def of_kind(journal: Path, kind: type[Event]) -> list[Any]:
     return [event for event in read(journal) if isinstance(event, kind)]
 
 
-def cut_before(journal: Path, count: int) -> None:
-    """Leave the journal as it was when the program died before its proposal number `count`."""
-    lines = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(b"".join(lines[: of_kind(journal, CandidateProposed)[count].seq]))
+def proposed(run: Path | Iterable[Any]) -> list[int]:
+    """Return what a run proposed, by its journal or its events: without what failed in the survey."""
+    events = read(run) if isinstance(run, Path) else run
+    return [e.index for e in events if isinstance(e, CandidateProposed) and not e.surveyed]
+
+
+def cut(journal: Path, events: int, part: Path | None = None) -> Path:
+    """Leave so many events of a journal, as a SIGKILL after them does: in the file `part`, if one is named."""
+    part = part or journal
+    part.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:events]))
+    return part
+
+
+def cut_before(journal: Path, count: int, part: Path | None = None) -> Path:
+    """Leave a journal as it was when the program died before its proposal number `count`."""
+    return cut(journal, of_kind(journal, CandidateProposed)[count].seq, part)
 
 
 def copying(place: float) -> StaticFacts:

@@ -58,26 +58,16 @@ def deadly_kernel(x: int) -> Any:
     return kernel(x)
 
 
-def clear() -> None:
+def clearing_kernel(x: int) -> Any:
     """Remove all that atune has in the program's `$TMPDIR`, as a cleaner of temporary files does; once."""
     with suppress(FileNotFoundError):
         (Path(os.environ[DYING]) / "clears").unlink()
         shutil.rmtree(Path(os.environ["TMPDIR"]).parents[1], ignore_errors=True)
-
-
-def clearing_kernel(x: int) -> Any:
-    if x == 1:
-        clear()
     return kernel(x)
 
 
-def clearing_check(outputs: list[Any], expected: list[Any]) -> None:
-    clear()
-
-
 FEW = atune.Space(x=[0, 1, 2])
-CLEARED_LOWERING = atune.Workload(clearing_kernel, FEW, reference=reference)
-CLEARED_MEASURING = atune.Workload(kernel, FEW, reference=reference, check=clearing_check)
+CLEARED = atune.Workload(clearing_kernel, FEW, reference=reference)
 IN_FINAL = atune.Workload(kernel, FEW, reference=reference, check=deadly("final"))
 MEASURED = atune.Workload(kernel, FEW, reference=reference, check=deadly("measure"))
 LOWERED = atune.Workload(deadly_kernel, FEW, reference=reference)

@@ -9,6 +9,8 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import anyio
+
 MARK = "ATUNE_TEST_MARK"
 
 
@@ -39,6 +41,14 @@ def wait_until(condition: Callable[[], bool], within_s: float, what: str) -> flo
         time.sleep(min(max(0.01, 4 * (now - asked)), 0.1))  # looking through /proc takes long itself
         asked = time.monotonic()
     return time.monotonic() - started
+
+
+async def until(condition: Callable[[], object], within_s: float = 2.0) -> bool:
+    """Wait for `condition` beside the event loop; tell whether it came."""
+    with anyio.move_on_after(within_s):
+        while not condition():
+            await anyio.sleep(0.01)
+    return bool(condition())
 
 
 def gone(pid: int) -> bool:

@@ -50,7 +50,6 @@ HOLDS_THE_LOCK = atune.Workload(kernel, atune.Space(a=range(3), where=holds_the_
 CALLS_WHAT_SLEEPS = atune.Workload(kernel, atune.Space(a=range(3), where=calls_what_sleeps))
 LEAVES = atune.Workload(kernel, atune.Space(a=range(3), where=leaves))
 AXIS = atune.Workload(kernel, atune.Space(a=axis))
-LARGE = atune.Workload(kernel, atune.Space({n: range(1000) for n in "abc"}, where=lambda a, b: a <= b))
 LATE = atune.Workload(kernel, atune.Space(a=range(100), b=range(50), where=late))
 LISTED = atune.Workload(
     kernel, atune.Space(a=range(100), b=range(50), where=lambda a, b: a != b), default={"a": 1, "b": 0}

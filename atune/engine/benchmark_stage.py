@@ -140,22 +140,22 @@ class BenchmarkStage:
         Returns False if the device was given up or excluded.
         """
         await self.run.found_roles.wait()
-        while self.run.params is None and not self.run.compiled.is_set():
+        while (lowered := self.run.lowered) is None and not self.run.compiled.is_set():
             await self.run.changed()
-        if self.run.params is None or self.run.stopping:
+        if lowered is None or self.run.stopping:
             return True  # nothing will be measured
         self.run.measuring += 1
-        params, candidate = self.run.params, self.run.lowered
         try:
             for _ in range(DEVICE_STARTS):
                 try:
-                    prepared = await worker.run(PrepareJob(params.params, fitting(params.roles, self.run.roles)))
+                    prepared = await worker.run(PrepareJob(lowered.params, fitting(lowered.roles, self.run.roles)))
                 except WorkloadError as error:
-                    default = await self._default_params()
-                    if default is not None and default.params != params.params:  # the first one's may fit no other
-                        params, candidate = default, None
-                    elif isinstance(error, InputsMisfit) and candidate is not None:
-                        raise WorkloadError(f"{describe_config(candidate.config)}: {error}") from error
+                    default = await self._default()
+                    if default is not None and default.params != lowered.params:  # the first one's may fit no other
+                        lowered = default
+                    elif isinstance(error, InputsMisfit) and lowered is self.run.lowered:
+                        config = self.state.entry(lowered.index).config
+                        raise WorkloadError(f"{describe_config(config)}: {error}") from error
                     else:
                         raise
                 except WorkerLost as error:
@@ -170,14 +170,14 @@ class BenchmarkStage:
             self.run.measuring -= 1
             self.run.wake()
 
-    async def _default_params(self) -> Lowered | None:
+    async def _default(self) -> Lowered | None:
         """Return the default as soon as it is lowered; None if it is not, or fails."""
         index = self.state.default_index
-        while index is not None and self.run.default_params is None:
+        while index is not None and self.run.default is None:
             if self.state.outcome(index) is not None or self.run.compiled.is_set() or self.run.stopping:
                 break
             await self.run.changed()
-        return self.run.default_params
+        return self.run.default
 
     def _note_speed(self, worker: DeviceWorker, reference: Timing | None) -> bool:
         """Record what the reference took on a device. Returns False if the device is excluded."""

@@ -43,7 +43,8 @@ async def find_roles(run: Run, worker: CompileWorker, candidates: Sequence[Candi
     Raises `WorkloadError` if an output that is named is not there.
     """
     for candidate in candidates:
-        lowered = run.lowered
+        first = run.lowered
+        lowered = None if first is None else next((one for one in candidates if one.index == first.index), None)
         answer = await worker.run(RolesJob(lowered or candidate))
         if isinstance(answer, Roles):
             run.roles = answer
@@ -225,10 +226,9 @@ class CompileStage:
     async def _lower_one(self, worker: CompileWorker, candidate: Candidate) -> None:
         answer = await worker.run(LowerJob(candidate))
         if isinstance(answer, Lowered):
-            self.run.params = self.run.params or answer
+            self.run.lowered = self.run.lowered or answer
             if candidate.index == self.run.recorder.state.default_index:
-                self.run.default_params = answer
-            self.run.lowered = self.run.lowered or candidate
+                self.run.default = answer
             self.emit(
                 CandidateLowered,
                 worker=worker.name,

@@ -53,12 +53,12 @@ class Engine:
         self._start = Start(machine, self._run, settings)
         self._early_warnings = list[str]()
         """Warnings from before the start is recorded."""
-        self._started, self._ended_by = False, "exhausted"
+        self._ended_by = "exhausted"
         self._chance: float | None = None
 
     def _warn(self, message: str) -> None:
         """Record a warning of the machine, once the run's start is recorded."""
-        if self._started:
+        if self.recorder.emitted:
             self.recorder.emit(Warned, message=message)
         else:
             self._early_warnings.append(message)
@@ -88,7 +88,6 @@ class Engine:
         """Compile and measure the work that is left, and run the final."""
         run, machine, start, settings = self._run, self.machine, self._start, self.settings
         compile_workers, device_workers = start.compile_workers, machine.device_workers()
-        self._started = True
         for message in self._early_warnings:
             self._warn(message)
         n = len(compile_workers)
@@ -115,7 +114,7 @@ class Engine:
         async def find_and_compile(worker: CompileWorker) -> None:
             if plan.default and run.recorder.state.entry(plan.default[0].index).lowered:  # by an earlier part
                 lowered = await worker.run(LowerJob(plan.default[0]))
-                run.default_params = lowered if isinstance(lowered, Lowered) else None
+                run.default = lowered if isinstance(lowered, Lowered) else None
             await find_roles(run, worker, [*plan.default, *plan.candidates.values()])
             await compiling.serve(worker)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any
 
 import anyio
 
@@ -204,7 +205,7 @@ class FinalStage:
             try:
                 if self.benchmark.same_bits and await self._other_bits(worker, chosen):
                     return True
-                entries, ties, reference = await self._rounds(worker, chosen, contenders)
+                order = await self._rounds(worker, chosen, contenders)
             except _FinalistsFailed as failed:
                 await self._drop(worker, failed.args)
                 return True
@@ -217,15 +218,7 @@ class FinalStage:
                 elif not await self.measuring.restarted(worker, str(error)):
                     return self._on_another(without)
             else:
-                where = {"worker": worker.name, "device": worker.name}
-                self.emit(
-                    FinalOrdered,
-                    **where,
-                    entries=tuple(entries),
-                    reference=reference,
-                    ties=ties,
-                    memory_bytes=self._memory_bytes,
-                )
+                self.emit(FinalOrdered, worker=worker.name, device=worker.name, **order)
                 return False
         self.emit(Warned, message=without)
         return False
@@ -248,12 +241,11 @@ class FinalStage:
         if not worker.alive:
             await self.measuring.restarted(worker, f"{failures[0].kind}: {failures[0].message}")
 
-    async def _rounds(
-        self, worker: DeviceWorker, chosen: Sequence[int], contenders: Sequence[int]
-    ) -> tuple[list[FinalEntry], tuple[int, ...], Timing | None]:
+    async def _rounds(self, worker: DeviceWorker, chosen: Sequence[int], contenders: Sequence[int]) -> dict[str, Any]:
         """Time all in turn, then those whose order is open, until it is settled or a limit is reached.
 
         Default and reference are in every round, so that all that the winner is compared with is timed as it is.
+        Returns fields of `FinalOrdered`.
         """
         rounds = self.benchmark.n_final_rounds
         began, default = self.run.recorder.elapsed_s, self._default()
@@ -270,7 +262,8 @@ class FinalStage:
             if reference is not None and found.reference is not None:
                 reference = reference.and_more(found.reference)
         keys = {i: self.state.entries[i].key for i in timings}
-        return *final_order(timings, contenders, keys, default), reference
+        entries, ties = final_order(timings, contenders, keys, default)
+        return {"entries": tuple(entries), "ties": ties, "reference": reference, "memory_bytes": self._memory_bytes}
 
     async def _timed(self, worker: DeviceWorker, finalists: Sequence[int], rounds: int) -> Finals:
         artifacts = tuple(self.run.artifacts[i] for i in finalists)

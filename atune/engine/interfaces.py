@@ -33,7 +33,6 @@ class CompileWorker(Protocol):
 
     async def run(self, job: Job[A]) -> A:
         """Do one of `atune.model.jobs.CompileJob`; each says what it raises."""
-        ...
 
 
 class DeviceWorker(Protocol):
@@ -44,11 +43,9 @@ class DeviceWorker(Protocol):
     @property
     def alive(self) -> bool:
         """Whether the process runs; it may end at any time."""
-        ...
 
     async def run(self, job: Job[A]) -> A:
         """Do one of `atune.model.jobs.DeviceJob`; each says what it raises."""
-        ...
 
 
 def ignored(*_: object) -> None:
@@ -65,25 +62,20 @@ class Machine(Protocol):
 
         `warn` is called with messages for the user that no outcome carries; `wake`, when `hints` may have changed.
         """
-        ...
 
     async def describe(self, *, seed: int = 0) -> WorkloadSpec:
         """Describe the workload: list its space, or of a large one what `seed` draws."""
-        ...
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
         """Resolve target ``auto`` and find the devices. Raises `TargetError` if a device or target is missing."""
-        ...
 
     def compile_workers(self) -> Sequence[CompileWorker]: ...
 
     async def prepare(self, candidates: int) -> None:
         """Choose how a run of `candidates` compiles. Called once, after `discover` and before `compile_workers`."""
-        ...
 
     def hints(self, measuring: int) -> CompileHints:
         """Return the current hints for the scheduler, while `measuring` devices have a candidate."""
-        ...
 
     def device_workers(self) -> Sequence[DeviceWorker]: ...
 

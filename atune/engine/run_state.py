@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,7 +20,6 @@ from atune.journal.events import ArtifactBuilt, BestChanged, CandidateMeasured, 
 from atune.journal.state import State
 from atune.journal.writer import Journal
 from atune.model.artifact import Artifact, Lowered, Roles
-from atune.model.candidate import Candidate
 from atune.model.device import DeviceLimits
 from atune.reporting.log import EventLog, event_log
 from atune.workload.workload import WorkloadSpec
@@ -69,25 +68,13 @@ async def opened_aside(start: Callable[[], Opened], close: Callable[[Opened], ob
 
     After a cancellation the thread ends on its own, and then leaves nothing open, and no lock.
     """
-    found: list[Opened] = []
-    given_up, turn = False, threading.Lock()
-
-    def run() -> None:
-        opened = start()
-        with turn:
-            found.append(opened)
-            if given_up:
-                close(opened)
-
+    opened: Future[Opened] = Future()
     try:
-        await anyio.to_thread.run_sync(run, abandon_on_cancel=True)
+        await anyio.to_thread.run_sync(lambda: opened.set_result(start()), abandon_on_cancel=True)
     except BaseException:
-        with turn:
-            given_up = True
-            for one in found:
-                close(one)
+        opened.add_done_callback(lambda opened: close(opened.result()))
         raise
-    return found[0]
+    return opened.result()
 
 
 Listener = Callable[[Event], None]
@@ -200,12 +187,10 @@ class Run:
         self.outcomes = Outcomes(self.recorder)
         self.artifacts: dict[int, Artifact] = {}
         """Libraries of the measured candidates, for the final."""
-        self.params: Lowered | None = None
+        self.lowered: Lowered | None = None
         """The first lowered candidate, for whose parameters devices make their inputs; None before that."""
-        self.default_params: Lowered | None = None
+        self.default: Lowered | None = None
         """The default, by whose parameters inputs are judged that misfit those; None before it is lowered."""
-        self.lowered: Candidate | None = None
-        """The first candidate that was lowered."""
         self.roles = Roles()
         """The roles of the parameters of the first candidate that elaborates, the default if it does."""
         self.found_roles = anyio.Event()

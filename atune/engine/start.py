@@ -23,7 +23,6 @@ from atune.engine.interfaces import CompileWorker, Machine
 from atune.engine.run_state import Run
 from atune.engine.screen import LayoutChoice, layout_choice
 from atune.engine.search.devices import Figures
-from atune.engine.search.enough import Enough
 from atune.engine.search.interface import Guarded, Searched, Strategy, latency_or_reason
 from atune.engine.search.prior import CAN_RUN, figures_for, survey_fields
 from atune.engine.search.strategies import AUTO, chosen, make_strategy, uses_prior
@@ -365,7 +364,11 @@ class Plan:
         else:
             own = self.given
             getattr(own, "begin", lambda _: None)(searched)
-        enough = Enough(own, searched) if self.budget.auto and searched.prior else None
+        enough = None
+        if self.budget.auto and searched.prior:
+            from atune.engine.search.enough import Enough  # imports numpy
+
+            enough = Enough(own, searched)
         strategy = Guarded(own, candidates, searched.first, last, enough)
         strategy.tell_all(past for past in _past(state) if past[0] in candidates)
         for index in self.suspects.keys() & candidates.keys():
@@ -490,9 +493,5 @@ def _values(arguments: Mapping[str, Any]) -> str:
 
 def _past(state: State) -> list[tuple[int, float | None, str]]:
     """Return the outcomes so far in their order, as strategies get them: index, latency and reason."""
-    found = []
-    for entry in proposed(state):
-        outcome = state.outcome(entry.index)
-        if outcome is not None:
-            found.append((outcome.seq, (entry.index, *latency_or_reason(state, entry.index))))
-    return [past for _, past in sorted(found, key=lambda each: each[0])]
+    seqs = {one.index: outcome.seq for one in proposed(state) if (outcome := state.outcome(one.index)) is not None}
+    return [(index, *latency_or_reason(state, index)) for index in sorted(seqs, key=seqs.__getitem__)]

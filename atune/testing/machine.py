@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import anyio
 import anyio.lowlevel
@@ -27,7 +27,7 @@ from atune.model.artifact import (
     Lowered,
     Roles,
 )
-from atune.model.candidate import BASELINE, Candidate, Config, config_key, space_hash
+from atune.model.candidate import BASELINE, Config, config_key, space_hash
 from atune.model.device import DeviceInfo, DeviceLimits, Target
 from atune.model.folders import run_folder
 from atune.model.measurement import FinalEntry, Measurement, Timing
@@ -46,29 +46,19 @@ class FakeCompileWorker:
         self.machine, self.name = machine, name
 
     async def run(self, job: jobs.Job[jobs.A]) -> jobs.A:
-        answer: Any = None
-        match job:
-            case jobs.LowerJob():
-                answer = await self._lower(job.candidate)
-            case jobs.ElaborateJob():
-                kernel = self.machine.script.ir_digest
-                known = [Elaborated(one.index, ir_digest=kernel(one.config)) for one in job.candidates]
-                answer = known if job.digests else await self._elaborate(job.candidates)
-            case jobs.RolesJob():
-                answer = self._roles(job.candidate.index)
-            case jobs.BuildJob():
-                answer = await self._build(job)
-            case jobs.CompareJob():
-                answer = await self._compare(job)
-        return cast(jobs.A, answer)
+        return cast(jobs.A, await getattr(self, f"_{job.name}")(job))
 
-    def _roles(self, index: int) -> Roles | Failure:
+    async def _find(self, job: jobs.FindJob) -> None:
+        """It has no artifact store."""
+
+    async def _roles(self, job: jobs.RolesJob) -> Roles | Failure:
+        index = job.candidate.index
         self.machine.examined.append(index)
         kind = self.machine.script.failure(index, "lower")
         return Roles(outputs=(0,)) if kind is None else Failure(index, kind, f"scripted to fail: {kind}")
 
-    async def _lower(self, candidate: Candidate) -> Lowered | Failure:
-        machine, script, index = self.machine, self.machine.script, candidate.index
+    async def _lower(self, job: jobs.LowerJob) -> Lowered | Failure:
+        machine, script, candidate, index = self.machine, self.machine.script, job.candidate, job.candidate.index
         limit = machine.compile.compile_timeout_s
         machine.lowered.append(index)
         machine._given[index] = candidate.config
@@ -90,8 +80,10 @@ class FakeCompileWorker:
             blob=b"",
         )
 
-    async def _elaborate(self, candidates: Sequence[Candidate]) -> list[Elaborated | Failure] | jobs.GroupFailed:
-        machine, script = self.machine, self.machine.script
+    async def _elaborate(self, job: jobs.ElaborateJob) -> list[Elaborated | Failure] | jobs.GroupFailed:
+        machine, script, candidates = self.machine, self.machine.script, job.candidates
+        if job.digests:
+            return [Elaborated(one.index, ir_digest=script.ir_digest(one.config)) for one in candidates]
         limit, answers = machine.compile.compile_timeout_s, list[Elaborated | Failure]()
         machine.elaborated.append(tuple(candidate.index for candidate in candidates))
         for index, config in ((candidate.index, candidate.config) for candidate in candidates):
@@ -160,23 +152,9 @@ class FakeDeviceWorker:
         """Whether a candidate has run in this process."""
 
     async def run(self, job: jobs.Job[jobs.A]) -> jobs.A:
-        answer: Any
-        match job:
-            case jobs.StartJob():
-                answer = jobs.Started(await self.start())
-            case jobs.PrepareJob():
-                answer = jobs.Prepared(await self._prepare())
-            case jobs.MeasureJob():
-                answer = await self._measure(job.artifact, job.best_ms)
-            case jobs.BitsJob():
-                self._check_alive()
-                configs = [self.machine.config_of(artifact.index) for artifact in job.artifacts]
-                answer = jobs.Bits(tuple(tuple(self.machine.script.bits(c, s) for s in job.seeds) for c in configs))
-            case jobs.FinalJob():
-                answer = await self._final(job)
-        return cast(jobs.A, answer)
+        return cast(jobs.A, await getattr(self, f"_{job.name}")(job))
 
-    async def start(self) -> DeviceInfo:
+    async def _start(self, job: jobs.StartJob) -> jobs.Started:
         """Start the process. Raises `WorkerError` if the script says so."""
         self.alive = self._used = False
         machine = self.machine
@@ -185,25 +163,31 @@ class FakeDeviceWorker:
         if machine.starts[self.name] <= machine.script.start_failures.get(self.name, 0):
             raise WorkerError(f"{self.name} is scripted not to start", "output of the fake driver")
         self.alive = True
-        return self.info
+        return jobs.Started(self.info)
 
-    async def _prepare(self) -> Timing | None:
+    async def _prepare(self, job: jobs.PrepareJob) -> jobs.Prepared:
         self._check_alive()
         if self.machine.script.prepare_error:
             raise WorkloadError(self.machine.script.prepare_error)
         await self.machine.spend("prepare", 0.1)
         reference = self.machine.script.reference_ms
         slowdown = self.machine.script.slowdown.get(self.name, 1.0)
-        return None if reference is None else _timing(reference * slowdown, self.machine.benchmark.n_repeat)
+        timed = None if reference is None else _timing(reference * slowdown, self.machine.benchmark.n_repeat)
+        return jobs.Prepared(timed)
 
-    async def _measure(self, artifact: Artifact, best_ms: float | None) -> Measurement | Failure:
+    async def _bits(self, job: jobs.BitsJob) -> jobs.Bits:
         self._check_alive()
-        machine, script = self.machine, self.machine.script
+        configs = [self.machine.config_of(artifact.index) for artifact in job.artifacts]
+        return jobs.Bits(tuple(tuple(self.machine.script.bits(c, s) for s in job.seeds) for c in configs))
+
+    async def _measure(self, job: jobs.MeasureJob) -> Measurement | Failure:
+        self._check_alive()
+        machine, script, artifact = self.machine, self.machine.script, job.artifact
         limit = machine.benchmark.benchmark_timeout_s
         index = artifact.index
         config = machine.config_of(index)
         machine.measured[self.name].append(index)
-        machine.best_known.append(best_ms)
+        machine.best_known.append(job.best_ms)
         before = machine.begun[index]
         machine.begun[index] += 1
         seconds = script.seconds(script.measure_s, "measure", index, config)

@@ -143,7 +143,8 @@ SLOW: dict[str, tuple[Any, str, Callable[[], Awaitable[Any]]]] = {
     "advice": (warm_start, "_advise", lambda: tune(machine=FakeMachine(4), warm="cache")),
     "the index": (ResultCache, "_use", lambda: tune(f"{WORKLOADS}:SCALE", target="c")),
     "a known result": (
-        ResultCache, "find", lambda: cached_tune.tune_work(SimpleNamespace(key="", header=None, still=None), ResultCache()),
+        ResultCache, "find",
+        lambda: cached_tune.tune_work(SimpleNamespace(key="", header=None, still=None), ResultCache()),
     ),
     "the versions": (machine, "installed_versions", lambda: tune(f"{WORKLOADS}:SLOW", target="c")),
     "a set's folder": (

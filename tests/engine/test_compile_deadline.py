@@ -1,4 +1,5 @@
-"""What is hopeless ends early: a compile far longer than the others', and a kernel for CUDA on the CPU."""
+"""What is hopeless ends early: a compile far longer than the others', a kernel for CUDA on the CPU, and a run in which
+the default and the first candidates all differ from the reference."""
 
 from __future__ import annotations
 
@@ -7,15 +8,17 @@ from typing import Any
 
 import pytest
 from event_streams import Stream
-from fake_runs import finish, tuned
+from fake_runs import cut, finish, tuned
 
 from atune.engine.compile_stage import FACTOR, FLOOR_S, LEAST, limit_s
 from atune.engine.interfaces import CompileHints
 from atune.errors import NoWinner
+from atune.frontends.api.resume import resume
 from atune.frontends.api.tuner import tune
 from atune.journal.events import ArtifactBuilt, BuildFailed, CandidateAliased, GroupSplit
+from atune.journal.reader import read, replay
 from atune.journal.state import FOUND, State
-from atune.model.artifact import Lowered, StaticFacts
+from atune.model.artifact import ALIKE, Lowered, StaticFacts
 from atune.model.candidate import BASELINE
 from atune.model.settings import CompileSettings
 from atune.testing import FakeMachine, Script
@@ -86,14 +89,11 @@ async def test_the_others_of_a_hopeless_group_are_compiled_after_it(hangs: int) 
 
 
 async def test_the_default_configuration_is_compiled_however_long_that_takes() -> None:
-    """Everything is compared with it. Another one that takes as long is ended."""
+    """Everything is compared with it. Another one that takes as long is ended. The user's deadline counts, though."""
     script = Script(compile_s=lambda config: 200.0 if config["x"] in (0, 15) else 0.5)
     run = await finish(FakeMachine(20, script, workers=3, compile=ALONE, default=0), compile=ALONE)
     [failed] = run.of(BuildFailed)
     assert failed.index == 15 and failed.kind == "hopeless" and 0 in run.measured()
-
-
-async def test_the_users_deadline_counts_for_the_default_configuration() -> None:
     run = await finish(FakeMachine(20, Script(hangs={0: "build"}), compile=ALONE, default=0), compile=ALONE)
     [failed] = run.of(BuildFailed)
     assert failed.message == "compiling ran past compile_timeout_s=1000" and failed.kind == "timeout"
@@ -138,3 +138,60 @@ async def test_a_run_in_which_one_lowered_tries_all() -> None:
     with pytest.raises(NoWinner) as caught:  # failures of another kind end nothing
         await tune(machine=WithoutGpu(100, Script(fails=dict.fromkeys(range(100), "compile"))))
     assert caught.value.result.failed == 100
+
+
+# ---- all differ from the reference
+
+TOTAL, DEVICES = 60, 2
+MANY = range(BASELINE, TOTAL)
+
+
+def differing(default: Any = 0, **fails: Any) -> FakeMachine:
+    """Return a machine on which all give wrong outputs, but for what `fails` has: an index, or None for none."""
+    wrong = dict.fromkeys(MANY, "mismatch") | {int(name[1:]): kind for name, kind in fails.items()}
+    script = Script(fails={index: kind for index, kind in wrong.items() if kind})
+    return FakeMachine(TOTAL, script, default=default, devices=DEVICES)
+
+
+async def test_a_wrong_reference_ends_the_run_and_resuming_tries_the_others(tmp_path: Path) -> None:
+    journal = tmp_path / "j"
+    with pytest.raises(NoWinner) as caught:
+        await tune(machine=differing(), journal=journal)
+    told = str(caught.value).splitlines()
+    assert "look at the reference first" in told[2] and f"atune resume {journal}" in told[3], "before the example"
+    for result in (caught.value.result, replay(journal)):
+        assert result.reason == "mismatched" and ALIKE <= result.failed < ALIKE + DEVICES
+    with pytest.raises(NoWinner) as caught:
+        await resume(journal, machine=differing())
+    assert (caught.value.result.failed, caught.value.result.reason) == (TOTAL, "exhausted")
+
+
+async def test_a_part_that_was_cut_short_counts(tmp_path: Path) -> None:
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    with pytest.raises(NoWinner):
+        await tune(machine=differing(), journal=whole)
+    before = replay(cut(whole, len(read(whole)) // 2, part)).failed
+    with pytest.raises(NoWinner) as caught:
+        await resume(part, machine=differing())
+    assert 0 < before < ALIKE <= caught.value.result.failed < ALIKE + DEVICES
+
+
+@pytest.mark.parametrize(
+    ("fake", "failed"),
+    [
+        (differing(default={"x": 1000}), ALIKE),
+        (differing(default=None), TOTAL),
+        (differing(c0="compile"), TOTAL),
+        (differing(c5="launch"), TOTAL),
+        (differing(c5="compile", c6="lower"), ALIKE + 2),
+        (differing(c5=None), TOTAL - 1),
+    ],
+    ids=["of a baseline", "no default", "the default did not run", "one failed otherwise", "some never ran", "one ran"],
+)
+async def test_only_where_the_default_and_all_that_ran_differ(fake: FakeMachine, failed: int) -> None:
+    try:
+        result: Any = (await finish(fake)).result
+    except NoWinner as error:
+        result = error.result
+    assert failed <= result.failed < (failed + DEVICES if failed < TOTAL - 1 else TOTAL + 1)
+    assert (result.reason == "mismatched") == (failed < TOTAL - 1)

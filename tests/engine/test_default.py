@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_runs import finish, valley
+from fake_runs import cut, finish, proposed, valley
 from own_strategy import Own
 from recording import read_recording
 
@@ -20,15 +20,7 @@ from atune.engine.final import final_order
 from atune.errors import AtuneError, NoWinner
 from atune.frontends.api.resume import resume
 from atune.frontends.api.tuner import tune
-from atune.journal.events import (
-    AnyEvent,
-    BestChanged,
-    CandidateMeasured,
-    CandidateProposed,
-    Event,
-    FinalOrdered,
-    RunFinished,
-)
+from atune.journal.events import BestChanged, CandidateMeasured, FinalOrdered, RunFinished
 from atune.journal.merge import merge
 from atune.journal.reader import read, replay
 from atune.journal.result import TuneResult
@@ -54,10 +46,6 @@ STRATEGIES = ["exhaustive", "random", "prior", "bayesian", "own"]
 
 def made(strategy: str) -> Any:
     return Own() if strategy == "own" else strategy
-
-
-def proposed(events: list[Event] | list[AnyEvent]) -> list[int]:
-    return [event.index for event in events if isinstance(event, CandidateProposed)]
 
 
 # ---- in the space
@@ -89,6 +77,8 @@ async def test_of_equals_the_default_is_returned_also_when_it_is_not_among_the_b
     script = Script(latency_ms=lambda c: 1.0 + c["x"] / 10, final_ms=lambda c: 1.0)
     run = await finish(FakeMachine(20, script, default=15), benchmark=BenchmarkSettings(n_final=3))
     assert run.result.best_index == 15 and set(run.result.ties or ()) == {0, 1, 2}
+    run = await finish(FakeMachine(5, Script(latency_ms=valley(2))))
+    assert run.result.ties == () and run.of(FinalOrdered)[0].ties == ()
 
 
 WIDE = (-0.1, 0.1) * 10
@@ -302,13 +292,12 @@ async def test_cut_after_any_event_a_baseline_is_measured_once(tmp_path: Path, s
 
     whole = tmp_path / "whole"
     await tune(machine=machine(), journal=whole, strategy=made(strategy), budget=9)
-    lines, wanted = whole.read_bytes().splitlines(keepends=True), replay(whole)
-    for cut in range(1, len(lines), 3):
-        part = tmp_path / "part"
-        part.write_bytes(b"".join(lines[:cut]))
+    wanted = replay(whole)
+    for count in range(1, len(read(whole)), 3):
+        part = cut(whole, count, tmp_path / "part")
         result = await resume(part, machine=machine(), strategy=made(strategy) if strategy == "own" else None)
-        events = list(read(part))
-        assert proposed(events) == proposed(list(read(whole))), f"cut after {cut} events"
+        events = read(part)
+        assert proposed(events) == proposed(whole), f"cut after {count} events"
         assert sum(isinstance(e, CandidateMeasured) and e.index == BASELINE for e in events) == 1
         assert (result.best_index, result.default_ms, result.measured) == (wanted.best_index, 8.0, 9)
 

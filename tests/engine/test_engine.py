@@ -29,7 +29,6 @@ from atune.journal.events import (
     CandidateAliased,
     CandidateLowered,
     CandidateMeasured,
-    CandidateProposed,
     CandidatePruned,
     DeviceLost,
     DeviceReady,
@@ -225,13 +224,6 @@ async def test_one_finalist_that_is_the_default_needs_no_final() -> None:
     machine = FakeMachine(21, Script(latency_ms=valley(3)), default=3)
     run = await finish(machine, benchmark=BenchmarkSettings(n_final=1))
     assert not machine.finals and run.result.best_index == 3 and run.result.artifact is not None
-
-
-async def test_a_budget_in_candidates() -> None:
-    machine = FakeMachine(30)
-    run = await finish(machine, strategy="exhaustive", budget=7)
-    assert len(run.of(CandidateProposed)) == 7 == run.result.measured and run.result.remaining == 23
-    assert run.events[-1].reason == "budget" and machine.lowered == list(range(7))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("pipeline", [True, False])

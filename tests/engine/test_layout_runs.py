@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_runs import finish
+from fake_runs import cut, finish
 from own_strategy import Own
 
 from atune import Space, layout, resume
@@ -73,11 +73,9 @@ async def test_a_resumed_run_asks_and_chooses_as_the_uninterrupted_one(
 ) -> None:
     whole, part = tmp_path / "whole", tmp_path / "part"
     uncut = await finish(machine(), compile=ONE, journal=whole, strategy=strategy, budget=budget)
-    lines = whole.read_bytes().splitlines(keepends=True)
-    for cut in [*range(4, len(lines) - 1, 7), len(lines) - 1]:
-        part.write_bytes(b"".join(lines[:cut]))
-        result = await resume(part, machine=machine(), budget=budget)
-        assert [r.index for r in result.records if r.status == "measured"] == uncut.measured(), f"cut after {cut}"
+    for count in [*range(4, len(uncut.events) - 1, 7), len(uncut.events) - 1]:
+        result = await resume(cut(whole, count, part), machine=machine(), budget=budget)
+        assert [r.index for r in result.records if r.status == "measured"] == uncut.measured(), f"cut after {count}"
         assert {r.index: r.instead for r in result.records} == {r.index: r.instead for r in uncut.result.records}
 
 

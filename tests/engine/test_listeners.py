@@ -52,14 +52,6 @@ class Raising:
             raise self.error
 
 
-def by_run(**options: Any) -> object:
-    return atune.run(**options)
-
-
-def by_tune(**options: Any) -> object:
-    return asyncio.run(caught(tune(**options)))
-
-
 async def caught(call: Any) -> object:
     """In a loop of the caller's an exit is the caller's to catch, too: it comes out of the await, and only there."""
     try:
@@ -70,26 +62,24 @@ async def caught(call: Any) -> object:
     return raised
 
 
-def by_tuner(**options: Any) -> object:
-    async def events() -> object:
-        async with Tuner(**options) as tuner:
-            async for _ in tuner.events():
-                pass
-            return await tuner.result()
-
-    return asyncio.run(caught(events()))
+async def by_tuner(**options: Any) -> object:
+    async with Tuner(**options) as tuner:
+        async for _ in tuner.events():
+            pass
+        return await tuner.result()
 
 
-@pytest.mark.parametrize("door", [by_run, by_tune, by_tuner])
+@pytest.mark.parametrize("door", [atune.run, tune, by_tuner])
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_what_a_listener_raises_ends_the_run_and_comes_out(
-    error: BaseException, door: Callable[..., object], tmp_path: Path
+    error: BaseException, door: Callable[..., Any], tmp_path: Path
 ) -> None:
-    bad = Raising(error)
+    bad, options = Raising(error), {"machine": FakeMachine(40), "journal": tmp_path / "j"}
     expected = UsageError if isinstance(error, OF_COROUTINES) else type(error)
     seen: BaseException | object = None
     try:
-        seen = door(machine=FakeMachine(40), journal=tmp_path / "j", on_event=bad)
+        found = door(on_event=bad, **options)
+        seen = asyncio.run(caught(found))
     except expected as raised:
         seen = raised
     assert isinstance(seen, expected) and (seen is error or seen.__cause__ is error) and bad.later == 0

@@ -1,7 +1,9 @@
-"""Runs with a prior: what is surveyed before the first proposal, what that costs, and what a run that goes on has."""
+"""Runs with a prior: what is surveyed before the first proposal, and what a run that goes on has; where a run with the
+budget ``auto`` ends; and spaces of more than 100,000 points, of which what the seed draws is searched."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,14 +11,18 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
-from fake_runs import copying, cut_before, of_kind
+from fake_runs import copying, cut_before, of_kind, proposed
 
-from atune import resume, tune
-from atune.journal.events import CandidateProposed, RunStarted, SpaceSurveyed
-from atune.journal.reader import read
+from atune import NoWinner, Tuner, resume, tune
+from atune.errors import JournalError, SpaceError
+from atune.journal.events import CandidateProposed, RunFinished, RunStarted, SpaceSurveyed, Warned
+from atune.journal.reader import replay
 from atune.model.artifact import StaticFacts
 from atune.model.settings import Budget
+from atune.model.space import Space
+from atune.reporting.summary import summary, summary_text
 from atune.testing import FakeMachine, Script
+from atune.workload import workload
 
 pytestmark = pytest.mark.anyio
 
@@ -34,24 +40,17 @@ def fake(target: str = "sm_90a", default: int | None = None, workers: int = 3, *
     return FakeMachine(N, Script(**script), target=target, default=default, workers=workers)
 
 
-def proposed(events: Any) -> list[int]:
-    return [e.index for e in events if isinstance(e, CandidateProposed) and not e.surveyed]
-
-
 # ---- what is proposed
 
 
-async def test_few_candidates_are_the_default_and_the_priors_first(tmp_path: Path) -> None:
-    result = await tune(machine=fake(default=44), budget=4, journal=tmp_path / "j")
-    tried = proposed(read(tmp_path / "j"))
+async def test_all_are_surveyed_before_the_first_is_lowered_and_few_are_the_default_and_the_priors_first(
+    tmp_path: Path,
+) -> None:
+    machine = fake(default=44)
+    result = await tune(machine=machine, budget=4, journal=tmp_path / "j")
+    tried = proposed(tmp_path / "j")
     assert tried[:2] == [44, BEST[0]] and len(tried) == 4  # what follows may depend on their outcomes
     assert result.header is not None and result.header.strategy == "bayesian" and result.default is not None
-
-
-async def test_all_are_surveyed_before_the_first_is_lowered_on_every_worker(tmp_path: Path) -> None:
-    machine = fake()
-    await tune(machine=machine, budget=14, strategy="bayesian", journal=tmp_path / "j")
-    assert proposed(read(tmp_path / "j"))[:2] == BEST[:2]
     assert sorted(index for chunk in machine.elaborated for index in chunk) == list(range(N))
     assert machine.most_at_once["elaborate"] == 3
     [surveyed] = of_kind(tmp_path / "j", SpaceSurveyed)
@@ -86,10 +85,10 @@ async def test_what_cannot_run_comes_after_all_others_but_the_default(tmp_path: 
     unfit = {x for x in range(N) if x in BEST[:6] or x >= 40}
     machine = fake(facts=too_large, default=44)
     await tune(machine=machine, strategy=strategy, budget=N - len(unfit) + 1, journal=tmp_path / "j")
-    asked = proposed(read(tmp_path / "j"))
+    asked = proposed(tmp_path / "j")
     assert asked[0] == 44 and {*asked[1:]} == {*range(N)} - unfit
     await resume(tmp_path / "j", machine=fake(facts=too_large, default=44), budget="100%")
-    assert {*proposed(read(tmp_path / "j"))[len(asked) :]} == unfit - {44}
+    assert {*proposed(tmp_path / "j")[len(asked) :]} == unfit - {44}
 
 
 def many(**script: Any) -> FakeMachine:
@@ -101,7 +100,7 @@ def many(**script: Any) -> FakeMachine:
 async def test_without_a_budget_all_are_tried_and_the_priors_first(tmp_path: Path) -> None:
     result = await tune(machine=many(), journal=tmp_path / "j")
     assert result.header is not None and result.header.strategy == "exhaustive" and result.measured == 2 * N
-    order = proposed(read(tmp_path / "j"))
+    order = proposed(tmp_path / "j")
     assert order[: len(BEST)] == BEST
     assert sorted(order) == list(range(2 * N)) and len(of_kind(tmp_path / "j", SpaceSurveyed)) == 1
 
@@ -113,13 +112,13 @@ async def test_a_candidate_that_cannot_be_elaborated_has_failed_and_costs_no_eva
     journal, broken = tmp_path / "j", BEST[0]
     fails = {broken: ("elaborate", "lower")}
     result = await tune(machine=fake(fails=fails), budget=4, strategy="prior", journal=journal)
-    assert result.measured == 4 and proposed(read(journal)) == BEST[1:5]
+    assert result.measured == 4 and proposed(journal) == BEST[1:5]
     [failure] = result.failures
     assert (failure.index, failure.kind, failure.config) == (broken, "lower", {"x": broken})
     assert "scripted to fail" in failure.message
     later = fake()
     result = await resume(journal, machine=later, budget=8)
-    assert proposed(read(journal)) == BEST[1:9] and not later.elaborated and result.failed == 1
+    assert proposed(journal) == BEST[1:9] and not later.elaborated and result.failed == 1
 
 
 async def test_an_elaboration_that_hangs_is_ended_and_harms_its_candidate_alone(tmp_path: Path) -> None:
@@ -127,7 +126,7 @@ async def test_an_elaboration_that_hangs_is_ended_and_harms_its_candidate_alone(
     result = await tune(machine=machine, budget=4, strategy="prior", journal=tmp_path / "j")
     assert [(r.index, r.kind) for r in result.failures] == [(5, "timeout")]
     [surveyed] = of_kind(tmp_path / "j", SpaceSurveyed)
-    assert set(surveyed.indices) == set(range(N)) - {5} and proposed(read(tmp_path / "j")) == BEST[:4]
+    assert set(surveyed.indices) == set(range(N)) - {5} and proposed(tmp_path / "j") == BEST[:4]
 
 
 async def test_a_budget_in_seconds_bounds_the_survey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,21 +145,16 @@ async def test_a_budget_in_seconds_bounds_the_survey(tmp_path: Path, monkeypatch
 async def test_a_run_that_goes_on_asks_the_same_without_elaborating_again(tmp_path: Path, strategy: Any) -> None:
     options = {"strategy": strategy, "budget": 24, "seed": 3}
     await tune(machine=fake(workers=1), **options, journal=tmp_path / "whole")
-    whole = proposed(read(tmp_path / "whole"))
-    journal = tmp_path / "cut"
-    journal.write_bytes((tmp_path / "whole").read_bytes())
-    cut_before(journal, 3)
+    whole, journal = proposed(tmp_path / "whole"), cut_before(tmp_path / "whole", 3, tmp_path / "cut")
     machine = fake(workers=1)
     await resume(journal, machine=machine)
     assert not machine.elaborated and len(of_kind(journal, SpaceSurveyed)) == 1
-    again = proposed(read(journal))
+    again = proposed(journal)
     assert again[:3] == whole[:3] and len(again) == 24 and (strategy != "prior" or again == whole)
 
 
 async def test_stopping_ends_the_survey_and_the_run(tmp_path: Path) -> None:
     """Nothing is proposed any more, and the devices are not waited for in vain."""
-    from atune import NoWinner, Tuner
-
     machine = fake(elaborate_s=5.0)
     with anyio.fail_after(20), pytest.raises(NoWinner):
         async with Tuner(machine=machine, budget=14, journal=tmp_path / "j") as tuner:
@@ -168,4 +162,161 @@ async def test_stopping_ends_the_survey_and_the_run(tmp_path: Path) -> None:
                 if isinstance(event, RunStarted):
                     tuner.stop()
             await tuner.result()
-    assert not proposed(read(tmp_path / "j")) and len(machine.elaborated) <= 3
+    assert not proposed(tmp_path / "j") and len(machine.elaborated) <= 3
+
+
+# ---- the budget auto
+
+
+MANY = 200
+SCATTER = {index: random.Random(index).lognormvariate(0.0, 0.4) for index in range(MANY)}
+
+
+def nearly(config: Mapping[str, Any]) -> StaticFacts:
+    return copying(0.004 * (MANY - config["x"]))
+
+
+def near(config: Mapping[str, Any]) -> float:
+    """Return a latency about as the prior has it."""
+    return 1.0 + 0.004 * (MANY - config["x"])
+
+
+def far(config: Mapping[str, Any]) -> float:
+    return 10.0 * SCATTER[config["x"]]
+
+
+def judged(latency_ms: Any = near, target: str = "sm_90a", n: int = MANY, **script: Any) -> FakeMachine:
+    return FakeMachine(n, Script(facts=nearly, latency_ms=latency_ms, **script), target=target, workers=3)
+
+
+async def test_it_ends_once_what_is_left_is_hardly_better(tmp_path: Path) -> None:
+    result = await tune(machine=judged(), budget="auto", journal=tmp_path / "j")
+    [ended] = of_kind(tmp_path / "j", RunFinished)
+    assert ended.reason == result.reason == "enough" and ended.chance is not None and ended.chance < 0.05
+    asked = proposed(tmp_path / "j")
+    assert asked[0] == MANY - 1 and min(asked) > MANY - 40 and 8 <= len(asked) < 20
+    assert result.header is not None and result.header.strategy == "bayesian"
+    assert result.header.settings["budget"]["auto"] and summary(result)["chance"] == ended.chance
+    said = f"enough is tried: the chance that one of the {MANY - len(asked)} left is 2 % faster is"
+    assert said in summary_text(result) and said in summary_text(replay(tmp_path / "j"))
+    again = judged()
+    await resume(tmp_path / "j", machine=again, budget="auto")
+    assert proposed(tmp_path / "j") == asked and not again.elaborated
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 10])
+async def test_a_run_that_goes_on_ends_at_the_same(tmp_path: Path, count: int) -> None:
+    options: dict[str, Any] = {"budget": "auto", "seed": 3, "strategy": "prior"}
+    noisy = {"latency_ms": lambda c: near(c) * (1.05 if c["x"] % 2 else 1.15)}
+    await tune(machine=judged(**noisy), **options, journal=tmp_path / "whole")
+    whole, journal = proposed(tmp_path / "whole"), cut_before(tmp_path / "whole", count, tmp_path / "cut")
+    assert len(whole) > 10
+    result = await resume(journal, machine=judged(**noisy))
+    assert proposed(journal) == whole and result.reason == "enough"
+
+
+async def test_where_the_prior_errs_it_tries_a_tenth_and_tells_the_chance(tmp_path: Path) -> None:
+    result = await tune(machine=judged(far), budget="auto", journal=tmp_path / "j")
+    assert result.reason == "budget" and result.measured == 20 and result.chance is not None and result.chance > 0.05
+    assert f"used up: the chance that one of the {MANY - 20} left" in summary_text(result)
+    result = await resume(tmp_path / "j", machine=judged(far), budget="100%")
+    assert result.measured == MANY and result.chance is None
+    assert "is 2 % faster" not in summary_text(result) and "auto" not in summary_text(result)
+
+
+@pytest.mark.parametrize(("target", "options"), [("c", {}), ("sm_90a", {"prior": False}), ("c", {"pipeline": False})])
+@pytest.mark.parametrize(("n", "most"), [(40, 16), (MANY, 20), (12, 12)])
+async def test_where_nothing_tells_it_tries_a_tenth(target: str, options: Any, n: int, most: int) -> None:
+    result = await tune(machine=judged(target=target, n=n), budget="auto", **options)
+    assert result.measured == most and result.reason == ("budget" if n > most else "exhausted")
+    told = "without a prior, auto tries a tenth, and at least 16"
+    assert (told in summary_text(result)) == (n > most) and result.chance is None
+
+
+async def test_without_a_pipeline_it_tries_a_tenth_and_tells_the_chance() -> None:
+    result = await tune(machine=judged(), budget="auto", pipeline=False)
+    assert result.measured == MANY // 10 and result.chance is not None and result.chance < 0.05
+
+
+async def test_the_first_limit_ends_it(tmp_path: Path) -> None:
+    result = await tune(machine=judged(far), budget="auto,5", journal=tmp_path / "j")
+    assert result.reason == "budget" and len(proposed(tmp_path / "j")) == 5
+
+
+# ---- large spaces
+
+
+DIGITS = {f"d{i}": list(range(10)) for i in range(9)}
+DRAWN = 3000
+
+
+@pytest.fixture(autouse=True)
+def small_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workload, "LARGE", DRAWN)
+
+
+def fits(d0: int, d1: int) -> bool:
+    return d0 <= d1
+
+
+def steps(config: Mapping[str, Any]) -> int:
+    """Return how far a point is from the best, by steps along the axes."""
+    return sum(abs(value - 4) for value in config.values())
+
+
+def large(where: Any = fits, axes: Any = DIGITS, target: str = "c", **script: Any) -> FakeMachine:
+    """Return a machine whose prior, if the target has one, is right."""
+    scripted = Script(**{"facts": lambda c: copying(steps(c)), "latency_ms": lambda c: 1.0 + steps(c), **script})
+    return FakeMachine(Space(axes, where=where), scripted, target=target, workers=1)
+
+
+@pytest.mark.parametrize("strategy", ["exhaustive", "bayesian", None])
+async def test_a_billion_points_are_tuned_under_a_budget(tmp_path: Path, strategy: str | None) -> None:
+    result = await tune(machine=large(), budget=40, strategy=strategy, journal=tmp_path / "j")
+    assert result.measured == 40 and result.total == DRAWN
+    assert all(record.config["d0"] <= record.config["d1"] for record in result.records)
+    assert replay(tmp_path / "j").best_config == result.best_config
+    [header] = of_kind(tmp_path / "j", RunStarted)
+    assert (header.total, header.points) == (DRAWN, 10**9)
+    assert any("has 1,000,000,000 points: the run searches 3,000" in e.message for e in of_kind(tmp_path / "j", Warned))
+
+
+async def test_the_seed_alone_decides_what_is_drawn(tmp_path: Path) -> None:
+    tried = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        await tune(machine=large(), budget=30, strategy="random", seed=seed, journal=tmp_path / name)
+        tried.append([event.key for event in of_kind(tmp_path / name, CandidateProposed)])
+    assert tried[0] == tried[1] and not {*tried[0]} & {*tried[2]}
+
+
+@pytest.mark.parametrize("strategy", ["exhaustive", "random", "bayesian"])
+async def test_a_resumed_run_draws_the_same_and_tries_nothing_twice(tmp_path: Path, strategy: str) -> None:
+    journal = tmp_path / "j"
+    await tune(machine=large(), budget=24, strategy=strategy, seed=3, journal=journal)
+    whole = proposed(journal)
+    cut_before(journal, 12)
+    result = await resume(journal, machine=large())
+    assert result.measured == 24 == len(set(proposed(journal))) and proposed(journal)[:12] == whole[:12]
+    assert strategy == "bayesian" or proposed(journal) == whole
+    assert (await resume(journal, machine=large(), budget=30)).measured == 30
+
+
+async def test_other_constraints_are_another_space(tmp_path: Path) -> None:
+    await tune(machine=large(), budget=5, journal=tmp_path / "j")
+    for machine in (large(where=()), large(axes={**DIGITS, "d8": list(range(11))}), large(axes={"d0": [1], "d1": [2]})):
+        with pytest.raises(JournalError, match=r"the journal records another space: .* takes this one as advice"):
+            await resume(tmp_path / "j", machine=machine, budget=10)
+
+
+def few(d0: int, d1: int, d2: int, d3: int, d4: int) -> bool:
+    return (d0, d1, d2, d3) == (7, 7, 7, 7) and d4 < 4
+
+
+async def test_constraints_may_leave_few_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    axes = {name: DIGITS[name] for name in list(DIGITS)[:5]} | {"d5": [0, 1]}
+    result = await tune(machine=large(few, axes), journal=tmp_path / "j")
+    assert (result.measured, result.total, result.remaining) == (8, 8, 0)
+    monkeypatch.setattr(workload, "MOST_LOOKS", 1000)
+    for options in ({}, {"d6": list(range(100))}):
+        with pytest.raises(SpaceError, match="Space is empty: no configuration satisfies the constraints"):
+            await tune(machine=large(lambda d0: False, axes | options), budget=10)

@@ -12,6 +12,8 @@ from typing import Any, cast
 import anyio
 import msgspec
 import pytest
+from event_streams import Stream
+from fake_runs import cut, proposed
 
 from atune.engine.compile_stage import find_roles
 from atune.errors import JournalError, UsageError
@@ -23,6 +25,7 @@ from atune.journal.events import (
     CandidateLowered,
     CandidateMeasured,
     CandidateProposed,
+    DeviceLost,
     Event,
     FinalOrdered,
     FinalStarted,
@@ -96,27 +99,19 @@ def measured(journal: Path) -> list[int]:
     return [e.index for e in read(journal) if isinstance(e, CandidateMeasured)]
 
 
-def die(journal: Path, events: int) -> None:
-    """Leave what a SIGKILL after so many events leaves."""
-    lines = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(b"".join(lines[:events]))
-
-
 @pytest.mark.parametrize("strategy", ["exhaustive", "random"])
 async def test_cut_after_any_event_the_run_ends_as_the_uninterrupted_one(tmp_path: Path, strategy: str) -> None:
     """Also with the same proposals in the same order, and every measurement made once."""
     whole = tmp_path / "whole"
     await tune(machine=fake(), journal=whole, strategy=strategy, seed=3)
-    lines = whole.read_bytes().splitlines(keepends=True)
-    proposals = [e.index for e in read(whole) if isinstance(e, CandidateProposed)]
-    for cut in [*range(1, len(lines), 9), len(lines) - 2, len(lines) - 1]:
-        part = tmp_path / "part"
-        part.write_bytes(b"".join(lines[:cut]))
+    proposals, count = proposed(whole), len(read(whole))
+    for kept in [*range(1, count, 9), count - 2, count - 1]:
+        part = cut(whole, kept, tmp_path / "part")
         before = measured(part)
         machine = fake()
         await resume(part, machine=machine)
-        assert comparable(part) == comparable(whole), f"cut after {cut} events"
-        assert [e.index for e in read(part) if isinstance(e, CandidateProposed)] == proposals
+        assert comparable(part) == comparable(whole), f"cut after {kept} events"
+        assert proposed(part) == proposals
         after = measured(part)
         assert len(set(after)) == len(after) and after[: len(before)] == before
         assert not set(before) & set(machine.measured["fake-0"])
@@ -206,11 +201,15 @@ async def test_wall_time_sums_the_parts(tmp_path: Path) -> None:
 
 
 async def test_a_candidate_that_the_program_died_of_twice_is_suspect_and_skipped(tmp_path: Path) -> None:
-    journal = tmp_path / "j"
+    """An interruption in order makes nobody suspect."""
+    journal, interrupted = tmp_path / "j", tmp_path / "interrupted"
+    for _ in range(3):
+        await until(interrupted, lambda e: isinstance(e, BenchmarkStarted) and e.index == 9)
+    assert not [r for r in (await resume(interrupted, machine=fake())).failures if r.kind == "suspect"]
     for death in range(2):
         await until(journal, lambda e: isinstance(e, BenchmarkStarted) and e.index == 9)
         events = read(journal)
-        die(journal, next(e.seq for e in reversed(events) if isinstance(e, BenchmarkStarted) and e.index == 9) + 1)
+        cut(journal, next(e.seq for e in reversed(events) if isinstance(e, BenchmarkStarted) and e.index == 9) + 1)
         assert death == len([e for e in events if isinstance(e, RunResumed)])
     machine = fake()
     result = await resume(journal, machine=machine)
@@ -218,14 +217,6 @@ async def test_a_candidate_that_the_program_died_of_twice_is_suspect_and_skipped
     assert record.index == 9 and "died twice" in record.message and 9 not in machine.measured["fake-0"]
     assert result.measured + result.failed + result.pruned + result.duplicates == result.total == 40
     assert summary(replay(journal)) == summary(result)
-
-
-async def test_an_interruption_in_order_makes_nobody_suspect(tmp_path: Path) -> None:
-    journal = tmp_path / "j"
-    for _ in range(3):
-        await until(journal, lambda e: isinstance(e, BenchmarkStarted) and e.index == 9)
-    result = await resume(journal, machine=fake())
-    assert not [r for r in result.failures if r.kind == "suspect"]
 
 
 async def test_a_torn_tail_is_cut_off_with_an_event_that_says_so(tmp_path: Path) -> None:
@@ -242,13 +233,12 @@ async def test_a_torn_tail_is_cut_off_with_an_event_that_says_so(tmp_path: Path)
 
 
 async def test_deaths_in_finals_count_though_they_tear_the_journal(tmp_path: Path) -> None:
-    """After two the order of the first timings stands. The repair belongs to the new part, and earlier ones began
-    with it."""
+    """After two the order of the first timings stands. The repair belongs to the new part."""
     journal = tmp_path / "j"
     for _ in range(2):
         await until(journal, lambda e: isinstance(e, FinalStarted))
         events = read(journal)
-        die(journal, next(e.seq for e in reversed(events) if isinstance(e, FinalStarted)) + 1)
+        cut(journal, next(e.seq for e in reversed(events) if isinstance(e, FinalStarted)) + 1)
         journal.write_bytes(journal.read_bytes() + b'{"crc":"0000')
     result = await resume(journal, machine=fake())
     assert any(warning.startswith("no final: it lost its process 2 times") for warning in result.warnings)
@@ -256,11 +246,16 @@ async def test_deaths_in_finals_count_though_they_tear_the_journal(tmp_path: Pat
     assert not [e for e in read(journal) if isinstance(e, FinalOrdered)] and found.count(FinalStarted) == 2
     pairs = [*pairwise(found)]
     assert pairs.count((RunResumed, JournalRepaired)) == found.count(JournalRepaired) == 2
-    earlier, head = State(), {"time": 0.0, "mono": 0.0}
-    earlier.apply(FinalStarted(seq=0, **head, worker="cpu", device="cpu", indices=(0, 1)))
-    earlier.apply(JournalRepaired(seq=1, **head, cut_bytes=9))
-    earlier.apply(RunResumed(seq=2, **head, part=1, versions={}))
-    assert earlier.final_losses == 1
+
+
+def test_losses_in_finals_count_over_all_parts() -> None:
+    """Not those of an interruption in order. Earlier parts began with the repair."""
+    where: dict[str, Any] = {"worker": "cpu", "device": "cpu"}
+    final, lost = {**where, "indices": (0, 1)}, {**where, "reason": "killed"}
+    stream = Stream().add(FinalStarted, **final).resumed().add(FinalStarted, **final).interrupted().resumed()
+    stream.add(FinalStarted, **final).add(DeviceLost, **lost).add(DeviceLost, **lost)
+    stream.add(FinalStarted, **final).add(JournalRepaired, cut_bytes=9).resumed()
+    assert [State.of(stream.events[:n]).final_losses for n in range(13)] == [0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2, 2, 3]
 
 
 def version(machine: FakeMachine, **versions: str) -> FakeMachine:
@@ -314,7 +309,7 @@ async def test_a_finalist_that_compiles_to_other_code_is_left_out_with_a_warning
     journal = tmp_path / "j"
     await until(journal, lambda e: isinstance(e, FinalOrdered))
     events = read(journal)
-    die(journal, next(e.seq for e in events if isinstance(e, FinalOrdered)))
+    cut(journal, next(e.seq for e in events if isinstance(e, FinalOrdered)))
     machine = fake(script=Script(latency_ms=SCRIPT.latency_ms, code_key=lambda c: f"other {c['x']}"))
     await resume(journal, machine=machine)
     warnings = [e.message for e in read(journal) if isinstance(e, Warned)]
@@ -348,7 +343,8 @@ async def test_a_journal_of_other_kernels_is_refused_whatever_their_source_says(
         await tune(machine=fake(script=alone), journal=journal, budget=30)
     assert journal.read_bytes() == kept
     result = await resume(journal, machine=fake(script=other), budget=30, accept=["kernel"])
-    assert result.measured > 20 and any("other kernels" in text for e in read(journal) for text in accepted_in(e))
+    [resumed] = [e for e in read(journal) if isinstance(e, RunResumed)]
+    assert result.measured > 20 and any("other kernels" in text for text in resumed.accepted)
 
 
 async def test_a_journal_that_does_not_identify_its_kernels_is_named(tmp_path: Path) -> None:
@@ -357,16 +353,8 @@ async def test_a_journal_that_does_not_identify_its_kernels_is_named(tmp_path: P
     await tune(machine=fake(script=replaced(SCRIPT, ir_digest=lambda c: "")), journal=journal, budget=20)
     with pytest.raises(JournalError, match="does not identify the kernels of 20 candidates"):
         await resume(journal, machine=fake(), budget=30)
-
-    class Newer(FakeMachine):
-        def versions(self) -> dict[str, str]:
-            return {"fake": "2"}
-
+    newer = version(fake(), fake="2")
     with pytest.raises(JournalError, match="versions: fake was 1") as caught:
-        await resume(journal, machine=Newer(40, SCRIPT, default=7), budget=30)
+        await resume(journal, machine=newer, budget=30)
     assert "kernel:" not in str(caught.value)
-    assert (await resume(journal, machine=Newer(40, SCRIPT, default=7), budget=30, accept=["versions"])).measured > 20
-
-
-def accepted_in(event: Event) -> tuple[str, ...]:
-    return event.accepted if isinstance(event, RunResumed) else ()
+    assert (await resume(journal, machine=newer, budget=30, accept=["versions"])).measured > 20

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_runs import finish
+from fake_runs import cut, finish
 
 from atune.errors import NoWinner
 from atune.frontends.api.resume import resume
@@ -41,11 +41,8 @@ async def test_a_run_says_how_many_have_the_defaults_bits(tmp_path: Path) -> Non
     line = "same bits  as the default: no; 3 of 8 measured, 3 classes"
     assert line in summary_text(run.result).splitlines() and line in summary_text(replay(tmp_path / "j")).splitlines()
     assert summary(run.result)["same_bits"]["classes"] == 3
-
-
-async def test_where_all_have_the_same_bits_nothing_is_said() -> None:
     run = await finish(machine(replace(THIRDS, bits=lambda c, seed: "0")))
-    assert run.result.same_bits.classes == 1 and bits_line(run.result) == ""
+    assert run.result.same_bits.classes == 1 and bits_line(run.result) == ""  # nothing is said
 
 
 @pytest.mark.parametrize("n_final", [5, 1, 0])
@@ -61,18 +58,12 @@ async def test_only_those_with_the_defaults_bits_win(n_final: int, tmp_path: Pat
     assert again.best_config == {"x": 6} and again.same_bits.seeds == seeds
 
 
-async def test_one_that_differs_on_other_inputs_does_not_win() -> None:
-    script = replace(THIRDS, bits=lambda c, seed: f"{c['x'] % 3} {seed and c['x'] == 6}")
-    run = await finish(machine(script, benchmark=SAME), benchmark=SAME)
-    assert run.result.best_config == {"x": 3}
-    assert [event.differ for event in run.of(BitsCompared)] == [(6,), ()]
-    assert run.result.same_bits.same == 2
-
-
-async def test_a_merged_run_keeps_what_differs_on_other_inputs(tmp_path: Path) -> None:
+async def test_one_that_differs_on_other_inputs_does_not_win_nor_does_it_in_a_merged_run(tmp_path: Path) -> None:
     script = replace(THIRDS, bits=lambda c, seed: f"{c['x'] % 3} {seed and c['x'] == 6}")
     for name in ("one", "two"):
-        await finish(machine(script, benchmark=SAME), benchmark=SAME, journal=tmp_path / name)
+        run = await finish(machine(script, benchmark=SAME), benchmark=SAME, journal=tmp_path / name)
+        assert run.result.best_config == {"x": 3} and run.result.same_bits.same == 2
+        assert [event.differ for event in run.of(BitsCompared)] == [(6,), ()]
     merged = merge([tmp_path / "one", tmp_path / "two"], tmp_path / "merged")
     assert merged.best_config == replay(tmp_path / "merged").best_config == {"x": 3}
     assert merged.same_bits.winner and merged.same_bits.seeds == 1
@@ -81,9 +72,7 @@ async def test_a_merged_run_keeps_what_differs_on_other_inputs(tmp_path: Path) -
 async def test_a_default_that_is_lost_before_the_final_ends_no_run(tmp_path: Path) -> None:
     """Its library cannot be compiled again: what the check's inputs told of the others' bits stands."""
     await finish(machine(benchmark=SAME), benchmark=SAME, journal=tmp_path / "j")
-    lines = (tmp_path / "j").read_bytes().splitlines(keepends=True)
-    last = next(event.seq for event in read(tmp_path / "j") if isinstance(event, FinalStarted))
-    (tmp_path / "j").write_bytes(b"".join(lines[:last]))
+    cut(tmp_path / "j", next(event.seq for event in read(tmp_path / "j") if isinstance(event, FinalStarted)))
     broken = replace(THIRDS, fails=dict.fromkeys((BASELINE, 0), ("build", "compile")))
     again = await resume(tmp_path / "j", machine=machine(broken, benchmark=SAME))
     assert again.best_config == {"x": 6} and {entry.index for entry in again.final} == {3, 6}

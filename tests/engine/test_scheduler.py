@@ -32,10 +32,6 @@ def state(ready: int = 0, resting: int = 0, **fields: Any) -> CompileState:
     return CompileState(hints=CompileHints(resting=resting), **values)
 
 
-def with_accumulators(one: Lowered, registers: int | None) -> Lowered:
-    return msgspec.structs.replace(one, facts=StaticFacts(accumulators=registers))
-
-
 def indices(job: object) -> list[int]:
     assert isinstance(job, Build)
     return [member.index for member in job.group]
@@ -76,9 +72,9 @@ def test_groups_are_a_share_of_what_is_left_within_bounds(total: int, expected: 
 
 
 def test_the_deferred_come_last_the_longest_first_by_a_workers_share() -> None:
-    one = state(
-        proposing=False, workers=4, deferred=[with_accumulators(lowered(i), 256 * (1 + i % 2)) for i in range(8)]
-    )
+    facts = [StaticFacts(accumulators=256 * (1 + i % 2)) for i in range(8)]
+    deferred = [msgspec.structs.replace(lowered(i), facts=one) for i, one in enumerate(facts)]
+    one = state(proposing=False, workers=4, deferred=deferred)
     groups = [indices(one.next_job()) for _ in range(8)]
     assert groups == [[1], [3], [5], [7], [0], [2], [4], [6]]
 

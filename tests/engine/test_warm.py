@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from cache_entries import events, key_of, put
 from event_streams import Stream, write
+from fake_runs import cut_before, proposed
 
 from atune import resume, tune
 from atune.errors import CacheMiss, UsageError
@@ -36,35 +37,29 @@ async def recorded(path: Path, configs: int = N, **script: Any) -> Path:
     return path
 
 
-def proposals(path: Path) -> list[int]:
-    return [e.index for e in read(path) if isinstance(e, CandidateProposed)]
-
-
 @pytest.mark.parametrize("strategy", ["exhaustive", "random", "bayesian"])
 async def test_the_best_elsewhere_are_tried_first(tmp_path: Path, strategy: str) -> None:
     warm = await recorded(tmp_path / "there")
     result = await tune(machine=FakeMachine(N), strategy=strategy, warm=warm, budget=32, journal=tmp_path / "here")
-    asked = proposals(tmp_path / "here")
+    asked = proposed(tmp_path / "here")
     assert asked[:4] == BEST_THERE and len(set(asked)) == 32
     assert result.header is not None
     [advice] = result.header.advice
     assert (advice.source, [config["x"] for config in advice.first]) == (str(warm), BEST_THERE)
     await tune(machine=FakeMachine(N), warm=warm, budget=4, journal=tmp_path / "small")  # half of it at most
-    asked = proposals(tmp_path / "small")
+    asked = proposed(tmp_path / "small")
     assert asked[:2] == BEST_THERE[:2] and not set(asked[2:]) & set(BEST_THERE)
 
 
 @pytest.mark.parametrize("strategy", ["exhaustive", "bayesian"])
 async def test_a_resumed_run_asks_the_same_without_the_other_journal(tmp_path: Path, strategy: str) -> None:
     """It is cut after its second proposal: what follows of the first eight depends on the advice alone."""
-    warm, whole, cut = await recorded(tmp_path / "there"), tmp_path / "whole", tmp_path / "cut"
+    warm, whole = await recorded(tmp_path / "there"), tmp_path / "whole"
     await tune(machine=FakeMachine(N), strategy=strategy, warm=warm, budget=32, journal=whole)
     warm.unlink()
-    lines = whole.read_bytes().splitlines(keepends=True)
-    second = [n for n, event in enumerate(read(whole)) if isinstance(event, CandidateProposed)][1]
-    cut.write_bytes(b"".join(lines[: second + 1]))
-    await resume(cut, machine=FakeMachine(N))
-    assert proposals(cut)[:8] == proposals(whole)[:8] and len(set(proposals(cut))) == 32
+    part = cut_before(whole, 2, tmp_path / "part")
+    await resume(part, machine=FakeMachine(N))
+    assert proposed(part)[:8] == proposed(whole)[:8] and len(set(proposed(part))) == 32
 
 
 async def test_results_and_lists_are_taken_in_turn(tmp_path: Path) -> None:
@@ -73,7 +68,7 @@ async def test_results_and_lists_are_taken_in_turn(tmp_path: Path) -> None:
     options: dict[str, Any] = {"warm": [one, other], "budget": 18}
     result = await tune(machine=FakeMachine(N), strategy="random", **options, journal=tmp_path / "here")
     assert result.header is not None and [a.source for a in result.header.advice] == ["result", str(other)]
-    assert proposals(tmp_path / "here")[:8] == [10, 14, 11, 15, 9, 13, 12, 16]
+    assert proposed(tmp_path / "here")[:8] == [10, 14, 11, 15, 9, 13, 12, 16]
 
 
 async def test_a_journal_goes_on_with_its_own_advice(tmp_path: Path) -> None:
@@ -82,7 +77,7 @@ async def test_a_journal_goes_on_with_its_own_advice(tmp_path: Path) -> None:
     await tune(machine=FakeMachine(N), warm=warm, budget=3, strategy="exhaustive", journal=journal)
     warm.write_text("gone")
     result = await tune(machine=FakeMachine(N), warm=warm, budget=9, journal=journal)
-    assert not result.warnings and proposals(journal)[:1] == BEST_THERE[:1]
+    assert not result.warnings and proposed(journal)[:1] == BEST_THERE[:1]
     await tune(machine=FakeMachine(N), budget=3, strategy="exhaustive", journal=tmp_path / "cold")
     result = await tune(machine=FakeMachine(N), warm=warm, budget=9, journal=tmp_path / "cold")
     assert [e.message for e in read(tmp_path / "cold") if isinstance(e, Warned)] == [
@@ -170,7 +165,7 @@ async def test_the_result_cache_gives_advice(tmp_path: Path, monkeypatch: pytest
     ResultCache().add(await recorded(tmp_path / "there"))
     put(ResultCache(), events(1.0, workload="other", kernel="other", code="other"))
     await tune(machine=FakeMachine(N), warm="cache", budget=32, journal=tmp_path / "here")
-    assert proposals(tmp_path / "here")[:4] == BEST_THERE
+    assert proposed(tmp_path / "here")[:4] == BEST_THERE
     found = Result.from_events(read(tmp_path / "here"))
     assert found.header is not None and [a.source[:6] for a in found.header.advice] == ["cache "]
 
@@ -193,7 +188,7 @@ async def test_what_the_cache_has_of_the_same_work_is_returned(tmp_path: Path, m
         with pytest.raises(UsageError, match="is for cached=True"):
             await tune(machine=FakeMachine(N), cached=cached, on_miss="error")
     measured = await tune(machine=FakeMachine(N), journal=tmp_path / "anew")
-    assert not measured.cache_hit and proposals(tmp_path / "anew")[0] == 0
+    assert not measured.cache_hit and proposed(tmp_path / "anew")[0] == 0
 
 
 @pytest.mark.parametrize("differs", ["budget", "space"])
@@ -206,6 +201,6 @@ async def test_the_best_winner_of_the_same_work_is_tried_first_and_not_the_newes
     ResultCache().add(await recorded(tmp_path / "newer", 35, latency_ms=lambda config: 90.0 - config["x"]))
     options, configs = ({"budget": 8}, N) if differs == "budget" else ({}, 30)
     result = await tune(machine=FakeMachine(configs), cached=True, journal=tmp_path / "here", **options)
-    assert not result.cache_hit and proposals(tmp_path / "here")[0] == 21
+    assert not result.cache_hit and proposed(tmp_path / "here")[0] == 21
     small = await tune(machine=FakeMachine(10), cached=True)  # its space lacks the winner
     assert small.header is not None and not small.header.advice

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from atune.engine.search.interface import Searched
-from atune.engine.search.strategies import MAKERS, Exhaustive
+from atune.engine.search.strategies import MAKERS, FixedOrder
 from atune.errors import MachineError
 from atune.frontends.api.tuner import tune
 from atune.journal.events import BestChanged, CandidateMeasured, Event, RunFinished
@@ -42,12 +42,15 @@ class Disk:
             self.syncs, self.covered = self.syncs + 1, size
 
 
-class Listening(Exhaustive):
+class Listening(FixedOrder):
     """Remembers how much of the journal was on the disk when it learned of an outcome."""
 
     name = "listening"
     disk: Disk
     outcomes: list[tuple[int, int, int]]
+
+    def __init__(self, searched: Searched) -> None:
+        super().__init__(self.name, searched.configs)
 
     def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
         self.outcomes.append((index, self.disk.covered, self.disk.syncs))

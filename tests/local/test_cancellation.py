@@ -63,8 +63,9 @@ class Run:
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         self.program = subprocess.Popen(
-            [sys.executable, *arguments], env=self.env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+            [sys.executable, *arguments], env=self.env, cwd=ROOT,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
         return self.program
 
     def others(self) -> dict[int, str]:
@@ -106,34 +107,22 @@ def compiler_alive(run: Run) -> bool:
     return any("cc1plus" in command for command in run.others().values())
 
 
-PHASES = [
-    pytest.param("SCALE", preloading, id="during-preload"),
-    pytest.param("GIL", gil_held, id="gil-held-in-native-code"),
-    pytest.param("SLOW", compiler_alive, id="compiler-alive"),
-]
-
-
-SIGNALS = [
-    pytest.param("SCALE", preloading, signal.SIGINT, id="ctrl-c-during-preload"),
-    pytest.param("SLOW", compiler_alive, signal.SIGINT, id="ctrl-c-compiler-alive"),
-    pytest.param("GIL", gil_held, signal.SIGTERM, id="sigterm-gil-held-in-native-code"),
-]
-"""All signals take the same way: in each phase comes one."""
+PHASES: dict[str, Callable[[Run], bool]] = {"SCALE": preloading, "GIL": gil_held, "SLOW": compiler_alive}
+"""What a run has reached when it is ended, by its workload."""
 
 
 @pytest.mark.usefixtures("with_a_terminal")
-@pytest.mark.parametrize(("name", "reached", "how"), SIGNALS)
-def test_signal_at_the_command_line_ends_everything(
-    run: Run, name: str, reached: Callable[[Run], bool], how: signal.Signals
-) -> None:
-    program = run.command_line(name)
+@pytest.mark.parametrize("name", PHASES)
+def test_signal_at_the_command_line_ends_everything(run: Run, name: str) -> None:
+    """All signals take the same way: in each phase comes one."""
+    reached, program = PHASES[name], run.command_line(name)
     n_groups = 1 if reached is preloading else 2  # the server's, and a worker's: the server may sleep, too
     wait_until(lambda: reached(run) and len(groups(run.others())) >= n_groups, 100, "the phase")
     if reached is compiler_alive:
         wait_until(lambda: any(run.tmp_path.glob("atune-*/run-*/**/cc*.s")), 10, "the compiler's file")
     before = run.others()
     sent = time.monotonic()
-    program.send_signal(how)
+    program.send_signal(signal.SIGTERM if name == "GIL" else signal.SIGINT)
     wait_until(lambda: not run.others(), END_S, f"the end of {before}")
     _, stderr = program.communicate(timeout=5)
     took = time.monotonic() - sent
@@ -164,10 +153,10 @@ def test_ctrl_c_does_not_wait_for_another_program_that_holds_the_index(run: Run)
         assert time.monotonic() - sent < END_S + 0.5 and program.returncode == 130, stderr.decode()
 
 
-@pytest.mark.parametrize(("name", "reached"), PHASES)
-def test_sigkill_of_the_parent_leaves_nothing(run: Run, name: str, reached: Callable[[Run], bool]) -> None:
+@pytest.mark.parametrize("name", PHASES)
+def test_sigkill_of_the_parent_leaves_nothing(run: Run, name: str) -> None:
     program = run.command_line(name)
-    wait_until(lambda: reached(run), 100, "the phase")
+    wait_until(lambda: PHASES[name](run), 100, "the phase")
     before = run.others()
     assert before
     program.kill()
@@ -202,28 +191,13 @@ CANCEL = """
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "reached", "backend"),
-    [
-        pytest.param("SCALE", preloading, "asyncio", id="asyncio-during-preload"),
-        pytest.param("GIL", gil_held, "asyncio", id="asyncio-gil-held-in-native-code"),
-        pytest.param("SLOW", compiler_alive, "trio", id="trio-compiler-alive"),
-    ],
-)
-def test_cancelling_the_scope_ends_everything_and_the_program_goes_on(
-    run: Run, name: str, reached: Callable[[Run], bool], backend: str
-) -> None:
+@pytest.mark.parametrize("name", PHASES)
+def test_cancelling_the_scope_ends_everything_and_the_program_goes_on(run: Run, name: str) -> None:
     script = run.tmp_path / "cancel.py"
     script.write_text(textwrap.dedent(CANCEL))
-    run.program = program = subprocess.Popen(
-        [sys.executable, str(script), f"{WORKLOADS}:{name}", str(run.journal), backend],
-        env=run.env,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    program = run.start(str(script), f"{WORKLOADS}:{name}", str(run.journal), "trio" if name == "SLOW" else "asyncio")
     assert program.stdin is not None and program.stdout is not None
-    wait_until(lambda: reached(run), 100, "the phase")
+    wait_until(lambda: PHASES[name](run), 100, "the phase")
     before = run.others()
     program.stdin.write(b"\n")
     program.stdin.flush()

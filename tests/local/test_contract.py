@@ -13,6 +13,7 @@ from typing import Any
 
 import anyio
 import pytest
+from contract_kernels import MODES, N
 from kernel_outputs import outputs_of
 from processes import in_groups
 from services import artifacts, lowered_by
@@ -43,11 +44,7 @@ from atune.workload.pickling import parse_file_ref
 OUT = Roles(outputs=(1,))
 
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
-N = 32
 SCALES = [1.0, 2.0, 3.0, 4.0, 5.0]
-MODES = [
-    "ok", "also ok", "wrong", "nan", "skip", "crash", "loop", "raise", "refused", "slow", "slow lower", "replicated",
-]  # fmt: skip
 LIMIT_S = 1.0
 """The deadline of jobs that never end."""
 FAKE_FAILS: Any = {

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 from fake_runs import finish, valley
+from own_strategy import Own
 
 from atune.engine.final import LOOKS
-from atune.errors import DevicesLost, ServerLost, WorkerError
-from atune.frontends.api.tuner import tune
+from atune.errors import ServerLost, WorkerError
 from atune.journal.events import (
     BenchmarkFailed,
     BenchmarkRepeated,
@@ -23,12 +21,10 @@ from atune.journal.events import (
     DeviceLost,
     DeviceReady,
     FinalOrdered,
-    RunInterrupted,
     Warned,
 )
-from atune.journal.reader import read
 from atune.journal.result import Result
-from atune.model.device import DeviceInfo
+from atune.model.jobs import Started, StartJob
 from atune.model.settings import BenchmarkSettings
 from atune.reporting.summary import summary
 from atune.testing import FakeDeviceWorker, FakeMachine, Script
@@ -36,22 +32,20 @@ from atune.testing import FakeDeviceWorker, FakeMachine, Script
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_device_killed_from_outside_costs_its_candidate_nothing() -> None:
-    """SIGKILL while 3 is measured: it is measured again on a fresh process, and counts."""
-    machine = FakeMachine(8, Script(doubts={3: 1}))
+@pytest.mark.parametrize(
+    ("script", "repeated", "starts"),
+    [(Script(doubts={3: 1}), [3], 2), (Script(spoilt={3: "fault", 5: "launch", 6: "load"}), [3, 5, 6], 4)],
+)
+async def test_what_is_another_s_fault_is_measured_in_a_fresh_process(
+    script: Script, repeated: list[int], starts: int
+) -> None:
+    """SIGKILL from outside while it is measured, or a process that others have spoilt, which is replaced."""
+    machine = FakeMachine(8, script)
     run = await finish(machine)
     assert run.result.measured == 8 and not run.of(BenchmarkFailed)
-    assert [(e.index, e.reason) for e in run.of(BenchmarkRepeated)] == [(3, "scripted to be another's fault")]
-    assert len(run.of(DeviceLost)) == 1 and len(run.of(DeviceReady)) == 2
+    assert [e.index for e in run.of(BenchmarkRepeated)] == repeated
+    assert len(run.of(DeviceLost)) == 1 and len(run.of(DeviceReady)) == starts
     assert machine.measured["fake-0"].count(3) == 2
-
-
-async def test_what_fails_in_a_process_that_others_spoilt_is_measured_in_a_fresh_one() -> None:
-    machine = FakeMachine(8, Script(spoilt={3: "fault", 5: "launch", 6: "load"}))
-    run = await finish(machine)
-    assert run.result.measured == 8 and not run.of(BenchmarkFailed)
-    assert [e.index for e in run.of(BenchmarkRepeated)] == [3, 5, 6]
-    assert len(run.of(DeviceLost)) == 1 and len(run.of(DeviceReady)) == 4  # the other two processes were replaced
 
 
 @pytest.mark.parametrize(
@@ -66,17 +60,15 @@ async def test_what_fails_in_a_fresh_process_too_counts(script: Script, kind: st
 
 
 @pytest.mark.parametrize("kind", ["mismatch", "out_of_bounds"])
-async def test_a_finalist_that_is_wrong_once_it_was_timed_is_a_failure_and_the_next_leader_wins(
-    kind: Any, tmp_path: Path
-) -> None:
+async def test_a_finalist_that_is_wrong_once_it_was_timed_is_a_failure_and_the_next_leader_wins(kind: Any) -> None:
     """The final is held again without it, with the candidate that comes next in its place."""
     machine = FakeMachine(8, Script(latency_ms=valley(0), final_fails={0: kind, 2: kind}))
-    run = await finish(machine, benchmark=BenchmarkSettings(n_final=3), journal=tmp_path / "j")
+    run = await finish(machine, benchmark=BenchmarkSettings(n_final=3))
     assert [(e.index, e.kind) for e in run.of(BenchmarkFailed)] == [(0, kind), (2, kind)]
     assert [set(finalists) for finalists in machine.finals[:2]] == [{0, 1, 2}, {1, 3, 4}]
     assert run.result.best_index == 1 and (run.result.measured, run.result.failed) == (6, 2)
     assert len(run.of(FinalOrdered)) == 1 and len(run.of(DeviceLost)) == (kind == "out_of_bounds")
-    replayed = Result.from_events(read(tmp_path / "j"))
+    replayed = Result.from_events(run.events)
     assert summary(replayed) | {"journal": None} == summary(run.result) | {"journal": None}
 
 
@@ -89,17 +81,17 @@ async def test_a_process_that_ends_between_two_candidates_blames_none(index: int
 
 
 @pytest.mark.parametrize("slow", ["fake-0", "fake-1", "fake-2"])
-async def test_a_device_that_is_not_as_fast_as_the_others_is_left_out(slow: str, tmp_path: Path) -> None:
+async def test_a_device_that_is_not_as_fast_as_the_others_is_left_out(slow: str) -> None:
     """Its figures do not count, whenever it is found out, and what it measured is measured again by the others."""
     script = Script(latency_ms=valley(9), slowdown={slow: 0.9}, lower_s=0.01, compile_s=0.01)
     machine = FakeMachine(24, script, devices=3)
-    run = await finish(machine, journal=tmp_path / "j")
+    run = await finish(machine)
     [excluded] = run.of(DeviceExcluded)
     assert excluded.device == slow and "0.900 times" in excluded.reason
     assert run.result.measured == 24 and run.result.best_index == 9
     assert slow not in {r.device for r in run.result.records} and run.of(FinalOrdered)[0].device != slow
     assert any(slow in warning for warning in run.result.warnings)
-    replayed = Result.from_events(read(tmp_path / "j"))
+    replayed = Result.from_events(run.events)
     assert summary(replayed) | {"journal": None} == summary(run.result) | {"journal": None}
 
 
@@ -159,64 +151,32 @@ async def test_the_final_ends_at_its_limit_and_a_tie_goes_to_the_smaller_key() -
     assert len(winners) == 1
 
 
-async def test_the_default_wins_among_equals_and_the_final_tells_the_ties() -> None:
-    """Four of one speed, and one that is plainly slower: without the default the key would choose."""
-    for default in range(4):
-        machine = FakeMachine(5, Script(latency_ms=lambda c: 1.0 if c["x"] < 4 else 2.0), default=default)
-        run = await finish(machine, benchmark=BenchmarkSettings(n_final=5))
-        assert run.result.best_index == default
-        assert sorted([default, *(run.result.ties or ())]) == [0, 1, 2, 3]
-    run = await finish(FakeMachine(5, Script(latency_ms=valley(2))))
-    assert run.result.ties == () and run.of(FinalOrdered)[0].ties == ()
-
-
-class OneByOne:
+class OneByOne(Own):
     """A strategy that waits for each outcome."""
 
-    name, most_outstanding = "one by one", 1
-
-    def __init__(self, total: int) -> None:
-        self._left = list(range(total))
-
-    def ask(self) -> int | None:
-        return self._left.pop() if self._left else None
-
-    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
-        pass
+    most_outstanding = 1
 
 
-def losing(monkeypatch: pytest.MonkeyPatch, stage: str, after: int = 0) -> list[str]:
-    """Lose the device that comes to `stage` when others did so `after` times, for good. Returns a list for its name."""
-    lost, done = list[str](), itertools.count()
-    original, start = getattr(FakeDeviceWorker, f"_{stage}"), FakeDeviceWorker.start
+def losing(monkeypatch: pytest.MonkeyPatch, stage: str) -> list[str]:
+    """Lose the device that is the first to come to `stage`, for good. Returns a list for its name."""
+    lost = list[str]()
+    original, start = getattr(FakeDeviceWorker, f"_{stage}"), FakeDeviceWorker._start
 
     async def once(self: FakeDeviceWorker, *given: Any) -> Any:
-        if next(done) != after:
+        if lost:
             return await original(self, *given)
         lost.append(self.name)
         self.alive = False
         raise ServerLost("its host is gone")
 
-    async def started(self: FakeDeviceWorker) -> DeviceInfo:
+    async def started(self: FakeDeviceWorker, job: StartJob) -> Started:
         if self.name in lost:
             raise WorkerError("its host is gone")
-        return await start(self)
+        return await start(self, job)
 
     monkeypatch.setattr(FakeDeviceWorker, f"_{stage}", once)
-    monkeypatch.setattr(FakeDeviceWorker, "start", started)
+    monkeypatch.setattr(FakeDeviceWorker, "_start", started)
     return lost
-
-
-async def test_the_last_device_lost_in_the_middle_leaves_a_whole_journal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    losing(monkeypatch, "measure", after=5)
-    with pytest.raises(DevicesLost, match="no device is left"):
-        await tune(machine=FakeMachine(20), journal=tmp_path / "j")
-    events = read(tmp_path / "j")
-    assert isinstance(events[-1], RunInterrupted) and "DevicesLost" in events[-1].reason
-    measured = Result.from_events(events).measured
-    assert measured == sum(isinstance(e, CandidateMeasured) for e in events) > 0
 
 
 @pytest.mark.parametrize("stage", ["prepare", "measure"])
@@ -226,7 +186,7 @@ async def test_what_a_lost_device_left_is_measured_before_anything_new(
     """The strategy proposes nothing before it knows the outcome, and the other device waits for a proposal."""
     lost = losing(monkeypatch, stage)
     with anyio.fail_after(20):
-        run = await finish(FakeMachine(6, Script(latency_ms=valley(2)), devices=2), strategy=OneByOne(6))
+        run = await finish(FakeMachine(6, Script(latency_ms=valley(2)), devices=2), strategy=OneByOne())
     assert lost and run.result.measured == 6 and run.result.best_index == 2
 
 

@@ -7,7 +7,6 @@ import signal
 import struct
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fault_kernels import FAULTS
@@ -24,7 +23,6 @@ from atune.model.artifact import Roles
 from atune.model.jobs import FinalJob, MeasureJob, StartJob
 from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workers.local.device_worker import LocalDeviceWorker
 from atune.workers.local.machine import LocalMachine
 from atune.workload.pickling import parse_file_ref
 
@@ -34,46 +32,27 @@ pytestmark = pytest.mark.anyio
 KERNELS = Path(__file__).parents[1] / "fault_kernels.py"
 HOSTILE = KERNELS.with_name("hostile_kernels.py")
 UNRANKED = BenchmarkSettings(n_repeat=5, n_final=0)
-LIMIT_S = 2.0
-
-
-class Watched(LocalMachine):
-    """Keeps its device worker where a test can find the process's number."""
-
-    def device_workers(self) -> list[LocalDeviceWorker]:
-        self.opened = super().device_workers()
-        return self.opened
-
-    def kill_device(self) -> None:
-        worker = self.opened[0]._worker
-        assert worker is not None
-        os.kill(worker.pid, signal.SIGKILL)
-
-    def kill_sleeping_device(self) -> None:
-        """Kill it once the slow candidate sleeps."""
-        worker = self.opened[0]._worker
-        assert worker is not None
-        where = Path(f"/proc/{worker.pid}/wchan")
-        wait_until(lambda: "nanosleep" in where.read_text(), 10, "the slow candidate")
-        self.kill_device()
-
-
-def watched(**options: Any) -> Watched:
-    benchmark = BenchmarkSettings(benchmark_timeout_s=LIMIT_S, **options)
-    settings = CompileSettings(workers=1)
-    return Watched(parse_file_ref(f"{KERNELS}:WORKLOAD"), target="c", compile=settings, benchmark=benchmark)
 
 
 async def test_every_fault_is_named_and_costs_no_good_candidate(tmp_path: Path) -> None:
-    machine = watched()
+    limits = {"compile": CompileSettings(workers=1), "benchmark": BenchmarkSettings(benchmark_timeout_s=2.0)}
+    machine = LocalMachine(parse_file_ref(f"{KERNELS}:WORKLOAD"), target="c", **limits)
     events: list[Event] = []
     slow = next(x for x, fault in FAULTS.items() if fault == "slow")
+
+    def kill() -> None:
+        """Kill the device's process once the slow candidate sleeps."""
+        worker = machine._devices[0]._worker
+        assert worker is not None
+        where = Path(f"/proc/{worker.pid}/wchan")
+        wait_until(lambda: "nanosleep" in where.read_text(), 10, "the slow candidate")
+        os.kill(worker.pid, signal.SIGKILL)
 
     def listen(event: Event) -> None:
         events.append(event)
         first = sum(isinstance(e, BenchmarkStarted) and e.index == slow for e in events) == 1
         if isinstance(event, BenchmarkStarted) and event.index == slow and first:
-            threading.Thread(target=machine.kill_sleeping_device).start()
+            threading.Thread(target=kill).start()
 
     result = await tune(machine=machine, benchmark=machine.benchmark, journal=tmp_path / "j", on_event=listen)
     failed = {FAULTS[e.index]: e.kind for e in events if isinstance(e, BenchmarkFailed)}

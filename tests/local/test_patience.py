@@ -81,22 +81,6 @@ async def test_what_stays_short_ends_the_run_and_says_what_to_do(
     assert len(warnings) == 1 and warnings[0].startswith("waiting") and says in warnings[0]
 
 
-@pytest.mark.parametrize("fails", [2, 99])
-async def test_memory_that_others_hold_on_a_device_is_waited_for_and_they_are_named(fails: int, tmp_path: Path) -> None:
-    """Another device may have some: at the end it is this device's failure, and not the machine's."""
-    warnings: list[str] = []
-    message = "device memory: CUDA error: out of memory (NVML names process 7 (python, 70000 MiB))"
-    attempts = Attempts(RemoteError(message, kind="ShortOf"), fails)
-    waiting = workers_of(tmp_path, warnings.append).until_it_works(attempts)
-    if fails == 2:
-        assert await waiting == "done" and attempts.made == 3
-    else:
-        with pytest.raises(RemoteError, match="process 7"):
-            await waiting
-        assert attempts.made == 4
-    assert len(warnings) == 1 and warnings[0].startswith("waiting") and message in warnings[0]
-
-
 @pytest.mark.parametrize("raised", [None, WorkerError("x"), RemoteError("x", kind="FileNotFoundError")])
 async def test_a_folder_that_somebody_removed_ends_the_run(raised: Exception | None, tmp_path: Path) -> None:
     """Whatever the job answers without it: no candidate is at fault."""
@@ -159,25 +143,18 @@ def test_a_compiler_that_fails_on_a_full_disk_need_not_say_why(full: bool, monke
         check_compiled(RuntimeError("x"), "nvcc failed")
 
 
-@pytest.mark.parametrize("room", [0, WORKER_BYTES])
-def test_memory_is_the_machines_fault_where_there_is_none(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One who asks for more than any machine has fails on each, and must not end the run."""
+@pytest.mark.parametrize(
+    ("room", "cause", "short_of"), [(0, MemoryError(), "memory"), (WORKER_BYTES, MemoryError(), ""), (0, FULL, "space")]
+)
+def test_what_a_kernel_function_raises_is_the_machines_fault_where_it_lacks_something(
+    room: int, cause: Exception, short_of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One who asks for more memory than any machine has fails on each, and must not end the run."""
     free(monkeypatch, room)
 
-    def greedy(candidate: Candidate) -> Failure:
-        raise ValueError("cannot be made") from MemoryError()
+    def kernel(candidate: Candidate) -> Failure:
+        raise ValueError("cannot be made") from cause
 
-    if room:
-        answer = compile_jobs._guarded(Candidate(0, "", {}), greedy)
+    with pytest.raises(ShortOf, match=f"^{short_of}: ") if short_of else nullcontext():
+        answer = compile_jobs._guarded(Candidate(0, "", {}), kernel)
         assert isinstance(answer, Failure) and answer.kind == "lower"
-    else:
-        with pytest.raises(ShortOf):
-            compile_jobs._guarded(Candidate(0, "", {}), greedy)
-
-
-def test_a_kernel_function_that_finds_no_space_is_no_failure() -> None:
-    def writes(candidate: Candidate) -> Failure:
-        raise FULL
-
-    with pytest.raises(ShortOf, match="space"):
-        compile_jobs._guarded(Candidate(0, "", {}), writes)

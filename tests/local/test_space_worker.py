@@ -98,11 +98,10 @@ async def test_tune_asks_no_constraint_in_the_program_itself() -> None:
     ("text", "message"),
     [
         ("import time\ntime.sleep(1e6)", r"was ended after 3 s: it hangs in <module> \(w\.py, line 2\)\. .*__main__"),
-        ("import os\nos._exit(4)", "loading .*w.py:W failed: .* exited with status 4"),
         ("import os\nos.kill(os.getpid(), 11)", "loading .*w.py:W failed: .*SIGSEGV"),
         ("import sys\nsys.exit('no licence')", "w.py cannot be loaded: SystemExit: no licence"),
     ],
-    ids=["hangs", "exits", "crashes", "calls exit"],
+    ids=["hangs", "crashes", "calls exit"],
 )
 async def test_a_file_that_does_not_load_is_named(tmp_path: Path, text: str, message: str, impatient: None) -> None:
     (tmp_path / "w.py").write_text(f"{text}\n")
@@ -123,9 +122,7 @@ async def test_a_budget_of_a_billion_points_is_tuned_by_real_processes(tmp_path:
     ("space", "told"),
     [
         ("[{'block': 64}, 5]", "config 1 is 5; a config is a dict of arguments"),
-        ("[{'block': 64}, {'block': 64}]", "occurs twice, first as config 0"),
         ("atune.Space(block=[64], where=lambda block: block > 64)", "refused by lambda block: block > 64"),
-        ("atune.Space(block=[64], where=lambda block: block / 0)", "raised ZeroDivisionError"),
         ("atune.Space(block=[64]), default={'blok': 64}", "it has no axis 'blok'"),
     ],
 )

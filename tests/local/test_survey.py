@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from fake_runs import proposed
 
 from atune.engine.engine import Engine
 from atune.engine.run_state import Recorder
@@ -68,7 +68,3 @@ async def test_the_288_products_are_proposed_in_the_order_of_the_prior() -> None
     winners = {"block_M": (128, 256), "block_N": (128, 256), "num_stages": (3,), "threads": (256,)}
     for event in (one for one in events if isinstance(one, CandidateProposed) and one.index != default):
         assert all(event.config[name] in values for name, values in winners.items()), event.config
-
-
-def proposed(events: Sequence[AnyEvent]) -> list[int]:
-    return [event.index for event in events if isinstance(event, CandidateProposed)]

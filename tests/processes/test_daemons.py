@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 import pytest
 from fork_servers import fork_server
-from processes import MARK, environment, marked, new_mark, wait_until
+from processes import MARK, environment, marked, new_mark, until, wait_until
 
 from atune.errors import RemoteError, WorkerLost, WorkerTimeout
 from atune.workers.processes.pool import ForkServer, Worker
@@ -32,40 +32,22 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A mark that every process of the test has; those that are left are killed."""
     mark = new_mark()
     monkeypatch.setenv(MARK, mark)
-    monkeypatch.syspath_prepend(str(HERE))
     yield mark
     for pid in marked(mark):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
-@pytest.fixture
-def run_dir(tmp_path: Path) -> str:
-    return str(tmp_path / "run")
-
-
 def sleepers(mark: str) -> list[str]:
     return [command for command in marked(mark).values() if command in SLEEPERS]
-
-
-async def until_there(mark: str, workers: int = 1) -> None:
-    with anyio.fail_after(30):
-        while len(sleepers(mark)) < 2 * workers:
-            await anyio.sleep(0.01)
-
-
-async def until_gone(mark: str) -> None:
-    with anyio.fail_after(10):
-        while sleepers(mark):
-            await anyio.sleep(0.01)
 
 
 async def with_daemon(server: ForkServer, mark: str) -> Worker:
     """Return a worker that started a daemon and answered."""
     worker = await server.spawn("test")
-    before = len(sleepers(mark)) // 2
+    before = len(sleepers(mark))
     await worker.call("pool_targets:start_daemon", b"return")
-    await until_there(mark, before + 1)
+    assert await until(lambda: len(sleepers(mark)) == before + 2, 30)
     return worker
 
 
@@ -73,13 +55,11 @@ async def test_a_daemon_lives_as_long_as_its_worker_and_no_longer(run_dir: str, 
     async with fork_server(run_dir) as server:
         first, second = await with_daemon(server, mark), await with_daemon(server, mark)
         await first.kill()
-        with anyio.fail_after(10):
-            while len(sleepers(mark)) != 2:
-                await anyio.sleep(0.01)
+        assert await until(lambda: len(sleepers(mark)) == 2, 10)
         await second.call("pool_targets:echo", b"")
         assert len(sleepers(mark)) == 2, "the other worker's daemon goes on"
         await second.kill()
-        await until_gone(mark)
+        assert await until(lambda: not sleepers(mark), 10)
         assert not children_of(server.pids()[0])
 
 
@@ -88,17 +68,17 @@ async def test_a_worker_that_crashes_runs_late_or_raises_takes_its_daemon_along(
         worker = await server.spawn("test")
         with pytest.raises(WorkerLost, match="SIGSEGV"):
             await worker.call("pool_targets:start_daemon", b"crash")
-        await until_gone(mark)
+        assert await until(lambda: not sleepers(mark), 10)
         worker = await with_daemon(server, mark)
         with pytest.raises(WorkerTimeout):
             await worker.call("pool_targets:hold_gil", b"", timeout_s=0.2)
-        await until_gone(mark)
+        assert await until(lambda: not sleepers(mark), 10)
         worker = await server.spawn("test")
         with pytest.raises(RemoteError):
             await worker.call("pool_targets:start_daemon", b"raise")
-        await until_there(mark)
+        assert await until(lambda: len(sleepers(mark)) == 2, 30)
         os.kill(worker.pid, signal.SIGKILL)
-        await until_gone(mark)
+        assert await until(lambda: not sleepers(mark), 10)
 
 
 @pytest.mark.parametrize("how", ["ends", "is left warm", "fails", "loses its server", "is cancelled", "stopped"])
@@ -111,7 +91,7 @@ async def test_no_daemon_is_left_when_a_run(how: str, run_dir: str, mark: str) -
             if how in ("loses its server", "stopped"):
                 os.kill(server.pids()[0], signal.SIGKILL if how == "loses its server" else signal.SIGSTOP)
             if how == "loses its server":
-                await until_gone(mark)
+                assert await until(lambda: not sleepers(mark), 10)
             if how == "fails":
                 raise ZeroDivisionError
             if how in ("is cancelled", "stopped"):
@@ -119,7 +99,7 @@ async def test_no_daemon_is_left_when_a_run(how: str, run_dir: str, mark: str) -
                 await anyio.sleep_forever()
     assert len(parked) == (how == "is left warm")
     try:
-        await until_gone(mark)
+        assert await until(lambda: not sleepers(mark), 10)
     finally:
         for process in parked:
             process.destroy()

@@ -1,4 +1,4 @@
-"""The limits that processes run under: few open files, core files of what crashes, and memory."""
+"""The limits that processes run under: few open files, core files of what crashes, memory, and whose folders."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from fork_servers import fork_server
 from atune.errors import MachineError, UsageError, WorkerLost
 from atune.frontends.api.tuner import tune
 from atune.model.device import Target
+from atune.model.folders import run_folder
 from atune.model.settings import CompileSettings
 from atune.testing import FakeMachine
 from atune.workers.local import machine as local
@@ -38,36 +39,33 @@ def limit(which: int, soft: int) -> Iterator[None]:
         resource.setrlimit(which, before)
 
 
-def ask(entry: str, folder: Path) -> Any:
+def ask(entry: str, run_dir: str) -> Any:
     async def call() -> Any:
-        async with fork_server(str(folder / "run")) as server:
+        async with fork_server(run_dir) as server:
             worker = await server.spawn("worker")
             return await worker.call(f"pool_targets:{entry}", b"", 20.0)
 
     return anyio.run(call)
 
 
-@pytest.fixture(autouse=True)
-def targets_importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+def test_core_files_of_crashing_candidates_do_not_land_in_the_working_folder(
+    run_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
-
-
-def test_core_files_of_crashing_candidates_do_not_land_in_the_working_folder(tmp_path: Path) -> None:
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
     with limit(resource.RLIMIT_CORE, hard):
-        (core, _), folder = json.loads(ask("limits", tmp_path))
+        (core, _), folder = json.loads(ask("limits", run_dir))
         assert core == [0, hard] and folder == os.getcwd()
         with pytest.raises(WorkerLost, match="SIG"):
-            ask("crash", tmp_path)
+            ask("crash", run_dir)
         assert not os.listdir()
 
 
-def test_a_low_soft_limit_of_open_files_is_raised_in_workers(tmp_path: Path) -> None:
+def test_a_low_soft_limit_of_open_files_is_raised_in_workers(run_dir: str) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with limit(resource.RLIMIT_NOFILE, 64):
-        (_, files), _ = json.loads(ask("limits", tmp_path))
+        (_, files), _ = json.loads(ask("limits", run_dir))
     assert files == [4096 if hard == resource.RLIM_INFINITY else min(hard, 4096), hard]
 
 
@@ -145,3 +143,19 @@ def test_workers_are_as_many_as_fit_unless_a_number_was_asked_for(monkeypatch: p
         assert len(machine.compile_workers()) == wanted
     [warning] = warnings
     assert warning.startswith("3 compile workers on 32 cores: 3.0 GiB are free, with 1 GiB set aside for each")
+
+
+# ---- folders
+
+
+def test_a_link_in_place_of_the_run_folders_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would lead the sweep of old runs to somebody's files."""
+    home, tmp = tmp_path / "home", tmp_path / "tmp"
+    (home / "run-mine").mkdir(parents=True)
+    home.chmod(0o700)
+    tmp.mkdir()
+    (tmp / f"atune-{os.getuid()}").symlink_to(home)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp))
+    with pytest.raises(UsageError, match="yours alone"), run_folder():
+        pass
+    assert (home / "run-mine").exists()

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,22 +17,16 @@ from typing import Any
 import anyio
 import pytest
 from fork_servers import fork_server
-from processes import in_groups
+from processes import in_groups, until
 
 from atune.errors import MachineError, RemoteError, WorkerError, WorkerLost, WorkerTimeout
 from atune.workers.processes.pool import PRINTED_CHARACTERS, ForkServer
 from atune.workers.processes.server import ForkServerProcess, shutdown
 
-HERE = Path(__file__).parents[1]
 UVLOOP = ("asyncio", {"use_uvloop": True})
 
 pytestmark = pytest.mark.anyio
 every_loop = pytest.mark.parametrize("anyio_backend", ["asyncio", "trio", pytest.param(UVLOOP, id="uvloop")])
-
-
-@pytest.fixture(autouse=True)
-def targets_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(HERE))
 
 
 @pytest.fixture
@@ -47,11 +41,6 @@ def slow_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     return str(tmp_path)
-
-
-@pytest.fixture
-def run_dir(tmp_path: Path) -> str:
-    return str(tmp_path / "run")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -107,13 +96,6 @@ def childless() -> bool:
     except ChildProcessError:
         return True
     return False
-
-
-async def until(condition: Callable[[], object], timeout_s: float = 2.0) -> bool:
-    with anyio.move_on_after(timeout_s):
-        while not condition():
-            await anyio.sleep(0.01)
-    return bool(condition())
 
 
 @every_loop

@@ -25,12 +25,6 @@ HERE = Path(__file__).parents[1]
 LIMIT_S = 1.0
 
 
-@pytest.fixture
-def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.syspath_prepend(str(HERE))
-    return str(tmp_path / "run")
-
-
 async def test_what_came_in_the_last_tick_is_seen_before_the_deadline_is_told() -> None:
     waiting, looked = Deadline(TICK_S / 50), 0
     with pytest.raises(TimeoutError):

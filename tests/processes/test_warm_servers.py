@@ -19,7 +19,7 @@ from processes import MARK, environment, marked, new_mark, wait_until
 
 import atune
 from atune.frontends.cli.main import main
-from atune.journal.events import ArtifactBuilt, CandidateLowered, Event, RunStarted
+from atune.journal.events import ArtifactBuilt, CandidateLowered, Event, RunFinished, RunStarted
 from atune.workers.processes import server as servers
 from atune.workers.processes import server_main
 from atune.workers.processes.pool import ForkServer
@@ -76,11 +76,20 @@ def test_shutdown_ends_it_and_a_run_takes_over_the_server_that_warm_started() ->
 
 
 @pytest.mark.anyio
-async def test_a_cancelled_run_leaves_none() -> None:
-    atune.shutdown()  # a cold one is not done in a second
-    with anyio.move_on_after(1):
-        await atune.tune(SCALE, target="c")
-    assert waiting() == []
+async def test_a_cancellation_while_the_server_is_left_warm_ends_the_run() -> None:
+    """The run has finished, and its workers are being reaped."""
+    finished = anyio.Event()
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, RunFinished):
+            finished.set()
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: atune.tune(SCALE, target="c", on_event=on_event))
+            await finished.wait()
+            await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
 
 
 @pytest.mark.anyio

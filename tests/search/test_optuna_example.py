@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_runs import proposed
 
 from atune import resume, tune
-from atune.journal.events import CandidateProposed
-from atune.journal.reader import read
 from atune.testing import FakeMachine, Script
 
 optuna = pytest.importorskip("optuna", reason="Optuna is not installed: pip install optuna")
@@ -29,10 +28,6 @@ def strategy(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(Path(__file__).resolve().parents[2] / "examples")
     example = importlib.import_module("optuna_strategy")
     return lambda seed=0: example.OptunaStrategy(optuna.samplers.TPESampler(seed=seed))
-
-
-def proposed(journal: Path) -> list[int]:
-    return [event.index for event in read(journal) if isinstance(event, CandidateProposed)]
 
 
 async def test_a_sampler_goes_on_where_a_run_was_left(tmp_path: Path, strategy: Any) -> None:

@@ -105,16 +105,6 @@ def test_spaces_with_next_to_nothing_to_choose_from(name: str, configs: dict[int
     assert sorted(asked) == sorted(configs)
 
 
-def found(seed: int, tries: int) -> bool:
-    played = play(made("bayesian", seed, budget=tries), tries)
-    return any(call == "ask" and CONFIGS[what] == BEST for call, what in played)
-
-
-def test_the_best_of_a_smooth_space_is_found_in_a_third_of_it() -> None:
-    """Drawn blindly, a third of the seeds would find it."""
-    assert sum(found(seed, len(CONFIGS) // 3) for seed in range(4)) >= 3
-
-
 def test_a_prior_orders_the_first_batch() -> None:
     prior = {index: latency_of(config) or float("nan") for index, config in CONFIGS.items()}
     asked = made("bayesian", prior=prior).ask()

@@ -12,14 +12,12 @@ import math
 import random
 from collections.abc import Container, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from atune.engine.search.interface import DUPLICATE, Encoding, Searched
 from atune.model.candidate import failed_values
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 LEAST, FIRST = 4, 8
 """How many candidates are drawn at first: a quarter of a small budget, within these limits."""
@@ -53,8 +51,6 @@ class Process:
     """
 
     def __init__(self, kernels: Sequence[NDArray[np.float64]], places: NDArray[np.int64], pool: list[int]) -> None:
-        import numpy as np
-
         self._kernels, self.pool = kernels, pool
         self._columns = places[pool].T.copy()
         self.at = {candidate: number for number, candidate in enumerate(pool)}
@@ -67,8 +63,6 @@ class Process:
 
     def learn(self, candidate: int) -> None:
         """Learn that a candidate is tried, so that it and those like it are surer; its outcome comes later."""
-        import numpy as np
-
         number, count = self.at[candidate], len(self.learned)
         if count == len(self._rows):
             self._factor = np.pad(self._factor, (0, count))
@@ -85,8 +79,6 @@ class Process:
 
     def predicted(self, values: dict[int, float], weight: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return what is expected of each of the pool by `values`, and its deviation. `weight`: that of `USUAL`."""
-        import numpy as np
-
         known = np.array(list(values.values()) or [0.0])
         middle = float(known.mean())
         residuals = np.zeros(len(self.learned))
@@ -109,8 +101,6 @@ class Bayesian:
     name = "bayesian"
 
     def __init__(self, searched: Searched) -> None:
-        import numpy as np
-
         self.indices = list(searched.configs)
         self._positions = {index: position for position, index in enumerate(self.indices)}
         self.seed, self.budget = searched.seed, searched.budget
@@ -249,8 +239,6 @@ class Bayesian:
 
 def improvement(expected: NDArray[np.float64], deviation: NDArray[np.float64], best: float) -> NDArray[np.float64]:
     """Return by how much each is expected to surpass `best`."""
-    import numpy as np
-
     above = expected - best
     ratio = above / deviation
     density = np.exp(-ratio * ratio / 2) / math.sqrt(2 * math.pi)
@@ -261,16 +249,12 @@ def improvement(expected: NDArray[np.float64], deviation: NDArray[np.float64], b
 
 def _combined(weights: NDArray[np.float64], rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the weighted sum of rows. A product by BLAS would take all cores, and depend on how many there are."""
-    import numpy as np
-
     found: NDArray[np.float64] = np.einsum("i,ij->j", weights, rows)
     return found
 
 
 def _kernel(length: int, *, ordered: bool) -> NDArray[np.float64]:
     """Return how much candidates are alike for each pair of an axis' values."""
-    import numpy as np
-
     steps = np.abs(np.subtract.outer(np.arange(length), np.arange(length))) / (length - 1)
     found: NDArray[np.float64] = np.exp(-(CHANGE * (steps > 0) + FAR * (steps if ordered else steps > 0)))
     return found

@@ -97,19 +97,18 @@ def figures_of(device: DeviceInfo | None, arch: str = "") -> Figures | None:
 
     What the device reports overrides the sheet. Returns None if it is no CUDA GPU of these architectures.
     """
-    capability = _capability((device.arch if device else "") or arch)
-    if not capability:
+    device = device or DeviceInfo("", "")
+    arch = device.arch or arch
+    if not (capability := _capability(arch)):
         return None
-    sheet = SHEETS[(_board(device.name) if device else "") or TYPICAL[capability]]
-    architecture = ARCHITECTURES[capability]
-    limits = default_limits(Target("cuda", (device.arch if device else "") or arch))
-    own = device.limits if device else limits
+    sheet, architecture = SHEETS[_board(device.name) or TYPICAL[capability]], ARCHITECTURES[capability]
+    limits, own = default_limits(Target("cuda", arch)), device.limits
     if sheet.tensor_flops:
         architecture = architecture._replace(tensor_flops=sheet.tensor_flops)
     return Figures(
-        sms=(device.sms if device else 0) or sheet.sms,
-        clock_hz=(device.clock_hz if device else 0.0) or sheet.clock_hz,
-        memory_bytes_s=(device.memory_bytes_s if device else 0.0) or sheet.memory_bytes_s,
+        sms=device.sms or sheet.sms,
+        clock_hz=device.clock_hz or sheet.clock_hz,
+        memory_bytes_s=device.memory_bytes_s or sheet.memory_bytes_s,
         l2_bytes=sheet.l2_bytes,
         architecture=architecture,
         sm=MULTIPROCESSORS[capability],

@@ -39,7 +39,6 @@ class Strategy(Protocol):
 
     def ask(self) -> int | None:
         """Return the index to try next, each at most once, or None at the end."""
-        ...
 
     def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
         """Learn a candidate's latency, ms, or None if it has none of its own, for `reason`.
@@ -47,7 +46,6 @@ class Strategy(Protocol):
         The reason is its kind of failure (such as ``timeout``, ``mismatch`` or ``compile``), ``pruned`` for a device
         limit, or `DUPLICATE`. An outcome may come again; then the new latency counts.
         """
-        ...
 
 
 @dataclass(frozen=True)

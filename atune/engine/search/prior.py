@@ -261,14 +261,11 @@ def round_clocks(
 def distinct_bytes(work: BlockWork, grid: tuple[int, ...], blocks: int, figures: Figures) -> float:
     """Return bytes of memory that `blocks` blocks at once move: what several of them read comes once."""
     near = neighbourhood(grid, blocks, work.block_order)
-    total = 0.0
-    for access in (*work.reads, *work.writes):
-        total += access.n_bytes * math.prod(near[axis] for axis in access.axes)
-    if (
-        work.tensor_bytes is not None and work.tensor_bytes < figures.l2_bytes
-    ):  # each byte comes once for the whole grid
-        total = min(total, work.tensor_bytes * blocks / math.prod(grid))
-    return total
+    accesses = (*work.reads, *work.writes)
+    total = sum(access.n_bytes * math.prod(near[axis] for axis in access.axes) for access in accesses)
+    if work.tensor_bytes is None or work.tensor_bytes >= figures.l2_bytes:
+        return total
+    return min(total, work.tensor_bytes * blocks / math.prod(grid))  # each byte comes once for the whole grid
 
 
 def neighbourhood(grid: tuple[int, ...], blocks: int, order: str) -> dict[str, float]:
@@ -297,9 +294,6 @@ def _strip(short: int, long: int, blocks: float, width: int) -> tuple[float, flo
 def _norm(*values: float) -> float:
     most = max(values)
     return float(most * sum((value / most) ** SHARPNESS for value in values) ** (1 / SHARPNESS))
-
-
-DIGITS = 6
 
 
 def figures_for(target: Target | None, devices: Sequence[DeviceInfo]) -> Figures | None:
@@ -333,7 +327,7 @@ def columns(
     runs = tuple(float(can_run(facts[index], figures)) for index in indices)
     return {
         "indices": indices,
-        "prior": tuple(_rounded(prior.get(index)) for index in indices) if prior else (),
+        "prior": tuple(float(f"{prior[index]:.6g}") if index in prior else None for index in indices) if prior else (),
         "facts": {CAN_RUN: runs} if len(set(runs)) > 1 else {},
     }
 
@@ -349,7 +343,3 @@ def survey_fields(surveyed: SpaceSurveyed | None) -> dict[str, Any]:
             if value is not None:
                 facts.setdefault(index, {})[name] = value
     return {"prior": prior or None, "facts": facts}
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.{DIGITS}g}")

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from itertools import chain, islice
 from typing import Any
 
-from atune.engine.search.bayesian import Bayesian
 from atune.engine.search.interface import SPREAD, Encoding, Searched, Strategy, by_prior
 from atune.errors import UsageError
 from atune.model.candidate import ADVISED
 
+AUTO, EXHAUSTIVE, RANDOM, PRIOR, BAYESIAN = "auto", "exhaustive", "random", "prior", "bayesian"
 LARGE = 64
 """Spaces of more candidates are not walked from end to end."""
 
@@ -19,10 +19,8 @@ LARGE = 64
 class FixedOrder:
     """Every candidate once, in an order that is known from the start."""
 
-    name: str
-
-    def __init__(self, order: Iterable[int]) -> None:
-        self._order = iter(order)
+    def __init__(self, name: str, order: Iterable[int]) -> None:
+        self.name, self._order = name, iter(order)
 
     def ask(self) -> int | None:
         return next(self._order, None)
@@ -31,61 +29,46 @@ class FixedOrder:
         pass
 
 
-class Random(FixedOrder):
-    """Every candidate once, in an order that the seed draws: the first ones spread over the axes."""
-
-    name = "random"
-
-    def __init__(self, searched: Searched) -> None:
-        indices = list(searched.configs)
-        order = Encoding(list(searched.configs.values())).spread_order(searched.seed)
-        begin = list(islice(order, SPREAD))  # the slow part, which is done before the first answer
-        super().__init__(indices[position] for position in chain(begin, order))
+def _random(searched: Searched) -> FixedOrder:
+    """Return an order that the seed draws: the first ones spread over the axes."""
+    indices = list(searched.configs)
+    order = Encoding(list(searched.configs.values())).spread_order(searched.seed)
+    begin = list(islice(order, SPREAD))  # the slow part, which is done before the first answer
+    return FixedOrder(RANDOM, (indices[position] for position in chain(begin, order)))
 
 
-class Ranked(FixedOrder):
-    """Every candidate by the prior's estimate, the best first; then those without one. The seed shuffles equals."""
-
-    name = "prior"
-
-    def __init__(self, searched: Searched) -> None:
-        shuffled = list(searched.configs)
-        random.Random(searched.seed).shuffle(shuffled)
-        super().__init__(by_prior(shuffled, searched.prior or {}))
+def _ranked(searched: Searched) -> FixedOrder:
+    """Return the order of the prior's estimates, the best first; then those without one. The seed shuffles equals."""
+    shuffled = list(searched.configs)
+    random.Random(searched.seed).shuffle(shuffled)
+    return FixedOrder(PRIOR, by_prior(shuffled, searched.prior or {}))
 
 
-class Exhaustive(FixedOrder):
-    """Every candidate: small spaces in their own order, larger ones as `Ranked` has them.
+def _exhaustive(searched: Searched) -> FixedOrder:
+    """Return small spaces in their own order, larger ones as `_ranked` has them.
 
     Spaces often list their large and costly configurations last, whose compiles would end last.
     """
-
-    name = "exhaustive"
-
-    def __init__(self, searched: Searched) -> None:
-        large = len(searched.configs) > LARGE
-        super().__init__(iter(Ranked(searched).ask, None) if large else searched.configs)
+    large = len(searched.configs) > LARGE
+    return FixedOrder(EXHAUSTIVE, iter(_ranked(searched).ask, None) if large else searched.configs)
 
 
-class Advised(FixedOrder):
-    """The candidates that a ranking over several sizes advises, which come before any that a strategy proposes."""
+def _bayesian(searched: Searched) -> Strategy:
+    from atune.engine.search.bayesian import Bayesian  # imports numpy
 
-    name = ADVISED
-
-    def __init__(self, searched: Searched) -> None:
-        super().__init__(())
+    return Bayesian(searched)
 
 
-AUTO, EXHAUSTIVE, RANDOM, PRIOR, BAYESIAN = "auto", Exhaustive.name, Random.name, Ranked.name, Bayesian.name
 MAKERS: dict[str, Callable[[Searched], Strategy]] = {
-    EXHAUSTIVE: Exhaustive,
-    RANDOM: Random,
-    PRIOR: Ranked,
-    BAYESIAN: Bayesian,
+    EXHAUSTIVE: _exhaustive,
+    RANDOM: _random,
+    PRIOR: _ranked,
+    BAYESIAN: _bayesian,
 }
 SHOWN = (AUTO, *MAKERS)
 """The names that a user may give, for messages."""
-MAKERS[ADVISED] = Advised
+MAKERS[ADVISED] = lambda searched: FixedOrder(ADVISED, ())
+"""A ranking over several sizes advises its candidates, which come before any that a strategy proposes."""
 FEW = 8
 """With budgets of up to this many candidates, learning does not help without a prior."""
 

@@ -63,11 +63,9 @@ class Agent(Protocol):
 
     async def ask(self, what: str, *given: Any) -> Reply:
         """Return the reply of the agent's method. Raises `NodeLost`. Cancelling it ends the call there."""
-        ...
 
     def kill(self) -> None:
         """End the agent, with all its processes, without waiting. Open calls raise `NodeLost` at once."""
-        ...
 
 
 # ---- what travels: Ray pickles it

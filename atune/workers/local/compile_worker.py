@@ -91,11 +91,7 @@ class LocalCompileWorker:
         self._libraries = 0
 
     async def run(self, job: Job[A]) -> A:
-        work: dict[type, Any] = {
-            LowerJob: self._lower, ElaborateJob: self._elaborate, RolesJob: self._roles,
-            FindJob: self._find, BuildJob: self._build, CompareJob: self._compare,
-        }  # fmt: skip
-        return cast(A, await work[type(job)](job))
+        return cast(A, await getattr(self, f"_{job.name}")(job))
 
     async def _roles(self, job: RolesJob) -> Roles | Failure:
         return await self._try(job, job.candidate.index, min(self._limit_s, ELABORATE_S))

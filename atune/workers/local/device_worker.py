@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import anyio
 import msgspec
@@ -137,10 +137,7 @@ class LocalDeviceWorker:
     async def run(self, job: Job[A]) -> A:
         if isinstance(job, StartJob):
             return cast(A, await self._start())
-        work: dict[type, Any] = {
-            PrepareJob: self._prepare, MeasureJob: self._measure, BitsJob: self._bits, FinalJob: self._final,
-        }  # fmt: skip
-        return cast(A, await work[type(job)](job))
+        return cast(A, await getattr(self, f"_{job.name}")(job))
 
     async def _start(self) -> Started:
         await self._stop()

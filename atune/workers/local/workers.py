@@ -73,8 +73,7 @@ def process_folders(run_dir: str) -> dict[str, str]:
     }
 
 
-@asynccontextmanager
-async def fork_server(warn: Callable[[str], None] = ignored) -> AsyncGenerator[ForkServer, None]:
+def fork_server(warn: Callable[[str], None] = ignored) -> ForkServer:
     """Start the fork server, or take the warm one that the previous run left. `warn` is told of a lost server."""
 
     def again() -> ForkServerProcess:
@@ -82,8 +81,7 @@ async def fork_server(warn: Callable[[str], None] = ignored) -> AsyncGenerator[F
         warn("the fork server was lost: another starts, and interrupted work is repeated")
         return process
 
-    async with ForkServer(taken(), park=parked.park, again=again) as server:
-        yield server
+    return ForkServer(taken(), park=parked.park, again=again)
 
 
 class Workers:
@@ -235,7 +233,8 @@ class Workers:
         Raises `MachineError` if the shortage lasts, or if files of the run were removed, so that no candidate is at
         fault. Where a device's memory stays short, raises the last attempt's error.
         """
-        for pause_s in (*PAUSES_S, None):
+        pauses_s = [*PAUSES_S]
+        while True:
             try:
                 found = await attempt()
                 self._has(self.run_dir)
@@ -243,14 +242,13 @@ class Workers:
             except (OSError, WorkerError) as error:
                 self._has((isinstance(error, FileNotFoundError) and error.filename) or self.run_dir)
                 short_of = shortage(error)
-                if short_of is None or (short_of == "device memory" and pause_s is None):
+                if short_of is None or (short_of == "device memory" and not pauses_s):
                     raise
-                if pause_s is None:
+                if not pauses_s:
                     raise machine_error(short_of, self.run_dir) from error
                 advice = str(error) if short_of == "device memory" else what_to_do(short_of, self.run_dir)
             self.warn_once(short_of, f"waiting, up to {sum(PAUSES_S):g} s at a time: {advice}")
-            await anyio.sleep(pause_s)
-        raise AssertionError("the last attempt returns or raises")
+            await anyio.sleep(pauses_s.pop(0))
 
     def _has(self, path: str) -> None:
         if not os.path.exists(path):

@@ -99,7 +99,12 @@ class ForkServer(anyio.AsyncContextManagerMixin):
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[ForkServer, None]:
         async with background(cancel=False) as tasks:
-            self._start()
+            self._ready = anyio.Event()
+            self._listening = anyio.CancelScope(shield=True)
+            self._control = self.process.control
+            if self.process.preload_s is not None:
+                self._ready.set()
+            self._running = True
             tasks.start_soon(self._listen)
             detached = False
             try:
@@ -176,15 +181,6 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         """Return the pids of the server and of the living workers. They are process groups, too."""
         server = [self.process.pid] if self._running and self.process.returncode is None else []
         return server + [worker.pid for worker in self._workers.values() if worker.pid]
-
-    def _start(self) -> None:
-        """Attach to the server's process, without waiting for it."""
-        self._ready = anyio.Event()
-        self._listening = anyio.CancelScope(shield=True)
-        self._control = self.process.control
-        if self.process.preload_s is not None:
-            self._ready.set()
-        self._running = True
 
     async def _detach(self, within_s: float = REAP_S) -> bool:
         """Leave the server parked for the next run; False if its state does not allow it.

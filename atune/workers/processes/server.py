@@ -130,11 +130,6 @@ class ForkServerProcess:
     def returncode(self) -> int | None:
         return self._process.poll()
 
-    @property
-    def usable(self) -> bool:
-        """Whether it lives, and has its folder."""
-        return self.returncode is None and self.folder.is_dir()
-
     async def wait(self) -> int | None:
         while self.returncode is None:
             try:
@@ -209,7 +204,9 @@ class Parked:
         """Return the parked server if it lives and was started in the present surroundings; otherwise end it."""
         with self._lock:
             found, self.server = self.server, None
-        if found is None or (found.usable and found.surroundings == surroundings()):
+        if found is None:
+            return None
+        if found.returncode is None and found.folder.is_dir() and found.surroundings == surroundings():
             return found
         found.destroy()
         return None

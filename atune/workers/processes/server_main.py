@@ -103,11 +103,6 @@ def set_limits() -> None:
         )
 
 
-def private_fd() -> int:
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return FIRST_PRIVATE_FD if most == resource.RLIM_INFINITY else min(FIRST_PRIVATE_FD, most // 2)
-
-
 def arm_lifeline(lifeline: int) -> int:
     """Have the kernel SIGKILL this process group as soon as the parent's end of the pipe closes.
 
@@ -311,7 +306,9 @@ class ForkServerMain:
             os.dup2(fds[1], 1)
             os.dup2(fds[1], 2)
             # Far from the descriptors that native code writes to by number, and closed in every compiler.
-            replies = socket.socket(fileno=fcntl.fcntl(fds[0], fcntl.F_DUPFD_CLOEXEC, private_fd()))
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            least = FIRST_PRIVATE_FD if most == resource.RLIM_INFINITY else min(FIRST_PRIVATE_FD, most // 2)
+            replies = socket.socket(fileno=fcntl.fcntl(fds[0], fcntl.F_DUPFD_CLOEXEC, least))
             for fd in fds:
                 os.close(fd)
             for fault in FAULTS:
@@ -347,9 +344,12 @@ def work(replies: socket.socket, libc: ctypes.CDLL) -> NoReturn:
             if apart and (child := os.fork()):
                 replies.setblocking(True)  # the child shares this setting
                 code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-                if not answered[0]:
-                    end_like(code)
-                continue
+                if answered[0]:
+                    continue
+                if code < 0:  # end as the child did
+                    faulthandler.disable()  # it has reported the fault
+                    os.kill(os.getpid(), -code)
+                os._exit(code)
             pid = os.getpid()
             os.environ[WORKER] = str(pid)
             module, _, name = entry.decode().partition(":")
@@ -372,14 +372,6 @@ def work(replies: socket.socket, libc: ctypes.CDLL) -> NoReturn:
             answered[0] = 1
             os._exit(0)
         del payload, reply  # not kept while the worker waits, which may take long
-
-
-def end_like(code: int) -> NoReturn:
-    """End as the child of a request did, which has not answered."""
-    if code < 0:
-        faulthandler.disable()  # the child has reported the fault
-        os.kill(os.getpid(), -code)
-    os._exit(code)
 
 
 def failure(exc: BaseException) -> tuple[bytes, bytes, memoryview]:
