@@ -155,7 +155,7 @@ PRUNED = "pruned"
 LINE_CHARACTERS = 240
 """Most characters of a group's line on a screen."""
 MOST_GROUPS = 50
-"""Groups that ``--json`` prints."""
+"""Groups that ``--json`` prints, and that a page has."""
 DETAIL_LINES = 3
 """Lines of the end of a compiler's or a worker's output that the screen shows."""
 _NUMBER = re.compile(r"(?<![\w.])\d[\w.]*(?:(?<=e)-\d+)?")

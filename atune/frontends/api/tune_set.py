@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -96,7 +96,7 @@ class SetResult(Sequence[TunedProblem]):
         self._rows, self.folder = tuple(rows), folder
         self._space: Space | None = getattr(workload, "space", None)
         self._by_key = {row.problem.key: row for row in rows}
-        begun = [(row.result.header, row.problem) for row in rows if row.result is not None and row.result.header]
+        begun = [(row.result.header, row.problem) for row in rows if row.result is not None]
         fixed = [(n, v) for header, given in begun[:1] for n, v in header.arguments.items() if n not in given.arguments]
         self._fixed = dict(fixed)
 
@@ -127,9 +127,6 @@ class SetResult(Sequence[TunedProblem]):
 
     def __len__(self) -> int:
         return len(self._rows)
-
-    def __iter__(self) -> Iterator[TunedProblem]:
-        return iter(self._rows)
 
     def __getitem__(self, index: Any) -> Any:
         if not isinstance(index, Mapping):

@@ -31,6 +31,7 @@ from atune.journal.state import State
 from atune.model.device import device_names
 from atune.model.options import checked
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.reporting.log import event_logger
 from atune.workers.storage.result_cache import ResultCache
 from atune.workers.system.terminal import Interrupts
 from atune.workload.pickling import FileRef, parse_file_ref
@@ -122,7 +123,7 @@ def drive(
     call: Callable[..., Awaitable[Result]], journal: str, arguments: argparse.Namespace, interrupts: Interrupts
 ) -> int:
     """Await `call` of a run with what the screen needs, and print the outcome. Returns the exit status."""
-    state, since, log = State(), time.time(), _log(arguments)
+    state, since, log = State(), time.time(), event_logger() if arguments.verbose else None
 
     def on_event(event: Event) -> None:
         state.apply(event)
@@ -161,15 +162,6 @@ def drive(
         return status
 
 
-def _log(arguments: argparse.Namespace) -> Callable[[Event], None] | None:
-    """Return what logs each event on stderr, where that is asked for."""
-    if not arguments.verbose:
-        return None
-    from atune.reporting.log import event_logger
-
-    return event_logger()
-
-
 async def interruptible(call: Callable[[], Awaitable[Any]], interrupts: Interrupts) -> Any:
     """Return what `call` returned or raised. Returns None if a signal cancelled it; its clean-up has then ended."""
     ended: Any = None
@@ -198,7 +190,8 @@ def drive_set(
     """Await `call` of a set with what the screen needs, and print the outcome. Returns the exit status."""
     from atune.frontends.api.tune_set import read_set
 
-    shown = partial(call, on_event=_log(arguments), progress=not (arguments.quiet or arguments.verbose))
+    log = event_logger() if arguments.verbose else None
+    shown = partial(call, on_event=log, progress=not (arguments.quiet or arguments.verbose))
     with interrupts.counted():
         ended = anyio.run(interruptible, shown, interrupts, backend="asyncio")
     if (ended is None or isinstance(ended, NoWinner)) and arguments.json:
