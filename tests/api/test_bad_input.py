@@ -18,7 +18,6 @@ from atune.frontends.api.tuner import tune
 from atune.testing import FakeMachine
 from atune.workers.local.machine import LocalMachine
 from atune.workload.pickling import parse_file_ref
-from atune.workload.workload import Workload
 
 pytestmark = pytest.mark.anyio
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
@@ -35,13 +34,6 @@ async def host(anyio_backend: str) -> AsyncGenerator[LocalMachine, None]:
     host = LocalMachine(parse_file_ref(SCALED))
     async with host.open():
         yield host
-
-
-def kernel(N: int, block: int = 1) -> None:
-    """Stands for a kernel factory; nothing comes as far as lowering it."""
-
-
-WORK = Workload(kernel, [{"block": 1}], arguments={"N": 1})
 
 
 @pytest.mark.parametrize("workload", [None, 5, object(), len])

@@ -187,7 +187,8 @@ def test_long_texts_are_cut_where_they_are_shown_and_the_page_stays_small(more: 
     [
         (b"[" + b"[]," * 120_000 + b"[]]", "lists and objects"),
         (b"9" * 400, "integer of 300 digits"),
-        (b"[" * 70 + b"]" * 70, "nested deeper"),
+        (b"[" * reader.MAX_DEPTH + b"]" * reader.MAX_DEPTH, "nested deeper"),
+        (b"[" * 900 + b"]" * 900, "nested deeper"),
         (b"1e999", "out of range"),
     ],
 )

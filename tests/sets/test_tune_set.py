@@ -85,19 +85,22 @@ def test_two_problems_at_a_time_are_under_way(tuned: Any) -> None:
 def test_no_process_outlives_its_set_and_the_compile_workers_are_as_many_as_the_cores_bear(
     tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forked, most = list[Worker](), 0
+    """A device's process is handed on to the next problem."""
+    forked, roles, most = list[Worker](), Counter[str](), 0
     spawn = ForkServer.spawn
 
     async def counting(server: ForkServer, role: str, **how: Any) -> Worker:
         nonlocal most
         worker = await spawn(server, role, **how)
         forked.append(worker)
+        roles[role] += 1
         most = max(most, sum(one.alive for one in forked))
         return worker
 
     monkeypatch.setattr(ForkServer, "spawn", counting)
     atune.run_set(f"{KERNELS}:SCALE", Problems(n=[300, 600, 1200, 2400, 4800]), journal=tmp_path / "s", **FAST)
     each = max(1, int(1.5 * (len(os.sched_getaffinity(0)) - 1)) // 2)
+    assert 1 <= roles["device-cpu"] <= 2  # two problems at a time
     assert len(forked) >= 10 and most <= 2 * (each + 3)  # and a device's process, and one that answers a question
     assert not any(worker.alive for worker in forked)
 
