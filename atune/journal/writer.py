@@ -261,8 +261,7 @@ def write_output(path: str, data: bytes) -> None:
     """Write `data` to `path`, whole or not at all, and never in a journal's place.
 
     An existing file keeps its mode; the umask decides on that of a new one. A special file, such as a pipe, is written
-    directly. Raises `UsageError` if `path` is a journal, a source file of
-    Python, or not writable.
+    directly. Raises `UsageError` if `path` is a journal, a source file of Python, or not writable.
     """
     try:
         real = os.path.realpath(path)  # a symbolic link stays a link

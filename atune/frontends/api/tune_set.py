@@ -56,7 +56,7 @@ from atune.journal.set_folder import (
 )
 from atune.journal.state import State
 from atune.model.candidate import ADVISED, Advice, Problem, config_key, describe_config, distance
-from atune.model.options import Option, checked, documents, path, refuse_unknown
+from atune.model.options import Option, checked, documents, path
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.model.space import Space
 from atune.reporting.progress import INTERVAL_S
@@ -205,8 +205,7 @@ async def tune_set(
         `Problems`, or a list of dictionaries.
     {options}
     """
-    refuse_unknown("tune_set", options, [*SetOptions.__annotations__])
-    given: dict[str, Any] = dict(options)
+    given = named("tune_set", options, SetOptions)
     folder, symbolic = given.pop("journal", None), given.pop("symbolic", None)
     completed("tune_set", given)
     checked("tune_set", {"journal": folder, "symbolic": symbolic}, SetOptions)

@@ -53,20 +53,17 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         return _tune_set(workload, Problems(arguments.problems or (), **sizes), budget, arguments, interrupts)
     workload = msgspec.structs.replace(workload, arguments={name: value for name, (value,) in sizes.items()})
     if arguments.dry_run or arguments.compile_only:
-        if arguments.dry_run and arguments.compile_only:
-            raise UsageError("--compile-only: --dry-run compiles nothing: leave one of them out")
-        if arguments.journal is not None:
-            raise UsageError("--journal: --dry-run and --compile-only write no journal: leave one of them out")
-        if arguments.cluster:
-            raise UsageError(
-                "--cluster: --dry-run and --compile-only look at this machine alone: leave one of them out"
-            )
+        refused = {
+            "--compile-only: --dry-run compiles nothing": arguments.dry_run and arguments.compile_only,
+            "--journal: --dry-run and --compile-only write no journal": arguments.journal is not None,
+            "--cluster: --dry-run and --compile-only look at this machine alone": arguments.cluster,
+        }
+        if wrong := [why for why, given in refused.items() if given]:
+            raise UsageError(f"{wrong[0]}: leave one of them out")
         from atune.frontends.cli.preview import compile_only_command, dry_run_command
 
-        options = _options(arguments, budget, "")
-        if arguments.dry_run:
-            return dry_run_command(workload, options, arguments)
-        return compile_only_command(workload, options, arguments)
+        command = dry_run_command if arguments.dry_run else compile_only_command
+        return command(workload, _options(arguments, budget, ""), arguments)
     return _tune_once(workload, budget, arguments, interrupts)
 
 
