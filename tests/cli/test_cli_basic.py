@@ -346,6 +346,11 @@ sys.exit(main())
 """
 
 
+def begun(*command: str) -> subprocess.Popen[str]:
+    pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen(command, text=True, env=ENVIRONMENT, **pipes)
+
+
 @pytest.mark.usefixtures("with_a_terminal")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_gives_130_after_cleaning_up_and_a_second_one_disturbs_nothing(
@@ -353,10 +358,8 @@ def test_a_signal_gives_130_after_cleaning_up_and_a_second_one_disturbs_nothing(
 ) -> None:
     journal = str(tmp_path / "j.jsonl")
     command = [sys.executable, "-c", SLOW_ENGINE, "tune", workload, "--json", "--quiet", "--journal", journal]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
-    ) as process:
-        assert process.stdout is not None and process.stderr is not None
+    with begun(*command) as process:
+        assert process.stdout is not None
         assert process.stdout.readline() == "running\n"
         started = time.monotonic()
         process.send_signal(number)
@@ -402,9 +405,7 @@ sys.exit(main())
 def test_under_nohup_a_closed_terminal_interrupts_nothing(workload: str, tmp_path: Path) -> None:
     journal = str(tmp_path / "j.jsonl")
     command = ["nohup", sys.executable, "-c", SLOW_ENGINE, "tune", workload, "--quiet", "--journal", journal]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
-    ) as process:
+    with begun(*command) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "running\n"
         process.send_signal(signal.SIGHUP)
@@ -442,14 +443,7 @@ runpy.run_module("atune", run_name="__main__", alter_sys=True)"""
     for step in range(6):
         journal = str(tmp_path / f"{step}.jsonl")
         command = [sys.executable, "-c", code, "tune", workload, "--quiet", "--journal", journal]
-        with subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=ENVIRONMENT,
-        ) as process:
+        with begun(*command) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "loading\n"
             time.sleep(step * 0.01)
