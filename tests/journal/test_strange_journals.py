@@ -220,15 +220,7 @@ def test_a_journal_of_too_many_values_is_refused_but_in_the_cache_folder(
     assert "1 GB" not in capsys.readouterr().err
 
 
-def _fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def _endless(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-@pytest.mark.parametrize("make", [_fifo, _endless])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
 @pytest.mark.parametrize(
     "command",
     [

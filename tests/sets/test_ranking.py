@@ -10,7 +10,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import msgspec
 import pytest
 import tilelang.language as T
 from event_streams import Stream, write
-from processes import environment
+from processes import environment, wait_until
 from set_kernels import RANKED, ROWS_OF, rows
 from test_tune_set import FAST, KERNELS, measured
 
@@ -31,7 +30,7 @@ from atune.frontends.api.tune_set import SetResult, read_set, resume_set
 from atune.frontends.cli.main import main
 from atune.journal.events import BuildFailed, CandidateMeasured, DeviceLost, Event, RunFinished
 from atune.journal.reader import JournalReader
-from atune.journal.set_folder import forget_added, is_begun, listed, ranked_first, rankings_in
+from atune.journal.set_folder import forget_added, listed, ranked_first, rankings_in
 from atune.journal.state import State
 from atune.model.candidate import Problem, config_key, over_sizes
 from atune.model.device import Target
@@ -276,20 +275,8 @@ def test_killed_and_resumed_nothing_is_measured_twice(ends: str, tmp_path: Path)
         "progress=False)"
     )
     child = subprocess.Popen([sys.executable, "-c", program], env=environment(), stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 100
-    pattern = "ranking-*.jsonl" if ends == "while it ranks" else "0*.jsonl"
-
-    def has_measured() -> bool:
-        return any(
-            isinstance(event, CandidateMeasured)
-            for path in folder.glob(pattern)
-            if is_begun(path)
-            for event in JournalReader(path)
-        )
-
-    while not has_measured():
-        assert child.poll() is None and time.monotonic() < until
-        time.sleep(0.02)
+    begins = "ranking-" if ends == "while it ranks" else "0"
+    wait_until(lambda: any(one.startswith(begins) for one in measured(folder)), 100, "a measurement")
     child.send_signal(signal.SIGKILL)
     child.wait()
     found = asyncio.run(resume_set(folder, f"{KERNELS}:RANKED", progress=False))

@@ -10,16 +10,14 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from bundle_kernels import EVEN
-from processes import environment
+from processes import environment, wait_until
 from set_kernels import ANY, FREE, NUMBERED, SCALE
 
 import atune
@@ -220,13 +218,6 @@ def test_a_kernel_that_lost_an_argument_costs_nothing_that_was_measured(tmp_path
     assert measured(folder) == before and len(read_set(folder).winners) == 1
 
 
-def until(true: Callable[[], bool], seconds: float = 100) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 @pytest.mark.usefixtures("with_a_terminal")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_ended_in_the_middle_a_set_is_continued(how: signal.Signals, tmp_path: Path, capsys: Any) -> None:
@@ -235,7 +226,7 @@ def test_ended_in_the_middle_a_set_is_continued(how: signal.Signals, tmp_path: P
     command += ["--arg", "n=256,512,1024,2048", "--journal", str(folder)]
     with (tmp_path / "out").open("w+") as out:
         process = subprocess.Popen(command, env=environment(), stdout=out, stderr=out)
-        until(lambda: len(measured(folder)) >= 3 or process.poll() is not None)
+        wait_until(lambda: len(measured(folder)) >= 3 or process.poll() is not None, 100, "three measurements")
         process.send_signal(how)
         process.wait(30)
     said = (tmp_path / "out").read_text()

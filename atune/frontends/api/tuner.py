@@ -277,13 +277,10 @@ class Tuner:
             made = await anyio.to_thread.run_sync(making)  # there may be very many candidates
             self._result = winning(made)
             self._result.cache_hit = recalled
-        except OSError as error:
-            self._error = error if error is self._listeners.raised else of_the_machine(error)
-        except Exception as error:
-            self._error = error
         except BaseException as error:
-            self._error = self._listeners.raised
-            if error is not self._error:
+            heard = error is self._listeners.raised
+            self._error = of_the_machine(error) if isinstance(error, OSError) and not heard else error
+            if not (heard or isinstance(error, Exception)):
                 self._error = AtuneError("the run was cancelled; what was measured is in its journal, if it has one")
                 patience_s = 0.3
                 raise
