@@ -514,24 +514,16 @@ def test_the_operator_of_the_recipe_keeps_a_graph_whole(tmp_path: Path) -> None:
 # ---- a stranger's bundle: a value, or one error
 
 
-def _is_fifo(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def _is_endless(path: Path) -> None:
-    path.unlink()
-    path.symlink_to("/dev/zero")
-
-
-def _is_sparse(path: Path) -> None:
+def sparse(path: Path) -> None:
+    path.touch()
     os.truncate(path, 1 << 40)
 
 
-@pytest.mark.parametrize("make", [_is_fifo, _is_endless, _is_sparse])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), sparse])
 @pytest.mark.parametrize("name", ["manifest.json", "*.so"])
 def test_a_file_that_is_none_or_has_no_end_is_refused(make: Any, name: str, tmp_path: Path) -> None:
     [path] = write(tmp_path).glob(name)
+    path.unlink()
     make(path)
     with pytest.raises(DamagedBundle, match=f"{re.escape(path.name)}.* cannot be read: .*(regular file|longer than)"):
         load(tmp_path)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from event_streams import Stream
 from msgspec.structs import replace
+from processes import environment
 
 from atune.errors import NoWinner, TargetError, WorkerError
 from atune.frontends.cli import doctor
@@ -29,8 +30,6 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.stages.session import session
 from atune.workers.storage.result_cache import ResultCache
 
-HERE = Path(__file__).parents[1]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parent}"}
 GOOD = Stream(total=3, default=0).ready(3.0).candidate(0, 4.0).candidate(1, 1.0).candidate(2)
 GOOD.final({1: [1.0, 1.0, 1.0], 0: [4.0, 4.0, 4.0]}, [3.0]).finished(2.5)
 BAD = Stream(total=3).proposed(0).build_failed(0).proposed(1).build_failed(1).candidate(2).finished()
@@ -309,14 +308,14 @@ def test_a_gpu_that_nothing_finds_is_told_with_where_it_was_looked_for(
 def test_help_and_version_are_quick_and_light() -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
-        [sys.executable, "-m", "atune", "--help"], check=False, capture_output=True, env=ENVIRONMENT, timeout=30
+        [sys.executable, "-m", "atune", "--help"], check=False, capture_output=True, env=environment(), timeout=30
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0 and b"doctor" in done.stdout
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2  # 0.1 s on an idle machine
     heavy = ("structlog", "torch", "tilelang")
     code = f"import sys, atune.frontends.cli.main; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, env=ENVIRONMENT, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, env=environment(), timeout=30)
     assert done.stdout == b"[]\n"
     assert main(["--version"]) == 0
 
@@ -348,7 +347,7 @@ sys.exit(main())
 
 def begun(*command: str) -> subprocess.Popen[str]:
     pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    return subprocess.Popen(command, text=True, env=ENVIRONMENT, **pipes)
+    return subprocess.Popen(command, text=True, env=environment(), **pipes)
 
 
 @pytest.mark.usefixtures("with_a_terminal")
@@ -397,7 +396,7 @@ from atune.__main__ import main
 sys.exit(main())
 """
     done = subprocess.run(
-        [sys.executable, "-c", code, "doctor"], capture_output=True, text=True, env=ENVIRONMENT, timeout=30
+        [sys.executable, "-c", code, "doctor"], capture_output=True, text=True, env=environment(), timeout=30
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "after\n", "atune: interrupted\n")
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from event_streams import Stream
+from processes import environment
 
 from atune.journal.events import FinalStarted, RunResumed, Warned
 from atune.model.candidate import shortened
@@ -225,9 +224,7 @@ assert not structlog.is_configured()
 assert structlog.get_config() == defaults
 assert (list(logging.root.handlers), logging.root.level, logging.raiseExceptions) == before
 """
-    root = Path(__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": f"{root}:{root.parent}"}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=30)
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment(), timeout=30)
     assert not any("atune" in name for name in logging.root.manager.loggerDict)
 
 
