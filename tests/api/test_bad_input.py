@@ -116,12 +116,10 @@ class TestReal:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ("inputs=lambda: 1 / 0", "inputs raised ZeroDivisionError"),
             ("inputs=[]", r"inputs gave 0 tensors; the kernel has 1 output \(parameter 1\) and 1 input"),
             ("inputs=[torch.zeros(3)]", r"parameter 0: the kernel takes float32 \[32\], contiguous; got float32 \[3\]"),
             ("inputs=lambda: None", r"parameter 0: the kernel takes a tensor of float32 \[32\]; got None"),
             ("inputs=lambda scale: []", "argument: 'scale'; it gets what it names of parameters$"),
-            ("reference=lambda x: 1 / 0", "the reference raised ZeroDivisionError"),
             (
                 "reference=lambda x, y, z: x",
                 r"'y' and 'z'; it gets the kernel's inputs, and there are 1 output \(parameter 1\) and 1 input",

@@ -55,6 +55,7 @@ from atune.journal.set_folder import (
     tuned_problems,
 )
 from atune.journal.state import State
+from atune.journal.writer import write_output
 from atune.model.candidate import ADVISED, Advice, Problem, config_key, describe_config, distance
 from atune.model.options import Option, checked, documents, path
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
@@ -121,8 +122,6 @@ class SetResult(Sequence[TunedProblem]):
 
         Raises `UsageError` where `path` cannot be written.
         """
-        from atune.journal.writer import write_output
-
         write_output(os.fspath(path), set_page(self, self.folder).encode())
 
     def __len__(self) -> int:

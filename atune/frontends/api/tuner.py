@@ -39,6 +39,7 @@ from atune.model.candidate import ADVISED, Advice
 from atune.model.device import DeviceInfo, Target, device_names
 from atune.model.options import documents
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.reporting.progress import Progress
 from atune.workers.local.machine import LocalMachine, Shared
 from atune.workers.processes.messages import Discovery
 from atune.workers.processes.server import refuse_in_worker
@@ -265,8 +266,6 @@ class Tuner:
         try:
             with self._listeners.ending():
                 if self._progress:
-                    from atune.reporting.progress import Progress
-
                     with Progress(budget=self._settings.budget, since=time.time(), seldom=self._seldom) as progress:
                         await self._record((self._listeners, progress.on_event))
                 else:
