@@ -18,7 +18,7 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager, redirect_stderr, suppress
 from operator import attrgetter
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import msgspec
@@ -151,18 +151,13 @@ def ship(workload: Workload) -> PickleRef:
         except Exception as error:
             why = refusal([*parts_of(workload), *vars(shipped).items()], error)
             raise WorkloadError(f"Workload {workload.name}: {why}") from error
-    sent_files = {_file_of(part) for part in parts if not _comes_by_name(part)}
+    codes = (getattr(function_of(part), "__code__", None) for part in parts if not _comes_by_name(part))
+    sent_files = {code.co_filename for code in codes if code is not None}
     # Copied in one step, because other threads add entries.
     names = sent_files | {n for n in linecache.cache.copy() if not os.path.exists(n)}
     sources = {name: text for name in names if (text := "".join(linecache.getlines(name)))}
     known = fingerprint(workload) if all(map(_comes_by_name, parts)) else ""
     return PickleRef(packed, sources, tuple(sys.path), loaded_as=known)
-
-
-def _file_of(part: Any) -> str:
-    """Return the file that defines `part`; empty if it is not a function."""
-    code: CodeType | None = getattr(function_of(part), "__code__", None)
-    return "" if code is None else code.co_filename
 
 
 def load(ref: WorkloadRef) -> Workload:
