@@ -15,7 +15,7 @@ from atune.journal.result import Record, Result
 from atune.model.artifact import what_failed
 from atune.model.candidate import describe_config, printable
 from atune.model.device import Occupancy, occupancy_of
-from atune.reporting.screen import shown
+from atune.reporting.screen import escaped, shown
 
 FORMATS = ("csv", "json")
 
@@ -103,7 +103,7 @@ def _csv(table: list[dict[str, Any]]) -> bytes:
 def _safe(value: Any) -> Any:
     # A spreadsheet takes text that begins like this for a formula, and a journal may come from a stranger.
     safe = f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
-    return shown(safe) if isinstance(safe, str) else safe
+    return escaped(safe) if isinstance(safe, str) else safe
 
 
 def table(result: Result, most: int | None = None) -> str:

@@ -16,7 +16,7 @@ CODES = {"answer": "1;32", "strong": "1", "attention": "33", "error": "1;31", "d
 """Terminal codes (ECMA-48, SGR) of the styles: bold and green, bold, yellow, bold and red, faint."""
 LABEL = 11
 """Columns of a line's label. A line without one begins with blanks."""
-_ASCII = str.maketrans({"\N{HORIZONTAL ELLIPSIS}": "...", "\N{EN DASH}": "-", "\N{MULTIPLICATION SIGN}": "x", "µ": "u"})
+_ASCII = str.maketrans({"\N{HORIZONTAL ELLIPSIS}": "...", "\N{MULTIPLICATION SIGN}": "x", "µ": "u"})
 _LABEL = re.compile(r"[a-z][a-z ]{9} (?=\S)")
 _WHOLE = re.compile(r"(?<!\S)atune [a-z]+ .*|\d (?:s|ms|%|min|times)\b")
 NARROW = 60
@@ -59,6 +59,11 @@ def shown(text: str) -> str:
     encoding = "ascii" if text.isascii() else getattr(sys.stdout, "encoding", None) or "utf-8"
     if text.encode(encoding, "replace").decode(encoding) != text:
         text = text.translate(_ASCII).encode(encoding, "backslashreplace").decode(encoding)
+    return escaped(text)
+
+
+def escaped(text: str) -> str:
+    """Return `text` with its control characters as escapes, but for line feeds and tabs."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t\u00a0" else f"\\u{ord(c):04x}" for c in text)
