@@ -125,9 +125,8 @@ class SpaceSurveyed(Event, frozen=True, kw_only=True, tag="space_surveyed"):
 
 
 class CandidateLowered(Event, frozen=True, kw_only=True, tag="candidate_lowered"):
-    """A candidate was lowered. `code_key`: equal for equal code, `source_key` for
-    equal sources, `ir_digest` for equal kernels as they were elaborated; empty if
-    unknown. `facts`: what is known of it before it is compiled."""
+    """A candidate was lowered. `code_key`: equal for equal code, `source_key` for equal sources, `ir_digest` for equal
+    kernels as they were elaborated; empty if unknown. `facts`: what is known of it before it is compiled."""
 
     index: Index
     code_key: str

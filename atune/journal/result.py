@@ -123,6 +123,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     printed: str = ""
     """First lines that the kernel, its function, the inputs, the reference and the check printed, each once."""
 
+    @property
+    def credited(self) -> int:
+        """The candidate that carries its measurement: itself, or `same_as`."""
+        return self.index if self.same_as is None else self.same_as
+
 
 def record_of(state: State, entry: Entry, finals: Mapping[int, Timing]) -> Record:
     """Return the record of a candidate. `finals`: the timings of the final that stand, by credited index."""
@@ -402,10 +407,8 @@ class Result:
     @property
     def default_wins(self) -> bool:
         """Whether no configuration beats the default: it wins, or has the same code as the winner."""
-        default = self.default
-        return (
-            default is not None and self.best_index is not None and self.best_index in (default.index, default.same_as)
-        )
+        default, best = self.default, self.best_index
+        return default is not None and best is not None and best in (default.index, default.same_as)
 
     @property
     def default_ms(self) -> float | None:
@@ -419,9 +422,7 @@ class Result:
         The ratio is that of the latencies that the result shows. Low and high bound the 95 % confidence interval of the
         ratio round by round. None unless both were timed in the final.
         """
-        if (slow := self.default) is None:
-            return None
-        return self._over(self._final.get(slow.index if slow.same_as is None else slow.same_as))
+        return None if self.default is None else self._over(self._final.get(self.default.credited))
 
     @property
     def speedup_over_reference(self) -> Ratio | None:

@@ -265,7 +265,8 @@ class State:
         self.last_seq = -1
         self.last_mono = 0.0
         self.seconds = Seconds()
-        self._measuring: dict[int, str] = {}
+        self.measuring: dict[int, str] = {}
+        """Candidates that are being measured, or were when the program died, with their device."""
         self._deaths: Counter[int] = Counter()
         self._ranking: list[Place] = []
         """Measured candidates, one per distinct code, fastest first. The list is always sorted."""
@@ -302,14 +303,14 @@ class State:
             case ArtifactBuilt():
                 self._note_library(event)
             case BenchmarkStarted():
-                self._measuring[event.index] = event.device
+                self.measuring[event.index] = event.device
             case CandidateMeasured():
                 self.final = None  # it did not time this candidate, or this library; it no longer decides
                 self._settle(event)
             case CandidatePruned() | BuildFailed() | BenchmarkFailed():
                 self._settle(event)
             case BenchmarkRepeated():
-                self._measuring.pop(event.index, None)  # it may wait for another device
+                self.measuring.pop(event.index, None)  # it may wait for another device
             case _:
                 self._apply_to_run(event)
 
@@ -339,13 +340,13 @@ class State:
             case RunFinished():
                 self.finished, self.interrupted = event, None
                 self.doubted |= event.reason == "mismatched"
-                self._measuring.clear()
+                self.measuring.clear()
             case RunInterrupted():
                 self.finished, self.interrupted = None, event
-                self._measuring.clear()
+                self.measuring.clear()
             case RunResumed():
-                self._deaths.update(self._measuring.keys())
-                self._measuring.clear()
+                self._deaths.update(self.measuring.keys())
+                self.measuring.clear()
                 self.resumed = event
                 self.accepted |= bool(event.accepted)
                 self.finished = self.interrupted = None
@@ -429,12 +430,7 @@ class State:
 
     def deaths(self, index: int) -> int:
         """Return how often the whole program died while it measured candidate `index`, including this part."""
-        return self._deaths[index] + (index in self._measuring)
-
-    @property
-    def measuring(self) -> dict[int, str]:
-        """Candidates that are being measured, or were when the program died, with their device."""
-        return dict(self._measuring)
+        return self._deaths[index] + (index in self.measuring)
 
     @property
     def all_differ(self) -> bool:
@@ -491,7 +487,7 @@ class State:
 
     def _settle(self, event: Outcome) -> None:
         self._made(event.index)
-        self._measuring.pop(event.index, None)
+        self.measuring.pop(event.index, None)
         first = self.first(event.index)
         self._count(first, -1)
         first.outcome = event

@@ -91,11 +91,9 @@ class Journal:
     @classmethod
     def start(cls, path: str | Path) -> tuple[Journal, list[AnyEvent]]:
         """Reopen the journal at `path` with its events; create it if the file is missing or empty."""
-        try:
+        with suppress(OSError):
             if os.stat(path).st_size or not os.path.isfile(path):
                 return cls.reopen(path)
-        except OSError:
-            pass
         return cls.create(path), []
 
     def append(self, event: Event) -> None:
@@ -152,10 +150,8 @@ class Journal:
         if self._fd < 0:
             return
         if self._remove_if_empty and self._size == 0:
-            try:
+            with suppress(OSError):
                 os.unlink(self.path)
-            except OSError:
-                pass
         # By hand: an abandoned sync may still run in its thread, and would hold the lock until its end.
         fcntl.flock(self._fd, fcntl.LOCK_UN)
         os.close(self._fd)
@@ -171,10 +167,8 @@ class Journal:
 
     def _break(self, doing: str, error: OSError) -> None:
         if self._fd >= 0:
-            try:
+            with suppress(OSError):  # the next reader then cuts off the torn line
                 os.ftruncate(self._fd, self._size)
-            except OSError:
-                pass  # the next reader then cuts off the torn line
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         do = f"free some space, then atune resume {shlex.quote(self.path)} goes on" if full else ""
         self._broken = MachineError(str(cannot(doing, self.path, error, do)))  # the call was right when the run began
@@ -190,16 +184,12 @@ def _sync_file(fd: int) -> None:
 
 def _sync_folder(path: str) -> None:
     # Without it the file's name may be lost in a power failure although its content was synced.
-    try:
+    with suppress(OSError):  # not every file system can
         fd = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        os.fsync(fd)
-    except OSError:
-        pass  # not every file system can
-    finally:
-        os.close(fd)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def _open_locked(path: str, *, create: bool = False) -> tuple[int, bool]:
@@ -233,16 +223,13 @@ def _lock(fd: int, path: str) -> None:
             with suppress(BlockingIOError):
                 return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # no writer has it, but `is_written` looks
-    except BlockingIOError as error:
+    except BaseException as error:
         os.close(fd)
-        raise JournalError(
-            f"the journal {path} is being written by another run: wait for it, or give another path"
-        ) from error
-    except OSError as error:
-        os.close(fd)
-        raise cannot("lock", path, error) from error
-    except BaseException:
-        os.close(fd)
+        if isinstance(error, BlockingIOError):
+            busy = f"the journal {path} is being written by another run: wait for it, or give another path"
+            raise JournalError(busy) from error
+        if isinstance(error, OSError):
+            raise cannot("lock", path, error) from error
         raise
 
 
@@ -274,8 +261,7 @@ def write_output(path: str, data: bytes) -> None:
     """Write `data` to `path`, whole or not at all, and never in a journal's place.
 
     An existing file keeps its mode; the umask decides on that of a new one. A special file, such as a pipe, is written
-    directly. Raises `UsageError` if `path` is a journal, a source file of
-    Python, or not writable.
+    directly. Raises `UsageError` if `path` is a journal, a source file of Python, or not writable.
     """
     try:
         real = os.path.realpath(path)  # a symbolic link stays a link

@@ -98,8 +98,7 @@ def record_at(result: Result, index: int | None) -> Record:
 
 def _first(result: Result, record: Record) -> Measurement | None:
     """Return the first measurement of a record's code."""
-    credited = record.index if record.same_as is None else record.same_as
-    return next((one for one in result.measurements if one.index == credited), None)
+    return next((one for one in result.measurements if one.index == record.credited), None)
 
 
 def story_text(result: Result, record: Record) -> str:

@@ -76,7 +76,7 @@ def _fields(part: object, *names: str) -> dict[str, Any]:
 
 def _times_winner(result: Result, record: Record, final: dict[int, float], first: dict[int, float]) -> float | None:
     """Return a record's latency over the winner's: final timings among themselves, and first ones."""
-    credited, best = record.index if record.same_as is None else record.same_as, result.best_index
+    credited, best = record.credited, result.best_index
     timed = final if credited in final else first
     if best is None or credited not in timed:
         return None
@@ -147,9 +147,8 @@ def marks_of(result: Result) -> dict[int, str]:
 
 def _place(record: Record, winner: int | None, final: set[int]) -> tuple[bool, bool, bool, float, str, int]:
     latency = float("inf") if record.latency_ms is None else record.latency_ms
-    credited = record.index if record.same_as is None else record.same_as
     kind = record.kind or record.status
-    return record.latency_ms is None, record.index != winner, credited not in final, latency, kind, record.index
+    return record.latency_ms is None, record.index != winner, record.credited not in final, latency, kind, record.index
 
 
 def outcome(record: Record, final: Container[int] = ()) -> str:

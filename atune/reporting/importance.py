@@ -52,8 +52,7 @@ class Importance(msgspec.Struct, frozen=True, kw_only=True):
 def axis_importance(result: Result) -> Importance | None:
     """Return which axes mattered, by first timings, a duplicate's by its original's. None for too few measurements."""
     known = {m.index: m.timing.latency_ms for m in result.measurements}
-    credited = [(r.config, r.index if r.same_as is None else r.same_as) for r in result.records]
-    return importance_of([(config, known[index]) for config, index in credited if index in known])
+    return importance_of([(r.config, known[r.credited]) for r in result.records if r.credited in known])
 
 
 def importance_of(points: Sequence[tuple[Config, float]]) -> Importance | None:

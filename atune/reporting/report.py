@@ -25,10 +25,8 @@ from atune.reporting.explanation import facts_of
 from atune.reporting.export import ranking, rows, table
 from atune.reporting.importance import Importance, axis_importance
 from atune.reporting.progress import duration
-from atune.reporting.summary import PRUNED, FailureGroup, failure_groups, headline, summary_text
+from atune.reporting.summary import MOST_GROUPS, PRUNED, FailureGroup, failure_groups, headline, summary_text
 
-GROUPS = 50
-"""Most reasons for failures that the page has."""
 DETAIL, LINE = 4000, 300
 """Most characters of a compiler's or device's output, and of the line for a candidate's failure."""
 SOURCE = 100_000
@@ -164,10 +162,10 @@ def _failures(result: Result) -> dict[str, Any]:
     """Return the failures, grouped by reason, the most frequent first."""
     groups = failure_groups(result.records)
     text = "By reason, the most frequent first, each with an example and what its compiler or device wrote."
-    if len(groups) > GROUPS:
-        text += f" {len(groups) - GROUPS:,} more reasons are in the journal."
+    if len(groups) > MOST_GROUPS:
+        text += f" {len(groups) - MOST_GROUPS:,} more reasons are in the journal."
     return {"kind": "failures", "id": "failures", "title": "Failures and pruned candidates", "text": text,
-            "items": [_failure(group) for group in groups[:GROUPS]]}  # fmt: skip
+            "items": [_failure(group) for group in groups[:MOST_GROUPS]]}  # fmt: skip
 
 
 def _failure(group: FailureGroup) -> dict[str, Any]:
@@ -288,7 +286,7 @@ def plot_data(result: Result, mattered: Importance | None, seconds: Seconds) -> 
         "left_out": len(measured) - len(rows),
         "winner": result.best_index,
         "reference_ms": result.reference_ms,
-        "default": None if default is None else default.index if default.same_as is None else default.same_as,
+        "default": None if default is None else default.credited,
         "default_ms": None if default is None else default.latency_ms,
         "steps": [[s.seconds, s.latency_ms, s.tried, s.index] for s in result.best_over_time],
         "end_s": result.wall_s,

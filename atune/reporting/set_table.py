@@ -127,8 +127,7 @@ def set_data(rows: Sequence[TunedProblem], folder: Path) -> dict[str, Any]:
     """Return the object that ``--json`` prints of a set: for each problem its summary, or its error."""
     found = []
     for row in rows:
-        header = None if row.result is None else row.result.header
-        problem = row.problem.arguments if header is None else header.arguments
+        problem = (row.problem if row.result is None else row.result.header).arguments
         data = {"problem": msgspec.to_builtins(problem), "weight": row.problem.weight}
         found.append(data | ({"error": row.error} if row.result is None else summary(row.result)))
     return {
@@ -149,7 +148,7 @@ def set_page(rows: Sequence[TunedProblem], folder: Path) -> str:
     from atune.reporting.report import environment, page
 
     begun = [row.result for row in rows if row.result is not None]
-    kernel = next((result.header.workload for result in begun if result.header is not None), "a set")
+    kernel = next((result.header.workload for result in begun), "a set")
     first, *others = [environment(result) for result in begun] or [[]]
     shared = [row for row in first if row[0] != "journal" and all(row in other for other in others)]
     parts: list[dict[str, Any]] = [

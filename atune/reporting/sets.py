@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from atune.errors import UsageError
-from atune.journal.events import RunStarted
 from atune.journal.reader import replay
 from atune.journal.result import Ratio, Record, Result
 from atune.journal.set_folder import TunedProblem, journals_in
@@ -59,13 +58,6 @@ def _results(source: Source | TunedProblem) -> Iterator[Result]:
             yield from _results(each)
 
 
-def header_of(result: Result) -> RunStarted:
-    """Return the header of a result. Raises `UsageError` where its run never began."""
-    if result.header is None:
-        raise UsageError("a result without a header, of a run that never began, has no problem")
-    return result.header
-
-
 class RegretMatrix(msgspec.Struct, frozen=True):
     """The regret of each configuration on each problem. Rows: configurations by key. Columns: problems as given."""
 
@@ -96,7 +88,7 @@ def regret_matrix(results: Source) -> RegretMatrix:
     rows = {record.key: record.config for result, best in won for record in (best, *_finalists(result))}
     keys = sorted(rows)
     columns = [_regret(result, best) for result, best in won]
-    headers = [header_of(result) for result, _ in won]
+    headers = [result.header for result, _ in won]
     return RegretMatrix(
         problems=tuple(with_tuples(header.arguments) for header in headers),
         configs=tuple(with_tuples(rows[key]) for key in keys),
@@ -121,7 +113,7 @@ def _regret(result: Result, best: Record) -> dict[str, float]:
     """Return the regret of all that were measured, by key."""
     firsts = {one.index: one.timing.latency_ms for one in result.measurements}
     finals = {entry.index: entry.timing.latency_ms for entry in result.final}
-    credited = {r.key: r.index if r.same_as is None else r.same_as for r in _contenders(result)}
+    credited = {record.key: record.credited for record in _contenders(result)}
     found: dict[str, float] = {}
     for latencies in (firsts, finals):
         there = {key: latencies[index] for key, index in credited.items() if latencies.get(index)}
@@ -132,7 +124,7 @@ def _regret(result: Result, best: Record) -> dict[str, float]:
 
 
 def _check_one_kernel(results: Sequence[Result]) -> None:
-    first, *others = headers = [header_of(result) for result in results]
+    first, *others = headers = [result.header for result in results]
     for other in others:  # a kernel that closes over its problem has its name alone in common
         if first.workload != other.workload and not (first.kernel and first.kernel == other.kernel):
             raise UsageError(f"results of different kernels, {first.workload!r} and {other.workload!r}: give one's")
@@ -394,14 +386,14 @@ def _latest(source: Source) -> dict[tuple[str, str], Result]:
     """Return the latest run of each kernel's problems, in the order given."""
     found: dict[tuple[str, str], Result] = {}
     for result in results_of(source):
-        key = header_of(result).workload, config_key(header_of(result).arguments)
-        if key not in found or header_of(found[key]).time <= header_of(result).time:
+        key = result.header.workload, config_key(result.header.arguments)
+        if key not in found or found[key].header.time <= result.header.time:
             found[key] = result
     return found
 
 
 def _compared(before: Result, after: Result, fail_over: float) -> ComparedProblem:
-    old, new, header = _interval_us(before), _interval_us(after), header_of(after)
+    old, new, header = _interval_us(before), _interval_us(after), after.header
     ratio = None if old is None or new is None else (new[0] / old[2], new[1] / old[1], new[2] / old[0])
     slower = ratio[0] > 1 + fail_over if ratio else before.best is not None and after.best is None
     winners = before.best_config, after.best_config, before.latency_ms, after.latency_ms
@@ -418,7 +410,7 @@ def _interval_us(result: Result) -> Ratio | None:
 
 def _setup(result: Result) -> dict[str, str]:
     """Return what may differ between two runs: devices, target, the kernel's source and versions."""
-    header, devices = header_of(result), ", ".join(sorted({device.name for device in result.devices}))
+    header, devices = result.header, ", ".join(sorted({device.name for device in result.devices}))
     run = "finished" if result.finished else "unfinished"
     facts = {"run": run, "device": devices, "target": str(header.target), "kernel": header.kernel[:12]}
     return facts | header.versions

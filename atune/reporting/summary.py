@@ -155,7 +155,7 @@ PRUNED = "pruned"
 LINE_CHARACTERS = 240
 """Most characters of a group's line on a screen."""
 MOST_GROUPS = 50
-"""Groups that ``--json`` prints."""
+"""Groups that ``--json`` prints, and that a page has."""
 DETAIL_LINES = 3
 """Lines of the end of a compiler's or a worker's output that the screen shows."""
 _NUMBER = re.compile(r"(?<![\w.])\d[\w.]*(?:(?<=e)-\d+)?")
@@ -332,7 +332,8 @@ def headline(result: Result) -> Headline:
         *([f"           {against}"] if against else []),
     ]
     figures = [(f"{result.latency_ms:.4g} ms", "latency" if result.final else "latency, by first timing")]
-    by_default, by_reference = over_default(result), over_reference(result)
+    by_default = _over(result.speedup_over_default, result.default_ratio)
+    by_reference = _over(result.speedup_over_reference, result.reference_ratio)
     if by_default is not None and not result.default_wins:
         figures.insert(0, _figure(by_default, "the default configuration", result.default_ms))
     if by_reference is not None:
@@ -373,7 +374,8 @@ def why_none(result: Result) -> str:
 def latency_line(result: Result) -> str:
     """Return the winner's latency, next to the reference's."""
     parts = [f"{result.latency_ms:.4g} ms" + ("" if result.final else " by first timing")]
-    if result.reference_ms is not None and (ratio := over_reference(result)) is not None:
+    ratio = _over(result.speedup_over_reference, result.reference_ratio)
+    if result.reference_ms is not None and ratio is not None:
         parts.append(f"{comparison(ratio, 'the reference')} ({result.reference_ms:.4g} ms)")
     return ", ".join(parts)
 
@@ -391,7 +393,7 @@ def default_line(result: Result) -> str:
             return "nothing in the space beats the default, which is not part of it"
         same = ", which has the winner's code" if result.best_index == default.same_as else ""
         return f"no configuration beats the default{same}"
-    ratio = over_default(result)
+    ratio = _over(result.speedup_over_default, result.default_ratio)
     if ratio is None or result.default_ratio is None or result.default_ms is None:
         return ""
     digits, text = 2, comparison(ratio, "the default configuration")
@@ -420,18 +422,9 @@ def ties_line(result: Result) -> str:
     return f"candidate{'' if one else 's'} {known} {'is' if one else 'are'} statistically tied with the winner{rule}"
 
 
-def over_default(result: Result) -> Ratio | None:
-    """Return `speedup_over_default`, or three times the ratio of first timings; None where neither is known."""
-    return result.speedup_over_default or _thrice(result.default_ratio)
-
-
-def over_reference(result: Result) -> Ratio | None:
-    """Return how many times faster the winner is than the reference; see `over_default`."""
-    return result.speedup_over_reference or _thrice(result.reference_ratio)
-
-
-def _thrice(ratio: float | None) -> Ratio | None:
-    return None if ratio is None else (ratio, ratio, ratio)
+def _over(final: Ratio | None, first: float | None) -> Ratio | None:
+    """Return a ratio of the `final`, or three times that of `first` timings; None where neither is known."""
+    return final or (None if first is None else (first, first, first))
 
 
 def comparison(ratio: Ratio, than: str) -> str:

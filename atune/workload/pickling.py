@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import importlib
 import importlib.util
 import io
 import linecache
@@ -16,9 +15,10 @@ import shlex
 import sys
 import threading
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
+from operator import attrgetter
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import msgspec
@@ -140,31 +140,24 @@ def ship(workload: Workload) -> PickleRef:
 
     Large tensors, arrays and byte strings are referenced. Their contents at the time of sending count.
     """
-    functions = [function_of(part) for _, part in parts_of(workload)]
-    shipped = copy.copy(workload)
+    parts, shipped = [part for _, part in parts_of(workload)], copy.copy(workload)
     shipped.amounts, shipped._first = {}, None  # functions whose results it has
     vars(shipped).pop("_points", None)
     if workload.source is not None and not os.path.exists(name := function_of(workload.kernel).__code__.co_filename):
         show({name: workload.source})
-    with _by_value(functions):
+    with _by_value(map(function_of, parts)):
         try:
             packed = pack(shipped)
         except Exception as error:
             why = refusal([*parts_of(workload), *vars(shipped).items()], error)
             raise WorkloadError(f"Workload {workload.name}: {why}") from error
-    parts = [part for _, part in parts_of(workload)]
-    sent_files = {_file_of(part) for part in parts if not _comes_by_name(part)}
+    codes = (getattr(function_of(part), "__code__", None) for part in parts if not _comes_by_name(part))
+    sent_files = {code.co_filename for code in codes if code is not None}
     # Copied in one step, because other threads add entries.
     names = sent_files | {n for n in linecache.cache.copy() if not os.path.exists(n)}
     sources = {name: text for name in names if (text := "".join(linecache.getlines(name)))}
     known = fingerprint(workload) if all(map(_comes_by_name, parts)) else ""
     return PickleRef(packed, sources, tuple(sys.path), loaded_as=known)
-
-
-def _file_of(part: Any) -> str:
-    """Return the file that defines `part`; empty if it is not a function."""
-    code: CodeType | None = getattr(function_of(part), "__code__", None)
-    return "" if code is None else code.co_filename
 
 
 def load(ref: WorkloadRef) -> Workload:
@@ -231,21 +224,16 @@ def _workloads_of(module: ModuleType) -> list[str]:
     return list(reversed(found.values()))
 
 
-def _stands_in(module: ModuleType, function: Any) -> bool:
-    """Tell whether a module's attribute is `function` itself, and not a decorator's replacement."""
-    found: Any = module
-    for name in function.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is function
-
-
 def _comes_by_name(part: Any) -> bool:
     """Tell whether workers import `part` instead of receiving it by value."""
     function = function_of(part)
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     if module is None or not isinstance(function, FunctionType) or not _importable(module):
         return False
-    return _stands_in(module, function) or getattr(module, function.__name__, None) is part
+    with suppress(AttributeError):  # the function itself, and not a decorator's replacement
+        if attrgetter(function.__qualname__)(module) is function:
+            return True
+    return getattr(module, function.__name__, None) is part
 
 
 def _importable(module: ModuleType) -> bool:

@@ -18,7 +18,6 @@ from atune.frontends.api.tuner import tune
 from atune.testing import FakeMachine
 from atune.workers.local.machine import LocalMachine
 from atune.workload.pickling import parse_file_ref
-from atune.workload.workload import Workload
 
 pytestmark = pytest.mark.anyio
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
@@ -35,13 +34,6 @@ async def host(anyio_backend: str) -> AsyncGenerator[LocalMachine, None]:
     host = LocalMachine(parse_file_ref(SCALED))
     async with host.open():
         yield host
-
-
-def kernel(N: int, block: int = 1) -> None:
-    """Stands for a kernel factory; nothing comes as far as lowering it."""
-
-
-WORK = Workload(kernel, [{"block": 1}], arguments={"N": 1})
 
 
 @pytest.mark.parametrize("workload", [None, 5, object(), len])
@@ -124,12 +116,10 @@ class TestReal:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ("inputs=lambda: 1 / 0", "inputs raised ZeroDivisionError"),
             ("inputs=[]", r"inputs gave 0 tensors; the kernel has 1 output \(parameter 1\) and 1 input"),
             ("inputs=[torch.zeros(3)]", r"parameter 0: the kernel takes float32 \[32\], contiguous; got float32 \[3\]"),
             ("inputs=lambda: None", r"parameter 0: the kernel takes a tensor of float32 \[32\]; got None"),
             ("inputs=lambda scale: []", "argument: 'scale'; it gets what it names of parameters$"),
-            ("reference=lambda x: 1 / 0", "the reference raised ZeroDivisionError"),
             (
                 "reference=lambda x, y, z: x",
                 r"'y' and 'z'; it gets the kernel's inputs, and there are 1 output \(parameter 1\) and 1 input",

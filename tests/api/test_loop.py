@@ -21,12 +21,11 @@ from processes import environment
 
 import atune
 from atune.engine.search.enough import Enough
-from atune.errors import JournalError, WorkloadError
+from atune.errors import WorkloadError
 from atune.frontends.api import cached_tune, tune_set, warm_start
 from atune.frontends.api.tuner import tune
 from atune.journal import writer
 from atune.journal.reader import read
-from atune.journal.writer import Journal
 from atune.model.candidate import Problem
 from atune.testing import FakeMachine, Script
 from atune.workers.cluster import ray_cluster
@@ -105,31 +104,8 @@ async def test_a_journal_on_a_slow_disk_is_opened_beside_the_loop(
     assert read(tmp_path / "j")
 
 
-async def test_a_run_that_is_cancelled_while_its_journal_is_opened_leaves_no_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow = LoopGoesOn()
-    monkeypatch.setattr(writer, "_sync_folder", slow.wait)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(lambda: tune(machine=FakeMachine(4), journal=tmp_path / "j"))
-        while not slow.begun.is_set():
-            await anyio.sleep(0.001)
-        tasks.cancel_scope.cancel()
-    slow.seen.set()
-    monkeypatch.undo()
-    with anyio.fail_after(WAIT_S):
-        while True:
-            try:
-                journal, _ = Journal.start(tmp_path / "j")
-            except JournalError:
-                await anyio.sleep(0.001)
-            else:
-                break
-    journal.close()
-    assert not (tmp_path / "j").exists()
-
-
 WORKLOADS = Path(__file__).parents[1] / "workloads.py"
+KNOWN: Any = SimpleNamespace(key="", header=None, still=None)
 SOLE = Workload(kernel, [{"block": 1}], arguments={"N": 8})
 
 
@@ -138,14 +114,20 @@ async def join() -> None:
         raise AssertionError("it was cancelled before")
 
 
+@pytest.fixture
+def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    """A cluster to join; all folders are the test's own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path))
+    return in_place(FakeRay(()), monkeypatch)
+
+
 SLOW: dict[str, tuple[Any, str, Callable[[], Awaitable[Any]]]] = {
+    "a journal": (writer, "_sync_folder", lambda: tune(machine=FakeMachine(4), journal="j")),
     "a look into the cache": (warm_start, "_recall", lambda: tune(machine=FakeMachine(4), cached=True)),
     "advice": (warm_start, "_advise", lambda: tune(machine=FakeMachine(4), warm="cache")),
     "the index": (ResultCache, "_use", lambda: tune(f"{WORKLOADS}:SCALE", target="c")),
-    "a known result": (
-        ResultCache, "find",
-        lambda: cached_tune.tune_work(SimpleNamespace(key="", header=None, still=None), ResultCache()),
-    ),
+    "a known result": (ResultCache, "find", lambda: cached_tune.tune_work(KNOWN, ResultCache())),
     "the versions": (machine, "installed_versions", lambda: tune(f"{WORKLOADS}:SLOW", target="c")),
     "a set's folder": (
         tune_set, "open_set_folder", lambda: tune_set.tune_set(SOLE, [Problem({"N": 8})], target="c"),
@@ -157,41 +139,24 @@ SLOW: dict[str, tuple[Any, str, Callable[[], Awaitable[Any]]]] = {
 
 @pytest.mark.parametrize("what", SLOW)
 async def test_cancelling_does_not_wait_for_what_is_slow_in_a_thread(
-    what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    what: str, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread ends only after that, or much later."""
+    """The thread ends only after that, or much later. What it opens is then closed: a journal, a lock, a connection."""
     place, name, begin = SLOW[what]
-    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path))
-    in_place(FakeRay(()), monkeypatch)
-    slow = LoopGoesOn()
-    monkeypatch.setattr(place, name, slow.wait)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(begin)
-        while not slow.begun.is_set():
-            await anyio.sleep(0.001)
-        tasks.cancel_scope.cancel()
-    assert not slow.ended.is_set()
-    slow.seen.set()
-
-
-@pytest.mark.parametrize("what", ["a set's folder", "a cluster"])
-async def test_what_a_thread_opens_after_the_cancellation_is_closed(
-    what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    place, name, begin = SLOW[what]
-    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path))
-    ray, slow, closed = in_place(FakeRay(()), monkeypatch), LoopGoesOn(), list[str]()
-    opened = (["paths"], SimpleNamespace(close=lambda: closed.append("lock"))) if name == "open_set_folder" else True
+    slow, closed = LoopGoesOn(), list[str]()
+    lock = SimpleNamespace(close=lambda: closed.append("lock"))
+    opened = {"a set's folder": (["paths"], lock), "a cluster": True}.get(what)
     monkeypatch.setattr(place, name, lambda *_: slow.wait() or opened)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(begin)
         while not slow.begun.is_set():
             await anyio.sleep(0.001)
         tasks.cancel_scope.cancel()
-    assert not closed + ray.log
+    assert not slow.ended.is_set() and not closed + ray.log and Path("j").exists() == (what == "a journal")
     slow.seen.set()
+    wanted = {"a set's folder": ["lock"], "a cluster": ["shutdown"]}.get(what, [])
     with anyio.fail_after(WAIT_S):
-        while closed + ray.log != (["shutdown"] if what == "a cluster" else ["lock"]):
+        while closed + ray.log != wanted or Path("j").exists():
             await anyio.sleep(0.001)
 
 

@@ -51,17 +51,11 @@ def on_a_terminal(code: str) -> tuple[str, str]:
     return done.stdout, text
 
 
-@pytest.mark.parametrize("call", ["run(machine=FakeMachine(4))", "run(machine=FakeMachine(4), progress=True)"])
-def test_a_run_shows_its_progress_on_a_terminal(call: str) -> None:
-    printed, shown = on_a_terminal(RUN.format(call=call))
-    assert printed == "4 0\n" and "4/4" in shown and "compiled" in shown
-
-
-@pytest.mark.parametrize("option", ["progress=False", "on_event=events.append"])
-def test_what_ends_the_progress(option: str) -> None:
-    """A listener shows the run itself, and bars would stand between its lines."""
+@pytest.mark.parametrize("option", ["", "progress=True", "progress=False", "on_event=events.append"])
+def test_a_run_shows_its_progress_on_a_terminal(option: str) -> None:
+    """Unless a listener shows the run itself: bars would stand between its lines."""
     printed, shown = on_a_terminal(RUN.format(call=f"run(machine=FakeMachine(4), {option})"))
-    assert printed.startswith("4 ") and shown == ""
+    assert printed.startswith("4 ") and ("4/4 compiled" in shown) == bool(shown) == (option in ("", "progress=True"))
 
 
 OFTEN = "import atune.reporting.progress as p; p.SELDOM_S = 0.0\n"

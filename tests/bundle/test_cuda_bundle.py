@@ -197,26 +197,20 @@ import json, sys
 from pathlib import Path
 import torch, tvm_ffi
 from fake_cuda import FakeTensor
-from atune.bundle.launch import Libraries, cuda_function
 folder = Path(sys.argv[1])
 manifest = json.loads((folder / "manifest.json").read_text())
 for [one], M in (manifest["problems"], 512), (manifest["symbolic"], 300):
-    function = cuda_function(Libraries(folder, manifest["files"]), f"{one['library']}.so", one["symbol"])
+    function = loaded(folder, manifest["files"], one)
     tensors = [FakeTensor(n << 30, (rows, 512)) for n, rows in ((1, M), (2, 512), (3, M))]
     function(*map(tvm_ffi.from_dlpack, tensors))
 """
-PLAINLY = """
-import json, sys
-from pathlib import Path
+BY_ATUNE = """
+from atune.bundle.launch import Libraries, cuda_function
+loaded = lambda folder, files, one: cuda_function(Libraries(folder, files), f"{one['library']}.so", one["symbol"])
+"""
+BY_TILELANG = """
 from tilelang import tvm
-from fake_cuda import FakeTensor
-import tvm_ffi
-folder = Path(sys.argv[1])
-manifest = json.loads((folder / "manifest.json").read_text())
-for [one], M in (manifest["problems"], 512), (manifest["symbolic"], 300):
-    function = tvm.runtime.load_module(str(folder / f"{one['library']}.so"))[one["symbol"]]
-    tensors = [FakeTensor(n << 30, (rows, 512)) for n, rows in ((1, M), (2, 512), (3, M))]
-    function(*map(tvm_ffi.from_dlpack, tensors))
+loaded = lambda folder, _, one: tvm.runtime.load_module(str(folder / f"{one['library']}.so"))[one["symbol"]]
 """
 
 
@@ -224,8 +218,8 @@ for [one], M in (manifest["problems"], 512), (manifest["symbolic"], 300):
 def test_a_call_asks_the_driver_for_what_tilelang_asks(bundle: Path, tmp_path: Path) -> None:
     """The whole of the host's code: the descriptors of both inputs, and the launch, by a driver that does nothing."""
     fake_cuda.install(tmp_path, bundle / "runtime")
-    ours = run(WITHOUT + CALLS, bundle, LD_LIBRARY_PATH=str(tmp_path)).splitlines()
-    assert ours == run(PLAINLY, bundle, LD_LIBRARY_PATH=str(tmp_path)).splitlines()
+    ours = run(WITHOUT + BY_ATUNE + CALLS, bundle, LD_LIBRARY_PATH=str(tmp_path)).splitlines()
+    assert ours == run(BY_TILELANG + CALLS, bundle, LD_LIBRARY_PATH=str(tmp_path)).splitlines()
     assert [line.split()[0] for line in ours] == ["encode", "encode", "launch"] * 2
     assert " 0x40000000 " in ours[0] and " 0x80000000 " in ours[1] and ours[2].startswith("launch 8 8 1 with ")
     assert ours[5].startswith("launch 8 5 1 with ")  # of 300 rows, by the code with a symbolic size

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from event_streams import Stream
 from msgspec.structs import replace
+from processes import environment
 
 from atune.errors import NoWinner, TargetError, WorkerError
 from atune.frontends.cli import doctor
@@ -29,8 +30,6 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.stages.session import session
 from atune.workers.storage.result_cache import ResultCache
 
-HERE = Path(__file__).parents[1]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parent}"}
 GOOD = Stream(total=3, default=0).ready(3.0).candidate(0, 4.0).candidate(1, 1.0).candidate(2)
 GOOD.final({1: [1.0, 1.0, 1.0], 0: [4.0, 4.0, 4.0]}, [3.0]).finished(2.5)
 BAD = Stream(total=3).proposed(0).build_failed(0).proposed(1).build_failed(1).candidate(2).finished()
@@ -165,16 +164,12 @@ def test_earlier_runs_are_named_shortly(engine: Any, workload: str) -> None:
     ("options", "message"),
     [
         ("--rep 0", "--rep: must be a whole number >= 1, got '0'"),
-        ("--rep 2.5", "--rep: must be a whole number"),
         ("--timeout nan", "--timeout: must be a number > 0.0, got 'nan'"),
         ("--workers many", "--workers"),
         ("--budget 0", "candidates must be a whole number >= 1"),
-        ("--budget soon", "budget 'soon'"),
         ("--strategy guess", "strategy 'guess' is unknown"),
-        ("--target hip", "target 'hip' is not supported"),
         ("--devices 0,0", "device 0 is given twice"),
         ("--devices 0 --devices 0", "device 0 is given twice"),
-        ("--on-miss default", "on_miss must be 'tune' or 'error', got 'default'"),
         ("--execution-backend cython", "candidates always run by tvm_ffi: leave it out"),
         ("--runs 3", "a command tunes once: repeat it"),
         ("--with-roller", "examples/gemm_roller.py asks TileLang's roller for it"),
@@ -183,7 +178,6 @@ def test_earlier_runs_are_named_shortly(engine: Any, workload: str) -> None:
         ("--journal=", "path is empty"),
         ("--pipelin", "atune tune has no option --pipelin; did you mean atune.tune(…, pipeline=…) in Python?"),
         ("--budgte 5", "atune tune has no option --budgte; did you mean --budget? (see atune tune --help)"),
-        ("--trials=5", "has no option --trials; did you mean --budget?"),
         ("--benchmark-devices 0", "has no option --benchmark-devices; did you mean --devices?"),
         ("--no-benchmark-multi-gpu", "has no option --no-benchmark-multi-gpu; did you mean --devices?"),
         ("--group-compile-size 4", "did you mean --group-size?"),
@@ -314,14 +308,14 @@ def test_a_gpu_that_nothing_finds_is_told_with_where_it_was_looked_for(
 def test_help_and_version_are_quick_and_light() -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
-        [sys.executable, "-m", "atune", "--help"], check=False, capture_output=True, env=ENVIRONMENT, timeout=30
+        [sys.executable, "-m", "atune", "--help"], check=False, capture_output=True, env=environment(), timeout=30
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0 and b"doctor" in done.stdout
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2  # 0.1 s on an idle machine
     heavy = ("structlog", "torch", "tilelang")
     code = f"import sys, atune.frontends.cli.main; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, env=ENVIRONMENT, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, env=environment(), timeout=30)
     assert done.stdout == b"[]\n"
     assert main(["--version"]) == 0
 
@@ -351,6 +345,11 @@ sys.exit(main())
 """
 
 
+def begun(*command: str) -> subprocess.Popen[str]:
+    pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen(command, text=True, env=environment(), **pipes)
+
+
 @pytest.mark.usefixtures("with_a_terminal")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_gives_130_after_cleaning_up_and_a_second_one_disturbs_nothing(
@@ -358,10 +357,8 @@ def test_a_signal_gives_130_after_cleaning_up_and_a_second_one_disturbs_nothing(
 ) -> None:
     journal = str(tmp_path / "j.jsonl")
     command = [sys.executable, "-c", SLOW_ENGINE, "tune", workload, "--json", "--quiet", "--journal", journal]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
-    ) as process:
-        assert process.stdout is not None and process.stderr is not None
+    with begun(*command) as process:
+        assert process.stdout is not None
         assert process.stdout.readline() == "running\n"
         started = time.monotonic()
         process.send_signal(number)
@@ -399,7 +396,7 @@ from atune.__main__ import main
 sys.exit(main())
 """
     done = subprocess.run(
-        [sys.executable, "-c", code, "doctor"], capture_output=True, text=True, env=ENVIRONMENT, timeout=30
+        [sys.executable, "-c", code, "doctor"], capture_output=True, text=True, env=environment(), timeout=30
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "after\n", "atune: interrupted\n")
 
@@ -407,9 +404,7 @@ sys.exit(main())
 def test_under_nohup_a_closed_terminal_interrupts_nothing(workload: str, tmp_path: Path) -> None:
     journal = str(tmp_path / "j.jsonl")
     command = ["nohup", sys.executable, "-c", SLOW_ENGINE, "tune", workload, "--quiet", "--journal", journal]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
-    ) as process:
+    with begun(*command) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "running\n"
         process.send_signal(signal.SIGHUP)
@@ -447,14 +442,7 @@ runpy.run_module("atune", run_name="__main__", alter_sys=True)"""
     for step in range(6):
         journal = str(tmp_path / f"{step}.jsonl")
         command = [sys.executable, "-c", code, "tune", workload, "--quiet", "--journal", journal]
-        with subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=ENVIRONMENT,
-        ) as process:
+        with begun(*command) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "loading\n"
             time.sleep(step * 0.01)

@@ -68,10 +68,6 @@ def test_ls_says_what_was_tuned_for_a_bucket(cache: ResultCache, capsys: pytest.
     assert "N=8 (tuned for M=64)" in lines and "key=3 (tuned for M=64)" in lines and " no arguments " in lines
 
 
-def test_mistakes(cache: ResultCache, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "cannot write" in printed(capsys, "export", "-o", str(tmp_path / "none" / "x"), status=2)
-
-
 def test_an_empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "none"))
     assert printed(capsys, "ls") == "no results\n"
@@ -90,9 +86,8 @@ def test_a_warning_is_one_line(tmp_path: Path) -> None:
     assert line.startswith("atune: warning: ") and str(tmp_path) in line
 
 
-def test_an_export_of_what_the_cache_lacks_is_a_mistake(
-    cache: ResultCache, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes(cache: ResultCache, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "cannot write" in printed(capsys, "export", "-o", str(tmp_path / "none" / "x"), status=2)
     for chosen in (("--kernel", "nope"), ("--key", "zz")):
         told = printed(capsys, "export", *chosen, "-o", str(tmp_path / "x"), status=2)
         assert "the result cache has no such result: atune cache ls lists what it has" in told

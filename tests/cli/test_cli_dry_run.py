@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from processes import environment
 
 from atune.frontends.cli import preview as module
 from atune.frontends.cli.main import main
@@ -19,7 +19,6 @@ from atune.reporting.report import report as page
 from atune.workload.pickling import FileRef
 from atune.workload.workload import WorkloadSpec
 
-ROOT = Path(__file__).parents[2]
 KERNEL = """\
 import os
 import atune
@@ -38,9 +37,9 @@ EMPTY = atune.Workload(kernel, atune.Space(block=[128], where=lambda block, N: b
 
 
 def run_cli(folder: Path, *arguments: str) -> Any:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
+    env = {**environment(), "XDG_CACHE_HOME": str(folder / "cache")}
     command = [sys.executable, "-m", "atune", "tune", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
 
 
 def test_candidates_are_counted_and_nothing_is_lowered(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from atune.frontends.cli.explain import parse_config
 from atune.frontends.cli.main import main
 from atune.journal.result import Record
 from atune.journal.writer import write_journal
-from atune.reporting.explanation import facts_of
+from atune.model.artifact import StaticFacts
+from atune.model.layouts import Layouts, LoopFacts
+from atune.reporting.explanation import facts_of, lines_of
 
 ROOT = Path(__file__).parents[2]
 WEIGHTED = str(ROOT / "tests" / "layout_kernels.py:WEIGHTED")
@@ -77,16 +79,6 @@ def test_a_name_that_the_kernel_does_not_take_is_a_mistake(capsys: pytest.Captur
     assert "the kernel takes no argument 'blok'; it takes block (did you mean 'block'?)" in capsys.readouterr().err
 
 
-def test_without_its_workload_a_journal_says_what_to_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    journal = str(tmp_path / "j.jsonl")
-    write_journal(journal, Stream(total=1).candidate(0, 1.0).finished().events)  # type: ignore[arg-type]
-    assert main(["show", journal]) == 0
-    assert capsys.readouterr().out.startswith("candidate  0: measured")
-    assert main(["explain", journal]) == 2
-    gone = "the journal's workload came from toy.py, which is gone: give workload= (--workload FILE.py:NAME)"
-    assert capsys.readouterr().err == f"atune: error: {gone}\n"
-
-
 def test_a_candidate_is_explained_for_the_problem_of_its_journal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,6 +103,17 @@ def test_a_layout_says_what_it_was_preferred_to_or_passed_over_for() -> None:
     records = [a_record(0, status="pruned", message="likely: too much", instead=2), a_record(1), a_record(2)]
     printed = [dict(facts_of(record, "", records)).get("choice") for record in records]
     assert printed == ["passed over for candidate 2: too much", None, "preferred to candidate 0"]
+
+
+@pytest.mark.parametrize(
+    ("slots", "stores", "told"),
+    [(64, "Out (global)", True), (64, "s (local.fragment)", False), (7, "Out (global)", False)],
+)
+def test_repeated_work_is_told_of(slots: int, stores: str, told: bool) -> None:
+    loop = LoopFacts((512,), slots, redundant=slots - 4, stores=(stores,))
+    record = a_record(0, facts=StaticFacts(layouts=Layouts(loops=(loop,))))
+    warned = "warning    loop 0: each thread does 16 times its even share, and stores Out (global)"
+    assert (warned in lines_of(facts_of(record, "sm_90a"))) is told
 
 
 def test_of_two_configurations_only_what_differs_is_told(capsys: pytest.CaptureFixture[str]) -> None:

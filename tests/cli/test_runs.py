@@ -114,14 +114,22 @@ def test_commands_take_them(folder: Path, command: str, capsys: Any) -> None:
     assert "gemm-2" in printed.get("journal", printed.get("output", "gemm-2"))
 
 
-@pytest.mark.parametrize("sizes", ["n=-5", "n=-5,-6"])
-def test_a_call_with_a_mistake_leaves_no_run(sizes: str, tmp_path: Path, capsys: Any) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        ("n=-5", "no size may be negative"),
+        ("n=-5,-6", "no size may be negative"),
+        ("M=1,2", "takes no argument 'M'"),
+        ("n=x,", "give a name and its values"),
+    ],
+)
+def test_a_call_with_a_mistake_leaves_no_run(sizes: str, told: str, tmp_path: Path, capsys: Any) -> None:
     """Whether of one problem or a set: ``latest`` stays the run before, and there is nothing to resume."""
     kernels = str(Path(__file__).parents[1] / "set_kernels.py")
     tune = ["tune", f"{kernels}:FREE", "--target", "c", "--rep", "3", "--quiet"]
     assert main([*tune, "--arg", "n=512"]) == 0
     before, there = find_journal("latest"), {*ResultCache().journals.iterdir()}
-    assert main([*tune, "--arg", sizes]) == 2 and "no size may be negative" in capsys.readouterr().err
+    assert main([*tune, "--arg", sizes]) == 2 and told in capsys.readouterr().err
     assert find_journal("latest") == before and {*ResultCache().journals.iterdir()} == there
     mine = tmp_path / "mine.jsonl"
     assert main([*tune, "--arg", "n=-5", "--journal", str(mine)]) == 2 and mine.exists(), "it was asked for"

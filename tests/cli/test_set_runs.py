@@ -14,7 +14,6 @@ from cli.test_runs import recorded
 from event_streams import Stream
 
 from atune.frontends.cli.main import main
-from atune.frontends.cli.runs import find_journal
 from atune.journal.set_folder import open_set_folder
 from atune.journal.writer import Journal, write_journal
 from atune.model.candidate import Problem
@@ -97,14 +96,6 @@ def test_an_interrupted_set_says_how_it_goes_on(folder: Path, capsys: Any) -> No
     shown = capsys.readouterr().out.splitlines()
     assert "unfinished 3 of 3 problems; 2 not begun" in shown and shown[1].endswith("block=0 (so far)")
     assert shown[-1] == f"next       tune the set again, with {folder} as its journal"
-
-
-@pytest.mark.parametrize("wrong", ["nothing.py", "M=1,2"])
-def test_a_set_that_is_refused_leaves_no_run(folder: Path, wrong: str, capsys: Any) -> None:
-    kernels = str(Path(__file__).parents[1] / "set_kernels.py")
-    workload, sizes = (wrong, "n=1,2") if wrong.endswith(".py") else (f"{kernels}:SCALE", wrong)
-    assert main(["tune", workload, "--arg", sizes, "--target", "c"]) == 2
-    assert find_journal("latest") == str(folder) and len(list(folder.parent.iterdir())) == 3
 
 
 @pytest.mark.parametrize("command", ["show", "explain", "watch"])

@@ -12,20 +12,7 @@ import tilelang
 
 from atune.model.requirements import REQUIRES
 
-KERNEL = """
-import tilelang.language as T
-import atune
-
-def scale(n: int, block: int = 64):
-    @T.prim_func
-    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
-        with T.Kernel(T.ceildiv(n, block)) as bx:
-            for i in T.serial(block):
-                B[bx * block + i] = A[bx * block + i] * 2
-    return main
-
-WORKLOAD = atune.Workload(scale, atune.Space(block=[64, 128]), arguments={"n": 1024})
-"""
+WORKLOAD = f"{Path(__file__).parents[1]}/workloads.py:SCALE"
 FITS = "atune was not tested with tilelang {}, only with {}; all that it takes from tilelang is there"
 DOES_NOT = (
     "tilelang 99.0 does not fit this atune, which was tested with tilelang{}: "
@@ -33,12 +20,11 @@ DOES_NOT = (
 )
 
 
-def installed(folder: Path, version: str) -> Path:
-    """Have Python find `version` of tilelang as installed, where `folder` is on its path; return that folder."""
+def installed(folder: Path, version: str) -> None:
+    """Have Python find `version` of tilelang as installed, where `folder` is on its path."""
     facts = folder / f"tilelang-{version}.dist-info"
     facts.mkdir(parents=True)
     (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: tilelang\nVersion: {version}\n")
-    return folder
 
 
 def edited(folder: Path, old: str, new: str) -> None:
@@ -65,8 +51,8 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 def test_one_that_keeps_the_contract_tunes_and_a_run_says_so_once(tmp_path: Path) -> None:
     version = "99.0"
     said = FITS.format(version, REQUIRES["tilelang"])
-    (installed(tmp_path, version) / "kernel.py").write_text(KERNEL)
-    done = run(tmp_path, "tune", "kernel.py:WORKLOAD", "--target", "c", "--journal", "run.jsonl")
+    installed(tmp_path, version)
+    done = run(tmp_path, "tune", WORKLOAD, "--target", "c", "--journal", "run.jsonl")
     assert done.returncode == 0, done.stderr
     events = [json.loads(line)["event"] for line in (tmp_path / "run.jsonl").read_text().splitlines()]
     warned = [event["message"] for event in events if event["event"] == "warned"]
@@ -80,9 +66,9 @@ def test_one_that_keeps_the_contract_tunes_and_a_run_says_so_once(tmp_path: Path
 
 def test_one_that_lacks_a_name_is_refused_in_one_sentence(tmp_path: Path) -> None:
     said = DOES_NOT.format(REQUIRES["tilelang"], REQUIRES["tilelang"])
-    (installed(tmp_path, "99.0") / "kernel.py").write_text(KERNEL)
+    installed(tmp_path, "99.0")
     edited(tmp_path, "device_codegen_without_compile", "printed_device")
-    done = run(tmp_path, "tune", "kernel.py:WORKLOAD", "--target", "c")
+    done = run(tmp_path, "tune", WORKLOAD, "--target", "c")
     assert done.returncode == 2 and done.stderr == f"atune: error: {said}\n"
     found = run(tmp_path, "doctor", "--json")
     checks = {check["name"]: check for check in json.loads(found.stdout)["checks"]}

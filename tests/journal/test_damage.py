@@ -15,7 +15,7 @@ from processes import environment
 
 from atune.errors import JournalError
 from atune.frontends.cli.main import main
-from atune.journal.reader import MAX_DEPTH, JournalReader, read, replay
+from atune.journal.reader import JournalReader, read, replay
 from atune.journal.result import Result
 from atune.model.measurement import Timing
 from atune.reporting.export import table
@@ -88,16 +88,6 @@ def test_the_command_line_names_the_damaged_line_and_how_to_keep_those_before_it
 
 def line_of(event: bytes) -> bytes:
     return b'{"crc":"%08x","event":%b}\n' % (zlib.crc32(event), event)
-
-
-@pytest.mark.parametrize("depth", [MAX_DEPTH, 400, 900, 100_000])
-def test_nesting_that_no_event_needs_is_refused(path: Path, depth: int) -> None:
-    """Also where the checksum is right: who makes such a line can make that too."""
-    deep = b"[" * depth + b"]" * depth
-    event = b'{"event":"candidate_proposed","seq":%d,"time":1,"mono":1,"index":9,"key":"k","config":{"a":%b}}'
-    path.write_bytes(path.read_bytes() + line_of(event % (len(EVENTS), deep)) + b"\n")
-    with pytest.raises(JournalError, match=f"line {len(EVENTS) + 1}"):
-        replay(path)
 
 
 def test_brackets_inside_texts_are_no_nesting(path: Path) -> None:

@@ -100,16 +100,6 @@ def test_what_is_no_journal_is_refused(tmp_path: Path, content: bytes, message: 
         read(path)
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
-    for place, message in (
-        (tmp_path, "it is a folder: give a journal in it"),
-        (tmp_path / "none", "No such file"),
-        (Path("/dev/zero"), "regular"),
-    ):
-        with pytest.raises(JournalError, match=message):
-            read(place)
-
-
 def test_a_file_that_holds_something_is_never_written(path: Path) -> None:
     before = path.read_bytes()
     with pytest.raises(JournalError, match="exists and is not empty"):

@@ -35,13 +35,6 @@ from atune.reporting.export import table
 from atune.reporting.report import report
 from atune.reporting.summary import summary
 
-KEYS = [
-    "best_config", "latency_ms", "reference_ms", "default_ms", "no_default", "measured", "failed", "pruned",
-    "duplicates", "remaining", "total", "wall_s", "journal", "best_over_time", "axis_importance",
-    "roofline", "reason", "reference_ratio", "default_ratio", "ties", "same_bits", "strategy", "warnings", "noise",
-    "stages", "memory_bytes", "cache_hit", "chance", "failures",
-]  # fmt: skip
-
 
 def folded(stream: Stream) -> Result:
     return Result.from_events(stream.events)
@@ -55,7 +48,7 @@ def test_counts_add_up_to_total_at_the_end_of_a_run() -> None:
     result = folded(stream)
     assert (result.measured, result.failed, result.pruned, result.duplicates, result.remaining) == (2, 2, 1, 1, 0)
     assert result.best_config == {"block": 1} and result.latency_ms == 1.0 and result.reference_ms == 2.0
-    assert list(summary(result)) == KEYS and result.wall_s == 7.5 and result.finished
+    assert result.wall_s == 7.5 and result.finished
     assert [r.status for r in result.records] == ["measured", "measured", "failed", "pruned", "failed", "duplicate"]
     assert [m.index for m in result.measurements] == [0, 1]
 
@@ -244,8 +237,8 @@ def test_a_replayed_result_loads_only_what_was_kept_under_its_hash(tmp_path: Pat
     link.symlink_to(tmp_path / name)
     good = store / name
     good.write_bytes(data)
-    for path in (changed, outside, link):
-        with pytest.raises(AtuneError, match="not loaded"):
+    for path in (changed, outside, link, cache_folder() / ".." / "evil.so"):
+        with pytest.raises(AtuneError, match="outside the cache folder" if path.name == "evil.so" else "not loaded"):
             _ = replayed(artifact(path)).kernel
     with pytest.raises(AtuneError, match="not loaded"):
         _ = replayed(msgspec.structs.replace(artifact(good), symbol="x/../../secret")).kernel_source
@@ -258,12 +251,6 @@ def test_a_replayed_result_loads_only_what_was_kept_under_its_hash(tmp_path: Pat
 def replayed(kernel: Artifact) -> Result:
     events = Stream(total=1).candidate(0, 1.0).finished(kernel=kernel).events
     return Result.from_events(events, replayed=True)
-
-
-def test_a_replayed_result_loads_no_library_from_outside_the_cache(tmp_path: object) -> None:
-    stream = Stream(total=1).candidate(0, 1.0).finished(kernel=artifact(cache_folder() / ".." / "evil.so"))
-    with pytest.raises(AtuneError, match="outside the cache folder"):
-        Result.from_events(stream.events, replayed=True).kernel  # noqa: B018
 
 
 def steps(stream: Stream) -> list[tuple[int, int, float]]:
@@ -337,10 +324,6 @@ def test_a_result_writes_its_report(tmp_path: Path) -> None:
     result.report(tmp_path / "x.html")  # again: a page is made anew, and a journal never
     with pytest.raises(UsageError, match="is a journal, which is never overwritten"):
         result.report(path)
-
-
-def test_a_result_without_a_journal_says_so(tmp_path: Path) -> None:
-    result = folded(Stream(total=1).candidate(0, 1.0).finished())
     with pytest.raises(AtuneError, match=r"the run kept no journal; give journal="):
-        result.report(tmp_path / "x")
-    assert not list(tmp_path.iterdir())
+        folded(Stream(total=1).candidate(0, 1.0).finished()).report(tmp_path / "x")
+    assert not (tmp_path / "x").exists()

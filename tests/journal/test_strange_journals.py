@@ -187,7 +187,8 @@ def test_long_texts_are_cut_where_they_are_shown_and_the_page_stays_small(more: 
     [
         (b"[" + b"[]," * 120_000 + b"[]]", "lists and objects"),
         (b"9" * 400, "integer of 300 digits"),
-        (b"[" * 70 + b"]" * 70, "nested deeper"),
+        (b"[" * reader.MAX_DEPTH + b"]" * reader.MAX_DEPTH, "nested deeper"),
+        (b"[" * 900 + b"]" * 900, "nested deeper"),
         (b"1e999", "out of range"),
     ],
 )
@@ -219,15 +220,7 @@ def test_a_journal_of_too_many_values_is_refused_but_in_the_cache_folder(
     assert "1 GB" not in capsys.readouterr().err
 
 
-def _fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def _endless(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-@pytest.mark.parametrize("make", [_fifo, _endless])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
 @pytest.mark.parametrize(
     "command",
     [

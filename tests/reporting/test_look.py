@@ -197,5 +197,3 @@ def test_merge_at_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["merge", str(one), str(two), "-o", str(tmp_path / "m"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["best_config"] == {"x": 6} and "several outcomes" in found["warnings"][-1]
-    assert main(["merge", str(one), str(two), "-o", str(tmp_path / "m")]) == 2
-    assert "exists and is not empty" in capsys.readouterr().err

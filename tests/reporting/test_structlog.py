@@ -64,15 +64,6 @@ async def test_msgspec_renders_each_entry() -> None:
     assert all(json.loads(line)["time"].endswith("+00:00") for line in lines)
 
 
-async def test_a_logger_that_raises_ends_the_run() -> None:
-    def broken(logger: object, method: str, fields: object) -> str:
-        raise ValueError("no room")
-
-    log = structlog.wrap_logger(None, processors=[broken], wrapper_class=structlog.BoundLogger)
-    with pytest.raises(ValueError, match="no room"):
-        await atune.tune(machine=FakeMachine(3), log=log)
-
-
 @pytest.mark.parametrize("what", [logging.getLogger("x"), print, 3, "info"])
 def test_what_takes_no_fields_is_refused(what: Any) -> None:
     with pytest.raises(UsageError, match=r"log: give a logger of structlog, such as structlog\.get_logger\(\), got"):

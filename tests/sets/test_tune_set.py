@@ -10,16 +10,14 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from bundle_kernels import EVEN
-from processes import environment
+from processes import environment, wait_until
 from set_kernels import ANY, FREE, NUMBERED, SCALE
 
 import atune
@@ -85,19 +83,22 @@ def test_two_problems_at_a_time_are_under_way(tuned: Any) -> None:
 def test_no_process_outlives_its_set_and_the_compile_workers_are_as_many_as_the_cores_bear(
     tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forked, most = list[Worker](), 0
+    """A device's process is handed on to the next problem."""
+    forked, roles, most = list[Worker](), Counter[str](), 0
     spawn = ForkServer.spawn
 
     async def counting(server: ForkServer, role: str, **how: Any) -> Worker:
         nonlocal most
         worker = await spawn(server, role, **how)
         forked.append(worker)
+        roles[role] += 1
         most = max(most, sum(one.alive for one in forked))
         return worker
 
     monkeypatch.setattr(ForkServer, "spawn", counting)
     atune.run_set(f"{KERNELS}:SCALE", Problems(n=[300, 600, 1200, 2400, 4800]), journal=tmp_path / "s", **FAST)
     each = max(1, int(1.5 * (len(os.sched_getaffinity(0)) - 1)) // 2)
+    assert 1 <= roles["device-cpu"] <= 2  # two problems at a time
     assert len(forked) >= 10 and most <= 2 * (each + 3)  # and a device's process, and one that answers a question
     assert not any(worker.alive for worker in forked)
 
@@ -217,13 +218,6 @@ def test_a_kernel_that_lost_an_argument_costs_nothing_that_was_measured(tmp_path
     assert measured(folder) == before and len(read_set(folder).winners) == 1
 
 
-def until(true: Callable[[], bool], seconds: float = 100) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 @pytest.mark.usefixtures("with_a_terminal")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_ended_in_the_middle_a_set_is_continued(how: signal.Signals, tmp_path: Path, capsys: Any) -> None:
@@ -232,7 +226,7 @@ def test_ended_in_the_middle_a_set_is_continued(how: signal.Signals, tmp_path: P
     command += ["--arg", "n=256,512,1024,2048", "--journal", str(folder)]
     with (tmp_path / "out").open("w+") as out:
         process = subprocess.Popen(command, env=environment(), stdout=out, stderr=out)
-        until(lambda: len(measured(folder)) >= 3 or process.poll() is not None)
+        wait_until(lambda: len(measured(folder)) >= 3 or process.poll() is not None, 100, "three measurements")
         process.send_signal(how)
         process.wait(30)
     said = (tmp_path / "out").read_text()

@@ -6,7 +6,7 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from numbers import Real
 from pathlib import Path
@@ -66,9 +66,6 @@ class Problems(Sequence[Problem]):
 
     def __len__(self) -> int:
         return len(self._problems)
-
-    def __iter__(self) -> Iterator[Problem]:
-        return iter(self._problems)
 
     def __getitem__(self, index: Any) -> Any:
         return self._problems[index]

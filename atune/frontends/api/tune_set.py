@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -55,8 +55,9 @@ from atune.journal.set_folder import (
     tuned_problems,
 )
 from atune.journal.state import State
+from atune.journal.writer import write_output
 from atune.model.candidate import ADVISED, Advice, Problem, config_key, describe_config, distance
-from atune.model.options import Option, checked, documents, path, refuse_unknown
+from atune.model.options import Option, checked, documents, path
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.model.space import Space
 from atune.reporting.progress import INTERVAL_S
@@ -96,7 +97,7 @@ class SetResult(Sequence[TunedProblem]):
         self._rows, self.folder = tuple(rows), folder
         self._space: Space | None = getattr(workload, "space", None)
         self._by_key = {row.problem.key: row for row in rows}
-        begun = [(row.result.header, row.problem) for row in rows if row.result is not None and row.result.header]
+        begun = [(row.result.header, row.problem) for row in rows if row.result is not None]
         fixed = [(n, v) for header, given in begun[:1] for n, v in header.arguments.items() if n not in given.arguments]
         self._fixed = dict(fixed)
 
@@ -121,15 +122,10 @@ class SetResult(Sequence[TunedProblem]):
 
         Raises `UsageError` where `path` cannot be written.
         """
-        from atune.journal.writer import write_output
-
         write_output(os.fspath(path), set_page(self, self.folder).encode())
 
     def __len__(self) -> int:
         return len(self._rows)
-
-    def __iter__(self) -> Iterator[TunedProblem]:
-        return iter(self._rows)
 
     def __getitem__(self, index: Any) -> Any:
         if not isinstance(index, Mapping):
@@ -208,8 +204,7 @@ async def tune_set(
         `Problems`, or a list of dictionaries.
     {options}
     """
-    refuse_unknown("tune_set", options, [*SetOptions.__annotations__])
-    given: dict[str, Any] = dict(options)
+    given = named("tune_set", options, SetOptions)
     folder, symbolic = given.pop("journal", None), given.pop("symbolic", None)
     completed("tune_set", given)
     checked("tune_set", {"journal": folder, "symbolic": symbolic}, SetOptions)

@@ -39,6 +39,7 @@ from atune.model.candidate import ADVISED, Advice
 from atune.model.device import DeviceInfo, Target, device_names
 from atune.model.options import documents
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.reporting.progress import Progress
 from atune.workers.local.machine import LocalMachine, Shared
 from atune.workers.processes.messages import Discovery
 from atune.workers.processes.server import refuse_in_worker
@@ -265,8 +266,6 @@ class Tuner:
         try:
             with self._listeners.ending():
                 if self._progress:
-                    from atune.reporting.progress import Progress
-
                     with Progress(budget=self._settings.budget, since=time.time(), seldom=self._seldom) as progress:
                         await self._record((self._listeners, progress.on_event))
                 else:
@@ -277,13 +276,10 @@ class Tuner:
             made = await anyio.to_thread.run_sync(making)  # there may be very many candidates
             self._result = winning(made)
             self._result.cache_hit = recalled
-        except OSError as error:
-            self._error = error if error is self._listeners.raised else of_the_machine(error)
-        except Exception as error:
-            self._error = error
         except BaseException as error:
-            self._error = self._listeners.raised
-            if error is not self._error:
+            heard = error is self._listeners.raised
+            self._error = of_the_machine(error) if isinstance(error, OSError) and not heard else error
+            if not (heard or isinstance(error, Exception)):
                 self._error = AtuneError("the run was cancelled; what was measured is in its journal, if it has one")
                 patience_s = 0.3
                 raise

@@ -178,8 +178,7 @@ def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         from atune.reporting.report import report
 
         page, output = report(journal), str(journal.with_suffix(".html"))
-    output = arguments.output or output
-    return write(page.encode(), output, "report  ", arguments)
+    return write(page.encode(), arguments.output or output, "report  ", arguments)
 
 
 def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:

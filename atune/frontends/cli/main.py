@@ -79,13 +79,11 @@ def _run(argv: Sequence[str], *, keep: bool) -> int:
             except OSError:
                 discard(sys.stdout, 1)
             return error.code if isinstance(error.code, int) else USAGE
-        except KeyboardInterrupt:
-            print_message("interrupted", kind="")
-            return INTERRUPTED
         except BrokenPipeError:
             return OK  # the reader of the output left (`… | head`)
-        except Exception as error:
-            if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 wraps what __set_name__ raises
+        except (Exception, KeyboardInterrupt) as error:
+            # Python 3.11 wraps what __set_name__ raises.
+            if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):
                 print_message("interrupted", kind="")
                 return INTERRUPTED
             wanted = "--json" in argv if arguments is None else arguments.json

@@ -31,6 +31,7 @@ from atune.journal.state import State
 from atune.model.device import device_names
 from atune.model.options import checked
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.reporting.log import event_logger
 from atune.workers.storage.result_cache import ResultCache
 from atune.workers.system.terminal import Interrupts
 from atune.workload.pickling import FileRef, parse_file_ref
@@ -52,20 +53,17 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         return _tune_set(workload, Problems(arguments.problems or (), **sizes), budget, arguments, interrupts)
     workload = msgspec.structs.replace(workload, arguments={name: value for name, (value,) in sizes.items()})
     if arguments.dry_run or arguments.compile_only:
-        if arguments.dry_run and arguments.compile_only:
-            raise UsageError("--compile-only: --dry-run compiles nothing: leave one of them out")
-        if arguments.journal is not None:
-            raise UsageError("--journal: --dry-run and --compile-only write no journal: leave one of them out")
-        if arguments.cluster:
-            raise UsageError(
-                "--cluster: --dry-run and --compile-only look at this machine alone: leave one of them out"
-            )
+        refused = {
+            "--compile-only: --dry-run compiles nothing": arguments.dry_run and arguments.compile_only,
+            "--journal: --dry-run and --compile-only write no journal": arguments.journal is not None,
+            "--cluster: --dry-run and --compile-only look at this machine alone": arguments.cluster,
+        }
+        if wrong := [why for why, given in refused.items() if given]:
+            raise UsageError(f"{wrong[0]}: leave one of them out")
         from atune.frontends.cli.preview import compile_only_command, dry_run_command
 
-        options = _options(arguments, budget, "")
-        if arguments.dry_run:
-            return dry_run_command(workload, options, arguments)
-        return compile_only_command(workload, options, arguments)
+        command = dry_run_command if arguments.dry_run else compile_only_command
+        return command(workload, _options(arguments, budget, ""), arguments)
     return _tune_once(workload, budget, arguments, interrupts)
 
 
@@ -122,7 +120,7 @@ def drive(
     call: Callable[..., Awaitable[Result]], journal: str, arguments: argparse.Namespace, interrupts: Interrupts
 ) -> int:
     """Await `call` of a run with what the screen needs, and print the outcome. Returns the exit status."""
-    state, since, log = State(), time.time(), _log(arguments)
+    state, since, log = State(), time.time(), event_logger() if arguments.verbose else None
 
     def on_event(event: Event) -> None:
         state.apply(event)
@@ -161,15 +159,6 @@ def drive(
         return status
 
 
-def _log(arguments: argparse.Namespace) -> Callable[[Event], None] | None:
-    """Return what logs each event on stderr, where that is asked for."""
-    if not arguments.verbose:
-        return None
-    from atune.reporting.log import event_logger
-
-    return event_logger()
-
-
 async def interruptible(call: Callable[[], Awaitable[Any]], interrupts: Interrupts) -> Any:
     """Return what `call` returned or raised. Returns None if a signal cancelled it; its clean-up has then ended."""
     ended: Any = None
@@ -198,7 +187,8 @@ def drive_set(
     """Await `call` of a set with what the screen needs, and print the outcome. Returns the exit status."""
     from atune.frontends.api.tune_set import read_set
 
-    shown = partial(call, on_event=_log(arguments), progress=not (arguments.quiet or arguments.verbose))
+    log = event_logger() if arguments.verbose else None
+    shown = partial(call, on_event=log, progress=not (arguments.quiet or arguments.verbose))
     with interrupts.counted():
         ended = anyio.run(interruptible, shown, interrupts, backend="asyncio")
     if (ended is None or isinstance(ended, NoWinner)) and arguments.json:
