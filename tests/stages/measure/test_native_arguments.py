@@ -23,7 +23,7 @@ FEW = BenchmarkSettings(n_repeat=3, n_final=0)
 HERE: dict[str, Any] = {"target": "c", "cache": False, "tuning": "quick"}
 
 
-def negated(kind: str = "int32") -> Any:
+def negated(kind: str = "int8") -> Any:
     """B = -A + s, with A and B of any stride."""
 
     @T.prim_func
