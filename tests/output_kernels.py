@@ -137,6 +137,11 @@ def split(parts: int = 1, swapped: bool = False, first: bool = False) -> Any:
     return doubled() if swapped else alone if parts == 1 else before if first else between
 
 
+def split_by_size(size: int, block: int = 1) -> Any:
+    """As `split`, with a workspace for small sizes."""
+    return split(1 if size >= N else 2)
+
+
 def lazy(writes: bool = True) -> Any:
     """B = A, or nothing."""
 

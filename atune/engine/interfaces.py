@@ -22,8 +22,8 @@ class CompileHints(msgspec.Struct, frozen=True):
     resting: int = 0
     """How many workers start nothing new, because measuring devices need their cores."""
     alike: int = 0
-    """After how many equal failures of lowering a run ends in which nothing could be lowered; 0: after none. If the
-    default configuration's failure is among them, two are enough."""
+    """How many equal lowering failures end a run that has lowered nothing; 0: never. Two suffice if the default
+    configuration's failure is among them."""
 
 
 class CompileWorker(Protocol):

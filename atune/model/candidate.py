@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from numbers import Real
 from typing import Any
 
@@ -105,6 +107,27 @@ def as_written(value: Any, depth: int = 0) -> Any:
     if type(value) is dict:
         return {name: as_written(one, depth + 1) for name, one in value.items()}
     return type(value)(as_written(one, depth + 1) for one in value)
+
+
+def written_like(own: Mapping[str, Any], plain: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `plain` arguments of another problem as the kernel gets them: in the types that they were `given` in.
+
+    What was given plain, as a journal has it, gets the types of the first problem's `own` arguments.
+    """
+    same = {n: value for n, value in own.items() if key_of(value) == key_of(plain[n])}
+    written = {n: as_written(value) for n, value in given.items() if forms(value)}
+    return {**{n: _as_form(value, own.get(n)) for n, value in plain.items()}, **same, **written}
+
+
+def _as_form(value: Any, form: Any) -> Any:
+    """Return a plain value in the types of `form`: a list, a named tuple, an enumeration's member."""
+    if isinstance(form, list | tuple) and isinstance(value, tuple) and len(value) == len(form):
+        parts = [_as_form(*pair) for pair in zip(value, form, strict=True)]
+        return type(form)(*parts) if hasattr(form, "_fields") else type(form)(parts)
+    if isinstance(form, enum.Enum) or (isinstance(form, str) and type(form) is not str):  # TileLang's dtypes are texts
+        with suppress(ValueError, TypeError):
+            return type(form)(value)
+    return value
 
 
 def forms(value: Any) -> frozenset[str]:

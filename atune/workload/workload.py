@@ -37,6 +37,7 @@ from atune.model.candidate import (
     over_sizes,
     space_hash,
     with_tuples,
+    written_like,
 )
 from atune.model.options import checked, complete, documents, meant, refuse_unknown
 from atune.model.space import LARGE, Points, Space
@@ -145,8 +146,7 @@ class Workload:
             return self
         other = copy.copy(self)
         other.arguments, other.key, other._first = changed, None, self._first or self
-        same = {n: v for n, v in self.kernel_arguments.items() if key_of(changed[n]) == key_of(self.arguments[n])}
-        other.kernel_arguments = {**changed, **same}
+        other.kernel_arguments = written_like(self.kernel_arguments, changed, arguments)
         vars(other).pop("_points", None)
         computed = {} if over_sizes(changed) else {name: f for name, f in self.amounts.items() if callable(f)}
         amounts = {name: amount(name, each, changed) for name, each in computed.items()}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import math
 import os
 import pickle
 import subprocess
 import sys
+import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,9 +23,12 @@ import atune
 from atune import errors
 from atune.compat.tilelang.environment import TuningFailed
 from atune.errors import AtuneError
+from atune.frontends.api.blocking import in_time
 from atune.model.candidate import distance
+from atune.model.folders import cache_folder_at
 from atune.model.settings import Budget
 
+WORKLOADS = Path(__file__).parents[1] / "workloads.py"
 WAYS: list[Callable[[Any], Any]] = [lambda one: pickle.loads(pickle.dumps(one)), copy.copy, copy.deepcopy]
 
 
@@ -117,3 +123,26 @@ def test_a_bundle_tells_zeros_apart(tmp_path: Path) -> None:
     bundle = atune.bundle.load(tmp_path / "bundle")
     for value in (0.0, -0.0, 0.0):
         assert math.copysign(1, bundle(torch.ones(64), value=value)[0].item()) == math.copysign(1, value)
+
+
+@pytest.mark.anyio
+async def test_a_warning_that_is_an_error_comes_out_of_a_run_whose_journal_was_removed(tmp_path: Path) -> None:
+    def unlink(event: atune.events.Event) -> None:
+        if isinstance(event, atune.events.CandidateMeasured):
+            for path in (tmp_path / "journals").rglob("*.jsonl"):
+                path.unlink()
+
+    with warnings.catch_warnings(), cache_folder_at(tmp_path), pytest.raises(RuntimeWarning, match="was removed while"):
+        warnings.simplefilter("error", RuntimeWarning)
+        await atune.tune(f"{WORKLOADS}:SCALE", target="c", on_event=unlink)
+
+
+def test_functions_of_a_space_are_asked_in_the_thread_that_imports(tmp_path: Path, monkeypatch: Any) -> None:
+    """Another thread would wait for the import if a constraint imported the module that is being imported."""
+    lines = ["import threading", "from atune.frontends.api.blocking import in_time", "def ask():"]
+    lines += ["    import asked_while_imported", "    return threading.get_ident()", "THREAD = in_time(ask)"]
+    (tmp_path / "asked_while_imported.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("asked_while_imported")
+    assert threading.get_ident() == module.THREAD
+    assert in_time(threading.get_ident) != threading.get_ident()

@@ -131,6 +131,12 @@ def test_a_kernel_takes_the_parameters_of_its_configuration_and_makes_its_output
             assert torch.equal(call(*given), 2 * X)
 
 
+def test_another_size_of_a_key_may_have_other_parameters() -> None:
+    X, kernel = drawn(N), decorated(kernels.split_by_size, {"block": [1, 2]}, key=lambda size: "all", out_idx=-1)
+    for size, given in ((N, [X]), (N // 2, [X, drawn(2, N)])):
+        assert torch.equal(kernel(size)(*given), 2 * X)
+
+
 def test_roles_follow_a_winner_of_other_parameters(tmp_path: Path) -> None:
     """In the result, its replay, its bundle and the decorated kernel, where the default has other ones; and in the
     artifact store, where an earlier run named other outputs."""

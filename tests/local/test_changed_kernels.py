@@ -240,7 +240,7 @@ def test_what_cannot_be_compared_is_named_and_not_used(tmp_path: Path, monkeypat
     work = atune.Workload(scale, {"block": [16]}, arguments={"n": 64})
     options = {**OPTIONS, "compile": atune.CompileSettings(flags=("-I", str(tmp_path))), "cached": True}
     atune.run(work, **options)
-    with pytest.warns(RuntimeWarning, match="not used: it does not identify its kernel"):
+    with pytest.warns(RuntimeWarning, match="not used, because its journal does not identify the kernel"):
         assert not atune.run(work, **options).cache_hit
 
 

@@ -650,7 +650,9 @@ def test_of_results_under_one_key_the_newest_of_the_same_kernel_answers(cache: R
     for digest, config in (("old", {"block": 16}), ("new", {"block": 32})):
         found = cache.find(key, None, still(digest))
         assert found is not None and found.config == config
-    with pytest.warns(RuntimeWarning, match="does not identify its kernel: an older atune wrote it"):
+    with pytest.warns(
+        RuntimeWarning, match=r"not used, because its journal does not identify the kernel \(an older atune wrote it"
+    ):
         assert cache.find(key, None, still("")) is None
     assert cache.find(key, None, still("")) is None
 
@@ -720,7 +722,9 @@ def test_a_journal_that_is_removed_in_a_run_costs_a_warning(
         if isinstance(event, CandidateMeasured) and cache.journals.exists():
             shutil.rmtree(cache.journals if what == "its journal" else cache.folder)
 
-    with pytest.warns(RuntimeWarning, match=r"the journal .*\.jsonl was removed while the run wrote it.*result stands"):
+    with pytest.warns(
+        RuntimeWarning, match=r"the journal .*\.jsonl was removed while the run wrote it.*result is valid"
+    ):
         result = atune.run(workload(), target="c", benchmark=QUICK, progress=False, on_event=remove)
     assert result.best_config is not None and result.measured == 2 and cache.runs() == []
 

@@ -18,7 +18,7 @@ from value_kernels import FACTORS, Order, Tile
 import atune
 from atune.compat.tilelang import autotune
 from atune.errors import SpaceError
-from atune.model.candidate import config_key, forms, key_of, normalise
+from atune.model.candidate import config_key, forms, key_of, normalise, written_like
 from atune.model.settings import BenchmarkSettings
 
 FEW = BenchmarkSettings(n_warmup=1, n_repeat=2, n_final=1, n_final_rounds=2)
@@ -142,3 +142,12 @@ def test_one_function_makes_keys_and_takes_what_has_a_plain_form() -> None:
         assert config_key({"a": written}) == config_key({"a": plain})
     assert len({key_of(value) for value in (0.0, -0.0, 0, False, None, "0.0", "")}) == 7
     assert atune.Space(block=np.arange(2)).points({}).place({"block": np.int64(1)}) == 1
+
+
+def test_another_problem_is_written_like_the_first() -> None:
+    """A journal and a set have plain values; the kernel gets lists, named tuples and members all the same."""
+    own = {"shape": [4, 64], "tile": Tile(4, 8), "order": Order.FORWARD, "n": 3}
+    found = written_like(own, {"shape": (8, 64), "tile": (8, 4), "order": 1, "n": 5}, {})
+    assert found == {"shape": [8, 64], "tile": Tile(8, 4), "order": Order.BACKWARD, "n": 5}
+    assert [type(value) for value in found.values()] == [type(value) for value in own.values()]
+    assert written_like(own, {**own, "shape": (1, 2)}, {"shape": [1, 2]})["shape"] == [1, 2]

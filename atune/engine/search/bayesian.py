@@ -122,7 +122,7 @@ class Bayesian:
         self._reasons = dict[int, str]()
         """Why they failed; empty for those that were measured."""
         self._left, self._near = np.full(len(self.indices), True), np.zeros(len(self.indices), dtype=np.int32)
-        """Which were not asked for, and to how many that failed to lower each is a neighbour."""
+        """Which candidates were not asked for, and how many neighbours of each failed to lower."""
         self._shunned: NDArray[np.bool_] | None = None
         """Those that come last; None where outcomes came since they were found."""
         self._seen, self._most = 0, 0

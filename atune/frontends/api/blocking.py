@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from types import FrameType
 from typing import Any, TypeVar
 
 import anyio.from_thread
@@ -87,11 +88,22 @@ def winning(result: Result) -> TuneResult:
 T = TypeVar("T")
 
 
+def importing() -> bool:
+    """Tell whether this thread is in an import, for which another thread may wait, and this one for that."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    return frame is not None
+
+
 def in_time(work: Callable[[], T]) -> T:
-    """Return the answer of `work`, in another thread, which asks functions of a space.
+    """Run `work`, which calls functions of a space, in another thread, and return its answer.
 
     Raises `SpaceError` where one of them hangs: a thread that runs Python's code is ended, another is left behind.
+    During an import there is no other thread, and no deadline.
     """
+    if importing():
+        return work()
     future, context = concurrent.futures.Future[T](), contextvars.copy_context()
 
     def run() -> None:

@@ -23,7 +23,7 @@ from atune.frontends.api.tuner import discover, engine_settings, tune_apart
 from atune.journal.events import CandidateAliased, CandidateLowered, CandidateProposed, Event, RunStarted
 from atune.journal.result import TuneResult
 from atune.model.artifact import StaticFacts
-from atune.model.candidate import BASELINE, Config, config_key
+from atune.model.candidate import BASELINE, Config, config_key, key_of
 from atune.version import installed_versions
 from atune.workers.processes.server import refuse_in_worker
 from atune.workers.storage.result_cache import Known, ResultCache
@@ -43,6 +43,7 @@ class CachedWork:
     def __init__(self, workload: Workload, **options: Any) -> None:
         given = completed("tune", options)
         self.workload, self.options = workload, options
+        self._digests = dict[bytes, str]()
         self.settings = engine_settings(given)
         self.spec: WorkloadSpec = in_time(lambda: describe(workload, seed=self.settings.seed))
         self.target, self.devices = discover(given["target"], given["devices"])
@@ -55,11 +56,15 @@ class CachedWork:
     def digest(self, arguments: Any, config: Config) -> str:
         """Return the `Lowered.ir_digest` of a configuration; empty if it cannot be elaborated, as a tuning will say."""
         lowering, given = importlib.import_module("atune.stages.compile.lowering"), self.settings.compile
-        with suppress(Exception):
-            work = self.workload.at(dict(arguments))
-            written = work.as_written(config)
-            return str(lowering.digest_here(work.kernel, work.kernel_arguments, written, self.target, given))
-        return ""
+        asked = key_of([arguments, config])
+        if asked not in self._digests:  # once: the index is looked into twice, the second time under its lock
+            self._digests[asked] = ""
+            with suppress(Exception):
+                work = self.workload.at(dict(arguments))
+                written = work.as_written(config)
+                found = lowering.digest_here(work.kernel, work.kernel_arguments, written, self.target, given)
+                self._digests[asked] = str(found)
+        return self._digests[asked]
 
     @cached_property
     def key(self) -> ResultKey:

@@ -85,9 +85,10 @@ async def picked(workload: Workload | FileRef | str, n: int, device: DeviceInfo 
     fit = {} if figures is None else {i: one for i, one in survey.facts.items() if can_run(one, figures)}
     unknown = 0 if figures is None else len(candidates) - len(survey.facts) - len(survey.failures)
     if unknown and not fit:
+        others = ", and the others cannot run" if unknown < len(candidates) else ""
         raise UsageError(
-            f"in {limit_s:.0f} s the kernel function gave no answer for {unknown} of {len(candidates)} candidates, "
-            "and none of the others can run: see whether it hangs. A tuning waits for compile_timeout_s each"
+            f"in {limit_s:.0f} s the kernel function gave no answer for {unknown} of {len(candidates)} candidates"
+            f"{others}: check whether it hangs. A tuning would wait compile_timeout_s for each of them"
         )
     if figures is not None and not fit:
         failed = next((one.message for one in survey.failures.values()), "by shared memory, threads and registers")

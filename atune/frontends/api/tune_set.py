@@ -278,9 +278,10 @@ class _SetRun:
                 return await self._all()
         except BaseException as error:
             begun = [path for path in self._journals if path.exists()]
-            if not had and isinstance(error, UsageError) and not any(replay(path).measured for path in begun):
-                for path in begun:
-                    ResultCache().discard(path)
+            with suppress(AtuneError, OSError):  # the first error counts
+                if not had and isinstance(error, UsageError) and not any(replay(path).measured for path in begun):
+                    for path in begun:
+                        ResultCache().discard(path)
             if not had or isinstance(error, AtuneError):
                 with suppress(OSError, UsageError):  # a full disk costs only that
                     forget_added(self._folder, had)

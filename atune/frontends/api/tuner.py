@@ -6,14 +6,13 @@ import importlib
 import inspect
 import os
 import shlex
-import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Unpack
 
 import anyio
@@ -27,7 +26,7 @@ from atune.engine.run_state import Listener, Listeners, Recorder, opened_aside
 from atune.engine.search.strategies import check_given
 from atune.engine.start import CacheUse, EngineSettings, Recall, check_parts
 from atune.errors import AtuneError, UsageError, name_and_message, warn_caller
-from atune.frontends.api.blocking import of_the_machine, run_blocking, unwrapped, winning
+from atune.frontends.api.blocking import importing, of_the_machine, run_blocking, unwrapped, winning
 from atune.frontends.api.options import TuneOptions, completed, named
 from atune.frontends.api.warm_start import adviser, recaller
 from atune.journal.events import Event, RunInterrupted, Warned
@@ -299,12 +298,16 @@ class Tuner:
                 if (useless and not is_set(path.parent)) or not path.exists():  # it got no event
                     if made is not None:
                         what = f"the journal {path} was removed while the run wrote it, or could not be written"
-                        warn_caller(f"{what}: the result stands, and is kept nowhere", RuntimeWarning)
+                        warn_caller(f"{what}: the result is valid, but it is not saved", RuntimeWarning)
                     await anyio.to_thread.run_sync(cache.discard, path, abandon_on_cancel=True)
                 elif state is not None and state.header:
                     await anyio.to_thread.run_sync(cache.add, path, state, made, abandon_on_cancel=True)
             except Exception as error:  # which costs the row, and not the run
-                warn_caller(f"the run is not in the result cache: {name_and_message(error)}", RuntimeWarning)
+                if isinstance(error, Warning):  # the program makes errors of warnings
+                    self._error = self._error or error
+                else:
+                    with suppress(Warning):
+                        warn_caller(f"the run is not in the result cache: {name_and_message(error)}", RuntimeWarning)
 
     async def _record(self, listeners: tuple[Listener, ...]) -> None:
         journal: Journal | None = None
@@ -440,15 +443,7 @@ async def tune_apart(
 
 async def _made(workload: Workload | FileRef | str | None, given: dict[str, Any]) -> Tuner:
     make = partial(Tuner, workload, **given)  # fingerprints and pickles the workload, which may be large
-    return make() if _importing() else await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
-
-
-def _importing() -> bool:
-    """Tell whether this thread is in an import. A thread that pickles would wait for it, and this one for that."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
-        frame = frame.f_back
-    return frame is not None
+    return make() if importing() else await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
 
 
 async def _finished(tuner: Tuner) -> TuneResult:

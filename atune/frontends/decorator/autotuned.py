@@ -112,12 +112,13 @@ def load_kernel(call: Call, winner: Winner | None = None, artifact: Artifact | N
 
 
 def _roles(call: Call, winner: Winner | None) -> Roles:
-    """Return the roles of the kernel's parameters: as it was tuned, where that is known.
+    """Return the roles of the kernel's parameters: as it was tuned, if that is known and its parameters are the same.
 
     An eager kernel's tensors are given by each call, outputs included.
     """
-    if winner is not None and winner.roles is not None:
-        found = winner.roles
+    tuned = None if winner is None else winner.roles
+    if tuned is not None and call.eager:
+        found = tuned
     else:
         given, config = call.options.workload, {} if winner is None else call.as_given(winner.config)
         named, stage = outputs_named(call.kernel, given.get("out_idx")), call.owner.frontend
@@ -125,6 +126,12 @@ def _roles(call: Call, winner: Winner | None) -> Roles:
         kept = given.get("zero") or (), given.get("restore") or ()
         roles = [stage.roles_of(function, named, *kept) for function in each if function is not None]
         found = fitting(roles[0], roles[-1]) if roles else Roles()  # the compile of neither says why
+        if tuned is not None and len(tuned.outputs) == len(found.outputs):
+            # The tuned ones are of the best, at the size that was tuned: others may have a parameter more.
+            moved = sorted(tuned.outputs) != sorted(found.outputs)
+            found = msgspec.structs.replace(found, set_up=tuned.set_up) if moved else tuned
+        elif tuned is not None:
+            found = tuned
     return found.where_given(range(len(call.names)))
 
 
@@ -172,11 +179,11 @@ class TunedKernel(TunableKernel):
         return {(key, problem): winner for key, found in known for problem, winner in found}
 
     def by_value(self) -> tuple[Any, ...]:
-        """Return what makes it again elsewhere, as ``__reduce__`` does, for who cannot import its module."""
+        """Return what rebuilds the kernel where its module cannot be imported, in the form of ``__reduce__``."""
         raise NotImplementedError
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Return its name, as functions do; of a script's kernel, with what it is where that name is unknown."""
+        """Return its name, as functions do. A script's kernel also carries what rebuilds it elsewhere."""
         module, name = self.__module__, str(getattr(self, "__qualname__", self.__name__))
         if module != "__main__" and getattr(sys.modules.get(module), name, None) is self:
             return name

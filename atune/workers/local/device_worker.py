@@ -120,7 +120,7 @@ class LocalDeviceWorker:
         self._right: MeasureJob | None = None
         """A candidate that was measured."""
         self._accused = 0
-        """How many others failed where that one was right again."""
+        """How many candidates have failed since then while that one, run again, was still right."""
         self._standing: dict[str, int | str] = {}
         """What the process has, where no candidate has left anything behind."""
         self._leaving = 0

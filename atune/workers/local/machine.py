@@ -128,8 +128,8 @@ class LocalMachine:
         self.service.wake = wake
         with run_folder() as self.run_dir, ExitStack() as self._ended:
             if os.statvfs(self.run_dir).f_flag & os.ST_NOEXEC:
-                why = f"TMPDIR, {tempfile.gettempdir()}, is mounted noexec: libraries are loaded from memory"
-                warn(f"{why}; where that is forbidden too, set TMPDIR to a folder on another file system")
+                why = f"TMPDIR ({tempfile.gettempdir()}) is mounted noexec, so libraries are loaded from memory"
+                warn(f"{why}. If they fail to load, set TMPDIR to a folder on another file system")
             own = shared_processes(lambda message: self.workers.warn(message))
             async with nullcontext(self.shared) if self.shared else own as shared, background() as tasks:
                 self.server = shared.server

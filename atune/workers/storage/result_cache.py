@@ -318,8 +318,10 @@ class ResultCache:
             self._refused.add(other.path)
             why = "something that the kernel uses, such as a helper or an environment variable, has changed since"
             if not other.ir_digest:
-                why = "it does not identify its kernel: an older atune wrote it, or the kernel includes files of yours"
-            _warn(f"the result of {key.kernel} in {other.path} is not used: {why}")
+                why = (
+                    "its journal does not identify the kernel (an older atune wrote it, or it includes files of yours)"
+                )
+            _warn(f"the result of {key.kernel} in {other.path} is not used, because {why}")
         return None
 
     def _stands(self, run: IndexedRun) -> bool:
