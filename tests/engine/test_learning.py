@@ -57,7 +57,7 @@ async def test_a_strategy_of_the_users_own_is_asked_ahead_what_fills_a_group_and
     script = {"code_key": lambda c: "same" if c["tile"] == 16 and c["stages"] == 4 else str(c), "fails": {3: "timeout"}}
     await tune(machine=fake(3, **script), strategy=own)
     assert own.asked == list(range(50)) and sorted(own.outcomes) == own.asked
-    assert own.most == 16
+    assert 3 < own.most <= 16  # more than there are workers; how many, depends on when a thread has told
     assert (
         own.outcomes[3] == (None, "timeout")
         and own.outcomes[9] == (None, "duplicate")
