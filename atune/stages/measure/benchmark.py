@@ -233,8 +233,9 @@ def _measured(job: MeasureJob) -> Measurement | Failure:
         if _spares_memory():
             return _measured(job)
         _release()
-        if (limit := session().memory_bytes) is None:
-            result = msgspec.structs.replace(result, doubt=_others())
+        limit, others = session().memory_bytes, _others()
+        if limit is None or others:
+            result = msgspec.structs.replace(result, doubt=others)
         else:
             message = f"memory_limit allows {limit >> 20} MiB in this process: {result.message}"
             result = msgspec.structs.replace(result, message=message)
