@@ -18,6 +18,10 @@ from atune.stages.measure import timer
 from atune.stages.measure.timer import CudaTimer, Timed
 
 
+class Handle(str):
+    cuda_stream = 7
+
+
 class Cuda:
     """As much of `torch.cuda` as the timers use; `log` has what was queued, with the stream that was current then."""
 
@@ -42,9 +46,9 @@ class Cuda:
         self.queue("launch")
         self.synchronize()
 
-    def Stream(self) -> str:
+    def Stream(self) -> Handle:
         self.streams += 1
-        return f"stream {self.streams}"
+        return Handle(f"stream {self.streams}")
 
     def set_stream(self, stream: str) -> None:
         self.current = stream
