@@ -115,8 +115,8 @@ def test_an_exit_in_a_set_ends_the_set_and_keeps_its_folder(option: str, tmp_pat
     class Log(logging.LoggerAdapter[Any]):
         bind = debug = warning = lambda *_, **__: None
 
-        def info(self, event: object, *_: object, **__: object) -> None:
-            if event == "run_started":
+        def info(self, event: object, *_: object, run: str = "", **__: object) -> None:
+            if event == "run_started" and run == "s/0000":
                 raise SystemExit(3)
 
     given: Any = {"on_event": Raising(SystemExit(3), RunStarted), "log": Log(logging.getLogger())}
