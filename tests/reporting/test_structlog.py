@@ -5,19 +5,15 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator, MutableMapping
-from functools import partial
-from pathlib import Path
+from collections.abc import MutableMapping
 from typing import Any, get_args
 
-import anyio
 import msgspec
 import pytest
 import structlog
 from drop_in_tuners import BLOCKS, cpu_tuner
 from event_streams import Stream
 from guide_kernels import scaled
-from structlog.testing import LogCapture
 
 import atune
 from atune.errors import UsageError
@@ -32,31 +28,26 @@ def as_json(logger: object, method: str, fields: MutableMapping[str, Any]) -> by
     return msgspec.json.encode(fields)
 
 
-def capturing(wrapper: Any = structlog.BoundLogger) -> tuple[Any, list[MutableMapping[str, Any]]]:
-    capture = LogCapture()
-    return structlog.wrap_logger(None, processors=[capture], wrapper_class=wrapper), capture.entries
-
-
-async def test_a_run_is_logged_with_the_fields_of_its_events() -> None:
+async def test_a_run_is_logged_with_the_fields_of_its_events(configured: list[Any]) -> None:
     """One entry an event, in their order, with what the logger was bound to. Debug entries alone have the samples."""
-    log, all_entries = capturing()
     events: list[atune.events.Event] = []
     machine = FakeMachine(5, Script(fails={2: "compile"}))
-    result = await atune.tune(machine=machine, log=log.bind(job=7), on_event=events.append)
-    entries = [entry for entry in all_entries if not entry["event"].endswith("_details")]
+    result = await atune.tune(machine=machine, log=structlog.get_logger(job=7), on_event=events.append)
+    entries = [entry for entry in configured if not entry["event"].endswith("_details")]
     tags = [str(type(event).__struct_config__.tag) for event in events]
     assert [(e["event"], e["seq"], e["job"]) for e in entries] == [(t, n, 7) for n, t in enumerate(tags)]
     levels = {entry["event"]: entry["log_level"] for entry in entries}
     assert levels["candidate_proposed"] == "debug" and levels["candidate_measured"] == "info"
     assert levels["build_failed"] == "warning"
     for entry in entries:
-        if entry["event"] == "candidate_measured":
-            assert entry["latency_ms"] and isinstance(entry["device"], str)
         if "index" in entry:
             assert entry["config"] == result.records[entry["index"]].config
-    with_samples = {entry["event"] for entry in all_entries if "samples_us" in str(entry)}
+    timed = {entry["event"] for entry in entries if {"config", "latency_ms", "spread"} <= entry.keys()}
+    assert timed == {"candidate_measured", "best_changed", "final_ordered", "run_finished"}
+    assert (entries[-1]["config"], entries[-1]["latency_ms"]) == (result.best_config, result.latency_ms)
+    with_samples = {entry["event"] for entry in configured if "samples_us" in str(entry)}
     assert with_samples == {f"{name}_details" for name in ("reference_measured", "candidate_measured", "final_ordered")}
-    assert {entry["log_level"] for entry in all_entries if entry["event"] in with_samples} == {"debug"}
+    assert {entry["log_level"] for entry in configured if entry["event"] in with_samples} == {"debug"}
 
 
 async def test_msgspec_renders_each_entry() -> None:
@@ -73,35 +64,7 @@ async def test_msgspec_renders_each_entry() -> None:
     assert all(line["time"].endswith("+00:00") for line in lines)
 
 
-@pytest.fixture
-def configured() -> Iterator[list[MutableMapping[str, Any]]]:
-    """The entries of the program's own structlog."""
-    capture = LogCapture()
-    structlog.configure(processors=[capture])
-    yield capture.entries
-    structlog.reset_defaults()
-
-
-async def test_two_runs_on_the_programs_own_structlog_can_be_told_apart(
-    configured: list[MutableMapping[str, Any]], tmp_path: Path
-) -> None:
-    """Nobody asked for it with `log=`, and False asks for none."""
-    async with anyio.create_task_group() as tasks:
-        for name in ("one", "two"):
-            tune = partial(atune.tune, machine=FakeMachine(4), journal=tmp_path / f"{name}.jsonl")
-            tasks.start_soon(tune)
-    for name in ("one", "two"):
-        mine = [entry["event"] for entry in configured if entry["run"] == name]
-        assert (mine[0], mine[-1], mine.count("candidate_measured")) == ("run_started", "run_finished", 4)
-    assert {entry["workload"] for entry in configured} == {"fake"}
-    configured.clear()
-    await atune.tune(machine=FakeMachine(4), log=False)
-    assert not configured
-
-
-def test_a_decorated_kernel_and_the_drop_in_are_in_the_programs_own_structlog_too(
-    configured: list[MutableMapping[str, Any]],
-) -> None:
+def test_decorated_kernels_and_the_drop_in_are_in_the_programs_own_structlog(configured: list[Any]) -> None:
     atune.autotune(space=BLOCKS, target="c", out_idx=-1, tuning="quick")(scaled)(80)
     cpu_tuner(n=96).run()
     assert [entry["workload"] for entry in configured if entry["event"] == "run_finished"] == ["scaled", "scaled"]
