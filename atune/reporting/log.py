@@ -27,8 +27,8 @@ DETAILS = frozenset({
     "space_surveyed",
 })  # fmt: skip
 """Events that are logged as warnings, and those of debugging; the rest is info."""
-LONG = ("timing", "entries", "reference", "kernel")
-"""Fields with all samples, and that of the winner's library: debug entries alone have these."""
+LONG, SAME = ("timing", "entries", "reference", "kernel"), ("run", "workload", "seq", "time", "index", "config")
+"""Fields with all samples, and that of the winner's library, in debug entries of their own; what these share."""
 HIDDEN = ("seq", "mono", "detail")
 """Fields that the log for people leaves out."""
 
@@ -75,7 +75,7 @@ def event_log(log: Log | None) -> LogEvent:
         brief = {field: value for field, value in fields.items() if field not in LONG}
         try:
             if len(brief) < len(fields):
-                write("debug", f"{name}_details", fields)
+                write("debug", f"{name}_details", {field: fields[field] for field in SAME + LONG if field in fields})
             write("warning" if name in WARNINGS else "debug" if name in DETAILS else "info", name, brief)
         except Exception as error:
             if not unasked:

@@ -70,8 +70,7 @@ async def test_c2_a_stuck_device_holds_the_compilers_back() -> None:
     result = await atune.tune(machine=machine, on_event=listen)
     [(lowered, built)] = seen
     waiting = ARTIFACTS_PER_DEVICE + 1 + 3 * MAX_GROUP
-    assert ARTIFACTS_PER_DEVICE < built <= waiting
-    assert built <= lowered <= waiting + 3 * MAX_GROUP
+    assert ARTIFACTS_PER_DEVICE < built <= waiting and built <= lowered <= waiting + 3 * MAX_GROUP
     assert result.measured == 599 and result.failed == 1
 
 
