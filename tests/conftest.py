@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import light
 import precompiled
@@ -75,6 +76,16 @@ def with_a_terminal() -> Iterator[None]:
 @pytest.fixture(params=["asyncio"])  # with trio, too: tests/processes, tests/journal and test_engine
 def anyio_backend(request: pytest.FixtureRequest) -> object:
     return request.param
+
+
+@pytest.fixture
+def configured() -> Iterator[list[Any]]:
+    """The entries of the program's own structlog."""
+    import structlog
+
+    structlog.configure(processors=[capture := structlog.testing.LogCapture()])
+    yield capture.entries
+    structlog.reset_defaults()
 
 
 def same_environment() -> None:

@@ -25,11 +25,13 @@ from atune.journal.events import (
     RunResumed,
     RunStarted,
 )
+from atune.journal.state import State
 from atune.journal.writer import Journal
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import config_key
 from atune.model.device import DeviceInfo, Target
 from atune.model.measurement import FinalEntry, Timing
+from atune.reporting.log import event_log
 
 
 def timing(*latencies_ms: float) -> Timing:
@@ -74,6 +76,13 @@ class Stream:
         self.events.append(kind(seq=seq, time=1.7e9 + self.mono, mono=round(self.mono, 6), **fields))
         self.mono += self.step_s
         return self
+
+    def logged(self, log: Any) -> None:
+        """Log all events."""
+        state, write = State(), event_log(log)
+        for event in self.events:
+            state.apply(event)
+            write(event, state, "toy-1.jsonl")
 
     def ready(self, reference_ms: float | None = None) -> Stream:
         self.add(DeviceReady, device=DeviceInfo("cpu", "a CPU"))

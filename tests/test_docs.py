@@ -32,7 +32,7 @@ from atune.model.artifact import FailureKind
 from atune.reporting.summary import summary
 from atune.stages.measure.check import RTOL
 
-README = PAGES[0]
+README, SERVICE = PAGES[0], ROOT / "docs" / "how" / "service.md"
 API, OPTIONS, CONCEPTS, FAILURES, JOURNAL, DECORATOR, CACHE = (
     ROOT / "docs" / f"{name}.md" for name in ("api", "options", "concepts", "failures", "journal", "decorator", "cache")
 )
@@ -65,9 +65,9 @@ EXAMPLES = {
     "service.py": r"answer: 8192\.0\ntuned: \{'block': \d+\}\nanswer: 8192\.0\n",
     "strategy.py": r"3 [\d.]+ (?=.*\n4 [\d.]+ )(?=.*\n2 [\d.]+ ).*\{'block_M': ",
     "watch.py": r"s  engine +RunStarted\n.*s  engine +RunFinished\n",
-    "logged.py": "nightly",
     "debug.py": "the reference's: True",
     "dynamic.py": r"True\n",
+    "logs.py": "run_finished",
     "ranks.py": r"(?=.*rank 0: (\w{64})).*rank 1: \1",
 }
 """The files of the pages, and what each prints."""
@@ -127,14 +127,12 @@ def test_the_example_with_events_runs(printed: dict[str, str]) -> None:
     assert "candidates 5: 4 measured" in output
 
 
-def test_the_example_with_structlog_writes_json(printed: dict[str, str]) -> None:
-    """A line for each event from info on, with what the logger was bound to; steps of single candidates are debug."""
-    entries = [json.loads(line) for line in printed["logged.py"].splitlines()]
-    assert [entries[0]["event"], entries[-2]["event"], entries[-1]["event"]] == ["run_started", "run_finished", "tuned"]
-    assert all(entry["job"] == "nightly" and entry["level"] in ("info", "warning") for entry in entries)
-    measured = [entry for entry in entries if entry["event"] == "candidate_measured"]
-    assert len(measured) == 4 and all(entry["timing"]["samples_us"] for entry in measured)
-    assert not any(entry["event"] == "candidate_proposed" for entry in entries)
+def test_the_log_of_the_web_service_is_as_shown(printed: dict[str, str]) -> None:
+    """But for the figures. It has each event from info on, and no debug entry of single candidates."""
+    [shown] = re.findall("```text\n(info .*?)```", SERVICE.read_text(), re.DOTALL)
+    found, wanted = (re.sub(r"[\d.]+(e-\d+)?", "0", text).splitlines() for text in (printed["logs.py"], shown))
+    assert set(wanted) <= set(found) and len({line.split()[2] for line in found if "_" in line}) == 1
+    assert not {"candidate_proposed", "candidate_measured_details"} & set(printed["logs.py"].split())
 
 
 def test_every_python_block_is_run() -> None:

@@ -299,7 +299,7 @@ class BenchmarkStage:
                     self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=reason)
             else:
                 took = round(self.run.recorder.elapsed_s - began, 4)
-                self.emit(DeviceReady, worker=worker.name, start_s=took, device=started.device)
+                self.emit(DeviceReady, worker=worker.name, start_s=took, device=started.device, stream=started.stream)
                 return True
         return False
 

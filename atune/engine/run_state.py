@@ -21,7 +21,7 @@ from atune.journal.state import State
 from atune.journal.writer import Journal
 from atune.model.artifact import Artifact, Lowered, Roles
 from atune.model.device import DeviceLimits
-from atune.reporting.log import EventLog, event_log
+from atune.reporting.log import Log, event_log
 from atune.workload.workload import WorkloadSpec
 
 
@@ -84,14 +84,20 @@ class Listeners:
     """Calls the caller's `functions` with each event. What one raises ends the run: it cancels the block of `ending`,
     which raises it."""
 
-    def __init__(self, on_event: Listener | None, log: EventLog | None) -> None:
-        self.functions = ([] if on_event is None else [on_event]) + ([] if log is None else [event_log(log)])
+    def __init__(self, on_event: Listener | None, log: Log | None) -> None:
+        self.functions = [event_log(log)]
+        if on_event is not None:
+            self.functions.insert(0, lambda event, *_: on_event(event))
+        self.asked = on_event is not None or bool(log)
+        """Whether the caller gave some."""
+        self.of: tuple[Any, str] = None, ""
+        """The state of the next event's run, and the name of its journal."""
         self.raised: BaseException | None = None
 
     def __call__(self, event: Event) -> None:
         for function in list(self.functions):
             try:
-                function(event)
+                function(event, *self.of)
             except BaseException as raised:
                 self.functions.remove(function)
                 error, why = raised, f"a listener of events raised {name_and_message(raised)}".removesuffix(": ")

@@ -199,11 +199,14 @@ class CompileRepeated(Event, frozen=True, kw_only=True, tag="compile_repeated"):
 class DeviceReady(Event, frozen=True, kw_only=True, tag="device_ready"):
     """A device can measure. `device`: what it is.
 
-    `start_s`: seconds that took; after a loss with its inputs made and its reference run.
+    `start_s`: seconds that took; after a loss with its inputs made and its reference run. `stream`: the handle of the
+    CUDA stream on which its process makes inputs, launches and times; 0 on the CPU. Only calls that wait for the device
+    are timed on the default stream, as the `Timing.method` then says.
     """
 
     device: DeviceInfo
     start_s: Seconds = 0.0
+    stream: Whole = 0
 
 
 class DeviceLost(Event, frozen=True, kw_only=True, tag="device_lost"):

@@ -126,9 +126,10 @@ CompileJob = ElaborateJob | RolesJob | LowerJob | FindJob | BuildJob | CompareJo
 
 
 class Started(msgspec.Struct, frozen=True):
-    """A device whose process is ready."""
+    """A device whose process is ready. `stream`: as in `DeviceReady`."""
 
     device: DeviceInfo
+    stream: int = 0
 
 
 class StartJob(Job[Started], frozen=True):

@@ -1,18 +1,21 @@
-"""Events as log entries through structlog: on a stream, or through the caller's own logger."""
+"""Events as log entries, through structlog or `logging`: on a stream, or through the program's own logger."""
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from inspect import iscoroutinefunction
-from typing import Any, Protocol, TextIO
+from typing import Any, Literal, Protocol, TextIO
 
 import msgspec
 
-from atune.errors import UsageError
-from atune.journal.events import Event
+from atune.errors import UsageError, name_and_message, warn_caller
+from atune.journal.events import BestChanged, Event, FinalOrdered, RunFinished
+from atune.journal.result import record_of, valid_finalists
+from atune.journal.state import State, header_in
 from atune.reporting.screen import Output, shown
 
 WARNINGS = frozenset({
@@ -21,10 +24,13 @@ WARNINGS = frozenset({
 })  # fmt: skip
 DETAILS = frozenset({
     "candidate_proposed", "candidate_lowered", "candidate_pruned", "artifact_built", "benchmark_started",
+    "space_surveyed",
 })  # fmt: skip
 """Events that are logged as warnings, and those of debugging; the rest is info."""
-HIDDEN = ("seq", "mono", "detail", "timing", "entries")
-"""Fields that the log for people leaves out, or has in other words."""
+LONG, SAME = ("timing", "entries", "reference", "kernel"), ("run", "workload", "seq", "time", "index", "config")
+"""Fields with all samples, and that of the winner's library, in debug entries of their own; what these share."""
+HIDDEN = ("seq", "mono", "detail")
+"""Fields that the log for people leaves out."""
 
 
 class EventLog(Protocol):
@@ -37,62 +43,114 @@ class EventLog(Protocol):
     def warning(self, event: str, **fields: Any) -> Any: ...
 
 
-def event_log(log: EventLog) -> Callable[[Event], None]:
-    """Return a function that logs an event through `log`: its name, and its fields as JSON-compatible data.
+Log = EventLog | logging.Logger | logging.LoggerAdapter[Any] | Literal[False]
+"""A logger of structlog or of `logging`; False for none."""
+LogEvent = Callable[[Event, State, str], None]
+"""Logs an event, given the state with it and the name of its journal; empty where there is none."""
 
-    ``time`` is text (ISO 8601, UTC) and ``mono`` is in seconds. The event's class gives the units of other fields.
+
+def event_log(log: Log | None) -> LogEvent:
+    """Return a function that logs events through `log`.
+
+    An entry has the event's name, and its fields as JSON-compatible data. ``time`` is text (ISO 8601, UTC) and ``mono``
+    is in seconds. The event's class gives the units of other fields. Each entry has ``run`` and ``workload`` too, and
+    that of a candidate its ``config``. Where a candidate was measured, is the best so far, or wins, the entry has its
+    ``latency_ms`` and ``spread``. The samples are in a debug entry, whose name ends with ``_details``.
+
     Losses and failures are warnings, the steps of single candidates are debug, and the rest is info. `log` decides
-    what is shown. Raises `UsageError` if `log` takes no fields, like the loggers of `logging`.
+    what is shown. A record of `logging` has the fields in its message, and as the dict ``record.atune``.
+
+    `log`: None takes the program's structlog if it was configured, and then an entry that fails is only a warning.
+    Raises `UsageError` for what is no logger.
     """
-    with suppress(RuntimeError):  # outside of an event loop, structlog's AsyncBoundLogger shows none of its methods
-        methods = [getattr(log, name, None) for name in ("bind", "debug", "info", "warning")]
-        if not all(map(callable, methods)) or (iscoroutinefunction(methods[-1]) and not hasattr(log, "sync_bl")):
-            raise UsageError(f"log: give a logger of structlog, such as structlog.get_logger(), got {log!r}")
-    return lambda event: _entry(log, event, _data(event))
+    if unasked := log is None:  # structlog is not imported for this
+        configured = getattr(sys.modules.get("structlog"), "is_configured", None)
+        log = sys.modules["structlog"].get_logger("atune") if configured is not None and configured() else False
+    if log is False:
+        return lambda *_: None
+    write = _writer(log)
+
+    def enter(event: Event, state: State, run: str) -> None:
+        name, fields = str(type(event).__struct_config__.tag), _fields(event, state, run)
+        brief = {field: value for field, value in fields.items() if field not in LONG}
+        try:
+            if len(brief) < len(fields):
+                write("debug", f"{name}_details", {field: fields[field] for field in SAME + LONG if field in fields})
+            write("warning" if name in WARNINGS else "debug" if name in DETAILS else "info", name, brief)
+        except Exception as error:
+            if not unasked:
+                raise
+            with suppress(Warning):
+                warn_caller(f"log: an entry is lost: {name_and_message(error)}; log=False: no log", RuntimeWarning)
+
+    return enter
 
 
-def event_logger(stream: TextIO | None = None) -> Callable[[Event], None]:
-    """Return a function that writes an event as one log entry to `stream` (default: stderr).
+def stream_logger(stream: TextIO | None = None) -> EventLog:
+    """Return a logger that writes its entries to `stream` (default: stderr).
 
-    On a terminal it writes text for people, elsewhere one JSON object a line, in ASCII. Levels and fields are those of
-    `event_log`. Other loggers of the process stay unchanged.
+    On a terminal it writes text for people, elsewhere one JSON object a line, in ASCII. Other loggers of the process
+    stay unchanged.
     """
     import structlog
 
     out: Any = Output(sys.stderr if stream is None else stream)
-    for_people = out.isatty()
-    render: Any = structlog.processors.JSONRenderer()
-    if for_people:
-        render = structlog.dev.ConsoleRenderer(sort_keys=False, timestamp_key="time")
-    logger = structlog.wrap_logger(
+    renderers: list[Any] = [structlog.processors.JSONRenderer()]
+    if out.isatty():
+        renderers = [_shown, structlog.dev.ConsoleRenderer(sort_keys=False, timestamp_key="time")]
+    logger: EventLog = structlog.wrap_logger(
         structlog.PrintLogger(out),
-        processors=[structlog.processors.add_log_level, render],
+        processors=[structlog.processors.add_log_level, *renderers],
         wrapper_class=structlog.BoundLogger,
         context_class=dict,
         cache_logger_on_first_use=False,
     )
-    return lambda event: _entry(logger, event, _shown(event) if for_people else _data(event))
+    return logger
 
 
-def _entry(log: Any, event: Event, fields: dict[str, Any]) -> None:
-    name = str(type(event).__struct_config__.tag)
-    plain = log.sync_bl if iscoroutinefunction(log.info) else log  # the one inside of an AsyncBoundLogger
-    write = plain.warning if name in WARNINGS else plain.debug if name in DETAILS else plain.info
-    write(name, **fields)
+def _writer(log: Any) -> Callable[[str, str, dict[str, Any]], None]:
+    """Return a function that writes an entry of a level and a name through `log`. Raises `UsageError`."""
+    if isinstance(log, (logging.Logger, logging.LoggerAdapter)) and not hasattr(log, "bind"):
+        return lambda level, name, fields: getattr(log, level)("%s %s", name, fields, extra={"atune": fields})
+    with suppress(RuntimeError):  # outside of an event loop, structlog's AsyncBoundLogger shows none of its methods
+        methods = [getattr(log, name, None) for name in ("bind", "debug", "info", "warning")]
+        if not all(map(callable, methods)) or (iscoroutinefunction(methods[-1]) and not hasattr(log, "sync_bl")):
+            loggers = "a logger of structlog, such as structlog.get_logger(), or of logging"
+            raise UsageError(f"log: give {loggers}, got {log!r}")
+
+    def write(level: str, name: str, fields: dict[str, Any]) -> None:
+        plain = log.sync_bl if iscoroutinefunction(log.info) else log  # the one inside of an AsyncBoundLogger
+        getattr(plain, level)(name, **fields)
+
+    return write
 
 
-def _data(event: Event) -> dict[str, Any]:
-    """Return every field as data, for a machine."""
-    fields: dict[str, Any] = msgspec.to_builtins(event)
+def _fields(event: Event, state: State, run: str) -> dict[str, Any]:
+    """Return every field as data, for a machine, and what makes the entry one of its run and of a candidate."""
+    header = header_in(state)
+    run = run.removesuffix(".jsonl") or f"{header.workload}-{header.time}"
+    fields: dict[str, Any] = {"run": run, "workload": header.workload, **msgspec.to_builtins(event)}
     del fields["event"]  # structlog adds the name itself
-    return {**fields, "time": datetime.fromtimestamp(event.time, UTC).isoformat(timespec="microseconds")}
+    fields["time"] = datetime.fromtimestamp(event.time, UTC).isoformat(timespec="microseconds")
+    index, timing = getattr(event, "index", None), getattr(event, "timing", None)
+    if isinstance(event, (FinalOrdered, RunFinished)) and state.winner is not None:
+        index = fields["index"] = state.first(state.winner).index
+    if index is not None:
+        fields["config"] = state.entry(index).config
+        if isinstance(event, (BestChanged, FinalOrdered, RunFinished)):
+            final = () if isinstance(event, BestChanged) else valid_finalists(state)
+            timing = record_of(state, state.entry(index), {entry.index: entry.timing for entry in final}).timing
+    return fields if timing is None else fields | {"latency_ms": timing.latency_ms, "spread": timing.spread}
 
 
-def _shown(event: Event) -> dict[str, Any]:
+def _shown(logger: object, method: str, entry: dict[str, Any]) -> dict[str, Any]:
     """Return the fields to show to a person, without samples, details and empty fields."""
-    fields = {name: value for name, value in _data(event).items() if name not in HIDDEN and value not in (None, "", [])}
+    import structlog
+
+    if entry["event"].endswith("_details"):
+        raise structlog.DropEvent
+    fields = {name: value for name, value in entry.items() if name not in HIDDEN and value not in (None, "", [])}
     fields = {name: shown(value) if isinstance(value, str) else value for name, value in fields.items()}
-    fields["time"] = datetime.fromtimestamp(event.time).strftime("%H:%M:%S.%f")[:-3]
-    if (timing := getattr(event, "timing", None)) is not None:
-        fields |= {"latency_ms": f"{timing.latency_ms:.4g}", "spread": f"{timing.spread:.1%}"}
-    return fields
+    fields["time"] = datetime.fromisoformat(entry["time"]).astimezone().strftime("%H:%M:%S.%f")[:-3]
+    forms = {"latency_ms": "{:.4g}", "spread": "{:.1%}"}
+    return fields | {name: form.format(fields[name]) for name, form in forms.items() if name in fields}

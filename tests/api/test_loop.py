@@ -21,7 +21,6 @@ from processes import environment
 
 import atune
 from atune.engine.search.enough import Enough
-from atune.errors import WorkloadError
 from atune.frontends.api import cached_tune, tune_set, warm_start
 from atune.frontends.api.tuner import tune
 from atune.journal import writer
@@ -59,22 +58,6 @@ class LoopGoesOn:
         while not self.begun.is_set():
             await anyio.sleep(0.001)
         self.seen.set()
-
-
-async def test_a_workload_is_pickled_beside_the_loop() -> None:
-    slow = LoopGoesOn()
-
-    class Slow:
-        def __reduce__(self) -> Any:
-            slow.wait()
-            raise TypeError("cannot be pickled")
-
-    part = Slow()
-    workload = Workload(kernel, [{"block": 1}], arguments={"N": 8}, reference=lambda A: part)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(slow.look)
-        with pytest.raises(WorkloadError, match="cannot be pickled"):
-            await tune(workload, target="c")
 
 
 def test_a_module_that_tunes_while_it_is_imported_does_not_wait_for_itself(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ ROOT = Path(atune.__file__).parents[1]
 RIGHT = """
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import structlog
@@ -58,6 +59,7 @@ async def go() -> None:
     async with atune.Tuner(WORKLOAD, compile=compile, benchmark=benchmark) as tuner:
         async for event in tuner.events():
             seen(event)
+    atune.run(WORKLOAD, log=logging.getLogger())
     again: atune.TuneResult = await atune.resume("run.jsonl", budget=40)
     print(config, again, tuned.best_config(64))
 
@@ -68,8 +70,6 @@ print(records, kernels, atune.run_resume("run.jsonl", accept=["versions"]).laten
 """
 
 WRONG = """
-import logging
-
 import atune
 
 WORKLOAD = atune.Workload(print, {"block": [1]})
@@ -82,7 +82,7 @@ async def go() -> None:
 
 atune.run(WORKLOAD, targt="c")  # wrong: targt
 atune.run(WORKLOAD, target=3)  # wrong: target
-atune.run(WORKLOAD, log=logging.getLogger())  # wrong: log
+atune.run(WORKLOAD, log="info")  # wrong: log
 atune.run_resume("run.jsonl", strateggy="random")  # wrong: strateggy
 atune.Tuner(WORKLOAD, budgte=3)  # wrong: budgte
 atune.Workload(print, {"block": [1]}, ref=print)  # wrong: ref

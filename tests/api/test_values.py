@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import re
 from collections.abc import Callable
 from typing import Any
@@ -105,7 +104,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("run", "compile", {"workers": 2}, "compile must be atune.CompileSettings(…), got {'workers': 2}"),
     ("run", "benchmark", atune.CompileSettings(), "benchmark must be atune.BenchmarkSettings(…), got"),
     ("run", "pipeline", "no", "pipeline must be True or False, got 'no'"),
-    ("run", "log", logging.getLogger(), "log: give a logger of structlog, such as structlog.get_logger()"),
+    ("run", "log", "info", "log: give a logger of structlog, such as structlog.get_logger(), or of logging, got"),
     *(("run", "budget", given, f"budget {given!r}: give auto, a number of") for given in ("many", "", 2.5, [1])),
     *(("run", "budget", value, "candidates must be a whole number") for value in (0, True)),
     *(("run", "budget", value, "seconds must be a number > 0.0") for value in ("-5s", "0s")),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -31,11 +30,6 @@ def run(without: str, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", WITHOUT, without, *command], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
-
-
-def test_the_ranges_are_those_of_pyproject() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert sorted(f"{name}{versions}" for name, versions in REQUIRES.items()) == sorted(project["dependencies"])
 
 
 def test_all_missing_packages_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

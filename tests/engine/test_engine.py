@@ -17,8 +17,7 @@ from fake_runs import finish, valley
 from msgspec.structs import replace
 
 from atune.engine.engine import ARTIFACTS_PER_DEVICE
-from atune.engine.scheduler import MAX_GROUP
-from atune.errors import DevicesLost, NoWinner, WorkloadError
+from atune.errors import DevicesLost, NoWinner
 from atune.frontends.api.tuner import Tuner, run, tune
 from atune.journal.events import (
     ArtifactBuilt,
@@ -42,7 +41,6 @@ from atune.journal.events import (
 )
 from atune.journal.reader import read
 from atune.journal.result import Result
-from atune.journal.writer import Journal
 from atune.model.artifact import StaticFacts
 from atune.model.device import DeviceLimits
 from atune.model.settings import BenchmarkSettings, CompileSettings
@@ -83,24 +81,6 @@ async def test_without_the_pipeline_measuring_and_the_reference_wait_for_all_com
     assert len(references) == 2 and all((one.seq < built[0].seq) == pipeline for one in references)
     assert (measuring.seq < built[-1].seq) == pipeline and len(run.measured()) == 200 > ARTIFACTS_PER_DEVICE
     assert (len(built[0].indices) == 2) == pipeline  # small at first: a device waits
-
-
-async def test_a_stuck_device_holds_the_compilers_back() -> None:
-    """While the device does not come back, at most the streams' worth of candidates is lowered and built."""
-    script = Script(hangs={0: "measure"}, lower_s=0.001, library_s=0.001, compile_s=0.001)
-    machine = FakeMachine(600, script, workers=3, default=0)
-    seen: list[tuple[int, int]] = []
-
-    def listen(event: Event) -> None:
-        if isinstance(event, BenchmarkFailed):
-            seen.append((len(machine.lowered), sum(map(len, machine.groups))))
-
-    result = await tune(machine=machine, on_event=listen)
-    [(lowered, built)] = seen
-    waiting = ARTIFACTS_PER_DEVICE + 1 + 3 * MAX_GROUP
-    assert ARTIFACTS_PER_DEVICE < built <= waiting
-    assert built <= lowered <= waiting + 3 * MAX_GROUP
-    assert result.measured == 599 and result.failed == 1
 
 
 @pytest.mark.parametrize("bad", [[2], [0, 5], [1, 2, 3, 4, 5]])
@@ -200,13 +180,6 @@ async def test_with_no_device_that_starts_the_run_ends(devices: int, tmp_path: P
         assert len(machine.measured["fake-1"]) == 10 and not machine.measured["fake-0"]
 
 
-async def test_users_functions_that_fail_end_the_run_with_their_message() -> None:
-    machine = FakeMachine(script=Script(prepare_error="Workload w: the reference raised KeyError: 'B'"))
-    with pytest.raises(WorkloadError, match="the reference raised KeyError"):
-        await tune(machine=machine)
-    assert machine.closed == 1
-
-
 async def test_the_final_times_the_best_and_the_default() -> None:
     """The final has the last word, also where it turns the first timings round."""
     script = Script(latency_ms=valley(10), final_ms=lambda c: 0.5 if c["x"] == 11 else 1.0 + abs(c["x"] - 10))
@@ -292,24 +265,6 @@ async def test_leaving_the_tuner_early_cancels_the_run() -> None:
     assert machine.closed == 1 and machine.running == 0 and sum(machine.cancelled.values()) >= 1
 
 
-@pytest.mark.parametrize("moment", [RunStarted, CandidateLowered, ArtifactBuilt, BenchmarkStarted, FinalOrdered])
-async def test_a_cancelled_run_leaves_a_readable_journal_and_nothing_else(moment: type[Event], tmp_path: Path) -> None:
-    """Cancel in each stage: the machine is closed, the journal ends with the interruption and is free again."""
-    machine = FakeMachine(60, workers=3, devices=2)
-    path = tmp_path / "run.jsonl"
-    with anyio.CancelScope() as scope:
-        await tune(machine=machine, journal=path, on_event=lambda e: scope.cancel() if isinstance(e, moment) else None)
-    assert scope.cancelled_caught
-    assert (machine.opened, machine.closed, machine.running) == (1, 1, 0)
-    events = read(path)
-    assert [e.seq for e in events] == list(range(len(events)))
-    assert isinstance(events[-1], RunInterrupted) and events[-1].reason == "cancelled"
-    assert not any(isinstance(e, RunFinished) for e in events)
-    journal, again = Journal.reopen(path)  # the lock is free
-    journal.close()
-    assert again == events
-
-
 async def test_the_journal_folds_to_the_live_result(tmp_path: Path) -> None:
     script = Script(
         latency_ms=valley(9),
@@ -344,10 +299,6 @@ async def test_a_file_that_is_edited_meanwhile_is_named(tmp_path: Path, edited: 
     result = await tune(machine=FromFile(3), on_event=edit)
     told = (f"{file} was written meanwhile: the run measured what it had loaded",)
     assert tuple(result.warnings) == told * edited
-
-
-async def test_run_inside_a_running_loop() -> None:
-    assert run(machine=FakeMachine(6, Script(latency_ms=valley(2)))).best_config == {"x": 2}
 
 
 def test_run_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ from typing import Any
 import pytest
 import structlog
 from own_strategy import Own as OwnStrategy
-from processes import environment
 
 import atune
 from atune import Problems, Tuner, tune
@@ -115,8 +112,8 @@ def test_an_exit_in_a_set_ends_the_set_and_keeps_its_folder(option: str, tmp_pat
     class Log(logging.LoggerAdapter[Any]):
         bind = debug = warning = lambda *_, **__: None
 
-        def info(self, event: object, *_: object, **__: object) -> None:
-            if event == "run_started":
+        def info(self, event: object, *_: object, run: str = "", **__: object) -> None:
+            if event == "run_started" and run == "s/0000":
                 raise SystemExit(3)
 
     given: Any = {"on_event": Raising(SystemExit(3), RunStarted), "log": Log(logging.getLogger())}
@@ -147,35 +144,20 @@ def test_what_a_strategy_raises_hangs_no_run(method: str, error: BaseException) 
         atune.run(machine=FakeMachine(8), strategy=Bad())
 
 
-ASYNC_LOG = """
-import asyncio, logging, structlog, sys
-import atune
-from atune.testing import FakeMachine
+@pytest.mark.parametrize(("way", "bound"), [("run", {}), ("tune", {}), ("tune", {"a": 1})])
+def test_an_async_logger_of_structlog_logs_all(way: str, bound: dict[str, int], configured: list[Any]) -> None:
+    structlog.configure(wrapper_class=structlog.stdlib.AsyncBoundLogger)
 
-logging.basicConfig(stream=sys.stdout, format="%(message)s", level="INFO")
-structlog.configure(
-    processors=[structlog.processors.JSONRenderer()], wrapper_class=structlog.stdlib.AsyncBoundLogger,
-    logger_factory=structlog.stdlib.LoggerFactory(),
-)
-log = structlog.get_logger(job="nightly")
+    async def main() -> Any:
+        log = structlog.get_logger(job="nightly")
+        return await tune(machine=FakeMachine(4), log=log.bind(**bound) if bound else log)
 
-async def main():
-    return await atune.tune(machine=FakeMachine(4), log=log{bound})
-
-print((atune.run(machine=FakeMachine(4), log=log) if "{way}" == "run" else asyncio.run(main())).measured)
-"""
-
-
-@pytest.mark.parametrize(("way", "bound"), [("run", ""), ("tune", ""), ("tune", ".bind(a=1)")])
-def test_an_async_logger_of_structlog_logs_all(way: str, bound: str) -> None:
-    code = ASYNC_LOG.format(way=way, bound=bound)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], env=environment(), capture_output=True, text=True, timeout=60
-    )
-    lines = done.stdout.splitlines()
-    assert lines[-1:] == ["4"] and done.stderr == "", done.stderr
-    assert any('"event": "run_finished"' in line and '"job": "nightly"' in line for line in lines)
-    assert sum("candidate_measured" in line for line in lines) == 4
+    if way == "run":
+        atune.run(machine=FakeMachine(4), log=structlog.get_logger(job="nightly"))
+    else:
+        asyncio.run(main())
+    assert {entry["job"] for entry in configured} == {"nightly"} and configured[-1]["event"] == "run_finished"
+    assert sum(entry["event"] == "candidate_measured" for entry in configured) == 4
 
 
 def test_other_loggers_whose_methods_are_coroutines_are_refused() -> None:

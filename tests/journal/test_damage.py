@@ -15,8 +15,7 @@ from processes import environment
 
 from atune.errors import JournalError
 from atune.frontends.cli.main import main
-from atune.journal.reader import JournalReader, read, replay
-from atune.journal.result import Result
+from atune.journal.reader import read, replay
 from atune.model.measurement import Timing
 from atune.reporting.export import table
 from atune.reporting.summary import summary
@@ -148,15 +147,6 @@ def test_stored_journals_are_read_for_good(name: str) -> None:
     assert {key: found[key] for key in expected["summary"]} == expected["summary"]
     assert table(result).splitlines() == expected["table"]
     assert expected["kinds"] == sorted({type(event).__name__ for event in read(DATA / name)})
-
-
-def test_replay_is_the_same_byte_for_byte_each_time() -> None:
-    def texts() -> list[str]:
-        command = [sys.executable, "-m", "atune", "replay", str(DATA / "schema-1.jsonl"), "--json", "--table"]
-        return [subprocess.run(command, capture_output=True, text=True, env=environment(), check=True).stdout]
-
-    assert texts() == texts()
-    assert isinstance(Result.from_events(JournalReader(DATA / "schema-1.jsonl")), Result)
 
 
 def test_resuming_at_the_command_line_says_what_it_would_run_before_it_does(

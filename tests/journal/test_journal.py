@@ -35,12 +35,6 @@ def path(tmp_path: Path) -> Path:
     return write(tmp_path / "run.jsonl", EVENTS)
 
 
-def test_events_are_read_back_as_they_were(path: Path) -> None:
-    assert [type(e) for e in read(path)] == [type(e) for e in EVENTS]
-    assert [e.seq for e in read(path)] == list(range(len(EVENTS)))
-    assert read(path)[-1] == EVENTS[-1]
-
-
 def test_the_file_and_the_cache_s_folders_it_needs_are_private(tmp_path: Path) -> None:
     with cache_folder_at(tmp_path / "cache"):
         path = write(tmp_path / "cache" / "journals" / "run.jsonl", EVENTS)

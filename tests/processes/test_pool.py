@@ -99,26 +99,6 @@ def childless() -> bool:
 
 
 @every_loop
-async def test_round_trip(run_dir: str) -> None:
-    big = os.urandom(5_000_000)
-    async with fork_server(run_dir, ["json"]) as server:
-        async with anyio.create_task_group() as tasks:
-            for worker in "abc":
-                worker = await server.spawn(worker)
-                tasks.start_soon(worker.call, "pool_targets:echo", big)
-        assert await worker.call("pool_targets:echo", big) == big
-        assert await worker.call("pool_targets:echo", b"") == b""
-        assert await worker.call("zlib:compress", b"1") != b"1"
-        assert len(server.pids()) == len(in_groups(server.pids())) == 4
-        assert worker.name == "c-2" and worker.alive
-        assert server.process.preload_s is not None
-        groups = server.pids()
-    assert not in_groups(groups) and not server.pids() and not worker.alive
-    with pytest.raises(WorkerError, match="not open"):
-        await server.spawn("late")
-
-
-@every_loop
 async def test_remote_exception_leaves_the_worker_alive(run_dir: str) -> None:
     async with fork_server(run_dir) as server:
         worker = await server.spawn("test")
@@ -263,20 +243,6 @@ async def test_timeout_kills_the_compiler_too(run_dir: str) -> None:
         assert await until(lambda: not in_groups([group]), 0.5)
         assert await until(lambda: not zombies_of(server.pids()[0]), 0.5)
         assert not worker.alive
-
-
-async def test_timeout_has_the_tail_and_beats_the_gil(run_dir: str) -> None:
-    async with fork_server(run_dir) as server:
-        worker = await server.spawn("test")
-        with pytest.raises(WorkerTimeout) as caught:
-            await worker.call("pool_targets:sleep", b"60", timeout_s=0.2)
-        assert "going to sleep" in caught.value.detail
-        worker = await server.spawn("test")
-        group, start = worker.pid, time.monotonic()
-        with pytest.raises(WorkerTimeout):
-            await worker.call("pool_targets:hold_gil", b"", timeout_s=0.3)
-        assert time.monotonic() - start < 0.8
-        assert not in_groups([group])
 
 
 @every_loop

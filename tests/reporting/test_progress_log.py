@@ -16,7 +16,7 @@ from processes import environment
 from atune.journal.events import FinalStarted, RunResumed, Warned
 from atune.model.candidate import shortened
 from atune.model.settings import Budget
-from atune.reporting.log import event_logger
+from atune.reporting.log import stream_logger
 from atune.reporting.progress import Progress
 
 
@@ -197,9 +197,7 @@ def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_log_for_people_is_short_and_has_no_samples() -> None:
     out = Terminal()
-    log = event_logger(out)
-    for event in Stream(total=2).candidate(0, 1.0, 1.1).final({0: [1.0]}).finished().events:
-        log(event)
+    Stream(total=2).candidate(0, 1.0, 1.1).final({0: [1.0]}).finished().logged(stream_logger(out))
     text = out.getvalue()
     assert "candidate_measured" in text and "latency_ms" in text and "samples_us" not in text
 
@@ -210,7 +208,7 @@ def test_the_log_configures_no_ones_logging() -> None:
 import io, logging
 before = (list(logging.root.handlers), logging.root.level, logging.raiseExceptions)
 from event_streams import Stream
-from atune.reporting.log import event_logger
+from atune.reporting.log import stream_logger
 import structlog
 defaults = structlog.get_config()
 
@@ -218,8 +216,7 @@ defaults = structlog.get_config()
 class Terminal(io.StringIO):
     def isatty(self): return True
 for stream in (io.StringIO(), Terminal()):
-    log = event_logger(stream)
-    for event in Stream().candidate(0, 1.0).events: log(event)
+    Stream().candidate(0, 1.0).logged(stream_logger(stream))
 assert not structlog.is_configured()
 assert structlog.get_config() == defaults
 assert (list(logging.root.handlers), logging.root.level, logging.raiseExceptions) == before

@@ -11,13 +11,14 @@ from typing import Any, get_args
 import msgspec
 import pytest
 import structlog
+from drop_in_tuners import BLOCKS, cpu_tuner
 from event_streams import Stream
-from structlog.testing import LogCapture
+from guide_kernels import scaled
 
 import atune
 from atune.errors import UsageError
 from atune.journal.events import AnyEvent, Warned
-from atune.reporting.log import DETAILS, WARNINGS, event_log, event_logger
+from atune.reporting.log import DETAILS, WARNINGS, event_log, stream_logger
 from atune.testing import FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
@@ -27,46 +28,69 @@ def as_json(logger: object, method: str, fields: MutableMapping[str, Any]) -> by
     return msgspec.json.encode(fields)
 
 
-def capturing(wrapper: Any = structlog.BoundLogger) -> tuple[Any, list[MutableMapping[str, Any]]]:
-    capture = LogCapture()
-    return structlog.wrap_logger(None, processors=[capture], wrapper_class=wrapper), capture.entries
-
-
-async def test_a_run_is_logged_with_the_fields_of_its_events() -> None:
-    """One entry an event, in their order, with what the logger was bound to."""
-    log, entries = capturing()
+async def test_a_run_is_logged_with_the_fields_of_its_events(configured: list[Any]) -> None:
+    """One entry an event, in their order, with what the logger was bound to. Debug entries alone have the samples."""
     events: list[atune.events.Event] = []
     machine = FakeMachine(5, Script(fails={2: "compile"}))
-    result = await atune.tune(machine=machine, log=log.bind(job=7), on_event=events.append)
+    result = await atune.tune(machine=machine, log=structlog.get_logger(job=7), on_event=events.append)
+    entries = [entry for entry in configured if not entry["event"].endswith("_details")]
     tags = [str(type(event).__struct_config__.tag) for event in events]
     assert [(e["event"], e["seq"], e["job"]) for e in entries] == [(t, n, 7) for n, t in enumerate(tags)]
-    levels = {entry["event"]: entry["log_level"] for entry in entries}
-    assert levels["candidate_proposed"] == "debug" and levels["candidate_measured"] == "info"
-    assert levels["build_failed"] == "warning"
+    levels = {(entry["event"], entry["log_level"]) for entry in entries}
+    assert levels > {("candidate_proposed", "debug"), ("candidate_measured", "info"), ("build_failed", "warning")}
     for entry in entries:
-        if entry["event"] == "candidate_measured":
-            assert entry["timing"]["samples_us"] and isinstance(entry["device"], str)
-        if entry["event"] == "candidate_proposed":
+        if "index" in entry:
             assert entry["config"] == result.records[entry["index"]].config
+    timed = {entry["event"] for entry in entries if {"config", "latency_ms", "spread"} <= entry.keys()}
+    assert timed == {"candidate_measured", "best_changed", "final_ordered", "run_finished"}
+    assert (entries[-1]["config"], entries[-1]["latency_ms"]) == (result.best_config, result.latency_ms)
+    with_samples = {entry["event"] for entry in configured if "samples_us" in str(entry)}
+    assert with_samples == {f"{name}_details" for name in ("reference_measured", "candidate_measured", "final_ordered")}
+    assert {entry["log_level"] for entry in configured if entry["event"] in with_samples} == {"debug"}
 
 
 async def test_msgspec_renders_each_entry() -> None:
-    """Into bytes, by the caller's own configuration; each event can be read back from its line, but for the time."""
+    """Into bytes, by the caller's own configuration; each event can be read back, but for the time."""
     out = io.BytesIO()
     processors = [structlog.processors.add_log_level, as_json]
     log = structlog.wrap_logger(structlog.BytesLogger(out), processors=processors, wrapper_class=structlog.BoundLogger)
     events: list[atune.events.Event] = []
     await atune.tune(machine=FakeMachine(3), log=log, on_event=events.append)
-    lines = out.getvalue().splitlines()
-    times = {"time": 0.0}
-    decoded = [msgspec.convert(json.loads(line) | times, AnyEvent) for line in lines]
-    assert decoded == [msgspec.structs.replace(event, **times) for event in events]
-    assert all(json.loads(line)["time"].endswith("+00:00") for line in lines)
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    merged: dict[int, Any] = {}
+    for line in lines:
+        merged[line["seq"]] = merged.get(line["seq"], {}) | line | {"time": 0.0}
+    decoded = [msgspec.convert(merged[event.seq], AnyEvent) for event in events]
+    assert decoded == [msgspec.structs.replace(event, time=0.0) for event in events]
+    assert all(line["time"].endswith("+00:00") for line in lines)
 
 
-@pytest.mark.parametrize("what", [logging.getLogger("x"), print, 3, "info"])
+def test_decorated_kernels_and_the_drop_in_are_in_the_programs_own_structlog(configured: list[Any]) -> None:
+    atune.autotune(space=BLOCKS, target="c", out_idx=-1, tuning="quick")(scaled)(80)
+    cpu_tuner(n=96).run()
+    assert [entry["workload"] for entry in configured if entry["event"] == "run_finished"] == ["scaled", "scaled"]
+
+
+async def test_an_entry_that_the_programs_own_structlog_refuses_costs_no_run(configured: object) -> None:
+    def refuse(*_: object) -> Any:
+        raise KeyError("message")
+
+    structlog.configure(processors=[refuse])
+    with pytest.warns(RuntimeWarning, match="log: an entry is lost: KeyError: 'message'"):
+        assert (await atune.tune(machine=FakeMachine(4))).measured == 4
+
+
+async def test_a_logger_of_logging_gets_each_entry_as_text_and_as_data(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "app"):
+        result = await atune.tune(machine=FakeMachine(4), log=logging.getLogger("app"))
+    last: Any = caplog.records[-1]
+    assert (last.levelname, last.atune["config"]) == ("INFO", result.best_config)
+    assert last.getMessage().startswith("run_finished {'run': 'fake-") and "samples_us" not in caplog.text
+
+
+@pytest.mark.parametrize("what", [True, print, 3, "info"])
 def test_what_takes_no_fields_is_refused(what: Any) -> None:
-    with pytest.raises(UsageError, match=r"log: give a logger of structlog, such as structlog\.get_logger\(\), got"):
+    with pytest.raises(UsageError, match=r"log: give a logger of structlog, such as .*, or of logging, got"):
         event_log(what)
     with pytest.raises(UsageError, match="log: give a logger of structlog"):
         atune.autotune(space={"a": [1]}, log=what)
@@ -76,8 +100,8 @@ def test_what_takes_no_fields_is_refused(what: Any) -> None:
 def test_the_command_lines_json_is_ascii_whatever_the_text(text: str) -> None:
     """A stream in another encoding takes it, and readers get the text back."""
     out = io.StringIO()
-    event_logger(out)(Stream().add(Warned, message=text).events[-1])
-    assert out.getvalue().isascii() and json.loads(out.getvalue())["message"] == text
+    Stream().add(Warned, message=text).logged(stream_logger(out))
+    assert out.getvalue().isascii() and json.loads(out.getvalue().splitlines()[1])["message"] == text
 
 
 def test_every_event_can_be_logged() -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from atune.engine.search.interface import Strategy
     from atune.frontends.api.warm_start import Warm
     from atune.journal.events import Event
-    from atune.reporting.log import EventLog
+    from atune.reporting.log import Log
 
 
 StrategyName = Literal["auto", "exhaustive", "random", "prior", "bayesian"]
@@ -122,8 +122,10 @@ class ListenOptions(TypedDict, total=False):
         "journal can be resumed. It gets the events of a resumed run's earlier parts first.",
         check=_listener,
     )]
-    log: Annotated[EventLog | None, Option(
-        "A logger of structlog. Each event becomes an entry with its name and fields: `atune.reporting.log.event_log`.",
+    log: Annotated[Log | None, Option(
+        "A logger of structlog or of `logging`, or False for none. Each event becomes an entry with its name and "
+        "fields, its run and its workload: `atune.reporting.log.event_log`.",
+        unset="the program's structlog, if it was configured",
     )]
     progress: Annotated[bool | None, Option(
         "Show progress on stderr, or in the cell of a notebook. None does so on a terminal and in a notebook, and "
@@ -172,7 +174,7 @@ def progress_every_s(given: Mapping[str, Any]) -> float:
     from atune.reporting.progress import SELDOM_S, is_watched
 
     progress: bool | None = given.get("progress")
-    listened = given.get("on_event") is not None or given.get("log") is not None
+    listened = given.get("on_event") is not None or given.get("log")
     unasked = math.inf if listened else 0.0 if is_watched() else SELDOM_S
     return unasked if progress is None else 0.0 if progress else math.inf
 

@@ -251,7 +251,7 @@ class _SetRun:
         symbolic: bool | None,
     ) -> None:
         self._workload, self._problems, self._folder = workload, problems, folder
-        self._every_s, self._options = progress_every_s(options), {**options, "progress": False, "log": None}
+        self._every_s, self._options = progress_every_s(options), {**options, "progress": False, "log": False}
         self.listeners = Listeners(options.get("on_event"), options.get("log"))
         self._benchmark: BenchmarkSettings = options.get("benchmark") or BenchmarkSettings()
         self._next_line = time.monotonic() + (min(self._every_s, INTERVAL_S) if self._every_s < math.inf else math.inf)
@@ -406,6 +406,7 @@ class _SetRun:
                 scope.cancel()
             if self._every_s:
                 self._print(f"[{len(self._rows)}/{len(self._problems)}] {what}")
+            self.listeners.of = tuner.state, f"{self._folder.name}/{journal.name}"
             self.listeners(event)
 
         mine = {"compile": self._compile(int(self._free.total_tokens)), "journal": journal, "on_event": heard}

@@ -325,6 +325,7 @@ class Tuner:
             self._journal_path = Path(kept.path)
             listeners = *listeners, partial(self._keep, kept)
         self._recorder = recorder = Recorder(journal, (self._history.publish, *listeners))
+        self._listeners.of = recorder.state, "" if self._journal_path is None else self._journal_path.name
         try:
             if self._cache is not None and self._journal_path is not None and self._begun is None:
                 await anyio.to_thread.run_sync(self._cache.note, self._journal_path, abandon_on_cancel=True)
@@ -448,7 +449,7 @@ async def _made(workload: Workload | FileRef | str | None, given: dict[str, Any]
 
 async def _finished(tuner: Tuner) -> TuneResult:
     tuner._history.kept = False
-    if tuner._progress is None and not tuner._listeners.functions:
+    if tuner._progress is None and not tuner._listeners.asked:
         from atune.reporting.progress import is_watched
 
         tuner._progress, tuner._seldom = True, not is_watched()

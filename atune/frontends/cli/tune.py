@@ -31,7 +31,7 @@ from atune.journal.state import State
 from atune.model.device import device_names
 from atune.model.options import checked
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.reporting.log import event_logger
+from atune.reporting.log import event_log, stream_logger
 from atune.workers.storage.result_cache import ResultCache
 from atune.workers.system.terminal import Interrupts
 from atune.workload.pickling import FileRef, parse_file_ref
@@ -120,12 +120,11 @@ def drive(
     call: Callable[..., Awaitable[Result]], journal: str, arguments: argparse.Namespace, interrupts: Interrupts
 ) -> int:
     """Await `call` of a run with what the screen needs, and print the outcome. Returns the exit status."""
-    state, since, log = State(), time.time(), event_logger() if arguments.verbose else None
+    state, since, log = State(), time.time(), event_log(arguments.verbose and stream_logger())
 
     def on_event(event: Event) -> None:
         state.apply(event)
-        if log is not None:
-            log(event)
+        log(event, state, os.path.basename(journal))
 
     shown = partial(call, on_event=on_event, progress=not (arguments.quiet or arguments.verbose))
     with interrupts.counted():
@@ -187,8 +186,8 @@ def drive_set(
     """Await `call` of a set with what the screen needs, and print the outcome. Returns the exit status."""
     from atune.frontends.api.tune_set import read_set
 
-    log = event_logger() if arguments.verbose else None
-    shown = partial(call, on_event=log, progress=not (arguments.quiet or arguments.verbose))
+    log = arguments.verbose and stream_logger()
+    shown = partial(call, log=log, progress=not (arguments.quiet or arguments.verbose))
     with interrupts.counted():
         ended = anyio.run(interruptible, shown, interrupts, backend="asyncio")
     if (ended is None or isinstance(ended, NoWinner)) and arguments.json:

@@ -15,7 +15,7 @@ from atune.errors import UsageError, WorkloadError, in_one_line, message_of, who
 from atune.model.artifact import Artifact, Failure, KernelParam, Roles, fitting
 from atune.model.candidate import describe_config
 from atune.model.device import DeviceInfo
-from atune.model.jobs import Bits, BitsJob, FinalJob, Finals, MeasureJob, Prepared, PrepareJob
+from atune.model.jobs import Bits, BitsJob, FinalJob, Finals, MeasureJob, Prepared, PrepareJob, Started
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings
 from atune.stages.measure.arguments import POISONS, DrawnInputs, KernelArguments
@@ -60,14 +60,14 @@ _device = _Device()
 
 
 def begin(payload: bytes) -> bytes:
-    """Entry point: `DeviceInfo` → `DeviceInfo`: make the device's context, before any artifact exists."""
+    """Entry point: `DeviceInfo` → `Started`: make the device's context, before any artifact exists, once a process."""
     info = msgspec.msgpack.decode(payload, type=DeviceInfo)
     import torch
 
     if info.id == "cpu":
         torch.set_num_threads(1)  # the kernel runs on one core; so does the reference next to it
         _device.timer = make_timer(info.id)
-    else:
+    elif not hasattr(_device, "timer"):
         try:
             torch.cuda.init()
             _device.timer = make_timer(info.id)  # which allocates, and so makes the context
@@ -81,7 +81,7 @@ def begin(payload: bytes) -> bytes:
         if info.uuid and visible != info.uuid:
             raise RuntimeError(f"asked for {info.uuid}, CUDA shows {visible}")
         _device.observer = Observer(visible)
-    return msgspec.msgpack.encode(info)
+    return msgspec.msgpack.encode(Started(info, _device.timer.handle))
 
 
 def rest(_: bytes) -> bytes:

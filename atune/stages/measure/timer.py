@@ -40,10 +40,12 @@ MAX_SAMPLES = 10_000
 class Timer(ABC):
     """Takes samples in batches, in microseconds a call.
 
-    `BATCH`, `BURST`: samples of a batch, which are taken without a break: at most, and of one call.
+    `BATCH`, `BURST`: samples of a batch, which are taken without a break: at most, and of one call. `handle`: that of
+    the CUDA stream on which calls are queued; 0 on the CPU.
     """
 
     BATCH = BURST = MAX_SAMPLES
+    handle = 0
 
     def samples(self, timed: Timed, n_warmup: int, n_repeat: int) -> list[float]:
         """Return `n_repeat` samples, after `n_warmup` calls that are not timed."""
@@ -155,6 +157,7 @@ class CudaTimer(Timer):
         self.torch = torch
         self.stream = torch.cuda.Stream()
         torch.cuda.set_stream(self.stream)
+        self.handle = self.stream.cuda_stream
         properties = torch.cuda.get_device_properties(0)
         self.flush = torch.zeros(2 * properties.L2_cache_size // 4, dtype=torch.int32, device="cuda")
         self.patience = 1.0

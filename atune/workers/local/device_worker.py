@@ -110,6 +110,7 @@ class LocalDeviceWorker:
         self.claim = claim
         self.name, self._role = info.id, f"device-{info.id}"
         self._worker: Worker | None = None
+        self._started = Started(info)
         self._inputs: PrepareJob | None = None
         """The job that made the inputs. A new process repeats it at once."""
         self._prepared = False
@@ -145,7 +146,7 @@ class LocalDeviceWorker:
         self._worker = await self._handed_on() or await self.workers.until_it_works(self._new)
         if self._inputs is not None:
             await self._prepare(self._inputs)
-        return Started(self.info)
+        return self._started
 
     async def _measure(self, job: MeasureJob) -> Measurement | Failure:
         if not self._prepared:
@@ -276,13 +277,9 @@ class LocalDeviceWorker:
         worker = await self.workers.spawn(self._role, env=env, cpus=self.cpus)
         try:
             await self._begin(worker)
-            async with device_lock(self._device) as waited_s:  # making a context may disturb a timing on the device
-                self._note(waited_s)
-                reply = await worker.call(f"{MEASURE}begin", msgspec.msgpack.encode(self.info))
         except WorkerError:
             await worker.kill()
             raise
-        self.info = msgspec.msgpack.decode(reply, type=DeviceInfo)
         return worker
 
     async def _handed_on(self) -> Worker | None:
@@ -299,6 +296,10 @@ class LocalDeviceWorker:
     async def _begin(self, worker: Worker) -> None:
         session = msgspec.structs.replace(self.session, device=self.info.id)
         await worker.call(BEGIN, msgspec.msgpack.encode(session))
+        async with device_lock(self._device) as waited_s:  # making a context may disturb a timing on the device
+            self._note(waited_s)
+            reply = await worker.call(f"{MEASURE}begin", msgspec.msgpack.encode(self.info))
+        self._started = msgspec.msgpack.decode(reply, type=Started)
 
     async def _call(self, job: Job[A], timeout_s: float) -> A:
         """Have the device's process do `job` while no other run measures on the device. `timeout_s` excludes waiting.

@@ -42,9 +42,9 @@ class Cuda:
         self.queue("launch")
         self.synchronize()
 
-    def Stream(self) -> str:
+    def Stream(self) -> Any:
         self.streams += 1
-        return f"stream {self.streams}"
+        return type("Stream", (str,), {"cuda_stream": 7})(f"stream {self.streams}")
 
     def set_stream(self, stream: str) -> None:
         self.current = stream
@@ -105,7 +105,7 @@ def test_all_that_the_timer_queues_goes_to_a_stream_of_its_own(cuda: Cuda) -> No
     timed = Timed(cuda.launch, before=lambda: cuda.queue("restore"))
     assert clock.samples(timed, 2, 3) == [1.0] * 3
     assert clock.interleaved([timed, timed], 2, 1) == [[1.0] * 2] * 2
-    assert {stream for _, stream in cuda.log} == {clock.stream} != {"default"}
+    assert {stream for _, stream in cuda.log} == {clock.stream} != {"default"} and clock.handle == 7
     assert {"sleep", "event", "flush", "restore", "launch"} <= {what for what, _ in cuda.log}
     assert clock.method(timed) == "events"
 
@@ -160,31 +160,6 @@ def test_a_warm_call_follows_another_one_of_itself_and_nothing_empties_the_cache
     assert clock.method(calls[0]) == "events, L2 warm"
 
 
-WORKLOAD = """
-import torch, tilelang.language as T, atune
-N = 1024
-def doubled(block: int = 128):
-    @T.prim_func
-    def main(x: T.Tensor((N,), "float32"), out: T.Tensor((N,), "float32")):
-        with T.Kernel(N // block, threads=block) as b:
-            for i in T.Parallel(block):
-                out[b * block + i] = x[b * block + i] * 2.0
-    return main
-def reference(x):
-    assert torch.cuda.current_stream() != torch.cuda.default_stream()
-    return x * 2
-WORKLOAD = atune.Workload(doubled, atune.Space(block=[64, 128]), reference=reference)
-"""
-
-
-@pytest.mark.gpu
-def test_a_device_process_measures_on_its_own_stream(tmp_path: Path) -> None:
-    """The reference says so: a worker calls it where it calls the kernels."""
-    (tmp_path / "work.py").write_text(WORKLOAD)
-    result = atune.run(f"{tmp_path}/work.py:WORKLOAD", target="cuda", devices=["0"])
-    assert result.measured == 2 and all(measurement.checked for measurement in result.measurements)
-
-
 WINDOW = """
 import torch, tilelang.language as T, atune
 ROWS, COLS, N, f16 = 16384, 512, 131072, "float16"
@@ -225,12 +200,12 @@ def test_an_l2_window_counts_in_a_kernel_that_waits_for_the_device(tmp_path: Pat
 
 
 @pytest.mark.gpu
-def test_a_kernel_is_faster_with_a_warm_cache(tmp_path: Path) -> None:
-    (tmp_path / "work.py").write_text(WORKLOAD.replace("N = 1024", "N = 1 << 21"))
+def test_a_kernel_is_faster_with_a_warm_cache() -> None:
+    from guide_kernels import scaled
+
+    work = atune.Workload(scaled, [{"block": 16}, {"block": 128}], arguments={"n": 1 << 21}, reference=lambda A: A * 2)
     cold, warm = (
-        atune.run(
-            f"{tmp_path}/work.py:WORKLOAD", target="cuda", devices=["0"], benchmark=atune.BenchmarkSettings(l2=l2)
-        )
+        atune.run(work, target="cuda", devices=["0"], benchmark=atune.BenchmarkSettings(l2=l2))
         for l2 in ("cold", "warm")
     )
     assert {m.timing.method for m in warm.measurements} == {"events, L2 warm"}
