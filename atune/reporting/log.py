@@ -53,9 +53,10 @@ def event_log(log: Log | None) -> LogEvent:
     """Return a function that logs events through `log`.
 
     An entry has the event's name, and its fields as JSON-compatible data. ``time`` is text (ISO 8601, UTC) and ``mono``
-    is in seconds. The event's class gives the units of other fields. Each entry has ``run`` and ``workload`` too, and
-    that of a candidate its ``config``. Where a candidate was measured, is the best so far, or wins, the entry has its
-    ``latency_ms`` and ``spread``. The samples are in a debug entry, whose name ends with ``_details``.
+    is in seconds. The event's class gives the units of other fields; its ``message`` is the entry's ``text``. Each
+    entry has ``run`` and ``workload`` too, and that of a candidate its ``config``. Where a candidate was measured, is
+    the best so far, or wins, the entry has its ``latency_ms`` and ``spread``. The samples are in a debug entry, whose
+    name ends with ``_details``.
 
     Losses and failures are warnings, the steps of single candidates are debug, and the rest is info. `log` decides
     what is shown. A record of `logging` has the fields in its message, and as the dict ``record.atune``.
@@ -131,6 +132,8 @@ def _fields(event: Event, state: State, run: str) -> dict[str, Any]:
     run = run.removesuffix(".jsonl") or f"{header.workload}-{header.time}"
     fields: dict[str, Any] = {"run": run, "workload": header.workload, **msgspec.to_builtins(event)}
     del fields["event"]  # structlog adds the name itself
+    if "message" in fields:  # which a record of `logging` has already
+        fields["text"] = fields.pop("message")
     fields["time"] = datetime.fromtimestamp(event.time, UTC).isoformat(timespec="microseconds")
     index, timing = getattr(event, "index", None), getattr(event, "timing", None)
     if isinstance(event, (FinalOrdered, RunFinished)) and state.winner is not None:

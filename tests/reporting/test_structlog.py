@@ -59,7 +59,8 @@ async def test_msgspec_renders_each_entry() -> None:
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
     merged: dict[int, Any] = {}
     for line in lines:
-        merged[line["seq"]] = merged.get(line["seq"], {}) | line | {"time": 0.0}
+        text = {"message": line.pop("text")} if "text" in line else {}
+        merged[line["seq"]] = merged.get(line["seq"], {}) | line | text | {"time": 0.0}
     decoded = [msgspec.convert(merged[event.seq], AnyEvent) for event in events]
     assert decoded == [msgspec.structs.replace(event, time=0.0) for event in events]
     assert all(line["time"].endswith("+00:00") for line in lines)
@@ -73,11 +74,18 @@ def test_decorated_kernels_and_the_drop_in_are_in_the_programs_own_structlog(con
 
 async def test_an_entry_that_the_programs_own_structlog_refuses_costs_no_run(configured: object) -> None:
     def refuse(*_: object) -> Any:
-        raise KeyError("message")
+        raise KeyError("run")
 
     structlog.configure(processors=[refuse])
-    with pytest.warns(RuntimeWarning, match="log: an entry is lost: KeyError: 'message'"):
+    with pytest.warns(RuntimeWarning, match="log: an entry is lost: KeyError: 'run'"):
         assert (await atune.tune(machine=FakeMachine(4))).measured == 4
+
+
+async def test_structlog_over_logging_shows_failures_with_their_text(caplog: pytest.LogCaptureFixture) -> None:
+    render = structlog.stdlib.render_to_log_kwargs
+    log = structlog.wrap_logger(logging.getLogger("app"), processors=[render], wrapper_class=structlog.BoundLogger)
+    await atune.tune(machine=FakeMachine(4, Script(fails={1: "timeout"})), log=log)
+    assert [record.text for record in caplog.records if record.msg == "benchmark_failed"]  # type: ignore[attr-defined]
 
 
 async def test_a_logger_of_logging_gets_each_entry_as_text_and_as_data(caplog: pytest.LogCaptureFixture) -> None:
@@ -101,10 +109,11 @@ def test_the_command_lines_json_is_ascii_whatever_the_text(text: str) -> None:
     """A stream in another encoding takes it, and readers get the text back."""
     out = io.StringIO()
     Stream().add(Warned, message=text).logged(stream_logger(out))
-    assert out.getvalue().isascii() and json.loads(out.getvalue().splitlines()[1])["message"] == text
+    assert out.getvalue().isascii() and json.loads(out.getvalue().splitlines()[1])["text"] == text
 
 
 def test_every_event_can_be_logged() -> None:
-    """No field stands in the way of the entry's name, which every logger has as its first argument."""
-    assert not [kind for kind in get_args(AnyEvent) if {"event", "self"} & {*kind.__struct_fields__}]
+    """No field stands in the way of the entry's name, or of what a record of `logging` has already."""
+    taken = {"event", "self", "asctime", *vars(logging.makeLogRecord({}))}
+    assert not [kind for kind in get_args(AnyEvent) if taken & {*kind.__struct_fields__}]
     assert {kind.__struct_config__.tag for kind in get_args(AnyEvent)} >= DETAILS | WARNINGS
