@@ -77,6 +77,8 @@ def parallel(how: str, *extents: int, threads: int, coalesced_width: int = 0) ->
 
     Raises `ValueError` where a width does not divide the last extent, or the threads do not share the loop evenly.
     """
+    if coalesced_width & (coalesced_width - 1):  # tilelang would take the next smaller one
+        raise ValueError(f"layout.parallel: coalesced_width {coalesced_width} is no power of two: give 1, 2, 4 or 8")
     layout = loop(how, *extents, threads=threads)
     width = _tilelang().tvm.tirx.IntImm("int32", coalesced_width) if coalesced_width else None
     return _tilelang().language.Parallel(*extents, loop_layout=layout, coalesced_width=width)

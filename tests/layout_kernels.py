@@ -1,4 +1,4 @@
-"""Kernels whose layouts tilelang infers: which elements a thread holds, and which thread stores them."""
+"""The kernel of TileLang's pull request 1559, whose layouts inference chooses, or an axis."""
 
 from __future__ import annotations
 
@@ -8,11 +8,24 @@ import tilelang.language as T
 import torch
 
 import atune
+from atune import layout
 
 ROWS, COLUMNS = 128, 4
 
 
-def weighted(rows: int = ROWS) -> Any:
+def pairs(held: Any, threads: int) -> Any:
+    """Two threads hold the same two rows."""
+    return T.Fragment(held.shape, forward_fn=lambda i, j, copy: (i // 2 * 2 + copy, i % 2 * 4 + j), replicate=2)
+
+
+OWN = {
+    "rows": lambda held, threads: T.Fragment(held.shape, forward_fn=lambda i, j: (i, j)),
+    "pairs": pairs,
+    "plain": lambda held, threads: T.Layout(held.shape, lambda i, j: [i * COLUMNS + j]),
+}
+
+
+def weighted(rows: int = ROWS, held: str = layout.COMPILER, loop: str = layout.COMPILER) -> Any:
     """Each row of S by the same weights A. Every thread holds the weights; B, made of them, need not be held by all."""
 
     @T.prim_func
@@ -22,15 +35,17 @@ def weighted(rows: int = ROWS) -> Any:
         out: T.Tensor((rows, COLUMNS), "float32"),
     ):
         with T.Kernel(1, threads=rows):
-            held_s = T.alloc_fragment((rows, COLUMNS), "float32")
-            held_a = T.alloc_fragment((COLUMNS,), "float32")
-            held_b = T.alloc_fragment((rows, COLUMNS), "float32")
-            T.copy(A, held_a)
-            T.copy(S, held_s)
+            S_frag = T.alloc_fragment((rows, COLUMNS), "float32")
+            A_frag = T.alloc_fragment((COLUMNS,), "float32")
+            B_frag = T.alloc_fragment((rows, COLUMNS), "float32")
+            layout.hold("replicated", A_frag, threads=rows)
+            layout.hold(held, B_frag, threads=rows, **OWN)
+            T.copy(A, A_frag)
+            T.copy(S, S_frag)
+            for i, j in layout.parallel(loop, rows, COLUMNS, threads=rows):
+                B_frag[i, j] = A_frag[j]
             for i, j in T.Parallel(rows, COLUMNS):
-                held_b[i, j] = held_a[j]
-            for i, j in T.Parallel(rows, COLUMNS):
-                out[i, j] = held_s[i, j] * held_b[i, j]
+                out[i, j] = S_frag[i, j] * B_frag[i, j]
 
     return main
 

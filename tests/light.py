@@ -14,7 +14,7 @@ NEEDS_TILELANG = (
     "test_device_errors",
     "test_docs_commands", "test_docstrings", "test_doors", "test_examples", "test_explaining", "test_foreseen",
     "test_guards", "test_interrupted",
-    "test_lacking_registers", "test_layouts", "test_limits", "test_loading", "test_nodes", "test_notebook",
+    "test_lacking_registers", "test_004_layouts", "test_limits", "test_loading", "test_nodes", "test_notebook",
     "test_packing", "test_comparing", "test_result_cache", "test_screens", "test_store", "test_service",
     "test_streams", "test_strides", "test_structlog", "test_tilelang_contract", "test_torch_op",
     "test_untested_tilelang", "test_warm_servers", "test_work", "test_workload", "test_outputs", "test_pick",

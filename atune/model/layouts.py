@@ -57,6 +57,8 @@ class LoopFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Buffers that it writes to, ``name (scope)`` each."""
     threads: tuple[str, ...] = ()
     """Which threads do each of a few iterations, as `mask_of` writes them; empty where that is not known."""
+    by_source: tuple[str, Whole] = ("", 0)
+    """The fragment that inference may lay it out by, and a thread's iterations then; empty where none is known."""
 
     @property
     def repeated(self) -> float:

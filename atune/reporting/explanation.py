@@ -66,6 +66,11 @@ def _loop(one: LoopFacts) -> str:
     parts += [f"{one.redundant} of them redundant"] if one.redundant else []
     parts += [f"{one.width} wide"]
     parts += ["only some threads do it or store"] if one.uneven else []
+    source, slots = one.by_source
+    if slots > one.slots:
+        parts.append(f"not laid out as {printable(source)} ({slots} a thread)")
+    elif slots == one.slots and one.redundant:
+        parts.append(f"laid out as {printable(source)}, not evenly ({slots - one.redundant} a thread)")
     parts += [f"stores {printable(', '.join(one.stores))}"] if one.stores else []
     return ", ".join(parts)
 

@@ -13,7 +13,9 @@ from atune.journal.result import Ratio, Record, Result
 from atune.model.artifact import RAN, what_failed
 from atune.model.candidate import describe_config, failed_values, printable, shortened
 from atune.model.device import Target
+from atune.model.layouts import COMPILER
 from atune.model.settings import AUTO_LEAST, Budget
+from atune.reporting.export import rows
 from atune.reporting.progress import counted, duration
 from atune.reporting.screen import Line, plain
 from atune.workload.source_locations import Place, place_in
@@ -84,6 +86,7 @@ def detail_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
         lines.append(f"roofline   {result.roofline.describe()}")
     if (mattered := result.axis_importance) is not None and (text := mattered.describe()):
         lines.append(f"axes       {printable(text)}")
+    lines += [f"layouts    {line}"] if (line := layouts_line(result)) else []
     pruned = group_lines([group for group in groups if group.kind == PRUNED])
     lines += [f"{'' if n else 'left out':11}{line}" for n, line in enumerate(pruned)]
     if result.stored:
@@ -299,12 +302,27 @@ def group_lines(groups: Sequence[FailureGroup], limit: int = 8, example: Sequenc
     return [*lines[:1], *(f"  {line}" for line in example), *lines[1:], *more]
 
 
+def layouts_line(result: Result) -> str:
+    """Return how much slower the compiler's own layouts are, and how to see why; empty where the winner has them."""
+    best, tried = result.best, result.records
+    axes = {axis for one in tried for axis, value in one.config.items() if value == COMPILER}
+    own = [one for one in tried if axes and all(one.config.get(axis) == COMPILER for axis in axes)]
+    timed = [(row["times_winner"], row["index"]) for row in rows(result, own) if row["times_winner"]]
+    times, index = min(timed, default=(0.0, None))
+    if best is None or times < BY_FAR or best.facts is None or best.facts.layouts is None:
+        return ""
+    explain = f"atune explain {shlex.quote(printable(result.journal or 'JOURNAL'))} {index} {best.index}"
+    return f"the compiler's own layouts are {times:.2f} times slower at their best; what differs: {explain}"
+
+
 DEFAULTS = "the kernel's defaults"
 """Name of the empty configuration."""
 NAMED_TIES = 5
 """Candidates that are named by their index, of those that tie with the winner."""
 LITTLE = 0.005
 """Share by which two may differ and still count as equally fast."""
+BY_FAR = 1.2
+"""Times by which the winner must be faster than all of the compiler's own layouts to be worth a line."""
 
 
 class Headline(msgspec.Struct, frozen=True):
@@ -339,13 +357,13 @@ def headline(result: Result) -> Headline:
     if by_reference is not None:
         figures.append(_figure(by_reference, "the reference", result.reference_ms))
     faster = not result.default_wins and (result.default_ratio or 0.0) >= 1.0  # the figures say it
-    notes = ["" if faster else against, ties_line(result)]
+    notes = ["" if faster else against, ties_line(result), layouts_line(result)]
     notes += [f"its outputs were not checked: {why}" if (why := why_unchecked(result)) else ""]
     return Headline(lines, winner, figures, [_sentence(note) for note in notes if note])
 
 
 def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
+    return f"{text[0].upper()}{text[1:]}" + ("" if ": atune " in text else ".")  # a command is copied without it
 
 
 def _figure(ratio: Ratio, than: str, latency_ms: float | None) -> tuple[str, str]:

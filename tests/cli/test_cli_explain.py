@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -12,11 +11,7 @@ from event_streams import Stream
 
 from atune.frontends.cli.explain import parse_config
 from atune.frontends.cli.main import main
-from atune.journal.result import Record
 from atune.journal.writer import write_journal
-from atune.model.artifact import StaticFacts
-from atune.model.layouts import Layouts, LoopFacts
-from atune.reporting.explanation import facts_of, lines_of
 
 ROOT = Path(__file__).parents[2]
 WEIGHTED = str(ROOT / "tests" / "layout_kernels.py:WEIGHTED")
@@ -31,7 +26,7 @@ def test_the_report_of_a_kernel_without_a_gpu(capsys: pytest.CaptureFixture[str]
     assert machine["registers"] > 0 and machine["stack_bytes"] == 0
     assert (facts["threads"], facts["smem_bytes"]) == (128, 0) and printed["occupancy"]["blocks"] >= 1
     fragments, loops = facts["layouts"]["fragments"], facts["layouts"]["loops"]
-    assert {one["name"]: one["slots"] for one in fragments} == {"held_s": 4, "held_a": 4, "held_b": 4}
+    assert {one["name"]: one["slots"] for one in fragments} == {"S_frag": 4, "A_frag": 4, "B_frag": 4}
     assert [one["width"] for one in loops] == [4, 4]
 
 
@@ -93,27 +88,6 @@ def test_a_candidate_is_explained_for_the_problem_of_its_journal(
 def test_a_configuration_is_read_from_text() -> None:
     config = {"tile": (64, 32), "order": "row-major", "swizzle": True, "k": -2}
     assert parse_config("tile=(64, 32), order=row-major,swizzle=True,k=-2") == config and parse_config("") == {}
-
-
-def a_record(index: int, **known: Any) -> Record:
-    return Record(**{"index": index, "key": "k", "config": {}, "status": "measured", **known})
-
-
-def test_a_layout_says_what_it_was_preferred_to_or_passed_over_for() -> None:
-    records = [a_record(0, status="pruned", message="likely: too much", instead=2), a_record(1), a_record(2)]
-    printed = [dict(facts_of(record, "", records)).get("choice") for record in records]
-    assert printed == ["passed over for candidate 2: too much", None, "preferred to candidate 0"]
-
-
-@pytest.mark.parametrize(
-    ("slots", "stores", "told"),
-    [(64, "Out (global)", True), (64, "s (local.fragment)", False), (7, "Out (global)", False)],
-)
-def test_repeated_work_is_told_of(slots: int, stores: str, told: bool) -> None:
-    loop = LoopFacts((512,), slots, redundant=slots - 4, stores=(stores,))
-    record = a_record(0, facts=StaticFacts(layouts=Layouts(loops=(loop,))))
-    warned = "warning    loop 0: each thread does 16 times its even share, and stores Out (global)"
-    assert (warned in lines_of(facts_of(record, "sm_90a"))) is told
 
 
 def test_of_two_configurations_only_what_differs_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -211,7 +211,7 @@ def test_many_reasons_are_counted() -> None:
         Record(index=n, key="", config={}, status="failed", kind="lower", message=f"reason {'abcdefghijk'[n]}")
         for n in range(11)
     ]
-    counts = {"total": 11, "compiled": 0, "codes": 0, "failed": 11, "passed": 0, "wall_s": 1.0}
+    counts = {"total": 11, "compiled": 0, "codes": 0, "failed": 11, "passed": 0, "wall_s": 1.0, "layouts": []}
     lines = list(_compile_lines({**counts, "target": "c", "fallback": ""}, failures))
     assert lines[2] == "failures   1 failed to lower: reason a"
     assert "for example" in lines[3] and lines[11].strip() == "3 more, for 3 other reasons"

@@ -144,11 +144,12 @@ async def compiled(
     *,
     layouts: LayoutChoice | None = None,
     roles: bool = False,
+    builds: bool = True,
 ) -> list[Compiled]:
     """Compile the candidates on `machine`, which is open, knows its target, and wakes `run`.
 
     Candidates that lower to the same code share one artifact. `layouts` may reject some. `roles`: also find the roles
-    of the parameters, for `run`.
+    of the parameters, for `run`. Without `builds` they are lowered only, and the records of good ones have no message.
     """
     await machine.prepare(len(candidates))
     workers, artifacts, codes = machine.compile_workers(), dict[int, Artifact](), dict[str, int]()
@@ -165,7 +166,8 @@ async def compiled(
         """Build each code once: nothing is measured, so no candidate is likely to lose."""
         if (same_as := codes.setdefault(lowered.code_key, lowered.index)) != lowered.index:
             return Verdict("duplicate", same_as=same_as)
-        return Verdict("build") if layouts is None else layouts.judge(recorded, lowered.index, run.limits)
+        verdict = Verdict("build") if layouts is None else layouts.judge(recorded, lowered.index, run.limits)
+        return Verdict("prune") if verdict.becomes == "build" and not builds else verdict
 
     async def deliver(artifact: Artifact) -> None:
         artifacts[artifact.index] = artifact

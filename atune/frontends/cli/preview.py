@@ -18,6 +18,7 @@ from atune.frontends.cli.output import NO_WINNER, print_lines, print_out
 from atune.journal.result import Record
 from atune.model.candidate import describe_config, numbered
 from atune.model.settings import Budget, CompileSettings
+from atune.reporting.export import aligned, outcome
 from atune.reporting.progress import duration
 from atune.reporting.screen import Line
 from atune.reporting.summary import example_lines, failure_groups, failures_data, group_lines
@@ -31,10 +32,14 @@ def dry_run_command(workload: FileRef, options: Mapping[str, Any], arguments: ar
     spec, budget = anyio.run(counted, workload, options["seed"]), options["budget"]
     most = budget.most(spec.total)
     to_do = spec.total if most is None else min(most, spec.total)
+    known: dict[str, Any] = {"layouts": []}
+    if options["compile"].layouts is not None:
+        known, _ = anyio.run(_compile, workload, options["target"], options["compile"], Budget(), False)
     if arguments.json:
-        print_out(json.dumps(_counts(spec) | {"to_do": to_do}))
+        print_out(json.dumps(_counts(spec) | {"to_do": to_do, "layouts": known["layouts"]}))
     else:
-        print_lines(map(Line, dry_run_lines(spec, f"{to_do:,} candidates, strategy {options['strategy'] or AUTO}")))
+        lines = dry_run_lines(spec, f"{to_do:,} candidates, strategy {options['strategy'] or AUTO}")
+        print_lines(map(Line, [*lines, *_layout_lines(known)]))
     return OK
 
 
@@ -75,18 +80,18 @@ def compile_only_command(workload: FileRef, options: Mapping[str, Any], argument
 
 
 async def _compile(
-    workload: FileRef, target: str, settings: CompileSettings, budget: Budget
+    workload: FileRef, target: str, settings: CompileSettings, budget: Budget, builds: bool = True
 ) -> tuple[dict[str, Any], list[Record]]:
-    """Compile a space. Returns the counts as ``--json`` prints them, and the records of what failed.
+    """Compile a space, or only lower it. Returns what ``--json`` prints of it, and the records of what failed.
 
-    ``codes``: distinct ones of those that compiled. ``passed``: candidates for which ``--layouts`` has others.
+    ``codes``: distinct ones of those that compiled. ``passed``: candidates for which ``layouts`` names others.
     """
     began = time.monotonic()
     async with compilers(workload, target, settings) as (machine, run):
         spec = await machine.describe()
         candidates = numbered(spec.configs[: budget.most(len(spec.configs))])
         layouts = layout_choice(spec, {one.index: one for one in candidates}, settings.layouts)
-        answers = await compiled(machine, candidates, run, settings.group_size, layouts=layouts)
+        answers = await compiled(machine, candidates, run, settings.group_size, layouts=layouts, builds=builds)
     good = [one.artifact for one in answers if one.artifact is not None]
     failures = [one.record for one in answers if one.record.kind]
     return {
@@ -98,7 +103,20 @@ async def _compile(
         "failed": len(failures),
         "passed": len(candidates) - len(good) - len(failures),
         "wall_s": round(time.monotonic() - began, 3),
+        "layouts": [] if layouts is None else [_choice(one.record) for one in answers],
     }, failures
+
+
+def _choice(one: Record) -> dict[str, Any]:
+    text = outcome(one) if one.message or one.same_as is not None else "kept"
+    return {"index": one.index, "config": one.config, "instead": one.instead, "outcome": text}
+
+
+def _layout_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """Return which layouts were kept, and which were passed over, and why; nothing without ``--layouts``."""
+    rows = [(str(one["index"]), describe_config(one["config"]), one["outcome"]) for one in found["layouts"]]
+    yield from [f"layouts    for {found['target']}"] if rows else []
+    yield from (f"           {line}" for line in aligned(rows, 1).splitlines())
 
 
 def _compile_lines(found: Mapping[str, Any], failures: list[Record]) -> Iterator[str]:
@@ -111,3 +129,4 @@ def _compile_lines(found: Mapping[str, Any], failures: list[Record]) -> Iterator
     groups = failure_groups(failures)
     lines = group_lines(groups, example=example_lines(groups))
     yield from (f"{'' if n else 'failures':11}{line}" for n, line in enumerate(lines))
+    yield from _layout_lines(found)

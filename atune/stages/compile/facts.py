@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -207,8 +207,9 @@ def layouts_of(module: Any) -> Layouts:
                 buffers.setdefault(buffer, layout)
         elif kind == "For" and "parallel_loop_layout" in node.annotations:
             loops.append((node, node.annotations["parallel_loop_layout"]))
-    fragments = [_fragment(*pair) for pair in buffers.items() if type(pair[1]).__name__ == "Fragment"]
-    return Layouts(fragments=tuple(fragments[:MOST]), loops=tuple(_loop(*pair) for pair in loops[:MOST]))
+    held = {buffer: layout for buffer, layout in buffers.items() if type(layout).__name__ == "Fragment"}
+    fragments = tuple(_fragment(*pair) for pair in [*held.items()][:MOST])
+    return Layouts(fragments=fragments, loops=tuple(_loop(*pair, held) for pair in loops[:MOST]))
 
 
 def _ints(sizes: Any) -> tuple[int, ...]:
@@ -225,11 +226,10 @@ def _fragment(buffer: Any, layout: Any) -> FragmentFacts:
     )
 
 
-def _loop(loop: Any, layout: Any) -> LoopFacts:
+def _loop(loop: Any, layout: Any, fragments: Mapping[Any, Any]) -> LoopFacts:
     extents, slots = _ints(layout.get_input_shape()), math.prod(_ints(layout.get_output_shape()))
     threads, replication = int(layout.get_thread_size()), int(layout.replicate_size)
     iterations = math.prod(extents)
-    guarded = any("predicate" in str(name) for name in loop.annotations)
     width = _width(layout, extents)
     touched = [node for node in nodes_of(loop.body) if type(node).__name__ in ("BufferLoad", "BufferStore")]
     bits = [bits_of(node.buffer.dtype) for node in touched if str(node.buffer.scope()) in ("", "global")]
@@ -241,10 +241,22 @@ def _loop(loop: Any, layout: Any) -> LoopFacts:
         redundant=max(0, slots - -(-iterations // threads)),
         width=width,
         access_bits=min(WIDEST_BITS, width * max(bits, default=0)),
-        uneven=guarded or iterations * replication < slots * threads,
+        uneven=any("predicate" in str(name) for name in loop.annotations) or iterations * replication < slots * threads,
         stores=tuple(dict.fromkeys(f"{buffer.name} ({str(buffer.scope()) or 'global'})" for buffer in stored)),
         threads=_threads(layout, extents, replication),
+        by_source=_by_source(loop, iterations, touched, fragments),
     )
+
+
+def _by_source(loop: Any, iterations: int, touched: Sequence[Any], fragments: Mapping[Any, Any]) -> tuple[str, int]:
+    """Return the fragment that tilelang's ``ParallelOpNode`` may lay a loop out by, and a thread's iterations then."""
+    spans = {node.loop_var: str(node.extent) for node in nodes_of(loop) if type(node).__name__ == "For"}
+    reads = [node for node in touched if type(node).__name__ == "BufferLoad" and node.buffer in fragments]
+    source = max(reads, key=lambda node: len(node.indices), default=None)
+    if source is None or [spans.get(index) for index in source.indices] != [*map(str, source.buffer.shape)]:
+        return "", 0
+    held = fragments[source.buffer]
+    return str(source.buffer.name), iterations * int(held.replicate_size) // int(held.get_thread_size())
 
 
 def _index_variables(layout: Any, dimensions: int) -> tuple[list[Any], list[Any]]:

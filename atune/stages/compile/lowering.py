@@ -22,7 +22,7 @@ from atune.model.artifact import Lowered
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, Candidate, Config
 from atune.model.device import Target
 from atune.model.folders import artifacts_folder, store_file
-from atune.model.layouts import Layouts
+from atune.model.layouts import Layouts, LoopFacts
 from atune.model.settings import CompileSettings
 from atune.stages import tilelang
 from atune.stages.compile import facts
@@ -200,7 +200,7 @@ def text_of(function: Any) -> str:
 def key_of(text: str, how: CompileInputs) -> str:
     """Return the `ir_key` of an elaborated kernel by its text."""
     environment = sorted((name, value) for name, value in os.environ.items() if _LOWERS.match(name))
-    return digest((text, *how.key(), *_way(), environment))
+    return digest((text, *how.key(), *_way(), environment, LoopFacts.__struct_fields__))
 
 
 def ir_digest(function: Any) -> str:

@@ -28,16 +28,6 @@ def built(candidate: Candidate, folder: Path) -> Artifact:
     return found
 
 
-def test_rows_held_by_one_thread_each_take_four_slots_of_every_fragment(tmp_path: Path) -> None:
-    with session_of(WEIGHTED, tmp_path) as candidates:
-        layouts = lower(candidates[0]).facts.layouts
-    assert layouts is not None
-    assert {one.name: one.slots for one in layouts.fragments} == {"held_s": 4, "held_a": 4, "held_b": 4}
-    assert {one.name: one.replication for one in layouts.fragments} == {"held_s": 1, "held_a": 128, "held_b": 1}
-    assert [(one.slots, one.redundant, one.width, one.uneven) for one in layouts.loops] == [(4, 0, 4, False)] * 2
-    assert layouts.loops[1].stores == ("out (global)",)
-
-
 def test_a_loop_that_many_threads_do_says_which(tmp_path: Path) -> None:
     """Each of 4 rows is done by 64 of 256 threads, where tilelang decides; and by one each in rows of vectors."""
     with session_of(FileRef(str(ROOT / "examples" / "layout_broadcast.py"), "WIDE"), tmp_path) as candidates:
