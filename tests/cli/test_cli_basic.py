@@ -145,7 +145,12 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
     assert given["budget"].seconds == 120.0
     assert given["compile"] == CompileSettings(workers=3, group_size=4, compile_timeout_s=9.5, cicc=False, layouts=2)
     assert given["benchmark"] == BenchmarkSettings(
-        n_warmup=6, n_repeat=5, benchmark_timeout_s=8.0, check=False, memory_limit=1536 << 20, same_bits="default",
+        n_warmup=6,
+        n_repeat=5,
+        benchmark_timeout_s=8.0,
+        check=False,
+        memory_limit=1536 << 20,
+        same_bits="default",
         cache_inputs=False,
     )
     assert given["warm"] == ["cache"] and given["cached"] is True and given["on_miss"] == "error"
