@@ -3,7 +3,7 @@
 atune tune examples/gemm.py:WORKLOAD
 python examples/gemm.py
 
-The script also takes the options of TileLang's examples/gemm/example_gemm_autotune.py; --help lists them.
+The script also takes the options that TileLang's pull request 2159 gives its own example; --help lists them.
 """
 
 from __future__ import annotations
@@ -107,14 +107,14 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.add_argument(name, type=int, default=4096)
     parser.add_argument("--with-roller", action="store_true", help="try what TileLang's roller recommends, not all 288")
     parser.add_argument("--without-roller", dest="with_roller", action="store_false")
-    parser.add_argument("--topk", type=int, help="so many configurations of the roller (20)")
+    parser.add_argument("--topk", type=int, help="how many configurations the roller recommends (20)")
     parser.add_argument("--warmup", type=int, default=3, help="calls before the first sample (3)")
     parser.add_argument("--rep", type=int, default=20, help="samples of each configuration (20)")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for one configuration (60)")
     parser.add_argument("--skip-check", action="store_true", help="compare no output with torch")
-    parser.add_argument("--execution-backend", choices=["auto", "tvm_ffi"], help="how kernels are called: by tvm_ffi")
-    parser.add_argument("--group-compile-size", type=int, metavar="N", help="kernels that are compiled together")
-    parser.add_argument("--benchmark-devices", type=int, action="append", metavar="GPU", help="again for each GPU")
+    parser.add_argument("--execution-backend", choices=["auto", "tvm_ffi"], help="kernels are called by tvm_ffi")
+    parser.add_argument("--group-compile-size", type=int, metavar="N", help="how many kernels are compiled together")
+    parser.add_argument("--benchmark-devices", type=int, action="append", metavar="GPU", help="a GPU; repeatable")
     for name, text in {
         "--cache-input-tensors": "use the same inputs for all configurations",
         "--pipeline": "measure while others compile",

@@ -156,19 +156,6 @@ def test_what_means_the_same_warns_of_nothing() -> None:
     assert planned(enable_grouped_compile=False).compile.group_size == 1
 
 
-@pytest.mark.parametrize("target", ["c", "sm_90a"])
-@pytest.mark.parametrize("backend", ["torch", "dlpack", "cutedsl"])
-def test_an_adapter_that_the_target_lacks_is_refused_and_never_replaced(target: str, backend: str) -> None:
-    with pytest.raises(
-        ArgumentError, match=rf"^execution_backend must be one of auto, .* for target .*, got '{backend}'$"
-    ):
-        AutoTuner(scaled, BLOCKS).set_compile_args(target=target, execution_backend=backend)
-    decorated = autotune(configs=BLOCKS)(tilelang.jit(target=target)(scaled))
-    decorated.jit_impl.execution_backend = backend
-    with pytest.raises(ArgumentError, match=f"got '{backend}'$"):
-        decorated(64)
-
-
 def test_what_only_the_run_can_find_is_a_value_error_too() -> None:
     with pytest.raises(ArgumentError, match="target 'hip' is not supported"):
         AutoTuner(scaled, BLOCKS).set_compile_args(target="hip")

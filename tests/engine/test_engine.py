@@ -25,7 +25,6 @@ from atune.journal.events import (
     BenchmarkFailed,
     BenchmarkStarted,
     BestChanged,
-    BuildFailed,
     CandidateAliased,
     CandidateLowered,
     CandidateMeasured,
@@ -34,7 +33,6 @@ from atune.journal.events import (
     DeviceReady,
     Event,
     FinalOrdered,
-    GroupSplit,
     ReferenceMeasured,
     RunFinished,
     RunInterrupted,
@@ -45,9 +43,9 @@ from atune.journal.result import Result
 from atune.journal.writer import Journal
 from atune.model.artifact import StaticFacts
 from atune.model.device import DeviceLimits
-from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.model.settings import BenchmarkSettings
 from atune.reporting.export import table
-from atune.reporting.summary import failure_groups, summary
+from atune.reporting.summary import summary
 from atune.testing import FakeClock, FakeMachine, Script
 from atune.workload.workload import WorkloadSpec
 
@@ -75,16 +73,6 @@ async def test_all_candidates_are_measured_and_the_fastest_wins(workers: int, de
     assert latencies == sorted(latencies, reverse=True) and latencies[-1] == 1.0
 
 
-@pytest.mark.parametrize("pipeline", [True, False])
-async def test_without_the_pipeline_measuring_and_the_reference_wait_for_all_compiling(pipeline: bool) -> None:
-    machine = FakeMachine(200, Script(library_s=5.0), workers=3, devices=2)  # more than the artifacts' stream holds
-    run = await finish(machine, pipeline=pipeline)
-    built, references, [measuring, *_] = run.of(ArtifactBuilt), run.of(ReferenceMeasured), run.of(BenchmarkStarted)
-    assert len(references) == 2 and all((one.seq < built[0].seq) == pipeline for one in references)
-    assert (measuring.seq < built[-1].seq) == pipeline and len(run.measured()) == 200 > ARTIFACTS_PER_DEVICE
-    assert (len(built[0].indices) == 2) == pipeline  # small at first: a device waits
-
-
 async def test_a_stuck_device_holds_the_compilers_back() -> None:
     """While the device does not come back, at most the streams' worth of candidates is lowered and built."""
     script = Script(hangs={0: "measure"}, lower_s=0.001, library_s=0.001, compile_s=0.001)
@@ -101,16 +89,6 @@ async def test_a_stuck_device_holds_the_compilers_back() -> None:
     assert ARTIFACTS_PER_DEVICE < built <= waiting
     assert built <= lowered <= waiting + 3 * MAX_GROUP
     assert result.measured == 599 and result.failed == 1
-
-
-@pytest.mark.parametrize("bad", [[2], [0, 5], [1, 2, 3, 4, 5]])
-async def test_a_bad_member_of_a_group_fails_alone(bad: list[int]) -> None:
-    machine = FakeMachine(6, Script(fails=dict.fromkeys(bad, "compile")), workers=2)
-    run = await finish(machine, compile=CompileSettings(group_size=6))
-    assert sorted(e.index for e in run.of(BuildFailed)) == bad
-    assert {e.kind for e in run.of(BuildFailed)} == {"compile"}
-    assert run.of(GroupSplit)[0].indices == (0, 1, 2, 3, 4, 5)
-    assert run.measured() == [i for i in range(6) if i not in bad]
 
 
 async def test_duplicates_are_measured_once_and_credited_to_the_first() -> None:
@@ -166,22 +144,6 @@ async def test_likely_losers_are_skipped_under_a_budget_and_tried_without_one() 
     script = Script(facts=lambda c: StaticFacts(accumulators=512))
     run = await finish(FakeMachine(12, script), budget=4, strategy="exhaustive")
     assert len(run.measured()) == 4  # where all are likely losers
-
-
-@pytest.mark.parametrize(
-    ("kind", "lost"),
-    [("fault", 1), ("worker_lost", 1), *((kind, 0) for kind in ("mismatch", "unwritten", "load", "out_of_memory"))],
-)
-async def test_a_device_that_a_candidate_ends_comes_back_and_other_failures_cost_it_nothing(
-    kind: Any, lost: int
-) -> None:
-    machine = FakeMachine(10, Script(fails={3: kind}))
-    run = await finish(machine)
-    assert [(e.index, e.kind) for e in run.of(BenchmarkFailed)] == [(3, kind)]
-    assert len(run.of(DeviceLost)) == lost and len(run.of(DeviceReady)) == machine.starts["fake-0"] == 1 + lost
-    assert run.measured() == [i for i in range(10) if i != 3] and len(run.of(FinalOrdered)) == 1
-    [group] = failure_groups(run.result.records)
-    assert (group.kind, group.message, group.count) == (kind, f"scripted to fail: {kind}", 1)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -281,15 +243,6 @@ async def test_stop_ends_the_run_in_order() -> None:
         result = await tuner.result()
     assert 5 <= result.measured < 30 and result.remaining > 400 and result.finished
     assert isinstance(event, RunFinished) and event.reason == "stopped" and len(machine.finals) == 1
-
-
-async def test_leaving_the_tuner_early_cancels_the_run() -> None:
-    machine = FakeMachine(500)
-    async with Tuner(machine=machine) as tuner:
-        async for event in tuner.events():
-            if isinstance(event, CandidateMeasured):
-                break
-    assert machine.closed == 1 and machine.running == 0 and sum(machine.cancelled.values()) >= 1
 
 
 @pytest.mark.parametrize("moment", [RunStarted, CandidateLowered, ArtifactBuilt, BenchmarkStarted, FinalOrdered])

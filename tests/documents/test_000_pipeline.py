@@ -1,0 +1,248 @@
+"""TileLang's pull request 2159: its pipeline, grouped compilation, benchmarks on several GPUs, and experiments."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import seed000
+import tilelang
+from drop_in_tuners import BLOCKS, cpu_tuner
+from fake_runs import finish, valley
+from guide_kernels import scaled
+
+import atune
+import atune.compat.tilelang as compat
+from atune.compat.tilelang import ArgumentError, AutoTuner
+from atune.engine.engine import ARTIFACTS_PER_DEVICE
+from atune.errors import UsageError
+from atune.frontends.cli.main import make_parser
+from atune.journal import events
+from atune.journal.reader import read
+from atune.journal.result import Result
+from atune.model.settings import CompileSettings
+from atune.reporting.summary import failure_groups, summary
+from atune.testing import FakeMachine, Script
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "bench" / "results"
+
+
+@pytest.fixture(params=["asyncio", "trio", ("asyncio", {"use_uvloop": True})], ids=["asyncio", "trio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> object:
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def unwarned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test is warned as if it were a program of its own."""
+    monkeypatch.setattr(compat.environment, "_warned", set())
+
+
+# ---- the pipeline
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("pipeline", [True, False])
+async def test_a2_measuring_runs_beside_compiling(pipeline: bool) -> None:
+    """With the pipeline, candidates and references are measured while others compile."""
+    machine = FakeMachine(200, Script(library_s=5.0), workers=3, devices=2)  # more than the artifacts' stream holds
+    run = await finish(machine, pipeline=pipeline)
+    built, references = run.of(events.ArtifactBuilt), run.of(events.ReferenceMeasured)
+    assert len(references) == 2 and all((one.seq < built[0].seq) == pipeline for one in references)
+    assert (run.of(events.BenchmarkStarted)[0].seq < built[-1].seq) == pipeline
+    assert len(run.measured()) == 200 > ARTIFACTS_PER_DEVICE
+    assert (len(built[0].indices) == 2) == pipeline  # small at first: a device waits
+
+
+# ---- grouped compilation
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("bad", [[2], [0, 5], [1, 2, 3, 4, 5]])
+async def test_a8_a_bad_member_of_a_group_fails_alone(bad: list[int]) -> None:
+    """A group that does not compile is compiled in parts, until those that fail stand alone."""
+    machine = FakeMachine(6, Script(fails=dict.fromkeys(bad, "compile")), workers=2)
+    run = await finish(machine, compile=CompileSettings(group_size=6))
+    assert sorted((e.index, e.kind) for e in run.of(events.BuildFailed)) == [(index, "compile") for index in bad]
+    assert run.of(events.GroupSplit)[0].indices == (0, 1, 2, 3, 4, 5)
+    assert run.measured() == [i for i in range(6) if i not in bad]
+
+
+@pytest.mark.parametrize("target", ["c", "sm_90a"])
+@pytest.mark.parametrize("backend", ["torch", "dlpack", "cutedsl"])
+def test_a11_an_execution_backend_that_the_target_lacks_is_refused(target: str, backend: str) -> None:
+    """An execution backend that the target lacks is refused with those that it has, and never replaced."""
+    match = rf"^execution_backend must be one of auto, .* for target .*, got '{backend}'$"
+    with pytest.raises(ArgumentError, match=match):
+        AutoTuner(scaled, BLOCKS).set_compile_args(target=target, execution_backend=backend)
+    decorated = compat.autotune(configs=BLOCKS)(tilelang.jit(target=target)(scaled))
+    decorated.jit_impl.execution_backend = backend
+    with pytest.raises(ArgumentError, match=match):
+        decorated(64)
+
+
+# ---- several GPUs
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("slow", ["fake-0", "fake-1", "fake-2"])
+async def test_a17_a_gpu_that_is_not_as_fast_as_the_others_is_left_out(slow: str) -> None:
+    """Each GPU times the reference; where one differs its figures do not count, and others measure again."""
+    script = Script(latency_ms=valley(9), slowdown={slow: 0.9}, lower_s=0.01, compile_s=0.01)
+    run = await finish(FakeMachine(24, script, devices=3))
+    [excluded] = run.of(events.DeviceExcluded)
+    assert excluded.device == slow and "0.900 times" in excluded.reason
+    assert run.result.measured == 24 and run.result.best_index == 9
+    assert slow not in {r.device for r in run.result.records} and run.of(events.FinalOrdered)[0].device != slow
+    assert any(slow in warning for warning in run.result.warnings)
+    replayed = Result.from_events(run.events)
+    assert summary(replayed) | {"journal": None} == summary(run.result) | {"journal": None}
+
+
+# ---- deadlines, cancellation and arguments
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("kind", "lost"),
+    [("fault", 1), ("worker_lost", 1), *((kind, 0) for kind in ("mismatch", "unwritten", "load", "out_of_memory"))],
+)
+async def test_a19_a_candidate_that_fails_or_ends_its_process_disturbs_no_other(kind: Any, lost: int) -> None:
+    """Where a candidate ends its process, a new one measures the others; other failures cost nothing."""
+    machine = FakeMachine(10, Script(fails={3: kind}))
+    run = await finish(machine)
+    assert [(e.index, e.kind) for e in run.of(events.BenchmarkFailed)] == [(3, kind)]
+    starts = len(run.of(events.DeviceReady)), machine.starts["fake-0"]
+    assert len(run.of(events.DeviceLost)) == lost and starts == (1 + lost, 1 + lost)
+    assert run.measured() == [i for i in range(10) if i != 3] and len(run.of(events.FinalOrdered)) == 1
+    [group] = failure_groups(run.result.records)
+    assert (group.kind, group.message, group.count) == (kind, f"scripted to fail: {kind}", 1)
+
+
+@pytest.mark.anyio
+async def test_a20_leaving_a_run_early_cancels_what_is_under_way() -> None:
+    """A run that is left early cancels its compiles and measurements, and begins no more of them."""
+    machine = FakeMachine(500)
+    async with atune.Tuner(machine=machine) as tuner:
+        async for event in tuner.events():
+            if isinstance(event, events.CandidateMeasured):
+                break
+    assert machine.closed == 1 and machine.running == 0 and sum(machine.cancelled.values()) >= 1
+
+
+@pytest.mark.parametrize("name", ["jit_compile", "jit_elaborate"])
+def test_a25_a_compile_function_of_your_own_is_not_called(name: str) -> None:
+    """A `jit_compile` or `jit_elaborate` of your own is not called; a warning and the result say so."""
+    one = cpu_tuner()
+    setattr(one, name, lambda **config: pytest.fail("it is not called"))
+    with pytest.warns(compat.CompatWarning, match=rf"^{name}: your function is not called: [^.]*$"):
+        found = one.run(warmup=1, rep=2)
+    assert [text for text in found.tuning.warnings if text.startswith(f"{name}: your function is not called")]
+
+
+def example(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    return importlib.import_module(name)
+
+
+LINE = """--m 512 --n 256 --k 128 --with-roller --topk 5 --warmup 1 --rep 2 --timeout 7 --skip-check --no-pipeline
+--no-cache-input-tensors --execution-backend auto --grouped-compile --group-compile-size 4 --benchmark-multi-gpu
+--benchmark-devices 0 --benchmark-devices 2"""
+
+
+def test_a26_the_example_hands_all_its_options_to_atune(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`examples/gemm.py` has the command line of TileLang's example."""
+    gemm, asked = example("gemm", monkeypatch), dict[str, Any]()
+    monkeypatch.setattr(atune, "tune", lambda workload, **options: asked.update(options, workload=workload) or 1 / 0)
+
+    def given(line: str) -> dict[str, Any]:
+        with pytest.raises(ZeroDivisionError):
+            anyio.run(gemm.main, gemm.options(line.split()))
+        return asked
+
+    plain = given("")
+    assert (plain["workload"], plain["devices"], plain["pipeline"]) == (gemm.WORKLOAD, "all", True)
+    assert (plain["compile"], plain["benchmark"]) == (CompileSettings(), atune.BenchmarkSettings())
+    full = given(LINE)
+    assert full["workload"].arguments == {"M": 512, "N": 256, "K": 128} and len(full["workload"].space.listed) == 5
+    assert (full["devices"], full["pipeline"], full["compile"].group_size) == ([0, 2], False, 4)
+    few: dict[str, Any] = {"n_warmup": 1, "n_repeat": 2, "benchmark_timeout_s": 7, "check": False}
+    assert full["benchmark"] == atune.BenchmarkSettings(**few, cache_inputs=False)
+    assert given("--no-grouped-compile")["compile"].group_size == 1
+    assert given("--no-benchmark-multi-gpu --benchmark-devices 2")["devices"] == [2]
+
+
+@pytest.mark.parametrize(
+    ("options", "answer"),
+    [
+        ("--pipeline --warmup 3 --rep 20 --timeout 180 --skip-check", ""),
+        ("--topk 20", "--budget?"),
+        ("--group-compile-size 4", "--group-size?"),
+        ("--no-grouped-compile", "--group-size?"),
+        ("--no-benchmark-multi-gpu", "--devices?"),
+        ("--benchmark-devices 0", "--devices?"),
+        ("--cpu-count 2", "--workers?"),
+        ("--shape 64x64", "--arg?"),
+        ("--no-cache-input-tensors", "--no-cache-inputs?"),
+        ("--runs 3", "a command tunes once: repeat it"),
+        ("--execution-backend cython", "candidates always run by tvm_ffi: leave it out"),
+        ("--with-roller", "examples/gemm_roller.py asks TileLang's roller for it"),
+        ("--without-roller", "examples/gemm_roller.py asks TileLang's roller for it"),
+        ("--disable-cache", "CompileSettings(store=…) in Python or @atune.autotune(cache=…) in Python?"),
+    ],
+)
+def test_a28_each_option_of_the_pull_request_is_taken_or_answered(options: str, answer: str) -> None:
+    """`atune tune` takes the options of the pull request, or names what to write in their place."""
+    line = ["tune", "gemm.py", *options.split()]
+    if not answer:
+        assert make_parser("tune").parse_args(line).n_repeat == 20
+        return
+    with pytest.raises(UsageError, match=re.escape(f"{answer} (see atune tune --help)")):
+        make_parser("tune").parse_args(line)
+
+
+# ---- experiments
+
+
+TWO = {
+    "nothing": "--devices 0",
+    "2 devices": "--devices 0,1",
+    "pipeline": "--devices 0 --pipeline",
+    "groups of 2": "--devices 0 --group-size 2",
+    "groups of 4": "--devices 0 --group-size 4",
+    "groups automatic": "--devices 0 --group-size 0",
+    "all, groups of 4": "--devices 0,1 --pipeline --group-size 4",
+    "all": "--devices 0,1 --pipeline --group-size 0 --cicc",
+}
+
+
+def test_a34_each_experiment_turns_one_feature_on_and_all_every_one() -> None:
+    """`bench/seed000.py` runs the experiments: each turns one feature on, and the last one all of them."""
+    assert {one.label: " ".join(one.arguments) for one in seed000.chosen("", ["0", "1"])} == TWO
+    assert [one.label for one in seed000.chosen("groups", ["0", "1"])] == ["nothing", *list(TWO)[3:6]]
+    assert "2 devices" not in [one.label for one in seed000.chosen("", ["0"])]
+    with pytest.raises(SystemExit, match="'devices' needs several devices"):
+        seed000.chosen("devices", ["0"])
+    with pytest.raises(SystemExit, match="'roller' is unknown; there are pipeline, groups, all"):
+        seed000.chosen("roller", ["0"])
+
+
+def test_a36_the_experiments_have_the_settings_of_the_pull_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Experiments have 3 warm-up calls, 180 s for a candidate, no check, new inputs and no cached result."""
+    path = tmp_path / "journal.jsonl"
+    ref = f"{ROOT / 'examples' / 'gemm_cpu.py'}:WORKLOAD"
+    seed000.tune([ref, "--target", "c", "--devices", "cpu", "--rep", "3", "--budget", "2", "--journal", str(path)])
+    told: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["measured"] == 2 and told["stages"]["compile_s"] > 0 < told["stages"]["benchmark_wall_s"]
+    settings = read(path)[0].settings  # type: ignore[attr-defined]
+    assert (settings["pipeline"], settings["compile"]["group_size"], settings["compile"]["cicc"]) == (False, 1, False)
+    asked = {"n_warmup": 3, "benchmark_timeout_s": 180.0, "check": False, "cache_inputs": False}
+    assert {name: settings["benchmark"][name] for name in asked} == seed000.COMMON == asked
