@@ -59,12 +59,10 @@ def compared(folder: str, *others: str) -> None:
 
 
 def test_the_page_names_what_is_there() -> None:
-    """Each folder has a row, each item of the list has files, and the commands have options that atune takes."""
+    """Each folder has a row, and the commands have options that atune takes."""
     page = (RESULTS / "README.md").read_text()
     rows = " ".join(row.split("|")[1] for row in page.splitlines() if row.startswith("| "))
     assert {folder.name for folder in RESULTS.iterdir() if folder.is_dir()} <= set(re.findall(r"\w+", rows))
-    places = [name for name in claims() if not (RESULTS / name.replace("_", "/", 1)).is_dir()]
-    assert [name for name in places if not any(RESULTS.rglob(f"{name}*"))] == []
     for _, *words in map(shlex.split, re.findall(r"`(atune \w+ [^`]+)`", page)):
         make_parser(words[0]).parse_args(words)
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 import re
+from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 import seed000
 import tilelang
@@ -31,17 +34,12 @@ from atune.testing import FakeMachine, Script
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
+ROLLER, END = "roller20", "result_s"
 
 
 @pytest.fixture(params=["asyncio", "trio", ("asyncio", {"use_uvloop": True})], ids=["asyncio", "trio", "uvloop"])
 def anyio_backend(request: pytest.FixtureRequest) -> object:
     return request.param
-
-
-@pytest.fixture(autouse=True)
-def unwarned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test is warned as if it were a program of its own."""
-    monkeypatch.setattr(compat.environment, "_warned", set())
 
 
 # ---- the pipeline
@@ -137,18 +135,14 @@ async def test_a20_leaving_a_run_early_cancels_what_is_under_way() -> None:
 
 
 @pytest.mark.parametrize("name", ["jit_compile", "jit_elaborate"])
-def test_a25_a_compile_function_of_your_own_is_not_called(name: str) -> None:
+def test_a25_a_compile_function_of_your_own_is_not_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A `jit_compile` or `jit_elaborate` of your own is not called; a warning and the result say so."""
+    monkeypatch.setattr(compat.environment, "_warned", set())
     one = cpu_tuner()
     setattr(one, name, lambda **config: pytest.fail("it is not called"))
     with pytest.warns(compat.CompatWarning, match=rf"^{name}: your function is not called: [^.]*$"):
         found = one.run(warmup=1, rep=2)
     assert [text for text in found.tuning.warnings if text.startswith(f"{name}: your function is not called")]
-
-
-def example(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    return importlib.import_module(name)
 
 
 LINE = """--m 512 --n 256 --k 128 --with-roller --topk 5 --warmup 1 --rep 2 --timeout 7 --skip-check --no-pipeline
@@ -158,24 +152,26 @@ LINE = """--m 512 --n 256 --k 128 --with-roller --topk 5 --warmup 1 --rep 2 --ti
 
 def test_a26_the_example_hands_all_its_options_to_atune(monkeypatch: pytest.MonkeyPatch) -> None:
     """`examples/gemm.py` has the command line of TileLang's example."""
-    gemm, asked = example("gemm", monkeypatch), dict[str, Any]()
-    monkeypatch.setattr(atune, "tune", lambda workload, **options: asked.update(options, workload=workload) or 1 / 0)
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    gemm = importlib.import_module("gemm")
 
-    def given(line: str) -> dict[str, Any]:
-        with pytest.raises(ZeroDivisionError):
+    async def asked(workload: atune.Workload, **options: Any) -> None:
+        raise KeyError(workload.arguments, len(workload.space.listed or ()), options)
+
+    def given(line: str) -> Any:
+        with pytest.raises(KeyError) as reached:
             anyio.run(gemm.main, gemm.options(line.split()))
-        return asked
+        return reached.value.args
 
-    plain = given("")
-    assert (plain["workload"], plain["devices"], plain["pipeline"]) == (gemm.WORKLOAD, "all", True)
-    assert (plain["compile"], plain["benchmark"]) == (CompileSettings(), atune.BenchmarkSettings())
-    full = given(LINE)
-    assert full["workload"].arguments == {"M": 512, "N": 256, "K": 128} and len(full["workload"].space.listed) == 5
-    assert (full["devices"], full["pipeline"], full["compile"].group_size) == ([0, 2], False, 4)
-    few: dict[str, Any] = {"n_warmup": 1, "n_repeat": 2, "benchmark_timeout_s": 7, "check": False}
-    assert full["benchmark"] == atune.BenchmarkSettings(**few, cache_inputs=False)
-    assert given("--no-grouped-compile")["compile"].group_size == 1
-    assert given("--no-benchmark-multi-gpu --benchmark-devices 2")["devices"] == [2]
+    monkeypatch.setattr(atune, "tune", asked)
+    settings: dict[str, Any] = {"compile": CompileSettings(), "benchmark": atune.BenchmarkSettings()}
+    assert given("")[2] == {"target": "cuda", "devices": "all", "pipeline": True, **settings}
+    settings = {"n_warmup": 1, "n_repeat": 2, "benchmark_timeout_s": 7, "check": False, "cache_inputs": False}
+    settings = {"compile": CompileSettings(group_size=4), "benchmark": atune.BenchmarkSettings(**settings)}
+    options = {"target": "cuda", "devices": [0, 2], "pipeline": False, **settings}
+    assert given(LINE) == ({"M": 512, "N": 256, "K": 128}, 5, options)
+    options = given("--no-grouped-compile --no-benchmark-multi-gpu --benchmark-devices 2")[2]
+    assert options["compile"].group_size == 1 and options["devices"] == [2]
 
 
 @pytest.mark.parametrize(
@@ -183,31 +179,48 @@ def test_a26_the_example_hands_all_its_options_to_atune(monkeypatch: pytest.Monk
     [
         ("--pipeline --warmup 3 --rep 20 --timeout 180 --skip-check", ""),
         ("--topk 20", "--budget?"),
-        ("--group-compile-size 4", "--group-size?"),
-        ("--no-grouped-compile", "--group-size?"),
-        ("--no-benchmark-multi-gpu", "--devices?"),
-        ("--benchmark-devices 0", "--devices?"),
+        ("--group-compile-size 4, --no-grouped-compile", "--group-size?"),
+        ("--no-benchmark-multi-gpu, --benchmark-devices 0", "--devices?"),
         ("--cpu-count 2", "--workers?"),
         ("--shape 64x64", "--arg?"),
         ("--no-cache-input-tensors", "--no-cache-inputs?"),
         ("--runs 3", "a command tunes once: repeat it"),
         ("--execution-backend cython", "candidates always run by tvm_ffi: leave it out"),
-        ("--with-roller", "examples/gemm_roller.py asks TileLang's roller for it"),
-        ("--without-roller", "examples/gemm_roller.py asks TileLang's roller for it"),
+        ("--with-roller, --without-roller", "examples/gemm_roller.py asks TileLang's roller for it"),
         ("--disable-cache", "CompileSettings(store=…) in Python or @atune.autotune(cache=…) in Python?"),
     ],
 )
 def test_a28_each_option_of_the_pull_request_is_taken_or_answered(options: str, answer: str) -> None:
     """`atune tune` takes the options of the pull request, or names what to write in their place."""
-    line = ["tune", "gemm.py", *options.split()]
-    if not answer:
-        assert make_parser("tune").parse_args(line).n_repeat == 20
-        return
-    with pytest.raises(UsageError, match=re.escape(f"{answer} (see atune tune --help)")):
-        make_parser("tune").parse_args(line)
+    wrong = pytest.raises(UsageError, match=re.escape(f"{answer} (see atune tune --help)"))
+    for one in options.split(", "):
+        with wrong if answer else nullcontext():
+            make_parser("tune").parse_args(["tune", "gemm.py", *one.split()])
 
 
 # ---- experiments
+
+
+def gains(folder: str, figure: str, *ways: str) -> list[str]:
+    """Return how many times less it takes with each feature turned on than with none; medians of three runs each."""
+    stored = json.loads((RESULTS / "seed000" / folder / "result.json").read_text())
+    runs = [msgspec.convert(one, seed000.Run) for one in stored["runs"]]
+    assert stored["settings"].items() >= seed000.COMMON.items() and not any(run.error or run.excluded for run in runs)
+    assert Counter(run.variant for run in runs) == dict.fromkeys(stored["variants"], 3)
+    none, *found = (seed000.median([run for run in runs if run.variant == way], figure) for way in ("nothing", *ways))
+    return [f"{none / one:.2f}" for one in found]
+
+
+def said(page: Path = RESULTS / "README.md") -> str:
+    return " ".join(page.read_text().split())
+
+
+def test_a31_a_second_gpu_about_halves_the_time_to_measure() -> None:
+    """Two equal GPUs measure about twice as fast as one, while compiling bounds the time of the run."""
+    [most], [few] = (gains(folder, "benchmark_wall_s", "2 devices") for folder in ("gemm288", ROLLER))
+    [run], page = gains("gemm288", END, "2 devices"), said(ROOT / "docs" / "concepts.md")
+    assert f"288 candidates {most} times as fast" in said() and f"20 candidates {few} times" in said()
+    assert f"[{most} times as fast]" in page and f"ended only {run} times as early" in page
 
 
 TWO = {
