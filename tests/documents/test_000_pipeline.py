@@ -208,6 +208,7 @@ def gains(folder: str, figure: str, *ways: str) -> list[str]:
     assert stored["settings"].items() >= seed000.COMMON.items() and not any(run.error or run.excluded for run in runs)
     assert Counter(run.variant for run in runs) == dict.fromkeys(stored["variants"], 3)
     none, *found = (seed000.median([run for run in runs if run.variant == way], figure) for way in ("nothing", *ways))
+    assert all(none > one for one in found)
     return [f"{none / one:.2f}" for one in found]
 
 
