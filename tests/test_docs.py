@@ -32,7 +32,7 @@ from atune.model.artifact import FailureKind
 from atune.reporting.summary import summary
 from atune.stages.measure.check import RTOL
 
-README, BENCHES = PAGES[0], [ROOT / "bench" / "README.md", ROOT / "bench" / "results" / "README.md"]
+README = PAGES[0]
 API, OPTIONS, CONCEPTS, FAILURES, JOURNAL, DECORATOR, CACHE = (
     ROOT / "docs" / f"{name}.md" for name in ("api", "options", "concepts", "failures", "journal", "decorator", "cache")
 )
@@ -235,7 +235,10 @@ def test_default_tolerances_are_those_of_the_code() -> None:
     assert {name: float(rtol) for name, rtol in rows} == RTOL
 
 
-@pytest.mark.parametrize("page", [*PAGES, *BENCHES], ids=lambda page: f"{page.parent.name}/{page.name}")
+BENCHES = [ROOT / "bench" / "README.md", ROOT / "bench" / "results" / "README.md"]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *BENCHES], ids=lambda page: str(page.relative_to(ROOT)))
 def test_relative_links_resolve(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if "://" in target:

@@ -42,9 +42,6 @@ def anyio_backend(request: pytest.FixtureRequest) -> object:
     return request.param
 
 
-# ---- the pipeline
-
-
 @pytest.mark.anyio
 @pytest.mark.parametrize("pipeline", [True, False])
 async def test_a2_measuring_runs_beside_compiling(pipeline: bool) -> None:

@@ -47,7 +47,7 @@ class PreviewOptions(TypedDict):
     dry_run: Annotated[bool, Option(
         "Measure nothing: say what would be done, or compile every candidate; with a target such as sm_90a neither "
         "needs a GPU.",
-        default=False, flag="--dry-run|--compile-only", group="preview", page="#compile-only",
+        default=False, flag="--dry-run|--compile-only", group="preview", page="concepts.md#dry-run",
     )]
     # fmt: on
 
