@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -19,7 +18,7 @@ import tilelang
 import tilelang.language as T
 import torch
 from decorated import shift
-from drop_in_tuners import BLOCKS, cpu_tuner, lazy
+from drop_in_tuners import BLOCKS, cpu_tuner, lazy, planned
 from guide_kernels import doubled, few_blocks, scaled
 from tilelang.autotuner import param, tuner
 
@@ -36,7 +35,6 @@ from atune.compat.tilelang import (
     environment,
     set_autotune_inputs,
 )
-from atune.compat.tilelang.environment import plan
 from atune.model.device import Target
 from atune.model.folders import artifacts_folder
 from atune.model.settings import Budget
@@ -46,16 +44,6 @@ from atune.workers.system.resources import usable_cores
 pytestmark = pytest.mark.timeout(170)
 ON_CPU = CompileArgs(target="c", execution_backend="cython")
 eager = autotune(configs=BLOCKS, warmup=1, rep=5)(shift)
-
-
-def planned(**given: Any) -> Any:
-    """Return what these of tilelang's arguments mean; for an H100, unless they say otherwise."""
-    records: list[Any] = []
-    for record, defaults in ((CompileArgs, {"target": "sm_90a"}), (ProfileArgs, {})):
-        own = {field.name for field in dataclasses.fields(record)} & given.keys()
-        records.append(record(**{**defaults, **{name: given.pop(name) for name in own}}))
-    found = plan(*records, given)
-    return SimpleNamespace(**found.pop("run"), **found)
 
 
 # ---- names and parameters
