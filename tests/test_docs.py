@@ -235,7 +235,7 @@ def test_default_tolerances_are_those_of_the_code() -> None:
     assert {name: float(rtol) for name, rtol in rows} == RTOL
 
 
-BENCHES = [ROOT / "bench" / "README.md", ROOT / "bench" / "results" / "README.md"]
+BENCHES = sorted((ROOT / "bench").rglob("*.md"))
 
 
 @pytest.mark.parametrize("page", [*PAGES, *BENCHES], ids=lambda page: str(page.relative_to(ROOT)))

@@ -119,9 +119,8 @@ def test_a6_every_way_of_compiling_and_measuring_finds_the_same() -> None:
 
 def test_a7_each_configuration_of_a_library_has_its_own_kernel(run: Any) -> None:
     """Each configuration computes its own outputs, which are checked by themselves."""
-    assert [(one.status, one.config) for one in run.tuning.records][1:3] == [
-        ("measured", {"block": 32}), ("failed", {"factor": 3.0}),
-    ]  # fmt: skip
+    assert [one.status for one in run.tuning.records] == ["measured", "measured", "failed", "failed"]
+    assert [(e.index, e.kind) for e in of(run, events.BenchmarkFailed)] == [(2, "mismatch")]  # it multiplies by 3
 
 
 @pytest.mark.anyio
@@ -262,23 +261,14 @@ def test_a21_wrong_arguments_are_refused_before_anything_starts(name: str) -> No
         AutoTuner(scaled, BLOCKS).run(**{name: -1})
 
 
-@pytest.mark.parametrize(
-    ("given", "without"),
-    [
-        ({"group_compile_size": 4}, "without enable_grouped_compile=True"),
-        ({"early_stop_factor": 3.0, "early_stop": False}, "with early_stop=False"),
-        ({"benchmark_multi_gpu": True}, "for target c"),
-    ],
-)
-def test_a22_what_has_no_effect_is_said_in_a_warning_and_the_result(
-    given: dict[str, Any], without: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("given", [{"group_compile_size": 4}, {"early_stop_factor": 3.0, "early_stop": False}])
+def test_a22_what_has_no_effect_is_said(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """An argument without effect, such as `group_compile_size` alone, is named in a warning and in the result."""
     monkeypatch.setattr(compat.environment, "_warned", set())
-    said = f"{next(iter(given))}: has no effect {without}"
+    said = f"{next(iter(given))}: has no effect with"
     with pytest.warns(compat.CompatWarning, match=f"^{said}"):
         found = cpu_tuner().run(**given)
-    assert [text for text in found.warnings if text.startswith(said)]
+    assert [text for text in found.tuning.warnings if text.startswith(said)]
 
 
 def test_a23_a_second_run_of_a_tuner_forgets_the_first_ones_arguments() -> None:
