@@ -2,10 +2,13 @@
 
 atune tune examples/gemm.py:WORKLOAD
 python examples/gemm.py
+
+The script also takes the options that TileLang's pull request 2159 gives its own example; --help lists them.
 """
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 import anyio
@@ -70,12 +73,62 @@ WORKLOAD = atune.Workload(
 )
 
 
-async def main() -> None:
-    result = await atune.tune(WORKLOAD, target="cuda")
+async def main(given: argparse.Namespace) -> None:
+    problem = {"M": given.m, "N": given.n, "K": given.k}
+    workload, devices = WORKLOAD.at(problem), given.benchmark_devices
+    if given.with_roller:
+        from gemm_roller import TOPK, recommended  # that file takes the kernel from this one
+
+        configs = recommended(**problem, topk=given.topk or TOPK)
+        workload = atune.Workload(matmul, configs, arguments=problem, reference=reference)
+    result = await atune.tune(
+        workload,
+        target="cuda",
+        devices=devices or "all" if given.benchmark_multi_gpu else (devices or [0])[:1],
+        pipeline=given.pipeline,
+        compile=atune.CompileSettings(group_size=given.group_compile_size if given.grouped_compile else 1),
+        benchmark=atune.BenchmarkSettings(
+            n_warmup=given.warmup,
+            n_repeat=given.rep,
+            benchmark_timeout_s=given.timeout,
+            check=not given.skip_check,
+            cache_inputs=given.cache_input_tensors,
+        ),
+    )
     print(table(result))
-    A, B = (torch.randn(4096, 4096, device="cuda").bfloat16() for _ in range(2))
+    A, B = (torch.randn(size, given.k, device="cuda").bfloat16() for size in (given.m, given.n))
     torch.testing.assert_close(result.kernel(A, B), A @ B.T, rtol=2e-2, atol=1.0)
 
 
+def options(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line. Where nothing is given, atune decides, as in `atune tune`."""
+    parser = argparse.ArgumentParser(description="Tune a bf16 matrix product: C (m, n) = A (m, k) @ B (n, k)^T.")
+    for name in ("--m", "--n", "--k"):
+        parser.add_argument(name, type=int, default=4096)
+    parser.add_argument("--with-roller", action="store_true", help="try what TileLang's roller recommends, not all 288")
+    parser.add_argument("--without-roller", dest="with_roller", action="store_false")
+    parser.add_argument("--topk", type=int, help="how many configurations the roller recommends (20)")
+    parser.add_argument("--warmup", type=int, default=3, help="calls before the first sample (3)")
+    parser.add_argument("--rep", type=int, default=20, help="samples of each configuration (20)")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds for one configuration (60)")
+    parser.add_argument("--skip-check", action="store_true", help="compare no output with torch")
+    parser.add_argument("--execution-backend", choices=["auto", "tvm_ffi"], help="kernels are called by tvm_ffi")
+    parser.add_argument("--group-compile-size", type=int, metavar="N", help="how many kernels are compiled together")
+    parser.add_argument("--benchmark-devices", type=int, action="append", metavar="GPU", help="a GPU; repeatable")
+    for name, text in {
+        "--cache-input-tensors": "use the same inputs for all configurations",
+        "--pipeline": "measure while others compile",
+        "--grouped-compile": "compile several kernels together",
+        "--benchmark-multi-gpu": "measure on all GPUs, or on those of --benchmark-devices",
+    }.items():
+        parser.add_argument(name, action=argparse.BooleanOptionalAction, default=True, help=f"{text} (on)")
+    given = parser.parse_args(arguments)
+    if given.topk is not None and not given.with_roller:
+        parser.error("--topk: only the roller ranks configurations: add --with-roller")
+    if given.group_compile_size is not None and not given.grouped_compile:
+        parser.error("--group-compile-size: --no-grouped-compile compiles each kernel alone: leave one of them out")
+    return given
+
+
 if __name__ == "__main__":
-    anyio.run(main)
+    anyio.run(main, options())

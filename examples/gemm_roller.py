@@ -20,8 +20,8 @@ from atune.reporting.export import table
 TOPK = 20
 
 
-def recommended(M: int, N: int, K: int) -> list[dict[str, Any]]:
-    """Return the roller's `TOPK` configurations for C = A @ B^T in bfloat16 on an H100 or H200, the best first."""
+def recommended(M: int, N: int, K: int, topk: int = TOPK) -> list[dict[str, Any]]:
+    """Return the roller's `topk` configurations for C = A @ B^T in bfloat16 on an H100 or H200, the best first."""
     from tilelang.carver.roller.policy import TensorCorePolicy
     from tilelang.carver.roller.rasterization import NoRasterization
     from tilelang.carver.template import MatmulTemplate
@@ -47,7 +47,7 @@ def recommended(M: int, N: int, K: int) -> list[dict[str, Any]]:
         raise ValueError(f"the roller has no tensor core schedule for M={M}, N={N}, K={K}")
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     # Hints that differ in their warps' shapes alone are one configuration: ask for some more.
-    for hint in TensorCorePolicy.from_prim_func(func=function, arch=arch, tags=tags).emit_config(2 * TOPK):
+    for hint in TensorCorePolicy.from_prim_func(func=function, arch=arch, tags=tags).emit_config(2 * topk):
         (block_M, block_N), (warp_M, warp_N) = hint.block, hint.warp
         config = {
             "block_M": int(block_M),
@@ -58,7 +58,7 @@ def recommended(M: int, N: int, K: int) -> list[dict[str, Any]]:
             "swizzle": not isinstance(hint.rasterization_plan, NoRasterization),
         }
         found.setdefault(tuple(config.values()), config)
-    return list(found.values())[:TOPK]
+    return list(found.values())[:topk]
 
 
 def hopper() -> Any:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import tilelang
 from guide_kernels import scaled
 
-from atune.compat.tilelang import AutoTuner, autotune
+from atune.compat.tilelang import AutoTuner, CompileArgs, ProfileArgs, autotune
+from atune.compat.tilelang.environment import plan
 
 BLOCKS = [{"block": 16}, {"block": 32}]
+
+
+def planned(**given: Any) -> Any:
+    """Return what these of tilelang's arguments mean; for an H100, unless they say otherwise."""
+    records: list[Any] = []
+    for record, defaults in ((CompileArgs, {"target": "sm_90a"}), (ProfileArgs, {})):
+        own = {field.name for field in dataclasses.fields(record)} & given.keys()
+        records.append(record(**{**defaults, **{name: given.pop(name) for name in own}}))
+    found = plan(*records, given)
+    return SimpleNamespace(**found.pop("run"), **found)
 
 
 def lazy(configs: Any = BLOCKS, kernel: Any = scaled, **options: Any) -> Any:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 NEEDS_TILELANG = (
-    "bundle", "cicc", "compat", "decorator", "frontend", "local", "sets",
+    "bundle", "cicc", "compat", "decorator", "frontend", "local", "sets", "test_000_pipeline",
 
     "test_bad_input", "test_bench_pick", "test_bench_prior", "test_bench_record", "test_bench_spaces",
     "test_checks", "test_cli_basic", "test_cli_dry_run", "test_cli_explain", "test_cli_failures",

@@ -233,7 +233,10 @@ def test_default_tolerances_are_those_of_the_code() -> None:
     assert {name: float(rtol) for name, rtol in rows} == RTOL
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+BENCHES = sorted((ROOT / "bench").rglob("*.md"))
+
+
+@pytest.mark.parametrize("page", [*PAGES, *BENCHES], ids=lambda page: str(page.relative_to(ROOT)))
 def test_relative_links_resolve(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if "://" in target:

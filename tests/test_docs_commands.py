@@ -338,7 +338,7 @@ def shape(output: str) -> list[str]:
     """Return the lines of an output without what differs from run to run: numbers, folders, who wins by how much, and
     lines on measurements that scatter, tie or depend on an axis, and on the progress of runs that take their time.
     """
-    output = re.sub(r"^atune: \[\d+ s\] .*\n", "", output, flags=re.MULTILINE)
+    output = re.sub(r"^atune: \[\d+ s[^]]*\] .*\n", "", output, flags=re.MULTILINE)
     output = re.sub(r"[\w./-]*/", "", output)
     output = re.sub(r"\d[\d.,-]*", "N", output)
     output = re.sub(r"^(latency +N ms, ).*(?:\n {11}.*)*\bdefault\b.*", r"\1…", output, flags=re.MULTILINE)

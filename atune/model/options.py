@@ -47,7 +47,8 @@ class Option:
     measured: bool = False
     """Whether measurements that were made under another value are others."""
     flag: str = ""
-    """The option of the command line, if it has one. ``--skip-…`` switches off what is on by default."""
+    """The option of the command line, if it has one. ``--skip-…`` switches off what is on by default. Of flags that
+    exclude each other, ``--quiet|--verbose``, each sets its own name."""
     metavar: str = ""
     action: str = ""
     """``repeat`` at the command line, where the type does not say so."""

@@ -169,7 +169,7 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
     )] = True
     cache_inputs: Annotated[bool, Option(
         "Make the inputs once per device and use them for every candidate. False makes them for each one.",
-        measured=True,
+        flag="--cache-inputs", measured=True,
     )] = True
     memory_limit: Annotated[int | str | None, Option(
         "Device memory, such as ``4GiB``, that all device processes of this program together may use on a GPU. "

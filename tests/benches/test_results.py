@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 import re
+import shlex
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from atune.frontends.api.resume import read_state
+from atune.frontends.cli.main import make_parser
 from atune.journal.result import Result
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +56,15 @@ def compared(folder: str, *others: str) -> None:
     found = re.findall(r"that of (.*): ([\d.]+) \(95 % interval ([\d.]+) to ([\d.]+)\)", table)
     [(middle, low, high)] = [figures for tuner, *figures in found if tuner == best["tuner"]]
     says(folder, f"{middle} ({low}–{high})")
+
+
+def test_the_page_names_what_is_there() -> None:
+    """Each folder has a row, and the commands have options that atune takes."""
+    page = (RESULTS / "README.md").read_text()
+    rows = " ".join(row.split("|")[1] for row in page.splitlines() if row.startswith("| "))
+    assert {folder.name for folder in RESULTS.iterdir() if folder.is_dir()} <= set(re.findall(r"\w+", rows))
+    for _, *words in map(shlex.split, re.findall(r"`(atune \w+ [^`]+)`", page)):
+        make_parser(words[0]).parse_args(words)
 
 
 def test_vs_tilelang() -> None:

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -19,7 +18,7 @@ import tilelang
 import tilelang.language as T
 import torch
 from decorated import shift
-from drop_in_tuners import BLOCKS, cpu_tuner, lazy
+from drop_in_tuners import BLOCKS, cpu_tuner, lazy, planned
 from guide_kernels import doubled, few_blocks, scaled
 from tilelang.autotuner import param, tuner
 
@@ -36,7 +35,6 @@ from atune.compat.tilelang import (
     environment,
     set_autotune_inputs,
 )
-from atune.compat.tilelang.environment import plan
 from atune.model.device import Target
 from atune.model.folders import artifacts_folder
 from atune.model.settings import Budget
@@ -46,16 +44,6 @@ from atune.workers.system.resources import usable_cores
 pytestmark = pytest.mark.timeout(170)
 ON_CPU = CompileArgs(target="c", execution_backend="cython")
 eager = autotune(configs=BLOCKS, warmup=1, rep=5)(shift)
-
-
-def planned(**given: Any) -> Any:
-    """Return what these of tilelang's arguments mean; for an H100, unless they say otherwise."""
-    records: list[Any] = []
-    for record, defaults in ((CompileArgs, {"target": "sm_90a"}), (ProfileArgs, {})):
-        own = {field.name for field in dataclasses.fields(record)} & given.keys()
-        records.append(record(**{**defaults, **{name: given.pop(name) for name in own}}))
-    found = plan(*records, given)
-    return SimpleNamespace(**found.pop("run"), **found)
 
 
 # ---- names and parameters
@@ -154,19 +142,6 @@ def test_what_means_the_same_warns_of_nothing() -> None:
     assert not off.benchmark.adaptive and not off.benchmark.cache_inputs and not off.pipeline
     assert off.benchmark.benchmark_timeout_s > 86400
     assert planned(enable_grouped_compile=False).compile.group_size == 1
-
-
-@pytest.mark.parametrize("target", ["c", "sm_90a"])
-@pytest.mark.parametrize("backend", ["torch", "dlpack", "cutedsl"])
-def test_an_adapter_that_the_target_lacks_is_refused_and_never_replaced(target: str, backend: str) -> None:
-    with pytest.raises(
-        ArgumentError, match=rf"^execution_backend must be one of auto, .* for target .*, got '{backend}'$"
-    ):
-        AutoTuner(scaled, BLOCKS).set_compile_args(target=target, execution_backend=backend)
-    decorated = autotune(configs=BLOCKS)(tilelang.jit(target=target)(scaled))
-    decorated.jit_impl.execution_backend = backend
-    with pytest.raises(ArgumentError, match=f"got '{backend}'$"):
-        decorated(64)
 
 
 def test_what_only_the_run_can_find_is_a_value_error_too() -> None:

@@ -147,12 +147,3 @@ def test_the_cache_has_tilelang_s_keys() -> None:
     left_out = lazy(do_not_specialize="factor")
     left_out(64, factor=3.0)
     assert list(left_out._tuner_cache) == [((), (("block", 16), ("n", 64), ("threads", None)))]
-
-
-@pytest.mark.parametrize("name", ["jit_compile", "jit_elaborate"])
-def test_a_function_that_is_not_called_is_told(name: str) -> None:
-    one = cpu_tuner()
-    setattr(one, name, lambda **config: pytest.fail("it is not called"))
-    with pytest.warns(compat.CompatWarning, match=rf"^{name}: your function is not called: [^.]*$"):
-        found = one.run(warmup=1, rep=2)
-    assert [text for text in found.tuning.warnings if text.startswith(f"{name}: your function is not called")]

@@ -16,15 +16,11 @@ import pytest
 from fake_runs import finish, valley
 from msgspec.structs import replace
 
-from atune.engine.engine import ARTIFACTS_PER_DEVICE
 from atune.errors import DevicesLost, NoWinner
 from atune.frontends.api.tuner import Tuner, run, tune
 from atune.journal.events import (
     ArtifactBuilt,
-    BenchmarkFailed,
-    BenchmarkStarted,
     BestChanged,
-    BuildFailed,
     CandidateAliased,
     CandidateLowered,
     CandidateMeasured,
@@ -33,7 +29,6 @@ from atune.journal.events import (
     DeviceReady,
     Event,
     FinalOrdered,
-    GroupSplit,
     ReferenceMeasured,
     RunFinished,
     RunInterrupted,
@@ -43,9 +38,9 @@ from atune.journal.reader import read
 from atune.journal.result import Result
 from atune.model.artifact import StaticFacts
 from atune.model.device import DeviceLimits
-from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.model.settings import BenchmarkSettings
 from atune.reporting.export import table
-from atune.reporting.summary import failure_groups, summary
+from atune.reporting.summary import summary
 from atune.testing import FakeClock, FakeMachine, Script
 from atune.workload.workload import WorkloadSpec
 
@@ -71,26 +66,6 @@ async def test_all_candidates_are_measured_and_the_fastest_wins(workers: int, de
     assert kept is not None and kept.index == 17 and Path(kept.path).is_relative_to(os.environ["XDG_CACHE_HOME"])
     latencies = [e.latency_ms for e in run.of(BestChanged)]
     assert latencies == sorted(latencies, reverse=True) and latencies[-1] == 1.0
-
-
-@pytest.mark.parametrize("pipeline", [True, False])
-async def test_without_the_pipeline_measuring_and_the_reference_wait_for_all_compiling(pipeline: bool) -> None:
-    machine = FakeMachine(200, Script(library_s=5.0), workers=3, devices=2)  # more than the artifacts' stream holds
-    run = await finish(machine, pipeline=pipeline)
-    built, references, [measuring, *_] = run.of(ArtifactBuilt), run.of(ReferenceMeasured), run.of(BenchmarkStarted)
-    assert len(references) == 2 and all((one.seq < built[0].seq) == pipeline for one in references)
-    assert (measuring.seq < built[-1].seq) == pipeline and len(run.measured()) == 200 > ARTIFACTS_PER_DEVICE
-    assert (len(built[0].indices) == 2) == pipeline  # small at first: a device waits
-
-
-@pytest.mark.parametrize("bad", [[2], [0, 5], [1, 2, 3, 4, 5]])
-async def test_a_bad_member_of_a_group_fails_alone(bad: list[int]) -> None:
-    machine = FakeMachine(6, Script(fails=dict.fromkeys(bad, "compile")), workers=2)
-    run = await finish(machine, compile=CompileSettings(group_size=6))
-    assert sorted(e.index for e in run.of(BuildFailed)) == bad
-    assert {e.kind for e in run.of(BuildFailed)} == {"compile"}
-    assert run.of(GroupSplit)[0].indices == (0, 1, 2, 3, 4, 5)
-    assert run.measured() == [i for i in range(6) if i not in bad]
 
 
 async def test_duplicates_are_measured_once_and_credited_to_the_first() -> None:
@@ -146,22 +121,6 @@ async def test_likely_losers_are_skipped_under_a_budget_and_tried_without_one() 
     script = Script(facts=lambda c: StaticFacts(accumulators=512))
     run = await finish(FakeMachine(12, script), budget=4, strategy="exhaustive")
     assert len(run.measured()) == 4  # where all are likely losers
-
-
-@pytest.mark.parametrize(
-    ("kind", "lost"),
-    [("fault", 1), ("worker_lost", 1), *((kind, 0) for kind in ("mismatch", "unwritten", "load", "out_of_memory"))],
-)
-async def test_a_device_that_a_candidate_ends_comes_back_and_other_failures_cost_it_nothing(
-    kind: Any, lost: int
-) -> None:
-    machine = FakeMachine(10, Script(fails={3: kind}))
-    run = await finish(machine)
-    assert [(e.index, e.kind) for e in run.of(BenchmarkFailed)] == [(3, kind)]
-    assert len(run.of(DeviceLost)) == lost and len(run.of(DeviceReady)) == machine.starts["fake-0"] == 1 + lost
-    assert run.measured() == [i for i in range(10) if i != 3] and len(run.of(FinalOrdered)) == 1
-    [group] = failure_groups(run.result.records)
-    assert (group.kind, group.message, group.count) == (kind, f"scripted to fail: {kind}", 1)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -254,15 +213,6 @@ async def test_stop_ends_the_run_in_order() -> None:
         result = await tuner.result()
     assert 5 <= result.measured < 30 and result.remaining > 400 and result.finished
     assert isinstance(event, RunFinished) and event.reason == "stopped" and len(machine.finals) == 1
-
-
-async def test_leaving_the_tuner_early_cancels_the_run() -> None:
-    machine = FakeMachine(500)
-    async with Tuner(machine=machine) as tuner:
-        async for event in tuner.events():
-            if isinstance(event, CandidateMeasured):
-                break
-    assert machine.closed == 1 and machine.running == 0 and sum(machine.cancelled.values()) >= 1
 
 
 async def test_the_journal_folds_to_the_live_result(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from atune.journal.events import (
     BenchmarkFailed,
     BenchmarkRepeated,
     CandidateMeasured,
-    DeviceExcluded,
     DeviceLost,
     DeviceReady,
     FinalOrdered,
@@ -78,21 +77,6 @@ async def test_a_process_that_ends_between_two_candidates_blames_none(index: int
     assert run.result.measured == 8 and not run.of(BenchmarkFailed) and not run.of(BenchmarkRepeated)
     assert [e.reason for e in run.of(DeviceLost)] == ["its process ended between two candidates"]
     assert len(run.of(FinalOrdered)) == 1
-
-
-@pytest.mark.parametrize("slow", ["fake-0", "fake-1", "fake-2"])
-async def test_a_device_that_is_not_as_fast_as_the_others_is_left_out(slow: str) -> None:
-    """Its figures do not count, whenever it is found out, and what it measured is measured again by the others."""
-    script = Script(latency_ms=valley(9), slowdown={slow: 0.9}, lower_s=0.01, compile_s=0.01)
-    machine = FakeMachine(24, script, devices=3)
-    run = await finish(machine)
-    [excluded] = run.of(DeviceExcluded)
-    assert excluded.device == slow and "0.900 times" in excluded.reason
-    assert run.result.measured == 24 and run.result.best_index == 9
-    assert slow not in {r.device for r in run.result.records} and run.of(FinalOrdered)[0].device != slow
-    assert any(slow in warning for warning in run.result.warnings)
-    replayed = Result.from_events(run.events)
-    assert summary(replayed) | {"journal": None} == summary(run.result) | {"journal": None}
 
 
 async def test_the_winner_is_found_also_where_the_slower_device_measured_it() -> None:

@@ -98,7 +98,7 @@ class EngineOptions(TypedDict, total=False):
     )]
     pipeline: Annotated[bool, Option(
         "Measure candidates while others compile. False starts measuring after all compiling, for comparison.",
-        default=True,
+        default=True, flag="--pipeline", group="compiling",
     )]
     compile: Annotated[CompileSettings | None, Option("`CompileSettings`.", check=_settings(CompileSettings))]
     benchmark: Annotated[BenchmarkSettings | None, Option("`BenchmarkSettings`.", check=_settings(BenchmarkSettings))]

@@ -65,7 +65,8 @@ class Parser(argparse.ArgumentParser):
         if wrong is None:
             return f"unexpected argument {unknown[0]!r} (see {self.prog} --help)"
         flag = wrong.partition("=")[0]
-        flags = {name: one.option_strings[-1] for one in self._actions if one.option_strings for name in _names(one)}
+        no = flag.startswith("--no-")
+        flags = {name: way for one in self._actions if one.option_strings for name, way in _names(one, no).items()}
         ways = {name: f"{way} in Python" for name, way in python_ways().items()} if self.prog == "atune tune" else {}
         meant = likely(flag.lstrip("-").removeprefix("no-").replace("-", "_"), flags, ways)
         instead = _INSTEAD.get(flag.replace("--without", "--with"), "")
@@ -102,9 +103,23 @@ def _shown(action: argparse.Action) -> str:
     return {"?": f"[{name}]", "*": f"[{name} …]", "+": f"{name} …"}.get(str(action.nargs), name)
 
 
-def _names(action: argparse.Action) -> list[str]:
-    """Return the names by which an option may be meant."""
-    return [action.dest, *(flag.lstrip("-").replace("-", "_") for flag in action.option_strings)]
+def _names(action: argparse.Action, no: bool) -> dict[str, str]:
+    """Return the names by which an option may be meant, and how to write it. `no`: to switch it off."""
+    flags = action.option_strings
+    pair = isinstance(action, argparse.BooleanOptionalAction)
+    names = {_name(flag): flags[-1 if no else 0] if pair else flag for flag in flags}
+    return {action.dest: [*names.values()][-1], **names}
+
+
+def _name(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_")
+
+
+class _Each(argparse.Action):
+    """Flags that exclude each other: each sets its own name."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, flag: str | None = None) -> None:
+        setattr(namespace, _name(flag or ""), True)
 
 
 def add_command(
@@ -132,13 +147,16 @@ def with_flags(kind: type[Any]) -> list[Field]:
 def add_options(parser: Parser, fields: Iterable[Field], group: Any = None, *, unset: str = "") -> None:
     """Add an argument for each option, under its name. `group`: where in the help. `unset`: the default, in words."""
     for field in fields:
-        option = field.option
+        option, flags = field.option, field.option.flag.split("|")
         default = unset or default_of(field)
         how: dict[str, Any] = {"dest": field.name, "default": None if unset else field.default}
         text = f"do not {first_sentence(option.doc)}" if skips(field) else first_sentence(option.doc)
         how["help"] = (text + (f" [default: {default}]" if default else "")).replace("%", "%%")
         if option.action == "repeat":
             how |= {"action": "append", "default": [], "metavar": option.metavar}
+        elif len(flags) > 1:
+            how |= {"action": _Each, "nargs": 0}
+            parser.set_defaults(**{_name(flag): False for flag in flags})
         elif skips(field):
             how["action"] = "store_false"
         elif field.plain is bool:
@@ -147,7 +165,7 @@ def add_options(parser: Parser, fields: Iterable[Field], group: Any = None, *, u
             how["metavar"] = option.metavar or field.name.upper()
             if field.plain in (int, float):
                 how["type"] = number(field)
-        (parser if group is None else group).add_argument(option.flag, **how)
+        (parser if group is None else group).add_argument(*flags, **how)
 
 
 def skips(field: Field) -> bool:

@@ -17,11 +17,9 @@ class ScreenOptions(TypedDict):
 
     # fmt: off
     quiet: Annotated[bool, Option(
-        "Show no progress on stderr.", default=False, flag="--quiet", group="output",
-    )]
-    verbose: Annotated[bool, Option(
-        "Log every event on stderr instead of the progress. Elsewhere than on a terminal each is a JSON object.",
-        default=False, flag="--verbose", group="output",
+        "Show no progress on stderr, or log every event there instead. Elsewhere than on a terminal each is a JSON "
+        "object.",
+        default=False, flag="--quiet|--verbose", group="output",
     )]
     # fmt: on
 
@@ -47,12 +45,9 @@ class PreviewOptions(TypedDict):
 
     # fmt: off
     dry_run: Annotated[bool, Option(
-        "Say what would be done; compile and measure nothing.", default=False, flag="--dry-run", group="preview",
-        page="concepts.md#dry-run",
-    )]
-    compile_only: Annotated[bool, Option(
-        "Compile every candidate and measure none; with a target such as sm_90a no GPU is needed.", default=False,
-        flag="--compile-only", group="preview", page="#compile-only",
+        "Measure nothing: say what would be done, or compile every candidate; with a target such as sm_90a neither "
+        "needs a GPU.",
+        default=False, flag="--dry-run|--compile-only", group="preview", page="concepts.md#dry-run",
     )]
     # fmt: on
 
@@ -65,8 +60,8 @@ def groups() -> dict[str, list[Field]]:
     for kind in (TuneOptions, ProblemOptions, PreviewOptions, ScreenOptions):
         for field in with_flags(kind):
             found[field.option.group].append(field)
-    found["compiling"] = with_flags(CompileSettings)
-    found["measuring"] = with_flags(BenchmarkSettings)
+    found["compiling"] += with_flags(CompileSettings)
+    found["measuring"] += with_flags(BenchmarkSettings)
     return found
 
 
