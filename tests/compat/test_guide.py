@@ -102,8 +102,8 @@ def test_decorator_tunes_once_for_each_argument_tuple_on_the_tensors_given(place
 # ---- 2) Programmatic autotune
 
 
-def test_from_kernel_refuses_a_kernel_that_is_compiled_already() -> None:
-    kernel = Place("c").decorated(scaled, [{"block": 16}])(64)
+def test_from_kernel_refuses_a_kernel_that_something_else_compiled() -> None:
+    kernel = tilelang.compile(scaled(64), out_idx=[-1], target="c", execution_backend="cython")
     with pytest.raises(ArgumentError, match="got a compiled kernel: omit the call"):
         AutoTuner.from_kernel(kernel, configs=[{"block": 16}])
 
@@ -201,9 +201,11 @@ def test_checks_and_inputs_are_those_of_a_workload() -> None:
     work = workload_of(made)
     assert {name: getattr(work, name) for name in tolerances} == tolerances
     assert (work.reference.func, work.check.func, work.inputs) == (doubled, close, None)  # type: ignore[union-attr]
-    with pytest.warns(CompatWarning, match="manual_check_prog: is not called without ref_prog"):
-        alone = workload_of(Place("c").scaled(manual_check_prog=close))
-    assert (alone.reference, alone.check, alone.rtol, alone.max_mismatched_ratio) == (None, None, 1e-2, 0.01)
+    with pytest.raises(ArgumentError, match="manual_check_prog gets the outputs alone without ref_prog: let it take"):
+        workload_of(Place("c").scaled(manual_check_prog=close))
+    alone = workload_of(Place("c").scaled(manual_check_prog=doubled))
+    assert (alone.reference, alone.check.func, alone.rtol) == (None, doubled, 1e-2)  # type: ignore[union-attr]
+    assert alone.max_mismatched_ratio == 0.01
 
 
 @pytest.mark.parametrize("step", ["set_profile_args", "run"])
