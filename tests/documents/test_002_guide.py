@@ -28,11 +28,6 @@ WRONG = [{"factor": 2}, {"factor": 3}]
 """Configurations of `scale`: the second computes something else than `doubled`."""
 
 
-@pytest.fixture(autouse=True)
-def all_warnings() -> None:
-    compat.environment._warned.clear()
-
-
 @pytest.fixture(scope="module", params=["c", pytest.param("cuda", marks=pytest.mark.gpu)])
 def place(request: pytest.FixtureRequest) -> Place:
     return Place(request.param)
@@ -123,6 +118,21 @@ def test_b4_a_function_of_configs_gets_the_call() -> None:
     assert kernel(64, 2.0) is first and asked == [64, 64, 64, 64, 128]
     with pytest.raises(ArgumentError, match="cannot be called like that: too many positional arguments"):
         kernel(64, 2.0, 16, None, "too many")
+
+
+def test_b5_every_configuration_is_tried(guide: SimpleNamespace) -> None:
+    """Every configuration of the guide's space is compiled, checked and measured, or has the code of another one."""
+    tuning = guide.artifact.tuning
+    assert tuning.total == len(guide.tuner.configs) == tuning.measured + tuning.duplicates
+    assert all(one.checked for one in tuning.measurements)
+
+
+def test_b6_without_a_gpu_the_guides_kernel_says_so() -> None:
+    """For the CPU a kernel that is written for CUDA fails, and the error says how to compile it without a GPU."""
+    configs = [*tiles(64, 64, 64, gpu=True)][:2]
+    made = Place("c").tuner(product, configs, arguments={"M": 64, "N": 64, "K": 64, "gpu": True})
+    with pytest.raises(compat.TuningFailed, match=r"2 failed to lower(.|\n)*written for CUDA(.|\n)*--compile-only"):
+        made.run()
 
 
 def test_b7_keys_of_a_configuration_are_arguments_of_the_kernel() -> None:

@@ -45,11 +45,6 @@ MIGRATION = (ROOT / "docs" / "migration.md").read_text()
 ON_CPU = CompileArgs(target="c", execution_backend="cython")
 
 
-@pytest.fixture(autouse=True)
-def all_warnings() -> None:
-    compat.environment._warned.clear()
-
-
 @pytest.fixture(scope="module", params=["c", pytest.param("cuda", marks=pytest.mark.gpu)])
 def place(request: pytest.FixtureRequest) -> Place:
     return Place(request.param)
