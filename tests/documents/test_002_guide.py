@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +15,9 @@ import pytest
 import tilelang
 import tilelang.language as T
 import torch
+from contract_kernels import moody
 from decorated import shift
-from drop_in_tuners import BLOCKS, Place, close, cpu_tuner, lazy, workload_of
+from drop_in_tuners import BLOCKS, Place, close, cpu_tuner, lazy, planned, workload_of
 from guide_kernels import doubled, product, product_of, scaled, tiles, typed
 from peer_kernels import picky, scale
 from tilelang.autotuner import param, tuner
@@ -22,6 +25,12 @@ from tilelang.autotuner import param, tuner
 import atune
 import atune.compat.tilelang as compat
 from atune.compat.tilelang import ArgumentError, AutoTuner, AutotuneResult, autotune, set_autotune_inputs
+from atune.engine.search.prior import why_never
+from atune.frontends.cli.main import main
+from atune.journal.events import ArtifactBuilt, CandidateLowered
+from atune.journal.reader import read
+from atune.model.artifact import StaticFacts
+from atune.model.device import DeviceLimits
 
 pytestmark = pytest.mark.timeout(170)
 WRONG = [{"factor": 2}, {"factor": 3}]
@@ -56,6 +65,14 @@ def guide(place: Place, tmp_path_factory: pytest.TempPathFactory) -> SimpleNames
     save_dir = tmp_path_factory.mktemp("best") / "matmul"
     artifact.save_to_disk(save_dir, verbose=True)
     return SimpleNamespace(**locals())
+
+
+@pytest.fixture(scope="module")
+def hung() -> AutotuneResult:
+    """A tuning of a kernel that never ends, in another thread than the main one, which alone gets signals."""
+    made = cpu_tuner(moody, [{"mode": "ok"}, {"mode": "loop"}], timeout=1, skip_check=True)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(made.run).result()
 
 
 # ---- The two ways
@@ -325,3 +342,50 @@ def test_b24_threads_may_be_a_tuple() -> None:
     """Tile sizes, stages and threads are tuned, also where threads are a tuple."""
     configs = [{"block": 256, "threads": (64, 2)}, {"block": 256, "threads": (128, 1)}]
     assert [*workload_of(cpu_tuner(configs=configs)).space.points({}).walk()] == configs
+
+
+def test_b25_dtypes_may_be_tuned() -> None:
+    """A configuration may set a dtype: each candidate gets inputs of its own."""
+    found = cpu_tuner(typed, [{"dtype": dtype} for dtype in ("float32", "int32", "int8")], ref_prog=torch.clone).run()
+    assert found.tuning.measured == 3
+
+
+def test_b26_what_exceeds_the_device_is_not_compiled() -> None:
+    """Configurations that exceed the device's shared memory or threads are left out before they are compiled."""
+    limits = DeviceLimits(smem_bytes=1000, threads=1024)
+    assert why_never(StaticFacts(smem_bytes=1001), limits) == "shared memory: 1001 bytes a block, the device has 1000"
+    assert why_never(StaticFacts(threads=1025), limits) == "threads: 1025 a block, the device takes 1024"
+    assert why_never(StaticFacts(smem_bytes=1000, threads=1024), limits) == ""
+
+
+def test_b27_the_best_configuration_can_be_read_again(guide: SimpleNamespace, capsys: Any) -> None:
+    """`atune show` prints the best configuration of a journal, so that it can become the default."""
+    assert main(["show", guide.artifact.tuning.journal, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["config"].items() >= guide.artifact.config.items()
+
+
+def test_b28_workers_compile(guide: SimpleNamespace) -> None:
+    """Worker processes lower and compile the candidates, several in one library, and not your program."""
+    events = read(guide.artifact.tuning.journal)
+    lowered = {event.worker for event in events if isinstance(event, CandidateLowered)}
+    assert lowered and not {name for name in lowered if not name.startswith("compile")}
+    assert any(isinstance(event, ArtifactBuilt) for event in events)
+
+
+def test_b29_the_current_device_is_measured_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Candidates are measured on the program's current device."""
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 1)
+    assert planned().devices == ("1",)
+
+
+def test_b30_a_kernel_that_never_ends_fails_alone(hung: AutotuneResult) -> None:
+    """A configuration that runs past `timeout` fails with that limit, and the others are measured."""
+    [failure] = hung.tuning.failures  # type: ignore[union-attr]
+    assert (failure.config, failure.kind, hung.config) == ({"mode": "loop"}, "timeout", {"mode": "ok"})
+    assert failure.message.startswith("ran past benchmark_timeout_s=1")
+
+
+def test_b31_deadlines_need_no_signals(hung: AutotuneResult) -> None:
+    """Deadlines use no signals, which the main thread alone gets, and so hold in every thread of your program."""
+    assert hung.tuning.finished and hung.tuning.failed == 1  # type: ignore[union-attr]

@@ -100,6 +100,20 @@ def test_b34_the_key_covers_outputs_inputs_checks_and_callbacks() -> None:
     assert len(set(keys)) == len(keys) and key(ref_prog=doubled) in keys
 
 
+def test_b35_results_lie_in_a_folder_of_their_own() -> None:
+    """Results are no folder for each key; the migration page says where they are kept."""
+    assert "| `TILELANG_CACHE_DIR` | results and libraries are kept in its subfolder `atune` |" in MIGRATION
+
+
+def test_b36_a_saved_result_has_the_guides_files(tmp_path: Path) -> None:
+    """A saved result is a folder with the best configuration, latencies, sources, library and function."""
+    found = cpu_tuner().run()
+    found.save_to_disk(tmp_path / "best", verbose=True)
+    files = {"best_config.json", "latency.json", "device_kernel.cu", "host_kernel.cu", "function.pkl"}
+    assert {*os.listdir(tmp_path / "best")} >= files | {"kernel_lib.so"}
+    assert json.loads((tmp_path / "best" / "best_config.json").read_text()) == found.config
+
+
 # ---- Environment variables
 
 
@@ -407,3 +421,12 @@ def test_b54_given_tensors_size_symbolic_dimensions(place: Place) -> None:
     for n in (32, 320):
         A = torch.randn(n, device=place.device)
         close(found.kernel(A), A * 2)
+
+
+def test_b55_stored_programs_found_tilelangs_winners() -> None:
+    """Four kernels of TileLang's examples, tuned by both: the winners are the same, and atune has them sooner."""
+    rows = json.loads((ROOT / "bench" / "results" / "compat" / "compat.json").read_text())["rows"]
+    theirs, ours = ({row["example"]: row for row in rows if row["tuner"] == name} for name in ("tilelang", "atune"))
+    assert len(theirs) == 4 and theirs.keys() == ours.keys()
+    for name, row in ours.items():
+        assert row["config"] == theirs[name]["config"] and row["result_s"] < theirs[name]["result_s"], name
