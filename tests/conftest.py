@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -61,6 +62,13 @@ def why_no_gpu() -> str:
         pynvml.nvmlShutdown()
         return "" if count else "no CUDA GPU: NVML finds none"
     return "no CUDA GPU: NVML does not answer"
+
+
+@pytest.fixture(autouse=True)
+def all_warnings() -> None:
+    """Each test is warned by the drop-in as if it were a program of its own."""
+    if (environment := sys.modules.get("atune.compat.tilelang.environment")) is not None:
+        environment._warned.clear()
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 # Annotations are evaluated: they name local values.
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import tilelang.language as T
@@ -15,21 +17,23 @@ def product(
     block_M: int = 16,
     block_N: int = 16,
     block_K: int = 16,
+    num_stages: int = 2,
+    threads: int = 128,
     gpu: bool = False,
     dtype: Any = "float32",
 ) -> Any:
-    """C = A @ B, one tile of C a block, in tensor cores' tiles on a GPU."""
+    """C = A @ B, one tile of C a block, in tensor cores' tiles on a GPU; on the CPU the tiles of C alone count."""
     out = "float32"
     if gpu:
 
         @T.prim_func
         def on_gpu(A: T.Tensor((M, K), dtype), B: T.Tensor((K, N), dtype), C: T.Tensor((M, N), out)):
-            with T.Kernel(T.ceildiv(N, block_N), T.ceildiv(M, block_M), threads=128) as (bx, by):
+            with T.Kernel(T.ceildiv(N, block_N), T.ceildiv(M, block_M), threads=threads) as (bx, by):
                 A_shared = T.alloc_shared((block_M, block_K), dtype)
                 B_shared = T.alloc_shared((block_K, block_N), dtype)
                 C_local = T.alloc_fragment((block_M, block_N), "float32")
                 T.clear(C_local)
-                for ko in T.Pipelined(T.ceildiv(K, block_K), num_stages=2):
+                for ko in T.Pipelined(T.ceildiv(K, block_K), num_stages=num_stages):
                     T.copy(A[by * block_M, ko * block_K], A_shared)
                     T.copy(B[ko * block_K, bx * block_N], B_shared)
                     T.gemm(A_shared, B_shared, C_local)
@@ -86,9 +90,13 @@ def typed(dtype: str, block: int = 16, threads: Any = None) -> Any:
     return main
 
 
-def tiles(M: int, N: int, K: int, gpu: bool = False, **_: Any) -> list[dict[str, Any]]:
-    sizes = (32, 64) if gpu else (16, 32)
-    return [{"block_M": m, "block_N": n} for m in sizes for n in sizes if M % m == 0 and N % n == 0]
+def tiles(M: int, N: int, K: int, gpu: bool = False, **_: Any) -> Iterator[dict[str, Any]]:
+    """Yield the guide's 32 configurations; on the CPU 8 of smaller tiles."""
+    sizes, deep = ((64, 128), (32, 64)) if gpu else ((16, 32), (16, 32))
+    for m, n, k in itertools.product(sizes, sizes, deep):
+        for stages, threads in itertools.product((2, 3), (128, 256)) if gpu else [(2, 128)]:
+            if M % m == 0 and N % n == 0:
+                yield {"block_M": m, "block_N": n, "block_K": k, "num_stages": stages, "threads": threads}
 
 
 def product_of(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:

@@ -277,10 +277,11 @@ def _all_mismatch(result: Result) -> list[str]:
     ran = [record.kind for record in result.records if record.status == "failed" and record.kind in RAN]
     if result.measured or len(ran) < 2 or set(ran) != {"mismatch"}:
         return []
-    what, first = "every candidate that ran differs from the reference", "reference"
-    if any(record.message.startswith("the check ") for record in result.records):
-        what, first = "the check refuses every candidate that ran", "check"
-    what += f": look at the {first} first, then at the kernel and the inputs"
+    what, first = "every candidate that ran differs from the reference", "the reference"
+    for judge in ("the check", "manual_check_prog", "ref_prog"):
+        if any(record.message.startswith(f"{judge} ") for record in result.records):
+            what, first = f"{judge} refuses every candidate that ran", judge
+    what += f": look at {first} first, then at the kernel and the inputs"
     return [what, *_ended_early(result, "mismatched", len(ran))]
 
 

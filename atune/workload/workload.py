@@ -112,7 +112,7 @@ class Workload:
         self.kernels_out_idx = given["out_idx"] is None
         """Whether `out_idx` is the kernel's own. After a call, tilelang counts it from the front."""
         self.like_tilelang = False
-        """Whether the user's functions get what tilelang's tuner gives them."""
+        """Whether the user's functions get what tilelang's tuner gives them, and only what is listed may win."""
         self.restore, self.zero = tuple(given["restore"] or ()), tuple(given["zero"] or ())
         self.rtol, self.atol, self.max_mismatched_ratio = given["rtol"], given["atol"], given["max_mismatched_ratio"]
         self.default = None if given["default"] is None else dict(given["default"])
@@ -554,8 +554,8 @@ class Candidates:
 
     def _refused(self, baseline: Config) -> str:
         """Return which constraint refuses the baseline, or raises for it; empty where all admit it."""
-        if not (where := self.workload.space.where):
-            return ""
+        if self.workload.like_tilelang or not (where := self.workload.space.where):
+            return "configs does not list it" * self.workload.like_tilelang
         place = self.points.place(baseline)
         raw = self._fit.given_default(self._first) if place is None else self.points.raw(place)
         try:

@@ -17,20 +17,6 @@ from atune.model.settings import CompileSettings
 from atune.testing import FakeMachine, Script
 
 
-def test_each_kernel_computes_its_own_and_stands_in_order() -> None:
-    configs = [{"factor": factor, "block": block} for factor in (2, 3, 5) for block in (8, 16)]
-    kernels = atune.compile_all(scale, configs, target="c", compile=CompileSettings(store=False))
-    assert [kernel.config for kernel in kernels] == configs
-    A = torch.randn(N)
-    for kernel, config in zip(kernels, configs, strict=True):
-        assert torch.equal(kernel(A), A * config["factor"])
-        assert kernel.artifact.symbol in kernel.source
-    A, B = torch.randn(N), torch.empty(N)
-    kernels[-1](A, B)  # every parameter given
-    assert torch.equal(B, A * 5)
-    assert len({kernel.artifact.path for kernel in kernels}) < len(kernels)  # they share libraries
-
-
 def test_what_fails_is_told_after_the_others_are_compiled() -> None:
     configs = [{"block": block} for block in (8, 12, 16, 24)]
     with pytest.raises(atune.errors.CompileFailed, match="2 of 4 configurations failed to compile") as caught:

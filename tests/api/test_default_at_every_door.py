@@ -59,6 +59,18 @@ def test_the_drop_in_raises_what_tilelangs_tuner_raises() -> None:
         kernel(256)
 
 
+def test_the_drop_in_returns_what_is_listed_and_compares_it_with_the_default() -> None:
+    configs = [{"times": 40}, {"times": 80}]
+    with pytest.warns(RuntimeWarning, match="the default is chosen if it is listed, else the first configuration"):
+        assert drop_in(configs=configs, tuning="pick")(repeated_jit).tune(512).config == {"times": 40}
+    found = drop_in(configs=configs, warmup=1, rep=3, ref_prog=doubled)(repeated_jit).tune(256)
+    assert found.config == found.kernel.config == {"times": 40}
+    assert found.tuning.default.config == {"times": 1} and found.tuning.default_ratio < 1
+    assert "The default is not returned: it is outside the space, and configs does not list it" in str(found.tuning)
+    passes = {"times": 1, "pass_configs": {"tl.disable_safe_memory_legalize": False}}  # the code of the default
+    assert drop_in(configs=[passes], warmup=1, rep=3, ref_prog=doubled)(repeated_jit).tune(256).config == passes
+
+
 @pytest.mark.parametrize(("name", "why"), [("ALONE", ""), ("ALONE_REFUSED", WHY)])
 def test_the_command_line_says_so_first_and_returns_1(name: str, why: str, tmp_path: Path, capsys: Any) -> None:
     journal = str(tmp_path / "j")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import os
 import shutil
 import subprocess
@@ -18,7 +17,7 @@ import tilelang
 import tilelang.language as T
 import torch
 from decorated import shift
-from drop_in_tuners import BLOCKS, cpu_tuner, lazy, planned
+from drop_in_tuners import BLOCKS, Place, cpu_tuner, lazy, planned
 from guide_kernels import doubled, few_blocks, scaled
 from tilelang.autotuner import param, tuner
 
@@ -32,14 +31,15 @@ from atune.compat.tilelang import (
     CompileArgs,
     ProfileArgs,
     autotune,
-    environment,
     set_autotune_inputs,
 )
 from atune.model.device import Target
 from atune.model.folders import artifacts_folder
-from atune.model.settings import Budget
+from atune.model.settings import BenchmarkSettings, Budget
 from atune.stages.frontend.jit_kernel import jit_kernel
-from atune.workers.system.resources import usable_cores
+from atune.stages.measure import benchmark
+from atune.stages.measure.timer import CpuTimer, Timed
+from atune.workers.local.workers import process_folders
 
 pytestmark = pytest.mark.timeout(170)
 ON_CPU = CompileArgs(target="c", execution_backend="cython")
@@ -49,48 +49,10 @@ eager = autotune(configs=BLOCKS, warmup=1, rep=5)(shift)
 # ---- names and parameters
 
 
-def names(function: Any) -> list[str]:
-    return list(inspect.signature(function).parameters)
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (autotune, tuner.autotune),
-        (AutoTuner.set_compile_args, tuner.AutoTuner.set_compile_args),
-        (AutoTuner.set_profile_args, tuner.AutoTuner.set_profile_args),
-        (AutoTuner.run, tuner.AutoTuner.run),
-        (AutotuneResult.save_to_disk, param.AutotuneResult.save_to_disk),
-        (AutotuneResult.load_from_disk, param.AutotuneResult.load_from_disk),
-    ],
-    ids=lambda function: function.__qualname__,
-)
-def test_functions_take_what_tilelangs_take_in_their_order(ours: Any, theirs: Any) -> None:
-    """With the same defaults, or None, where the engine decides."""
-    assert names(ours)[: len(names(theirs))] == names(theirs)
-    mine = inspect.signature(ours).parameters
-    for name, parameter in inspect.signature(theirs).parameters.items():
-        other = name == "supply_type" or (theirs, name) == (tuner.AutoTuner.set_profile_args, "timeout")
-        assert mine[name].default in (None, parameter.default) or other, name
-        assert mine[name].kind in (parameter.kind, parameter.POSITIONAL_OR_KEYWORD), name
-
-
-@pytest.mark.parametrize(
-    ("target", "seen", "given"), [("auto", [], "auto"), (None, [], "auto"), ("auto", ["a GPU"], "c"), ("c", [], "c")]
-)
-def test_the_engine_says_that_there_is_no_gpu(
-    target: Any, seen: list[str], given: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It does where it is asked for ``auto``. A GPU that tilelang cannot use stays unused."""
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr(environment, "visible_gpus", lambda: seen)
-    assert planned(target=target).target == given
-
-
 def test_arguments_by_position_go_where_the_signature_says() -> None:
     """tilelang's `set_profile_args` has `backend` last, and its `ProfileArgs` fourth."""
     in_order = [1, 2, 3.0, "normal", doubled, None, 0.1, 0.2, 0.3, True, None, False, "cupti"]
-    given = dict(zip(names(AutoTuner.set_profile_args)[1:], in_order, strict=True))
+    given = dict(zip([*inspect.signature(AutoTuner.set_profile_args).parameters][1:], in_order, strict=True))
     made = AutoTuner(scaled, BLOCKS).set_profile_args(*in_order)
     assert vars(made.profile_args) == given and made.profile_args == ProfileArgs(**given)
     assert ProfileArgs(1, 2, 3, "cupti").backend == "cupti"
@@ -112,7 +74,9 @@ def test_a_keyword_of_our_own_has_the_prior_choose() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"execution_backend": "nvrtc"}, "'nvrtc': counts for as_tilelang.*: tvm_ffi builds and calls"),
+        ({"benchmark_devices": [0]}, "benchmark_devices: has no effect without benchmark_multi_gpu=True"),
+        ({"group_compile_size": 4}, "group_compile_size: has no effect without enable_grouped_compile=True"),
+        ({"early_stop_factor": 3, "early_stop": False}, "early_stop_factor: has no effect with early_stop=False"),
         ({"target": "c", "benchmark_multi_gpu": True}, "benchmark_multi_gpu: has no effect for target c"),
         ({"backend": "cupti"}, "backend='cupti': kernels are timed by CUDA events"),
     ],
@@ -127,26 +91,7 @@ def test_what_has_no_meaning_here_warns_once_and_says_what_happens(
     assert not [w for w in recwarn if issubclass(w.category, CompatWarning)]
 
 
-def test_what_means_the_same_warns_of_nothing() -> None:
-    asked = planned(
-        target={"kind": "cuda", "arch": "sm_90a"}, execution_backend="tvm_ffi", warmup=10, rep=20, timeout=30,
-        use_pipeline=True, enable_grouped_compile=True, group_compile_size=4, benchmark_devices=[0, 1],
-        benchmark_multi_gpu=True, early_stop=True, early_stop_factor=2.0,
-    )  # fmt: skip
-    benchmark = asked.benchmark
-    assert (benchmark.n_warmup, benchmark.n_repeat, benchmark.benchmark_timeout_s) == (10, 20, 30)
-    assert asked.pipeline and benchmark.adaptive and asked.compile.group_size == 4
-    assert benchmark.early_stop_factor == 2.0
-    assert asked.target == "sm_90a" and asked.devices == ("0", "1")
-    off = planned(target="c", cache_input_tensors=False, early_stop=False, use_pipeline=False, timeout=0)
-    assert not off.benchmark.adaptive and not off.benchmark.cache_inputs and not off.pipeline
-    assert off.benchmark.benchmark_timeout_s > 86400
-    assert planned(enable_grouped_compile=False).compile.group_size == 1
-
-
 def test_what_only_the_run_can_find_is_a_value_error_too() -> None:
-    with pytest.raises(ArgumentError, match="target 'hip' is not supported"):
-        AutoTuner(scaled, BLOCKS).set_compile_args(target="hip")
     with pytest.raises(ArgumentError, match="out_idx 9: the kernel has 2 parameters"):
         cpu_tuner().set_compile_args(out_idx=[9], target="c").run()
     with pytest.raises(ArgumentError, match="configs: its function must take a call as it is written: too many"):
@@ -162,26 +107,6 @@ def test_mistakes_are_value_errors_too() -> None:
 
 
 # ---- environment variables
-
-
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        ({}, None),
-        ({"CPU_COUNTS": "1"}, 1),
-        ({"CPU_COUNTS": "100000"}, len(usable_cores())),
-        ({"CPU_COUNTS": "-1", "CPU_UTILITIES": "0.01"}, 1),
-        ({"CPU_UTILITIES": "1.0"}, len(usable_cores())),
-        ({"CPU_COUNTS": "100000", "MAX_CPU_COUNT": "1"}, 1),
-        ({"MAX_CPU_COUNT": "1"}, 1),
-    ],
-)
-def test_cpu_variables_set_the_number_of_compile_processes(
-    variables: dict[str, str], expected: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(f"TILELANG_AUTO_TUNING_{name}", value)
-    assert planned(target="c").compile.workers == expected
 
 
 def test_other_variables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,36 +138,6 @@ def test_the_winner_is_the_same_in_a_list_of_another_order() -> None:
 def tilelangs_result(kernel: Any) -> Any:
     config = {"block": 16}
     return param.AutotuneResult(0.5, config, 1.5, kernel.get_kernel_source(), kernel.prim_func, kernel)
-
-
-def test_folders_go_both_ways(tmp_path: Path) -> None:
-    A = torch.randn(64)
-    ours = cpu_tuner(ref_prog=doubled).run()
-    ours.save_to_disk(tmp_path / "ours")
-    (tmp_path / "ours" / "kernel_lib.so").unlink()
-    ours.save_to_disk(tmp_path / "ours")  # whole, and anew
-    assert os.listdir(tmp_path) == ["ours"], "nothing is left in staging"
-    read = param.AutotuneResult.load_from_disk(
-        tmp_path / "ours", param.CompileArgs(target="c", execution_backend="cython")
-    )
-    assert (read.config, read.latency, read.ref_latency) == (ours.config, ours.latency, ours.ref_latency)
-    assert torch.equal(read.kernel(A), A * 2)
-    saved = json.loads((tmp_path / "ours" / "out_idx.json").read_text())
-    assert saved == {"out_idx": [1], "target": "c", "execution_backend": "cython"}
-    again = AutotuneResult.load_from_disk(tmp_path / "ours", CompileArgs())
-    assert again is not None and torch.equal(again.kernel(A), A * 2)
-
-    kernel = tilelang.compile(scaled(64), out_idx=[-1], target="c", execution_backend="cython")
-    tilelangs_result(kernel).save_to_disk(tmp_path / "cache" / "theirs")
-    with_outputs = dataclasses.replace(ON_CPU, out_idx=[-1])
-    found = AutotuneResult.load_from_disk(tmp_path / "cache" / "theirs", with_outputs)
-    assert found is not None
-    assert (found.config, found.latency, found.ref_latency) == ({"block": 16}, 0.5, 1.5)
-    assert torch.equal(found.kernel(A), A * 2) and found.kernel.latency == 0.5
-    (tmp_path / "cache" / "theirs" / "out_idx.json").unlink()  # as older versions left it
-    older = AutotuneResult.load_from_disk(str(tmp_path / "cache" / "theirs"), with_outputs)
-    assert older is not None and torch.equal(older.kernel(A), A * 2)
-    assert AutotuneResult.load_from_disk(tmp_path / "nowhere", ON_CPU) is None
 
 
 def test_code_of_another_user_is_loaded_only_if_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,28 +215,6 @@ def made(counted: list[int], **options: Any) -> Any:
     return lazy(configs, **options)
 
 
-def test_arguments_may_be_written_in_any_form_and_configurations_are_asked_for_each() -> None:
-    asked: list[int] = []
-    kernel = made(asked)
-    first = kernel(64, 2.0)
-    assert kernel(64, factor=2.0) is first and kernel(factor=2.0, n=64) is first
-    assert kernel(64, 3.0) is not first and kernel(128, 2.0) is not first
-    assert kernel(64, 2.0) is first and asked == [64, 64, 64, 64, 128]
-    with pytest.raises(ArgumentError, match="cannot be called like that: too many positional arguments"):
-        kernel(64, 2.0, 16, None, "too many")
-
-
-def test_generated_configurations_serve_every_problem_and_arguments_need_not_be_data() -> None:
-    def kernel(policy: Any, n: int = 64, block: int = 16) -> Any:
-        return scaled(n, 2.0 if policy is T.GemmWarpPolicy.Square else 3.0, block)
-
-    tuned = lazy((config for config in BLOCKS), kernel)
-    A = torch.randn(64)
-    twice, thrice = tuned(T.GemmWarpPolicy.Square), tuned(T.GemmWarpPolicy.FullRow)
-    assert torch.equal(twice(A), A * 2) and torch.equal(thrice(A), A * 3)
-    assert tuned(policy=T.GemmWarpPolicy.Square) is twice
-
-
 def test_the_decorator_s_arguments_are_attributes_as_there() -> None:
     kernel = made([], ref_prog=doubled, timeout=50, early_stop_factor=3.0)
     theirs = {field.name for field in dataclasses.fields(tuner.AutoTuneImpl)}
@@ -396,24 +269,92 @@ def everywhere() -> list[tuple[str, str]]:
     return [(place, name) for name, places in REPLACED.items() for place in places]
 
 
-# ---- the page about it
+# ---- what tilelang's tuner lacks
 
 
-def first_column(heading: str) -> set[str]:
-    page = (Path(__file__).parents[2] / "docs" / "migration.md").read_text()
-    text = page[page.index(heading) :].split("\n#", 1)[0]
-    rows = [row.split("|")[1] for row in text.splitlines() if row.startswith("| `")]
-    return {name for row in rows for name in row.split("`")[1::2]}
+def test_from_kernel_refuses_a_kernel_that_something_else_compiled() -> None:
+    kernel = tilelang.compile(scaled(64), out_idx=[-1], target="c", execution_backend="cython")
+    with pytest.raises(ArgumentError, match="got a compiled kernel: omit the call"):
+        AutoTuner.from_kernel(kernel, configs=[{"block": 16}])
 
 
-def test_the_migration_page_has_every_parameter_and_variable() -> None:
-    taken = {
-        name
-        for function in (tuner.autotune, tuner.AutoTuner.run, tuner.AutoTuner.set_profile_args)
-        for name in names(function)
-    }
-    taken |= set(names(tuner.AutoTuner.set_compile_args))
-    assert first_column("## What each parameter does here") == taken - {"self", "func"}
-    source = inspect.getsource(sys.modules["tilelang.env"])
-    variables = first_column("## Environment variables")
-    assert "TILELANG_CACHE_DIR" in variables and not {name for name in variables if f'"{name}"' not in source}
+def test_a_candidate_that_is_stopped_early_has_true_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stops it is compared with is timed the same way, and what is recorded is the median of real samples."""
+
+    class OneTimer(CpuTimer):
+        def samples(self, timed: Timed, n_warmup: int, n_repeat: int) -> list[float]:
+            return [100.0] * n_repeat
+
+    timed = Timed(lambda: None)
+    monkeypatch.setattr(benchmark._device, "timer", OneTimer(), raising=False)
+    # As fast as the best; twice as slow; as slow, where that is not slow enough; slower than a limit of one's own.
+    for best_ms, factor, expected in ((0.1, None, 50), (0.05, None, 3), (0.05, 2.5, 50), (0.09, 1.05, 3)):
+        settings = BenchmarkSettings(n_warmup=1, n_repeat=50, early_stop_factor=factor)
+        samples = benchmark._samples(timed, settings, best_ms)
+        assert len(samples) in (expected, expected + 3) and set(samples) == {100.0}
+        assert benchmark._timing(samples, timed).latency_ms == pytest.approx(0.1)
+
+
+def test_workers_get_no_variable_that_tilelang_does_not_know(tmp_path: Path) -> None:
+    given = {name for name in process_folders(str(tmp_path)) if name.startswith("TILELANG_")}
+    assert given == {"TILELANG_CACHE_DIR"}
+
+
+@pytest.mark.parametrize("host", ["c", {"kind": "c"}, tilelang.tvm.target.Target("c")], ids=["text", "dict", "target"])
+def test_a_host_target_is_handed_to_the_engine_as_a_text(host: Any) -> None:
+    asked = planned(target_host=host).compile.target_host
+    assert asked is not None and tilelang.tvm.target.Target(asked).kind.name == "c"
+
+
+def test_a_host_target_reaches_the_candidates() -> None:
+    def tuned(host: Any) -> Any:
+        return cpu_tuner(n=64).set_compile_args(out_idx=[-1], target="c", target_host=host).run()
+
+    assert tuned({"kind": "c"}).tuning.measured == 2
+    with pytest.raises(ArgumentError, match="target_host must be a target such as 'c' or 'llvm', got 'no_such_host'"):
+        tuned("no_such_host")
+
+
+def through(n: int, threads: int | None, block: int = 16) -> Any:
+    """B = A + 1, by way of a workspace."""
+
+    @T.prim_func
+    def main(A: T.Tensor((n,), "float32"), W: T.Tensor((2, n), "float32"), B: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, block), threads=threads) as b:
+            for i in T.Parallel(block):
+                W[1, b * block + i] = A[b * block + i]
+            for i in T.Parallel(block):
+                B[b * block + i] = W[1, b * block + i] + 1.0
+
+    return main
+
+
+@pytest.mark.parametrize("target", ["c", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(("out_idx", "given"), [(None, 3), (-1, 2)])
+@pytest.mark.parametrize("starred", [False, True])
+def test_functions_get_every_parameter_where_nobody_names_outputs(
+    target: str, tmp_path: Path, out_idx: Any, given: int, starred: bool
+) -> None:
+    """As there, and with the values that were supplied, whatever atune takes for an output."""
+    log, values = tmp_path / "log", {(64,): 0.0, (2, 64): 1.0}
+
+    def supply(params: list[Any]) -> list[torch.Tensor]:
+        made = [torch.full(tuple(p.shape), values[tuple(p.shape)], dtype=torch.float32) for p in params]
+        return [*made[:-1], made[-1] + 2] if len(params) == 3 else made
+
+    def noted(*inputs: torch.Tensor) -> Any:
+        log.write_text(repr([(tuple(one.shape), one.flatten()[0].item()) for one in inputs]))
+        return inputs[0] + 1
+
+    fixed = {2: lambda a, b: noted(a, b), 3: lambda a, b, c: noted(a, b, c)}
+    place = Place(target)
+    made = place.tuner(
+        through,
+        [{"block": 16}, {"block": 32}],
+        out_idx,
+        {"n": 64, "threads": place.threads},
+        supply_prog=supply,
+        ref_prog=noted if starred else fixed[given],
+    )
+    assert made.run().tuning.failed == 0
+    assert log.read_text() == repr([((64,), 0.0), ((2, 64), 1.0), ((64,), 2.0)][:given])

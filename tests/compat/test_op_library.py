@@ -9,8 +9,6 @@ import tilelang
 import tilelang.language as T
 import torch
 from drop_in_tuners import BLOCKS, lazy
-from guide_kernels import scaled
-from tilelang.autotuner import tuner
 
 from atune.compat.tilelang import autotune
 from atune.frontends.decorator import winners
@@ -41,23 +39,6 @@ def test_where_nothing_is_tuned_the_kernel_has_the_values_that_it_was_made_with(
     assert (found.config, found.latency, found.ref_latency) == ({"factor": 2.0, "block": 8}, None, None)
     assert kernel.tune(64, block=8).config == found.config and torch.equal(found(A), A * 2)
     assert kernel(64, 3.0, 16).config == {"factor": 3.0, "block": 16} and found.config["block"] == 8
-
-
-def test_configurations_are_asked_for_with_what_tilelang_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By name, with the kernel's defaults, and without what does not specialize."""
-    monkeypatch.setattr(tuner, "_init_logger_handlers", lambda: None)  # it writes a file in the folder it is run in
-    asked: list[dict[str, Any]] = []
-
-    def configs(**given: Any) -> Any:
-        asked.append(given)
-        return []
-
-    for make in (autotune, tuner.autotune):
-        made = make(configs=configs, **SEEDED)(tilelang.jit(out_idx=[-1], target="c")(scaled))
-        with pytest.raises(ValueError, match="No configurations to tune"):
-            made(64, block=8)
-    ours, theirs = asked
-    assert ours == theirs == {"n": 64, "factor": 2.0, "threads": None}
 
 
 class Scaling:

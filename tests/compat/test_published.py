@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,13 +10,11 @@ import tilelang
 import tilelang.language as T
 import torch
 from decorated import shift
-from drop_in_tuners import BLOCKS, cpu_tuner, lazy
-from guide_kernels import doubled
+from drop_in_tuners import BLOCKS, key, lazy
 from tilelang.autotuner import tuner
 
 import atune.compat.tilelang as compat
 from atune.compat.tilelang import set_autotune_inputs
-from atune.compat.tilelang.autotuner import TilelangKernel
 from atune.errors import WorkloadError
 
 pytestmark = pytest.mark.timeout(170)
@@ -77,45 +74,7 @@ def test_a_scalar_without_a_value_is_a_value_error_that_says_how_to_give_one() -
 # ---- the cache of a decorated kernel
 
 
-def test_a_cleared_cache_has_the_next_call_ask_again() -> None:
-    asked: list[int] = []
-
-    def configs(n: int) -> list[dict[str, Any]]:
-        asked.append(n)
-        return BLOCKS
-
-    kernel = lazy(configs)
-    kernel(64)
-    kernel._tuner_cache.clear()
-    assert len(kernel._tuner_cache) == 0
-    kernel(64)
-    assert asked == [64, 64] and len(kernel._tuner_cache) == 1
-
-
 # ---- the key of a result
-
-
-def key(n: int = 64, out_idx: int = -1, **profile: Any) -> str:
-    made: Any = cpu_tuner(n=n, **profile)
-    made.compile_args = replace(made.compile_args, out_idx=[out_idx])
-    return str(made.call_of(TilelangKernel(made.fn), {}).work.key.text)
-
-
-def test_the_key_covers_outputs_inputs_checks_and_callbacks() -> None:
-    keys = [
-        key(),
-        key(128),
-        key(out_idx=0),
-        key(skip_check=True),
-        key(cache_input_tensors=False),
-        key(supply_type=tilelang.TensorSupplyType.Integer),
-        key(ref_prog=doubled),
-        key(ref_prog=torch.abs),
-        key(supply_prog=lambda params: [torch.ones(64)]),
-        key(supply_prog=lambda params: [torch.zeros(64)]),
-        key(ref_prog=doubled, manual_check_prog=lambda ours, theirs: True),
-    ]
-    assert len(set(keys)) == len(keys) and key(ref_prog=doubled) in keys
 
 
 def test_of_given_inputs_integers_count_by_value_and_floats_by_shape() -> None:
@@ -130,20 +89,3 @@ def test_of_given_inputs_integers_count_by_value_and_floats_by_shape() -> None:
     others = [(torch.ones(32), lengths, mask), (ones, lengths.flip(0), mask), (ones, lengths, ~mask), (ones, 3, mask)]
     assert len({key_of(ones, lengths, mask), *(key_of(*other) for other in others)}) == 5
     assert key_of(torch.zeros(0, dtype=torch.int32)) != key_of(torch.zeros((), dtype=torch.int32))
-
-
-def test_the_cache_has_tilelang_s_keys() -> None:
-    """Programs read it as a mapping; what does not specialize is no part of a key."""
-    kernel = lazy()
-    assert isinstance(kernel._tuner_cache, Mapping) and len(kernel._tuner_cache) == 0
-    assert kernel(64) is kernel(n=64) is kernel(64, factor=2.0)
-    assert list(kernel._tuner_cache) == [((64,), ()), ((), (("n", 64),)), ((64,), (("factor", 2.0),))]
-    assert [found[1] in BLOCKS for found in kernel._tuner_cache.values()] == [True] * 3
-    assert kernel._tuner_cache[((64,), ())] == (kernel(64), kernel(64).config)
-    assert kernel(128) is not kernel(64) and len(kernel.results) == 2
-    tuned, A = eager(), torch.randn(64)
-    tuned(A)
-    assert list(tuned._tuner_cache) == [((("tensor", "torch.float32", (64,), (1,)),), ())]
-    left_out = lazy(do_not_specialize="factor")
-    left_out(64, factor=3.0)
-    assert list(left_out._tuner_cache) == [((), (("block", 16), ("n", 64), ("threads", None)))]

@@ -295,7 +295,9 @@ def test_a25_a_compile_function_of_your_own_is_not_called(name: str, monkeypatch
     setattr(one, name, lambda **config: pytest.fail("it is not called"))
     with pytest.warns(compat.CompatWarning, match=rf"^{name}: your function is not called: [^.]*$"):
         found = one.run(warmup=1, rep=2)
-    assert [text for text in found.tuning.warnings if text.startswith(f"{name}: your function is not called")]
+    for again in (found, one.run(warmup=1, rep=2)):  # it is warned of once, and told each time
+        assert again.warnings[0].startswith(f"{name}: your function is not called")
+        assert again.tuning.warnings == again.warnings
 
 
 LINE = """--m 512 --n 256 --k 128 --with-roller --topk 5 --warmup 1 --rep 2 --timeout 7 --skip-check --no-pipeline

@@ -23,13 +23,14 @@ from atune.compat.tilelang import environment
 from atune.compat.tilelang.environment import (
     ArgumentError,
     ConfigError,
-    ScalarMissing,
     TuningFailed,
+    ValueMissing,
     backend_of,
     checked,
     plan,
     resolved_target,
     taking,
+    told,
     warn_once,
 )
 from atune.errors import AtuneError, InputsMissing, NoWinner, SpaceError, UsageError
@@ -45,6 +46,7 @@ from atune.model.space import Space
 from atune.stages import tilelang
 from atune.stages.frontend.frontend import encode
 from atune.stages.measure.arguments import GivenTensors
+from atune.stages.measure.check import takes
 from atune.workers.storage.result_cache import ResultCache
 from atune.workload.fingerprint import function_of, is_compiled, kernel_fingerprint, signature_of
 from atune.workload.packing import LazyCallback
@@ -56,7 +58,6 @@ COMPILE, RUN = (
 )
 PROFILE = [field.name for field in dataclasses.fields(ProfileArgs)]
 OUT_IDX = "out_idx.json"
-NOT_CALLED = "your function is not called: workers compile what the kernel function returns, as set_compile_args says"
 RUN_TIMEOUT_S = 180.0
 """Default of tilelang's `run`, which takes none from `set_profile_args`."""
 
@@ -67,15 +68,20 @@ class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
 
     `latency`, `ref_latency`: milliseconds, of the winner and of the reference; None if nothing was timed. `config`:
     the winner's configuration, as given; the call's own values if nothing was tuned. `libcode`: its device source.
-    `func`: its PrimFunc. `kernel`: its `tilelang.JITKernel`. `winner`: what the result cache has of it.
+    `func`: its PrimFunc. `kernel`: its `tilelang.JITKernel`. `winner`: what the result cache has of it. `warnings`: of
+    arguments that have no effect here; those of `tuning` begin with them.
     """
 
     winner: Winner | None = field(default=None, repr=False)
+    warnings: tuple[str, ...] = ()
 
     @property
     def tuning(self) -> TuneResult | None:
         """The whole record, as atune's; None for a loaded result or without a tuning."""
-        return None if self.winner is None else self.winner.result
+        found = None if self.winner is None else self.winner.result
+        if found is not None:
+            found.warnings = tuple(dict.fromkeys((*self.warnings, *found.warnings)))
+        return found
 
     def save_to_disk(self, path: Path | str, verbose: bool = False) -> None:
         """Write the folder `path` in tilelang's format. Replaces an existing one.
@@ -262,15 +268,17 @@ def _code(value: Any) -> str:
 @contextmanager
 def drop_in() -> Iterator[None]:
     """Keep files where tilelang's variables say, and turn errors into those that programs for its tuner catch."""
+    told.set([])
     try:
         with cache_folder_at(environment.cache_root()):
             yield
     except NoWinner as error:
+        error.result.warnings = (*told.get(), *error.result.warnings)
         raise TuningFailed(f"Auto-tuning failed: {error}", error.result) from error
     except InputsMissing as error:
         what, *where = str(error).splitlines()
         remedy = "give tensors and scalars with `with set_autotune_inputs(...)`, or with supply_prog"
-        raise ScalarMissing("\n".join([f"{what}; {remedy}", *where])) from error
+        raise ValueMissing("\n".join([f"{what.partition(': give ')[0]}: {remedy}", *where])) from error
     except SpaceError as error:
         raise ConfigError(str(error)) from error
     except UsageError as error:
@@ -294,11 +302,13 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
     """
 
     def __init__(self, fn: Callable[..., Any], configs: Any) -> None:
-        fn = getattr(fn, "jit_impl", fn)  # what `autotune` returns
+        made_by, *made_for = getattr(fn, "made_by", (fn,))  # what a kernel under `autotune` returned
+        fn = getattr(made_by, "jit_impl", made_by)  # what `autotune` returned
         wrong = "a compiled kernel: omit the call" if is_compiled(fn) else "" if callable(fn) else repr(fn)
         if wrong:
             raise ArgumentError(f"from_kernel takes the function that makes the kernel, and got {wrong}")
         super().__init__(fn, list(configs) if isinstance(configs, Iterator) else configs)
+        self._kernel_parameters: Any = made_for or None
         self.profile_args = ProfileArgs(timeout=RUN_TIMEOUT_S)
         self._captured: list[Any] | None = None
         if hasattr(fn, "get_tir"):  # under `@tilelang.jit`
@@ -323,8 +333,6 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
         """Set how `run` checks and times candidates, and that it uses the tensors of `with set_autotune_inputs(…)`."""
         self.profile_args = ProfileArgs(**given)
         self._captured = tilelang.capture.get_autotune_inputs()
-        if given["supply_prog"] is not None and self._captured is not None:
-            warn_once("supply_prog", "is not called inside `with set_autotune_inputs(...)`, which gives tensors")
         return self
 
     @taking(tilelang.tuner.AutoTuner.run, **dict.fromkeys([*RUN, "tuning"]))
@@ -339,13 +347,7 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
         """
         kernel = TilelangKernel(self.fn)
         with drop_in():
-            found = result_of(kernel, self.call_of(kernel, asked))
-        for name in ("jit_compile", "jit_elaborate"):
-            if getattr(self, name) is not None:
-                warn_once(name, NOT_CALLED)
-                if found.tuning is not None:
-                    found.tuning.warnings += (f"{name}: {NOT_CALLED}",)
-        return found
+            return result_of(kernel, self.call_of(kernel, asked))
 
     def call_of(self, kernel: TilelangKernel, asked: Mapping[str, Any], do_not_specialize: Any = ()) -> TilelangCall:
         """Return the analysed call of `kernel` with this tuner's arguments, and those `asked` for `run`."""
@@ -361,9 +363,11 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
             inputs = GivenTensors(list(captured))
         elif profile.supply_prog is not None:
             inputs = functools.partial(_inputs, LazyCallback(profile.supply_prog))  # of a closure the name would count
-        if profile.manual_check_prog is not None and profile.ref_prog is None:
-            warn_once("manual_check_prog", "is not called without ref_prog, as with tilelang's tuner")
-        cached = environment.storing() and not tilelang.env.is_autotune_cache_disabled()
+        tensors = "" if inputs is None else "supply_prog" if captured is None else environment.INPUTS
+        alone = profile.manual_check_prog is not None and profile.ref_prog is None
+        if alone and not (profile.skip_check or takes(profile.manual_check_prog, 1)):
+            raise ArgumentError("manual_check_prog gets the outputs alone without ref_prog: let it take one argument")
+        cached = tilelang.env.is_cache_enabled() and not tilelang.env.is_autotune_cache_disabled()
         return Options(
             space=self.configs,
             leave_out=frozenset(names_in("do_not_specialize", do_not_specialize)),
@@ -371,7 +375,7 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
             inputs=inputs,
             workload={
                 "reference": lazy_callback(profile.ref_prog),
-                "check": None if profile.ref_prog is None else lazy_callback(profile.manual_check_prog),
+                "check": lazy_callback(profile.manual_check_prog),
                 "out_idx": compile_args.out_idx,
                 "supply": profile.supply_type,
                 "rtol": profile.rtol,
@@ -379,7 +383,7 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
                 "max_mismatched_ratio": profile.max_mismatched_ratio,
             },
             cache=ResultCache(environment.cache_root()) if cached else None,
-            **plan(compile_args, profile, asked),
+            **plan(compile_args, profile, {**vars(self), **asked}, tensors),
         )
 
 
@@ -398,6 +402,7 @@ def result_of(kernel: TilelangKernel, call: Call) -> AutotuneResult:
         func=compiled.prim_func,
         kernel=compiled,
         winner=winner,
+        warnings=tuple(dict.fromkeys(told.get(()))),
     )
 
 
@@ -467,6 +472,7 @@ class AutoTuneImpl(TilelangKernel):
         if left_out := call.options.leave_out:
             there = (), {name: value for name, value in call.given.values.items() if name not in left_out}
         form = tuple(tilelang.tuner._normalize_value(one, sort_dict_items=True) for one in there)
+        found.kernel.made_by = self, call.given.args, call.given.kwargs
         with contextlib.suppress(TypeError):  # of a value that cannot be hashed, as there
             self._tuner_cache[form] = found.kernel, found.config  # first: `results` alone mean that it was cleared
             self.results.setdefault(key, found)

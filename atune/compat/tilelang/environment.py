@@ -13,6 +13,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -43,8 +44,8 @@ class ConfigError(SpaceError, ValueError):
     """The configurations do not fit the kernel, or none is given. Also a ValueError, like that of tilelang's tuner."""
 
 
-class ScalarMissing(InputsMissing, ValueError):
-    """A scalar parameter of the kernel has no value. Also a ValueError, like that of tilelang's tuner."""
+class ValueMissing(InputsMissing, ArgumentError):
+    """A scalar parameter or a symbolic dimension of the kernel has no value."""
 
 
 class TuningFailed(NoWinner, RuntimeError):
@@ -52,13 +53,17 @@ class TuningFailed(NoWinner, RuntimeError):
 
 
 _warned: set[str] = set()
+told: ContextVar[list[str]] = ContextVar("told")
+"""What was warned of in this call, also where the program was warned of it before."""
 
 
 def warn_once(subject: str, message: str) -> None:
-    """Warn about `subject`, once per program."""
+    """Warn about `subject`, once per program; each result has what was warned of."""
+    text = f"{subject}: {message}"
+    told.get([]).append(text)
     if subject not in _warned:
         _warned.add(subject)
-        warn_caller(f"{subject}: {message}", CompatWarning)
+        warn_caller(text, CompatWarning)
 
 
 _replaced: dict[tuple[str, str], Any] = {}
@@ -90,21 +95,23 @@ def uninstall() -> None:
 COMPILE_TIMEOUT_S = 120.0
 
 
+def _number(variable: str, kind: Callable[[str], Any] = int) -> Any:
+    """Return the value of an environment variable. Raises `ArgumentError`, which names it."""
+    try:
+        return kind(getattr(tilelang.env, variable))
+    except ValueError as error:
+        raise ArgumentError(f"{variable} must be a number: {error}") from None
+
+
 def workers() -> int | None:
     """Return the number of compile processes that the variables set; None if they have tilelang's defaults."""
-    env = tilelang.env
-    count, share = int(env.TILELANG_AUTO_TUNING_CPU_COUNTS), float(env.TILELANG_AUTO_TUNING_CPU_UTILITIES)
-    most = int(env.TILELANG_AUTO_TUNING_MAX_CPU_COUNT)
+    count, share = _number("TILELANG_AUTO_TUNING_CPU_COUNTS"), _number("TILELANG_AUTO_TUNING_CPU_UTILITIES", float)
+    most = _number("TILELANG_AUTO_TUNING_MAX_CPU_COUNT")
     if count <= 0 and share == 0.9 and most <= 0:
         return None
     cores = len(usable_cores())
     wanted = min(count, cores) if count > 0 else max(1, int(cores * share))
     return min(wanted, most) if most > 0 else wanted
-
-
-def storing() -> bool:
-    """Tell whether libraries may be kept and used."""
-    return bool(tilelang.env.is_cache_enabled())
 
 
 def cache_root() -> Path | None:
@@ -115,6 +122,8 @@ def cache_root() -> Path | None:
 
 # Arguments
 
+INPUTS = "with set_autotune_inputs(...)"
+NOT_CALLED = "your function is not called: workers compile what the kernel function returns, as set_compile_args says"
 _BOOL, _FUNCTION = (bool, ""), (Callable[..., Any], "must be a function")
 _KINDS: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(("benchmark_multi_gpu", "cache_input_tensors", "early_stop", "enable_grouped_compile"), _BOOL),
@@ -176,11 +185,11 @@ def taking(theirs: Callable[..., Any], **defaults: Any) -> Callable[[Callable[..
 NO_DEADLINE_S = 7 * 24 * 3600.0
 
 
-def plan(compile_args: Any, profile: Any, run: Mapping[str, Any]) -> dict[str, Any]:
+def plan(compile_args: Any, profile: Any, run: Mapping[str, Any], tensors: str = "") -> dict[str, Any]:
     """Return where to run, arguments of `jit_kernel` for winners, and options of `atune.tune`.
 
-    `run`: the arguments of `AutoTuner.run`, which come before those of the profile. Raises `ArgumentError` and
-    `TargetError`. Warns of arguments without a meaning here.
+    `run`: the arguments of `AutoTuner.run`, which come before those of the profile. `tensors`: who gives the inputs;
+    empty where they are drawn. Raises `ArgumentError` and `TargetError`. Warns of arguments without a meaning here.
     """
     given = {**vars(profile), **{name: value for name, value in run.items() if value is not None}}
     timeout = given["timeout"]
@@ -191,7 +200,19 @@ def plan(compile_args: Any, profile: Any, run: Mapping[str, Any]) -> dict[str, A
     backend = backend_of(compile_args.execution_backend, target)
     if profile.backend == "cupti":
         warn_once("backend='cupti'", "kernels are timed by CUDA events, with a cold L2 cache as there")
-    grouped = given.get("enable_grouped_compile")
+    grouped, several, effect = given.get("enable_grouped_compile"), given.get("benchmark_multi_gpu"), "has no effect"
+    for name, ignored, why in (
+        ("benchmark_devices", not several, f"{effect} without benchmark_multi_gpu=True"),
+        ("benchmark_multi_gpu", target.kind != "cuda", f"{effect} for target {target.kind}: there is one device"),
+        ("early_stop_factor", given.get("early_stop") is False, f"{effect} with early_stop=False"),
+        ("group_compile_size", not grouped, f"{effect} without enable_grouped_compile=True"),
+        ("jit_compile", True, NOT_CALLED),
+        ("jit_elaborate", True, NOT_CALLED),
+        ("supply_prog", tensors == INPUTS, f"is not called inside `{INPUTS}`, which gives tensors"),
+        ("supply_type", tensors and supply_name(profile.supply_type) != "auto", f"{effect} beside {tensors}"),
+    ):
+        if ignored and given.get(name):
+            warn_once(name, why)
     options = {
         "budget": Budget(auto=True) if given.get("tuning") == "quick" else None,
         "pipeline": given.get("use_pipeline", True),
@@ -201,7 +222,7 @@ def plan(compile_args: Any, profile: Any, run: Mapping[str, Any]) -> dict[str, A
             group_size=None if grouped is None else given.get("group_compile_size", 2) if grouped else 1,
             compile_timeout_s=COMPILE_TIMEOUT_S if compile_timeout_s is None else float(compile_timeout_s),
             target_host=host,
-            store=storing(),
+            store=bool(tilelang.env.is_cache_enabled()),
         ),
         "benchmark": BenchmarkSettings(
             n_warmup=given["warmup"],
@@ -240,12 +261,9 @@ def resolved_target(target: Any) -> Target:
 
 
 def _devices(target: Target, given: Mapping[str, Any]) -> tuple[str, ...]:
-    several = given.get("benchmark_multi_gpu")
     if target.kind != "cuda":
-        if several:
-            warn_once("benchmark_multi_gpu", f"has no effect for target {target.kind}: there is one device")
         return ("all",)
-    if several:
+    if given.get("benchmark_multi_gpu"):
         return tuple(str(device) for device in dict.fromkeys(given.get("benchmark_devices", ()))) or ("all",)
     torch = sys.modules.get("torch")
     current = torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else 0

@@ -23,7 +23,7 @@ from atune.frontends.decorator.call import Call
 from atune.frontends.decorator.options import OnMiss
 from atune.journal.result import TuneResult, loadable
 from atune.model.artifact import Artifact, Roles
-from atune.model.candidate import Config, config_key, describe_config, printable
+from atune.model.candidate import BASELINE, Config, config_key, describe_config, printable
 from atune.model.folders import read_file
 from atune.workers.processes.server import in_worker
 from atune.workers.storage.result_key import CacheEntry, read_exported, same_problem
@@ -118,8 +118,10 @@ class Winners:
         if on_miss == "pick" and (choice := self._picked(call)) is not None:
             return choice
         if on_miss in ("default", "pick"):
-            if (config := call.work.spec.default_config) is None:
-                raise UsageError(f"{self._name}: no default configuration: {call.work.spec.no_default}; give default=")
+            spec = call.work.spec
+            unlisted = call.workload.like_tilelang and spec.default in (None, BASELINE)
+            if (config := spec.configs[0] if unlisted else spec.default_config) is None:
+                raise UsageError(f"{self._name}: no default configuration: {spec.no_default}; give default=")
             default = Winner(dict(config), "default")
             refused = "" if call.launch.admits(default.config) else ", which where= refuses,"
             if call.options.shipped or known or refused:
@@ -156,7 +158,8 @@ class Winners:
             found = run_blocking(picked, bare, TRIES, device)
             if not (why := found.why):
                 return tuple(one.config for one in found.choices)
-        warn_caller(f"{self._name}: {why}, and may be slow", RuntimeWarning)
+        listed = " if it is listed, else the first configuration" * call.workload.like_tilelang
+        warn_caller(f"{self._name}: {why}{listed}, and may be slow", RuntimeWarning)
         return ()
 
     def _failures(self, call: Call) -> dict[str, Exception]:

@@ -102,9 +102,8 @@ class KernelArguments:
         if given is None or len(given) == len(self.in_idx):
             return given, []
         if len(given) != len(self.params):
-            raise WorkloadError(
-                f"Workload {self._work.name}: inputs gave {len(given)} tensors; the kernel has {self.described}"
-            )
+            name = f"Workload {self._work.name}: {called(self._work, 'inputs')}"
+            raise WorkloadError(f"{name} gave {len(given)} tensors; the kernel has {self.described}")
         self.supplied = {i: given[i] for i in self.out_idx if self.roles.unnamed}
         return [given[i] for i in self.in_idx], [(i, given[i]) for i in self.out_idx]
 
@@ -140,7 +139,8 @@ class KernelArguments:
             check_arguments([param], [value], device, i)
             bind_dimensions([param], [value], self._sizes)
         except (TypeError, ValueError) as error:
-            own = "; where configurations differ in it, inputs=lambda parameters: … gets what each one takes"
+            own = "supply_prog" if self._work.like_tilelang else "inputs=lambda parameters: …"
+            own = f"; where configurations differ in it, {own} gets what each one takes"
             raise InputsMisfit(f"Workload {self._work.name}: inputs do not fit: {error}{own}") from None
         return value
 
@@ -245,8 +245,13 @@ class KernelArguments:
         """Return copies of the inputs, for a reference that may write into what it gets."""
         return [self._copy(i) for i in self.in_idx]
 
-    def fresh_output(self, i: int) -> Any:
-        """Return an output for the reference: zeros, or what was given for it where nobody names outputs."""
+    def fresh(self, others: Mapping[int, Any] | None = None) -> list[Any]:
+        """Return all parameters in order, for a reference: copies of the inputs, fresh outputs, and these `others`."""
+        known = {**dict(zip(self.in_idx, self.copies(), strict=True)), **(others or {})}
+        return [known[i] if i in known else self._fresh_output(i) for i in range(len(self.params))]
+
+    def _fresh_output(self, i: int) -> Any:
+        """Return zeros, or what was given for the output where nobody names outputs."""
         import torch
 
         fresh, given = torch.zeros_like(self.values[i]), self.supplied.get(i)
@@ -266,6 +271,13 @@ def _on_host(value: Any) -> Any:
     return torch.empty_like(value, device="cpu", pin_memory=torch.cuda.is_available()).copy_(value)
 
 
+def called(work: Workload, what: str) -> str:
+    """Return what messages call what the user gave: by tilelang's name, where that was used."""
+    inputs = "set_autotune_inputs" if isinstance(work.inputs, GivenTensors) else "supply_prog"
+    names = {"the reference": "ref_prog", "the check": "manual_check_prog"}
+    return names.get(what, inputs) if work.like_tilelang else what
+
+
 def _asked(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | None:
     inputs = work.inputs
     if inputs is None:
@@ -282,8 +294,8 @@ def _asked(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | No
         answer = inputs(**named)
         return [answer] if answer is None or getattr(answer, "shape", None) is not None else list(answer)
 
-    hint = f"it gets what it names of {', '.join([*work.arguments, 'parameters'])}"
-    return ask(f"Workload {work.name}: inputs", given, hint)
+    hint = "" if work.like_tilelang else f"it gets what it names of {', '.join([*work.arguments, 'parameters'])}"
+    return ask(f"Workload {work.name}: {called(work, 'inputs')}", given, hint)
 
 
 def drawn(
@@ -391,7 +403,7 @@ def sized(dimensions: Sequence[int | str] | None, sizes: Mapping[str, int]) -> l
 
 def _size(text: str, sizes: Mapping[str, int]) -> int:
     if (found := size_of(text, sizes)) is None:
-        raise WorkloadError(
+        raise InputsMissing(
             f"dimension {text!r} is symbolic, and nothing says its size: give tensors of the size to tune for, such as "
             "Workload(…, inputs=[torch.randn(4096, 64)]). Where outputs alone have it, give all parameters' tensors"
         )

@@ -18,8 +18,8 @@ from atune.model.device import DeviceInfo
 from atune.model.jobs import Bits, BitsJob, FinalJob, Finals, MeasureJob, Prepared, PrepareJob, Started
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings
-from atune.stages.measure.arguments import POISONS, DrawnInputs, KernelArguments
-from atune.stages.measure.check import Mismatch, expected_outputs, judged, reference_arguments
+from atune.stages.measure.arguments import POISONS, DrawnInputs, KernelArguments, called
+from atune.stages.measure.check import Mismatch, expected_outputs, judged, taken
 from atune.stages.measure.loader import LoadError, load
 from atune.stages.measure.telemetry import Observer, holders, kind_of
 from atune.stages.measure.timer import PROBE, Timed, Timer, counts, make_timer, still_wanted
@@ -157,9 +157,9 @@ def prepare(payload: bytes) -> bytes:
             raise ShortOf(f"device memory: {told}; {others}")
         raise WorkloadError(told)
     _device.prepared, reference = job.params, None
-    if job.timed and workload().reference is not None and not at_sizes():
-        timed, settings = _timed_reference(), session().benchmark
-        name = f"Workload {workload().name}: the reference"
+    if job.timed and not at_sizes() and (timed := _timed_reference()) is not None:
+        settings = session().benchmark
+        name = f"Workload {workload().name}: {called(workload(), 'the reference')}"
         reference = _timing(ask(name, lambda: _samples(timed, settings, None)), timed)
     return msgspec.msgpack.encode(Prepared(reference, loaded_as()))
 
@@ -281,9 +281,8 @@ def final(payload: bytes) -> bytes:
         call()
         _device.timer.synchronise()
         calls.append(_timed(call, arguments.restorer(arguments.restore_inputs())))
-    with_reference = workload().reference is not None
-    if with_reference:
-        calls.append(_timed_reference())
+    if (timed_reference := _timed_reference()) is not None:
+        calls.append(timed_reference)
     samples = _device.timer.interleaved(calls, job.rounds, session().benchmark.n_warmup)
     entries = [FinalEntry(a.index, _timing(s, c)) for a, s, c in zip(job.artifacts, samples, calls, strict=False)]
     failures = []
@@ -297,7 +296,7 @@ def final(payload: bytes) -> bytes:
         if wrong is not None:
             failures.append(Failure(artifact.index, wrong.kind, f"{wrong.message}{AFTER_TIMING}"))
         arguments.restore_inputs()
-    reference = _timing(samples[-1], calls[-1]) if with_reference else None
+    reference = _timing(samples[-1], calls[-1]) if timed_reference is not None else None
     return msgspec.msgpack.encode(Finals(tuple(entries), reference, tuple(failures), _memory_bytes()))
 
 
@@ -330,10 +329,13 @@ def _arguments(params: tuple[KernelParam, ...], roles: Roles, seed: int = 0) -> 
     return KernelArguments(workload(), params, roles, where, seed, spare=_device.spare)
 
 
-def _timed_reference() -> Timed:
+def _timed_reference() -> Timed | None:
+    """Return the call of the reference; None where there is none, or where it judges."""
     work, arguments = workload(), _device.arguments
-    assert work.reference is not None and arguments is not None
-    return _timed(functools.partial(work.reference, *reference_arguments(work, arguments)))
+    if work.reference is None or arguments is None or arguments.expected is None:
+        return None
+    fresh = arguments.fresh()
+    return _timed(functools.partial(work.reference, *[fresh[i] for i in taken(work, arguments)]))
 
 
 def _timed(call: Callable[[], Any], before: Callable[[], None] | None = None) -> Timed:
@@ -365,7 +367,7 @@ def _checked_and_timed(
         return Failure(artifact.index, wrong.kind, f"{wrong.message}{AFTER_TIMING}")
     if worst is not None and worst_again is not None:
         worst = max(worst, worst_again)
-    checked = settings.check and (arguments.expected is not None or workload().check is not None)
+    checked = settings.check and (workload().reference is not None or workload().check is not None)
     return Measurement(
         artifact.index,
         timing,

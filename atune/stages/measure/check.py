@@ -13,7 +13,7 @@ import msgspec
 from atune.errors import WorkloadError, asked, message_of, name_and_message, name_of, type_of
 from atune.model.artifact import FailureKind
 from atune.model.space import NoAnswer, defined, yes_or_no
-from atune.stages.measure.arguments import KernelArguments
+from atune.stages.measure.arguments import POISONS, KernelArguments, called
 from atune.stages.measure.telemetry import kind_of
 from atune.stages.measure.tensors import same_bits
 from atune.workload.source_locations import ask
@@ -45,44 +45,61 @@ class Expected(dict[int, Any]):
         return {i: usual_sizes(tensor) for i, tensor in self.items() if tensor.numel()}
 
 
-def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected:
+def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected | None:
     """Run the reference on copies of the inputs. Raises `WorkloadError` where it raises or answers nothing.
 
     What it returns are the output parameters, in order, or all that the kernel may write into. One that takes every
     parameter, and returns nothing, writes into the outputs. Inputs that it writes into are expected to be written
-    likewise.
+    likewise. None: it judges.
     """
     import torch
 
     reference = work.reference
     assert reference is not None
-    out_idx, positions, inputs = arguments.out_idx, _taken(work, arguments), arguments.copies()
-    fresh = [arguments.fresh_output(i) for i in out_idx]
-    given = dict(zip((*arguments.in_idx, *out_idx), (*inputs, *fresh), strict=True))
+    if _judges(work, arguments):
+        return None
+    out_idx, positions, given = arguments.out_idx, taken(work, arguments), arguments.fresh()
     hint = f"it gets the kernel's inputs, and there are {arguments.described}"
-    answer = ask(f"Workload {work.name}: the reference", lambda: reference(*[given[i] for i in positions]), hint)
+    name = f"Workload {work.name}: {called(work, 'the reference')}"
+    answer = ask(name, lambda: reference(*[given[i] for i in positions]), hint)
     found = list(answer) if isinstance(answer, (tuple, list)) else [] if answer is None else [answer]
     if not found and len(positions) == len(arguments.params):
-        found = fresh
+        found = [given[i] for i in out_idx]
     expected = Expected()
-    for i, value, pristine in zip(arguments.in_idx, inputs, arguments.copies(), strict=True):
-        if isinstance(value, torch.Tensor) and not same_bits(value, pristine):
-            expected[i] = value
+    for i, pristine in zip(arguments.in_idx, arguments.copies(), strict=True):
+        if isinstance(given[i], torch.Tensor) and not same_bits(given[i], pristine):
+            expected[i] = given[i]
     if not found and expected and not out_idx:
         return expected
     returned = out_idx if len(found) == len(out_idx) else tuple(sorted({*out_idx, *arguments.writes}))
     if len(found) != len(returned) or not found or not all(isinstance(t, torch.Tensor) for t in found):
         kinds = ", ".join(map(type_of, found)) or "None"
         must = f"and must return a torch tensor for each output; the kernel has {arguments.described}"
-        message = f"Workload {work.name}: the reference returned {kinds}, {must}"
-        raise WorkloadError(message + ("; a function that judges is check=" if isinstance(answer, bool) else ""))
+        judge = "takes every parameter, without manual_check_prog" if work.like_tilelang else "is check="
+        must += f"; a function that judges {judge}" if isinstance(answer, bool) else ""
+        raise WorkloadError(f"{name} returned {kinds}, {must}")
     for tensor in found:
         if tensor.layout != torch.strided or tensor.is_meta:
             kind = "no values: it is on device meta" if tensor.is_meta else f"layout {tensor.layout}, and not strided"
-            raise WorkloadError(f"Workload {work.name}: the reference returned a tensor of {kind}")
+            raise WorkloadError(f"{name} returned a tensor of {kind}")
     for i, tensor in zip(returned, found, strict=True):
         expected[i] = tensor.resolve_conj().resolve_neg().to(arguments.values[i].device)
     return expected
+
+
+def _judges(work: Workload, arguments: KernelArguments) -> bool:
+    """Tell whether a reference of tilelang's judges: with poisoned outputs it returns a boolean, or objects to them."""
+    function: Any = work.reference
+    if not work.like_tilelang or work.check is not None or len(taken(work, arguments)) != len(arguments.params):
+        return False
+    arguments.fill_outputs(POISONS[0])
+    try:
+        answer = function(*arguments.fresh({i: arguments.values[i] for i in arguments.out_idx}))
+    except (NameError, TypeError, AttributeError, ImportError, LookupError):  # a mistake of its own
+        return False
+    except Exception as error:
+        return kind_of(error) == "launch"
+    return isinstance(answer, bool) or (getattr(answer, "shape", None) == () and str(answer.dtype).endswith("bool"))
 
 
 def takes(function: Any, n: int) -> bool:
@@ -94,13 +111,7 @@ def takes(function: Any, n: int) -> bool:
     return True
 
 
-def reference_arguments(work: Workload, arguments: KernelArguments) -> list[Any]:
-    """Return what the reference is called with when it is timed: copies of its own."""
-    copies = dict(zip(arguments.in_idx, arguments.copies(), strict=True))
-    return [copies[i] if i in copies else arguments.fresh_output(i) for i in _taken(work, arguments)]
-
-
-def _taken(work: Workload, arguments: KernelArguments) -> Sequence[int]:
+def taken(work: Workload, arguments: KernelArguments) -> Sequence[int]:
     """Return the parameters that the reference takes: the inputs, all, or the inputs that the kernel does not write."""
     pure = [i for i in arguments.in_idx if i not in arguments.writes]
     ways: list[Sequence[int]] = [arguments.in_idx, range(len(arguments.params)), pure]
@@ -120,10 +131,10 @@ def judged(
     An output that is `unwritten` in part is wrong also where nothing is expected, and nobody asks.
     """
     wrong, worst = None, None
-    if work.check is not None:
-        wrong = _checked(work, arguments, expected, unwritten)
-    elif expected is not None:
+    if work.check is None and expected is not None:
         wrong, worst = compare(work, arguments, expected, unwritten)
+    elif work.check is not None or work.reference is not None:
+        wrong = _checked(work, arguments, expected, unwritten)
     if wrong is None and unwritten:
         i, mask = next(iter(unwritten.items()))
         wrong = Mismatch("unwritten", _unwritten_of(f"output {arguments.out_idx.index(i)}", mask))
@@ -136,22 +147,28 @@ def _unwritten_of(label: str, mask: Any) -> str:
 
 
 class _Objection(Exception):
-    """What a check that raised has against a candidate."""
+    """What a check, or a reference that judges, has against a candidate: it raised."""
 
 
 def _checked(
     work: Workload, arguments: KernelArguments, expected: Expected | None, unwritten: Unwritten
 ) -> Mismatch | None:
-    """Ask the user's check: it is content with None or True, and not with False or NaN. Else raises `WorkloadError`."""
+    """Ask who judges: content are None and True, and not False and NaN. Raises `WorkloadError` for other answers."""
     import torch
 
-    check = work.check
-    assert check is not None
+    check: Any = work.check
+    name = called(work, "the reference" if check is None else "the check")
     outputs = {i: arguments.values[i] for i in expected or arguments.out_idx or arguments.writes}
-    given = list(outputs.values())
-    pair = (arguments.copies(), given) if expected is None else (given, list(expected.values()))
+    given = [[*outputs.values()]]
+    if check is None:
+        check, outputs = work.reference, {i: arguments.values[i] for i in (*arguments.out_idx, *arguments.writes)}
+        given = arguments.fresh(outputs)
+    elif expected is not None:
+        given.append([*expected.values()])
+    elif not work.like_tilelang:
+        given.insert(0, arguments.copies())
     try:
-        answer = asked(lambda: check(*pair), lambda error: _Objection(_objection(error, outputs)), passes=False)
+        answer = asked(lambda: check(*given), lambda error: _Objection(_objection(name, error, outputs)), passes=False)
     except _Objection as error:
         why = str(error)
     else:
@@ -162,12 +179,12 @@ def _checked(
             why = f", and its truth raised {name_and_message(error)}"
             if isinstance(error, NoAnswer):
                 why = "; it must return True or False, or raise what is wrong and return nothing"
-            return WorkloadError(f"Workload {work.name}: the check returned {type_of(answer)}{why}{defined(check)}")
+            return WorkloadError(f"Workload {work.name}: {name} returned {type_of(answer)}{why}{defined(check)}")
 
         holds = asked(lambda: None if bool(answer != answer) else yes_or_no(answer), raised, passes=False)
         if holds:
             return None
-        why = f"the check returned {'NaN' if holds is None else 'a false value'}"
+        why = f"{name} returned {'NaN' if holds is None else 'a false value'}"
     for i, output in outputs.items():
         if i in unwritten:
             return Mismatch("unwritten", f"{why}; {_unwritten_of(f'output {i}', unwritten[i])}")
@@ -176,16 +193,16 @@ def _checked(
     return Mismatch("mismatch", why)
 
 
-def _objection(error: BaseException, outputs: dict[int, Any]) -> str:
-    """Return the message of a check that raised. Raises `error` again if the device reports it: it has own kinds."""
+def _objection(name: str, error: BaseException, outputs: dict[int, Any]) -> str:
+    """Return what a check, by its `name`, raised. Raises `error` again if the device reports it: it has own kinds."""
     on_device = any(getattr(value, "is_cuda", False) for value in outputs.values())
     if on_device and isinstance(error, RuntimeError) and kind_of(error) != "launch":
         raise error
     lines = [line.strip() for line in message_of(error).splitlines() if line.strip()]
     message = " ".join(lines[:3])[:300]
     if isinstance(error, AssertionError):
-        return f"the check says: {message or name_of(error)}"
-    return f"the check raised {name_of(error)}: {message}"
+        return f"{name} says: {message or name_of(error)}"
+    return f"{name} raised {name_of(error)}: {message}"
 
 
 def compare(
