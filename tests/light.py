@@ -19,7 +19,7 @@ NEEDS_TILELANG = (
     "test_streams", "test_strides", "test_structlog", "test_tilelang_contract", "test_torch_op",
     "test_untested_tilelang", "test_warm_servers", "test_work", "test_workload", "test_outputs", "test_pick",
     "test_changed_values", "test_elsewhere", "test_evidence", "test_merging", "test_native_arguments", "test_packages",
-    "test_sending", "test_written_values", "test_values",
+    "test_sending", "test_written_values", "test_values", "test_003_cutile",
 )  # fmt: skip
 """Folders and modules in which at least one test loads a kernel, here or in a worker."""
 

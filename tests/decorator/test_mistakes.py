@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import tilelang
 import tilelang.language as T
@@ -13,7 +14,7 @@ import torch
 from decorated import shift, shift_any
 
 import atune
-from atune.errors import SpaceError, UsageError, WorkloadError
+from atune.errors import UsageError, WorkloadError
 from atune.frontends.cli.main import main
 
 
@@ -140,8 +141,13 @@ def test_a_workload_of_a_decorated_kernel_is_refused() -> None:
     @atune.autotune(space={"block": [16, 32]})
     def kernel(N: int, block: int = 16) -> Any: ...
 
-    with pytest.raises(WorkloadError, match=r"a decorated kernel; call it, .* A Workload takes its \.kernel"):
-        atune.Workload(kernel, {"block": [16]})
+    configs, why = [{"block": 16}], r"a decorated kernel; call it, .* A Workload takes its \.kernel"
+    for door in (atune.Workload, atune.compile_all):
+        with pytest.raises(WorkloadError, match=f"^Workload: the kernel is {why}"):
+            door(kernel, configs)
+    for door in (atune.Tuner, atune.run, lambda given: anyio.run(atune.tune, given)):
+        with pytest.raises(UsageError, match=f"^workload: this is {why}"):
+            door(kernel)
     assert atune.Workload(kernel.kernel, {"block": [16]}).name == "kernel"
 
 
@@ -158,14 +164,6 @@ def test_a_kernel_that_takes_tensors_is_refused_as_a_workload_with_what_to_do(
     for command in ("tune", "explain"):
         assert main([command, f"{file}:shift"]) != 0
         assert re.search(f"kernel.py:shift {hint}", capsys.readouterr().err)
-
-
-def test_autotune_without_a_space_says_how_to_give_one() -> None:
-    bare: Any = atune.autotune
-    with pytest.raises(SpaceError, match=r"autotune: give a space, such as @atune\.autotune\(space={"):
-
-        @bare
-        def kernel(N: int, block: int = 16) -> Any: ...
 
 
 class PrimFunc:
