@@ -157,8 +157,8 @@ def forms_of(values: Mapping[str, Any]) -> dict[str, frozenset[str]]:
 MUST_BE_PASS_CONFIGS = "must be a dict, such as {'tl.enable_fast_math': True}"
 
 
-def check_reserved(name: str, value: Any, where: str) -> None:
-    """Raise `SpaceError`, naming `where`, if `name`, no argument, cannot have `value`. None is always allowed."""
+def check_reserved(name: str, value: Any, where: str, hint: bool = False) -> None:
+    """Raise `SpaceError`, naming `where`, if a reserved `name` or a `hint` cannot be `value`. None is always right."""
     if value is None:
         return
     if name == PASS_CONFIGS and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
@@ -168,7 +168,7 @@ def check_reserved(name: str, value: Any, where: str) -> None:
             f"{where}: {COMPILE_FLAGS} must be a list of flags, such as ['-O2', '-ffast-math'], or None for those of "
             f"CompileSettings; got {shown(value)}"
         )
-    if name in LAUNCH_HINTS and (type(value) is not int or value < 1):
+    if hint and name in LAUNCH_HINTS and (type(value) is not int or value < 1):
         raise SpaceError(f"{where}: {name} must be a number of blocks, 1 or more, or None; got {shown(value)}")
 
 

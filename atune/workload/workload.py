@@ -270,7 +270,7 @@ class ConfigCheck:
         own = (workload._first or workload).arguments
         for name, value in workload.arguments.items():
             if name in self._no_arguments - RESERVED:
-                check_reserved(name, value, f"Workload {workload.name}")
+                check_reserved(name, value, f"Workload {workload.name}", hint=True)
             elif name not in parameters and not self._takes_any:
                 other = "; a symbolic dimension (T.dynamic) has its size from inputs"
                 if meant(name, ["weight"]):
@@ -303,7 +303,7 @@ class ConfigCheck:
             self._check_names(config, where)
             self._fitting.add(names)
         for name in config.keys() & self._no_arguments:
-            check_reserved(name, config[name], where)
+            check_reserved(name, config[name], where, hint=True)
 
     def check_known(self, names: Iterable[str], where: str) -> None:
         """Raise `SpaceError`, naming `where`, for a name of the space that the kernel does not take."""
