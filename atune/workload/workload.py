@@ -208,7 +208,7 @@ def outputs_named(kernel: Any, out_idx: int | Sequence[int] | None) -> tuple[int
 def tuned_by_calls(kernel: Any) -> str:
     """Return why a kernel is tuned when it is called, and is no workload's; empty for others."""
     if is_autotuned(kernel):
-        return "is a decorated kernel; call it, or its tune(…). A Workload takes its .kernel, the function below"
+        return "is a decorated kernel; call it, or its tune(…). A Workload takes its .kernel, the function under it"
     if getattr(getattr(kernel, "func", None), "tensor_args", None):
         return "takes tensors (eager style): put @atune.autotune(space=…) above its @tilelang.jit, and call it"
     return ""

@@ -35,8 +35,6 @@ def test_tunables_that_do_not_specialize_are_tuned_whatever_is_given(tuned: Any,
         kernel.tune(64).cache_hit,
     ]
     assert hits == [False, True, True] and problems(engine) == [{"n": 64, "factor": 1}]
-    with pytest.raises(UsageError, match="'block' is given, so there is no winner"):
-        tuned().tune(64, block=8)
 
 
 def test_dimensions_of_eager_kernels_are_arguments_of_the_key(tuned: Any, engine: Engine) -> None:
