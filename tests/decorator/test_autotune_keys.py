@@ -19,22 +19,14 @@ from atune.frontends.decorator import autotuned
 from atune.frontends.decorator.call import raw_key
 from atune.journal.result import Result
 
-
-def problems(engine: Engine) -> list[dict[str, Any]]:
-    return [workload.arguments for workload, _ in engine.runs]
-
-
 # Keys
 
 
 def test_tunables_that_do_not_specialize_are_tuned_whatever_is_given(tuned: Any, engine: Engine) -> None:
     kernel = tuned(do_not_specialize=["block", "factor"])
-    hits = [
-        kernel.tune(64, block=8).cache_hit,
-        kernel.tune(64, factor=2, block=16).cache_hit,
-        kernel.tune(64).cache_hit,
-    ]
-    assert hits == [False, True, True] and problems(engine) == [{"n": 64, "factor": 1}]
+    calls: list[dict[str, int]] = [{"block": 8}, {"factor": 2, "block": 16}, {}]
+    assert [kernel.tune(64, **given).cache_hit for given in calls] == [False, True, True]
+    assert [workload.arguments for workload, _ in engine.runs] == [{"n": 64, "factor": 1}]
 
 
 def test_dimensions_of_eager_kernels_are_arguments_of_the_key(tuned: Any, engine: Engine) -> None:
