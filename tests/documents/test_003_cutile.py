@@ -172,8 +172,9 @@ def test_d12_a_computed_axis_that_is_a_hint_is_refused_at_the_call(tuned: Any) -
 
 def test_d13_hints_count_in_the_key(tuned: Any, engine: Engine) -> None:
     """Hints are part of the key: other hints are another tuning, and the same ones find its result."""
-    hits = [tuned(hints={"factor": value}).tune(64).cache_hit for value in (2, 3, 2)]
-    assert hits == [False, False, True]
+    for n, key in ((64, None), (128, ["n"]), (256, lambda n: n // 64)):
+        hits = [tuned(key=key, hints={"factor": value}).tune(n).cache_hit for value in (2, 3, 2)]
+        assert hits == [False, False, True]
     assert tuned(hints={"occupancy": 2}).workload_for({"n": 64}).key == {"n": 64, "factor": 1, "occupancy": 2}
 
 

@@ -226,13 +226,14 @@ class Call:
     def _key(self) -> Any:
         """Return what the tuning is remembered under, as data."""
         key, leave_out, problem = self.options.key, self.options.leave_out, self.problem
+        hints = {name: value for name, value in problem.items() if name in self.hints}
         if callable(key):
-            return {"key": self.owner.frontend.encode(self.given.ask("key", key), "what key returned")}
+            return {"key": self.owner.frontend.encode(self.given.ask("key", key), "what key returned"), **hints}
         unknown = [("key", name) for name in key or () if name not in problem]
         unknown += [("do_not_specialize", name) for name in sorted(leave_out - problem.keys() - self.tunables)]
         for option, name in unknown:
             raise UsageError(f"{option}: there is no argument {name!r}; there is {', '.join(problem)}")
-        return {name: problem[name] for name in key or problem if name not in leave_out}
+        return {name: problem[name] for name in key or problem if name not in leave_out} | hints
 
     def _take(self, values: Mapping[str, Any]) -> None:
         """Add arguments. A default that no call gave and that is no data, such as infinity, is left to the kernel."""
@@ -272,9 +273,8 @@ class Call:
         symbolic = any(isinstance(v, dict) and DYNAMIC in v for v in self.arguments.values())
         symbols: dict[str, int] = {}
         if self.eager or symbolic:
-            params = stage.parameters_of(self.kernel, self.written, self._admitted())
+            params = self._params = stage.parameters_of(self.kernel, self.written, self._admitted())
             tensors = [self.tensors.get(n) for n in self.names]
-            self._params = params
             wanted, known = stage.symbols_of(params), {**options.symbols}
             if self.eager:
                 names, more = {*self.owner.signature.parameters, *sizes}, ", ".join(sorted({*sizes, *wanted}))
