@@ -17,8 +17,12 @@ from atune.journal.result import TuneResult
 from atune.workers.storage.result_cache import ResultCache
 
 
-def plus_one(A: torch.Tensor) -> torch.Tensor:
-    return A + 1
+def plus(A: torch.Tensor, by: int = 1) -> torch.Tensor:
+    return A + by
+
+
+def times(A: torch.Tensor, by: int) -> torch.Tensor:
+    return A * by
 
 
 scale_jit = tilelang.jit(scale, out_idx=[-1], target="c", execution_backend="cython")

@@ -9,7 +9,7 @@ import pytest
 import tilelang
 import tilelang.language as T
 import torch
-from decorated import doubled, multiply, plus_one, scale, scale_jit, shift, shift_any
+from decorated import doubled, multiply, plus, scale, scale_jit, shift, shift_any, times
 from guide_kernels import scaled
 
 import atune
@@ -40,8 +40,8 @@ def test_a_wrong_kernel_has_no_winner(tuned: Any) -> None:
 
 def test_symbolic_dimensions_of_an_eager_kernel(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One compiled kernel takes any size; by default each size is tuned for, on inputs of that size."""
-    kernel = tuned(shift_any, reference=plus_one, do_not_specialize="m")
-    sized = tuned(shift_any, reference=plus_one)
+    kernel = tuned(shift_any, reference=plus, do_not_specialize="m")
+    sized = tuned(shift_any, reference=plus)
     A = torch.randn(256)
     assert torch.equal(kernel(A), A + 1)
     monkeypatch.delattr(cached, "tune_apart")
@@ -54,13 +54,9 @@ def test_symbolic_dimensions_of_an_eager_kernel(tuned: Any, monkeypatch: pytest.
         sized.compile()
 
 
-def product(A: torch.Tensor, by: int) -> torch.Tensor:
-    return A * by
-
-
 def test_numbers_that_are_given_at_run_time(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are no part of the key: one kernel, one tuning, one look-up for all values."""
-    kernel = tuned(multiply, reference=product)
+    kernel = tuned(multiply, reference=times)
     A = torch.arange(64, dtype=torch.int32)
     assert torch.equal(kernel(A, 3), A * 3)
     monkeypatch.delattr(cached, "tune_apart")
@@ -83,7 +79,7 @@ def test_a_number_at_run_time_may_have_a_default(tuned: Any) -> None:
                 B[bx * block + i] = A[bx * block + i] * by
         return B
 
-    kernel, A = tuned(tripled, reference=product), torch.arange(64, dtype=torch.int32)
+    kernel, A = tuned(tripled, reference=times), torch.arange(64, dtype=torch.int32)
     assert torch.equal(kernel(A), A * 3) and torch.equal(kernel(A, 5), A * 5)
     assert len(kernel.winners.known) == 1
 
@@ -96,10 +92,10 @@ def test_symbolic_dimensions_by_name(tuned: Any) -> None:
         A = torch.randn(n)
         assert torch.equal(found(A), doubled(A))
     assert kernel(T.dynamic("n")) is found
-    eager = tuned(shift, reference=plus_one, symbols={"n": 128}).compile(n=T.dynamic("n"))
+    eager = tuned(shift, reference=plus, symbols={"n": 128}).compile(n=T.dynamic("n"))
     A = torch.randn(192)
     assert torch.equal(eager(A), A + 1)
-    inside = tuned(shift_any, reference=plus_one)
+    inside = tuned(shift_any, reference=plus)
     assert torch.equal(inside.compile(m=64)(A), A + 1) and inside.tune(torch.zeros(64)).cache_hit
     with pytest.raises(TypeError, match="takes no argument 'n'; it takes A, by, block, and by name the dimensions m"):
         inside.compile(n=64)
@@ -128,7 +124,7 @@ def test_tuning_on_the_tensors_of_the_call(tuned: Any) -> None:
 
 def test_a_configuration_that_cannot_be_traced_costs_itself_alone(tuned: Any) -> None:
     """The first configuration is no more guarded than the others, though dimensions are found out with one."""
-    kernel = tuned(shift, [{"block": "wrong"}, {"block": 16}], reference=plus_one)
+    kernel = tuned(shift, [{"block": "wrong"}, {"block": 16}], reference=plus)
     A = torch.randn(64)
     assert torch.equal(kernel(A), A + 1)
     assert kernel.tune(A).failed == 1
@@ -136,7 +132,7 @@ def test_a_configuration_that_cannot_be_traced_costs_itself_alone(tuned: Any) ->
 
 def test_threads_that_call_at_once(tuned: Any) -> None:
     """Each gets its own right result; one of them tunes, and one kernel is compiled."""
-    kernel = tuned(shift, reference=plus_one)
+    kernel = tuned(shift, reference=plus)
     inputs = [torch.randn(96) for _ in range(6)]
     with ThreadPoolExecutor(6) as pool:
         outputs = pool.map(kernel, inputs)
@@ -177,7 +173,7 @@ def test_lazy_on_a_gpu(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.gpu
 def test_eager_on_a_gpu(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     hinted = {**GPU_SPACE, "occupancy": [None, 2], "num_ctas": [None, 2]}
-    kernel = tuned(gpu_eager, hinted, reference=plus_one, devices="0")
+    kernel = tuned(gpu_eager, hinted, reference=plus, devices="0")
     A, B = torch.randn(4096, device="cuda"), torch.zeros(4096, device="cuda")
     kernel(A, B)
     torch.testing.assert_close(B, A + 1)

@@ -13,7 +13,7 @@ import anyio
 import msgspec
 import pytest
 import torch
-from decorated import plus_one, scale, scale_jit, shift, workload
+from decorated import plus, scale, scale_jit, shift, workload
 from fake_runs import Run, finish
 from stage_runs import session_of
 from stand_in_engine import Engine
@@ -52,7 +52,7 @@ def all_ones(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
 
 def test_d1_a_call_tunes_and_runs_the_winner(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call of a kernel under `@autotune(space=…)` tunes it, and runs the winner; the next one runs it at once."""
-    kernel = tuned(shift, reference=plus_one)
+    kernel = tuned(shift, reference=plus)
     A = torch.randn(256)
     before = A.clone()
     assert torch.equal(kernel(A), A + 1) and torch.equal(A, before)
@@ -259,7 +259,7 @@ def test_d19_setup_check_and_launch_arguments(tuned: Any) -> None:
     assert result.measured == 2
     with pytest.raises(NoWinner, match="gave wrong outputs"):
         tuned(shift, check=all_ones).tune(torch.randn(64))
-    kernel = tuned(shift, reference=plus_one, tune_on=lambda A: {"A": A[:64].contiguous()})
+    kernel = tuned(shift, reference=plus, tune_on=lambda A: {"A": A[:64].contiguous()})
     A = torch.randn(256)
     assert torch.equal(kernel(A), A + 1)
     assert kernel.tune(A).header.arguments["n"] == 64
@@ -365,12 +365,11 @@ def test_d27_a_program_imports_tilelang_once() -> None:
 SLOW = Script(lower_s=0.1, compile_s=2.0)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(("total", "budget"), [(2, None), (15, None), (36, 4)])
-async def test_d28_compiles_run_beside_each_other(total: int, budget: int | None) -> None:
+def test_d28_compiles_run_beside_each_other(total: int, budget: int | None) -> None:
     """Compiles run at once, a few candidates each by a worker of its own."""
     machine, candidates = FakeMachine(total, SLOW, workers=16), budget or total
-    run = await finish(machine, strategy="exhaustive", budget=budget)
+    run = anyio.run(lambda: finish(machine, strategy="exhaustive", budget=budget))
     assert sorted(map(len, machine.groups)) == [1] * candidates
     assert len({event.worker for event in run.of(ArtifactBuilt)}) == candidates == machine.most_at_once["build"]
     assert machine.compared == []
@@ -397,11 +396,10 @@ def test_d30_compiling_beside_measuring_halves_the_time() -> None:
     assert len(steps) > 600 and events[-1].mono < sum(steps) / 2
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("workers", [1, 16])
-async def test_d31_one_configuration_is_compiled_and_measured_once(workers: int) -> None:
+def test_d31_one_configuration_is_compiled_and_measured_once(workers: int) -> None:
     """A single configuration needs no pipeline: it is compiled once, and is the winner without a final."""
     machine = FakeMachine(1, SLOW, workers=workers)
-    run = await finish(machine)
+    run = anyio.run(lambda: finish(machine))
     assert (machine.lowered, machine.groups, machine.compared, machine.finals) == ([0], [(0,)], [], [])
     assert run.result.artifact is not None and run.result.artifact.plain
