@@ -6,6 +6,7 @@ from typing import Any
 
 import tilelang
 import tilelang.language as T
+import torch
 from workloads import doubled as doubled
 from workloads import scale as scale
 
@@ -14,6 +15,15 @@ from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.cached_tune import CachedWork, tune_work
 from atune.journal.result import TuneResult
 from atune.workers.storage.result_cache import ResultCache
+
+
+def plus(A: torch.Tensor, by: int = 1) -> torch.Tensor:
+    return A + by
+
+
+def times(A: torch.Tensor, by: int) -> torch.Tensor:
+    return A * by
+
 
 scale_jit = tilelang.jit(scale, out_idx=[-1], target="c", execution_backend="cython")
 

@@ -1,13 +1,20 @@
-"""A stand-in for the engine, with which nothing is compiled and nothing measured."""
+"""A stand-in for the engine, with which nothing is compiled and nothing measured; and fixtures of decorated kernels."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import anyio
 import msgspec
+import pytest
+from decorated import TUNING, scale_jit
 
+import atune
+from atune.frontends.api import cached_tune
 from atune.frontends.api.cached_tune import CachedWork
+from atune.frontends.decorator import winners
 from atune.journal.events import CandidateLowered, CandidateMeasured, CandidateProposed, RunFinished
 from atune.journal.result import Result
 from atune.model.artifact import Roles, StaticFacts
@@ -59,3 +66,20 @@ class Engine:
         if journal is not None:
             kept["cache"].add(journal.path)
         return Result.from_events(events)
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    fake = Engine()
+    monkeypatch.setattr(cached_tune, "tune_apart", fake)
+    monkeypatch.setattr(winners, "tune_apart", fake)
+    return fake
+
+
+@pytest.fixture
+def tuned(tmp_path: Path) -> Callable[..., Any]:
+    def decorate(kernel: Any = scale_jit, space: Any = None, **options: Any) -> Any:
+        space = {"block": [16, 64]} if space is None else space
+        return atune.autotune(kernel, **{"space": space, "tuning": TUNING, "cache": tmp_path / "cache", **options})
+
+    return decorate

@@ -25,6 +25,9 @@ BASELINE = -1
 """Index of the default configuration where the space does not list it. It is measured as a baseline, and counts neither
 among the space's candidates nor for a budget."""
 RESERVED = frozenset({PASS_CONFIGS, COMPILE_FLAGS})
+LAUNCH_HINTS = frozenset({"occupancy", "num_ctas"})
+"""Config keys that a kernel's launch gets, where the kernel takes no argument of the name: blocks that a multiprocessor
+must have room for, and blocks of a cluster. None: no hint."""
 MIN_INT, MAX_INT = -(2**63), 2**64 - 1
 """Integers outside this range become floating-point numbers in a journal, and do not fit a message to a worker."""
 MAX_NESTING = 60
@@ -154,8 +157,8 @@ def forms_of(values: Mapping[str, Any]) -> dict[str, frozenset[str]]:
 MUST_BE_PASS_CONFIGS = "must be a dict, such as {'tl.enable_fast_math': True}"
 
 
-def check_reserved(name: str, value: Any, where: str) -> None:
-    """Raise `SpaceError`, naming `where`, if the reserved `name` cannot have `value`. None is always allowed."""
+def check_reserved(name: str, value: Any, where: str, hint: bool = False) -> None:
+    """Raise `SpaceError`, naming `where`, if a reserved `name` or a `hint` cannot be `value`. None is always right."""
     if value is None:
         return
     if name == PASS_CONFIGS and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
@@ -165,6 +168,8 @@ def check_reserved(name: str, value: Any, where: str) -> None:
             f"{where}: {COMPILE_FLAGS} must be a list of flags, such as ['-O2', '-ffast-math'], or None for those of "
             f"CompileSettings; got {shown(value)}"
         )
+    if hint and name in LAUNCH_HINTS and (type(value) is not int or value < 1):
+        raise SpaceError(f"{where}: {name} must be a number of blocks, 1 or more, or None; got {shown(value)}")
 
 
 def shown(value: Any) -> str:

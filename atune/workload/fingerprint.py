@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from atune.model.candidate import LAUNCH_HINTS
+
 if TYPE_CHECKING:
     from atune.workload.workload import Workload
 
@@ -241,6 +243,13 @@ def signature_of(kernel: Any) -> inspect.Signature:
     """Return the parameters of `kernel`: those that it declares, or those of its function's signature."""
     own = getattr(kernel, "workload_signature", None)
     return own if isinstance(own, inspect.Signature) else inspect.signature(function_of(kernel))
+
+
+def launch_hints(kernel: Any) -> frozenset[str]:
+    """Return the hints for a launch that are no arguments of `kernel`."""
+    parameters = inspect.signature(function_of(kernel)).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return frozenset() if takes_any else LAUNCH_HINTS - parameters.keys()
 
 
 def is_compiled(kernel: Any) -> bool:

@@ -23,7 +23,6 @@ import msgspec
 from atune.errors import ArgumentMissing, SpaceError, UnknownArgument, WorkloadError, calling
 from atune.model.candidate import (
     BASELINE,
-    COMPILE_FLAGS,
     PASS_CONFIGS,
     RESERVED,
     Candidate,
@@ -49,6 +48,7 @@ from atune.workload.fingerprint import (
     is_compiled,
     kernel_fingerprint,
     lambda_body,
+    launch_hints,
     signature_of,
 )
 from atune.workload.options import WorkloadOptions, amount, refuse_symbolic
@@ -208,10 +208,7 @@ def outputs_named(kernel: Any, out_idx: int | Sequence[int] | None) -> tuple[int
 def tuned_by_calls(kernel: Any) -> str:
     """Return why a kernel is tuned when it is called, and is no workload's; empty for others."""
     if is_autotuned(kernel):
-        return (
-            "is under @atune.autotune, which tunes by itself: call it, or give its .kernel, the function under the "
-            "decorator"
-        )
+        return "is a decorated kernel; call it, or its tune(…). A Workload takes its .kernel, the function under it"
     if getattr(getattr(kernel, "func", None), "tensor_args", None):
         return "takes tensors (eager style): put @atune.autotune(space=…) above its @tilelang.jit, and call it"
     return ""
@@ -235,8 +232,7 @@ def check_names(workload: Workload) -> None:
 def not_taken(name: str, parameters: Iterable[str]) -> str:
     """Return that a kernel takes no argument `name`, but `parameters`, and what to do."""
     known = list(parameters)
-    why = "; a cluster's size is the kernel's own, T.Kernel(…, cluster_dims=…)" if name == "num_ctas" else ""
-    return f"takes no argument {name!r}; it takes {', '.join(known)}{meant(name, known)}{why}"
+    return f"takes no argument {name!r}; it takes {', '.join(known)}{meant(name, known)}"
 
 
 def _expected(parameter: inspect.Parameter, value: Any, own: Any) -> str:
@@ -264,6 +260,7 @@ class ConfigCheck:
         parameters = signature_of(workload.kernel).parameters
         self._parameters = parameters
         self._takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        self._no_arguments = RESERVED | launch_hints(workload.kernel)
         self._required = {
             n for n, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
         }
@@ -272,7 +269,9 @@ class ConfigCheck:
         self._default_keys: dict[tuple[object, ...], str] = {}
         own = (workload._first or workload).arguments
         for name, value in workload.arguments.items():
-            if name not in parameters and not self._takes_any:
+            if name in self._no_arguments - RESERVED:
+                check_reserved(name, value, f"Workload {workload.name}", hint=True)
+            elif name not in parameters and not self._takes_any:
                 other = "; a symbolic dimension (T.dynamic) has its size from inputs"
                 if meant(name, ["weight"]):
                     other = "; 'weight' says how often a problem of a set occurs"
@@ -303,13 +302,13 @@ class ConfigCheck:
         if (names := tuple(config)) not in self._fitting:
             self._check_names(config, where)
             self._fitting.add(names)
-        for name in config.keys() & RESERVED:
-            check_reserved(name, config[name], where)
+        for name in config.keys() & self._no_arguments:
+            check_reserved(name, config[name], where, hint=True)
 
     def check_known(self, names: Iterable[str], where: str) -> None:
         """Raise `SpaceError`, naming `where`, for a name of the space that the kernel does not take."""
         arguments = self._workload.arguments
-        wrong = (n for n in names if n not in self._parameters and n not in RESERVED and not self._takes_any)
+        wrong = (n for n in names if n not in {*self._parameters, *self._no_arguments} and not self._takes_any)
         if unknown := sorted(wrong):
             free = (n for n in self._parameters if n not in arguments)
             raise SpaceError(f"{where}: the kernel {not_taken(unknown[0], free)}")
@@ -327,13 +326,13 @@ class ConfigCheck:
     def given_default(self, config: Mapping[str, Any]) -> Config:
         """Return the default among configurations with the names of `config`, in the values that were given.
 
-        An empty pass configuration has several spellings; the one of `config` is used.
+        An empty pass configuration has several spellings; the one of `config` is used. No hint is the default.
         """
         given = self._workload.default
         if given is None:
             given = {n: self._parameters[n].default for n in config if n in self._parameters}
             # These mean the same: None, and a pass configuration without options.
-            nothing: dict[str, Any] = {PASS_CONFIGS: config.get(PASS_CONFIGS) and {}, COMPILE_FLAGS: None}
+            nothing = {**dict.fromkeys(self._no_arguments), PASS_CONFIGS: config.get(PASS_CONFIGS) and {}}
             given |= {n: value for n, value in nothing.items() if n in config}
         return given
 
@@ -353,7 +352,7 @@ class ConfigCheck:
             return ""
         empty = inspect.Parameter.empty
         of = {n: p.default for n, p in self._parameters.items() if p.kind is not p.VAR_KEYWORD}
-        values = {name: of.get(name, empty) for name in config if name not in RESERVED}
+        values = {name: of.get(name, empty) for name in config if name not in self._no_arguments}
         lacking = [
             name
             for name, value in values.items()

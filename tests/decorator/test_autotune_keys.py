@@ -17,49 +17,16 @@ import atune
 from atune.errors import CacheMiss, SpaceError, UsageError, WorkloadError
 from atune.frontends.decorator import autotuned
 from atune.frontends.decorator.call import raw_key
-from atune.frontends.decorator.options import PRESETS, tuning_options
 from atune.journal.result import Result
-from atune.model.settings import Budget
-
-
-def problems(engine: Engine) -> list[dict[str, Any]]:
-    return [workload.arguments for workload, _ in engine.runs]
-
 
 # Keys
 
 
-def test_every_argument_that_is_not_tuned_makes_the_key(tuned: Any, engine: Engine) -> None:
-    kernel = tuned()
-    assert [kernel.tune(64).cache_hit, kernel.tune(128).cache_hit, kernel.tune(64, 2).cache_hit] == [False] * 3
-    assert [kernel.tune(n=64).cache_hit, kernel.tune(64, factor=1).cache_hit] == [True] * 2
-    assert problems(engine) == [{"n": 64, "factor": 1}, {"n": 128, "factor": 1}, {"n": 64, "factor": 2}]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"key": ["factor"]}, {"key": "factor"}, {"key": lambda n, factor=1: factor}, {"do_not_specialize": "n"}],
-    ids=["names", "name", "function", "do_not_specialize"],
-)
-def test_a_key_of_ones_own(tuned: Any, engine: Engine, options: dict[str, Any]) -> None:
-    kernel = tuned(**options)
-    hits = [kernel.tune(64).cache_hit, kernel.tune(128).cache_hit, kernel.tune(128, factor=2).cache_hit]
-    assert hits == [False, True, False]
-    # and so it is in another program, whose memory is empty
-    again = tuned(**options)
-    assert again.tune(4096).cache_hit and len(engine.runs) == 2
-
-
 def test_tunables_that_do_not_specialize_are_tuned_whatever_is_given(tuned: Any, engine: Engine) -> None:
     kernel = tuned(do_not_specialize=["block", "factor"])
-    hits = [
-        kernel.tune(64, block=8).cache_hit,
-        kernel.tune(64, factor=2, block=16).cache_hit,
-        kernel.tune(64).cache_hit,
-    ]
-    assert hits == [False, True, True] and problems(engine) == [{"n": 64, "factor": 1}]
-    with pytest.raises(UsageError, match="'block' is given, so there is no winner"):
-        tuned().tune(64, block=8)
+    calls: list[dict[str, int]] = [{"block": 8}, {"factor": 2, "block": 16}, {}]
+    assert [kernel.tune(64, **given).cache_hit for given in calls] == [False, True, True]
+    assert [workload.arguments for workload, _ in engine.runs] == [{"n": 64, "factor": 1}]
 
 
 def test_dimensions_of_eager_kernels_are_arguments_of_the_key(tuned: Any, engine: Engine) -> None:
@@ -154,34 +121,6 @@ def test_a_callable_space_gets_the_callers_own_arguments_for_each_key(tuned: Any
     assert [len(list(workload.space.points({}).walk())) for workload, _ in engine.runs] == [1, 2]
 
 
-@pytest.mark.parametrize(
-    "space",
-    [
-        {"block": [16, 32, 64]},
-        [{"block": 16}, {"block": 32}, {"block": 64}],
-        ({"block": b} for b in (16, 32, 64)),
-        atune.Space(block=[16, 32, 64]),
-        lambda n: atune.Space(block=[16, 32, 64]),
-        lambda n: {"block": [16, 32, 64]},
-    ],
-    ids=["axes", "list", "generator", "Space", "function of a Space", "function of axes"],
-)
-def test_forms_of_spaces(tuned: Any, engine: Engine, space: Any) -> None:
-    kernel = tuned(space=space)
-    assert kernel.tune(64).total == 3 and kernel.tune(128).total == 3
-
-
-def test_constraints(tuned: Any, engine: Engine) -> None:
-    kernel = tuned(space={"block": [16, 32, 64]}, where=lambda block, n: block <= n)
-    assert kernel.tune(32).total == 2
-    assert tuned(shift, {"block": [16, 32, 64]}, where=lambda block, n: block <= n).tune(torch.zeros(16)).total == 1
-    with pytest.raises(SpaceError, match="give the constraints to the Space"):
-        tuned(space=atune.Space(block=[1]), where=lambda block: True)
-    for wrong in ("block", 3):
-        with pytest.raises(SpaceError, match="space: give axes"):
-            tuned(space=wrong)
-
-
 @pytest.mark.parametrize("kernel", [scale_jit, shift], ids=["lazy", "eager"])
 def test_axes_and_hints_must_be_arguments_of_the_kernel(tuned: Any, engine: Engine, kernel: Any) -> None:
     argument = 64 if kernel is scale_jit else torch.zeros(64)
@@ -191,46 +130,6 @@ def test_axes_and_hints_must_be_arguments_of_the_kernel(tuned: Any, engine: Engi
     with pytest.raises(TypeError, match="takes no argument 'blok'; it takes"):
         tuned(kernel).tune(argument, blok=3)
     assert not engine.runs
-
-
-# Hints and options
-
-
-def test_hints(tuned: Any, engine: Engine) -> None:
-    kernel = tuned(hints={"factor": 3, "compile_flags": ["-O1"], "pass_configs": {"a": 1}})
-    kernel.tune(64)
-    [(workload, options)] = engine.runs
-    assert workload.arguments == {"n": 64, "factor": 3}
-    assert options["compile"].flags == ("-O1",) and workload.pass_configs == {"a": 1}
-
-
-def test_a_hint_may_depend_on_the_target(tuned: Any, engine: Engine) -> None:
-    hints = {"factor": lambda target: {"c": 3}[target], "compile_flags": lambda target: [f"-D{target}"]}
-    tuned(hints=hints).tune(64)
-    [(workload, options)] = engine.runs
-    assert workload.arguments == {"n": 64, "factor": 3} and options["compile"].flags == ("-Dc",)
-    with pytest.raises(SpaceError, match="compile_flags"):
-        tuned(hints={"compile_flags": lambda target: 1}).tune(64)
-
-
-def test_a_hint_that_is_an_axis_too_is_a_mistake(tuned: Any, engine: Engine) -> None:
-    for space in ({"block": [1]}, atune.Space(block=[1])):
-        with pytest.raises(SpaceError, match="'block' is a hint and an axis"):
-            tuned(space=space, hints={"block": 2})
-    with pytest.raises(SpaceError, match="'block' is a hint and an axis"):
-        tuned(space=lambda n: {"block": [1]}, hints={"block": 2}).tune(64)
-
-
-def test_presets_and_options() -> None:
-    assert tuning_options(None)["benchmark"] == atune.BenchmarkSettings()
-    quick = tuning_options("quick")["benchmark"]
-    assert quick.n_repeat == PRESETS["quick"]["n_repeat"] and tuning_options("quick")["budget"] == Budget(auto=True)
-    found = tuning_options({"preset": "quick", "n_repeat": 9, "workers": 1, "budget": 4})
-    assert (found["benchmark"].n_repeat, found["compile"].workers) == (9, 1)
-    assert found["budget"] == Budget(candidates=4)
-    assert found["benchmark"].n_warmup == quick.n_warmup
-    for name in PRESETS:
-        tuning_options(name)
 
 
 # Where no result is known
@@ -292,16 +191,6 @@ def test_shipped_results(tuned: Any, engine: Engine, tmp_path: Path) -> None:
         shipped().best_config(64)
 
 
-def test_clear_cache(tuned: Any, engine: Engine) -> None:
-    kernel, other = tuned(), tuned(shift)
-    kernel.tune(64), kernel.tune(128), other.tune(torch.zeros(64))
-    assert kernel.clear_cache() == 2
-    assert not kernel.tune(128).cache_hit
-    assert other.tune(torch.zeros(64)).cache_hit and tuned(shift).tune(torch.zeros(64)).cache_hit
-    assert len(engine.runs) == 4
-    assert atune.clear_cache() >= 2 and not kernel.tune(128).cache_hit and not other.tune(torch.zeros(64)).cache_hit
-
-
 def test_without_a_result_cache(tuned: Any, engine: Engine) -> None:
     assert not tuned(cache=False).tune(64).cache_hit
     kernel = tuned(cache=False)
@@ -324,24 +213,6 @@ def test_tunings_are_a_table_of_what_kernels_use(tuned: Any, engine: Engine) -> 
 
 
 # Who tunes
-
-
-def test_one_task_tunes_and_the_others_await_it(tuned: Any, engine: Engine, anyio_backend: str) -> None:
-    engine.seconds = 0.2
-    kernel = tuned()
-    results: list[Result] = []
-
-    async def tune() -> None:
-        results.append(await kernel.tune_async(64))
-
-    async def main() -> None:
-        async with anyio.create_task_group() as tasks:
-            for _ in range(50):
-                tasks.start_soon(tune)
-
-    anyio.run(main, backend=anyio_backend)
-    assert len(engine.runs) == 1
-    assert sorted(result.cache_hit for result in results) == [False] + [True] * 49
 
 
 def test_who_waits_takes_over_where_the_first_is_cancelled(tuned: Any, engine: Engine, anyio_backend: str) -> None:

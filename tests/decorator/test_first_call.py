@@ -12,7 +12,7 @@ import anyio
 import pytest
 import torch
 from compile_spy import spy
-from decorated import QUICK, add, doubled, multiply, scale, scale_jit, shift, shift_any, workload
+from decorated import QUICK, add, doubled, multiply, plus, scale, scale_jit, shift, shift_any, times, workload
 
 import atune
 from atune.frontends.api import cached_tune
@@ -33,14 +33,6 @@ def forbid(patch: pytest.MonkeyPatch, *, workers: bool = True) -> None:
     patch.delattr(cached_tune, "tune_apart")
     if workers:
         patch.delattr("atune.frontends.decorator.autotuned._built")
-
-
-def plus(A: torch.Tensor, by: int = 1) -> torch.Tensor:
-    return A + by
-
-
-def times(A: torch.Tensor, by: int) -> torch.Tensor:
-    return A * by
 
 
 def lazily(kernel: Any, *tensors: torch.Tensor) -> Any:

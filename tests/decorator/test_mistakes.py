@@ -6,14 +6,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import tilelang
 import tilelang.language as T
 import torch
-from decorated import shift, shift_any
+from decorated import scale, shift, shift_any
 
 import atune
-from atune.errors import SpaceError, UsageError, WorkloadError
+from atune.errors import UsageError, WorkloadError
 from atune.frontends.cli.main import main
 
 
@@ -28,10 +29,6 @@ def without_addresses(value: object) -> str:
         (3, "space: give axes, a list of configurations or a function that returns them, got 3"),
         ([16, 64], "space: give dicts, such as [{'block': 32}, {'block': 64}], got [16, 64]"),
         ({"blok": [16]}, "shift takes no argument 'blok'; it takes A, by, block (did you mean 'block'?)"),
-        (
-            {"num_ctas": [1, 2]},
-            "it takes A, by, block; a cluster's size is the kernel's own, T.Kernel(…, cluster_dims=…)",
-        ),
     ],
     ids=without_addresses,
 )
@@ -141,12 +138,15 @@ def test_jit_above_autotune_is_refused_with_what_to_do() -> None:
 
 
 def test_a_workload_of_a_decorated_kernel_is_refused() -> None:
-    @atune.autotune(space={"block": [16, 32]})
-    def kernel(N: int, block: int = 16) -> Any: ...
-
-    with pytest.raises(WorkloadError, match=r"under @atune\.autotune, which tunes by itself: call it, or give its"):
-        atune.Workload(kernel, {"block": [16]})
-    assert atune.Workload(kernel.kernel, {"block": [16]}).name == "kernel"
+    kernel = atune.autotune(scale, space={"block": [16, 32]})
+    configs, why = [{"block": 16}], r"a decorated kernel; call it, .* A Workload takes its \.kernel"
+    for door in (atune.Workload, atune.compile_all):
+        with pytest.raises(WorkloadError, match=f"^Workload: the kernel is {why}"):
+            door(kernel, configs)
+    for door in (atune.Tuner, atune.run, lambda given: anyio.run(atune.tune, given)):
+        with pytest.raises(UsageError, match=f"^workload: this is {why}"):
+            door(kernel)
+    assert atune.Workload(kernel.kernel, {"block": [16]}).name == "scale"
 
 
 def test_a_kernel_that_takes_tensors_is_refused_as_a_workload_with_what_to_do(
@@ -162,14 +162,6 @@ def test_a_kernel_that_takes_tensors_is_refused_as_a_workload_with_what_to_do(
     for command in ("tune", "explain"):
         assert main([command, f"{file}:shift"]) != 0
         assert re.search(f"kernel.py:shift {hint}", capsys.readouterr().err)
-
-
-def test_autotune_without_a_space_says_how_to_give_one() -> None:
-    bare: Any = atune.autotune
-    with pytest.raises(SpaceError, match=r"autotune: give a space, such as @atune\.autotune\(space={"):
-
-        @bare
-        def kernel(N: int, block: int = 16) -> Any: ...
 
 
 class PrimFunc:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import signal
-import threading
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +15,7 @@ from fake_runs import finish, valley
 from msgspec.structs import replace
 
 from atune.errors import DevicesLost, NoWinner
-from atune.frontends.api.tuner import Tuner, run, tune
+from atune.frontends.api.tuner import Tuner, tune
 from atune.journal.events import (
     ArtifactBuilt,
     BestChanged,
@@ -249,23 +247,3 @@ async def test_a_file_that_is_edited_meanwhile_is_named(tmp_path: Path, edited: 
     result = await tune(machine=FromFile(3), on_event=edit)
     told = (f"{file} was written meanwhile: the run measured what it had loaded",)
     assert tuple(result.warnings) == told * edited
-
-
-def test_run_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
-    """SIGINT while everything hangs: KeyboardInterrupt within a second, the machine closed, the journal whole."""
-    machine = FakeMachine(
-        20,
-        Script(hangs=dict.fromkeys(range(20), "measure")),
-        benchmark=BenchmarkSettings(benchmark_timeout_s=1e9),
-        clock=FakeClock(pace=1.0),
-    )
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    started = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        run(machine=machine, journal=tmp_path / "j")
-    assert time.monotonic() - started < 1.5
-    timer.join()
-    assert machine.opened == machine.closed == 1 and machine.running == 0
-    assert isinstance(read(tmp_path / "j")[-1], RunInterrupted)
-    assert not [t for t in threading.enumerate() if t.name == "atune-run"]

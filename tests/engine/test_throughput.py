@@ -8,11 +8,9 @@ from pathlib import Path
 
 import anyio
 import pytest
-from fake_runs import finish
 from idle import InstantClock
 
 from atune.frontends.api.tuner import tune
-from atune.journal.events import ArtifactBuilt
 from atune.journal.reader import JournalReader
 from atune.journal.result import Result
 from atune.testing import FakeMachine, Script
@@ -48,29 +46,6 @@ def test_replay_takes_ten_microseconds_an_event(tmp_path: Path) -> None:
         assert Result.from_events(JournalReader(path)).measured == 5000
         taken.append(time.process_time() - started)
     assert events > 20_000 and min(taken) / events < 10e-6
-
-
-SLOW = Script(lower_s=0.1, compile_s=2.0)
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("workers", [1, 16])
-async def test_a_single_candidate_is_compiled_once_and_held_in_no_final(workers: int) -> None:
-    machine = FakeMachine(1, SLOW, workers=workers)
-    run = await finish(machine)
-    assert (machine.lowered, machine.groups, machine.compared, machine.finals) == ([0], [(0,)], [], [])
-    assert run.result.artifact is not None and run.result.artifact.plain
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize(("total", "budget"), [(2, None), (15, None), (36, 4)])
-async def test_few_candidates_are_compiled_each_alone_and_at_once(total: int, budget: int | None) -> None:
-    """Each by a worker of its own: the last library is there when the first is."""
-    machine, candidates = FakeMachine(total, SLOW, workers=16), budget or total
-    run = await finish(machine, strategy="exhaustive", budget=budget)
-    assert sorted(map(len, machine.groups)) == [1] * candidates
-    assert len({event.worker for event in run.of(ArtifactBuilt)}) == candidates == machine.most_at_once["build"]
-    assert machine.compared == []
 
 
 @pytest.mark.anyio

@@ -19,7 +19,7 @@ from processes import MARK, environment, marked, new_mark, wait_until
 
 import atune
 from atune.frontends.cli.main import main
-from atune.journal.events import ArtifactBuilt, CandidateLowered, Event, RunFinished, RunStarted
+from atune.journal.events import Event, RunFinished
 from atune.workers.processes import server as servers
 from atune.workers.processes import server_main
 from atune.workers.processes.pool import ForkServer
@@ -40,22 +40,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(servers.WARM_VARIABLE, raising=False)
     monkeypatch.setattr(servers, "PRELOAD", ())
     servers.warm_early.cache_clear()
-
-
-def test_the_second_run_starts_at_once() -> None:
-    """Its first artifact is there after its own lowering and compiling, and no imports."""
-    atune.shutdown()
-    atune.run(SCALE, target="c")
-    [server] = waiting()
-    events: list[Event] = []
-    atune.run(f"{WORKLOADS}:SLICED", target="c", on_event=events.append)
-    assert waiting() == [server]
-    built = next(e for e in events if isinstance(e, ArtifactBuilt))
-    lowered = [e for e in events if isinstance(e, CandidateLowered) and e.mono < built.mono]
-    overhead = built.mono - built.seconds - sum(e.seconds for e in lowered)
-    started = next(e for e in events if isinstance(e, RunStarted))
-    assert server.preload_s is not None
-    assert max(overhead, started.mono) < server.preload_s / 2  # what importing takes here and now
 
 
 def test_shutdown_ends_it_and_a_run_takes_over_the_server_that_warm_started() -> None:

@@ -478,8 +478,8 @@ class AutoTuneImpl(TilelangKernel):
             self.results.setdefault(key, found)
         return self.results.get(key, found)
 
-    def forget(self) -> None:
-        super().forget()
+    def forget(self, meant: Callable[[str], bool] = bool) -> None:
+        super().forget(meant)
         self.results.clear()
         self._tuner_cache.clear()
 

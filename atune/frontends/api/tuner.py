@@ -45,7 +45,7 @@ from atune.workers.processes.server import refuse_in_worker
 from atune.workers.storage.artifact_store import ArtifactStore
 from atune.workers.storage.result_cache import Begun, ResultCache
 from atune.workload.pickling import FileRef, WorkloadRef, parse_file_ref, ship
-from atune.workload.workload import Workload, WorkloadSpec, describe, head
+from atune.workload.workload import Workload, WorkloadSpec, describe, head, tuned_by_calls
 
 
 class EventHistory:
@@ -121,6 +121,8 @@ def machine_for(
 ) -> Machine:
     """Return the compilers and devices for `workload`; nothing is started yet. Raises `UsageError`."""
     given = parse_file_ref(workload) if isinstance(workload, str) else workload
+    if why := tuned_by_calls(given):
+        raise UsageError(f"workload: this {why}")
     if not isinstance(given, (Workload, FileRef)):
         made = f"atune.Workload({workload.__name__}, space)" if inspect.isfunction(workload) else "an atune.Workload"
         raise UsageError(f"workload: give {made} or 'FILE.py:NAME', got {workload!r}")

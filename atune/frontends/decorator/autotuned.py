@@ -33,7 +33,7 @@ from atune.reporting.export import aligned
 from atune.reporting.screen import printed
 from atune.workers.processes.server import in_worker, warm_early
 from atune.workers.storage.artifact_store import ArtifactStore
-from atune.workers.storage.result_key import CacheEntry, open_sizes, same_problem
+from atune.workers.storage.result_key import CacheEntry, open_sizes
 from atune.workload.fingerprint import function_of, kernel_fingerprint
 from atune.workload.packing import Packed, pack, unpack
 from atune.workload.pickling import ship
@@ -73,16 +73,8 @@ async def _built(workload: Workload, target: Target, settings: CompileSettings, 
 
 def measured_library(call: Call, winner: Winner) -> Artifact | None:
     """Return the measured library, or None if it is missing or was made for other arguments."""
-    if winner.library is None or not isinstance(winner.tuned_for, Mapping):
-        return None
-    defaults = {  # which a workload's arguments may leave out
-        name: call.owner.data(p.default, name)
-        for name, p in call.owner.signature.parameters.items()
-        if name in call.arguments and name not in winner.tuned_for and p.default is not p.empty
-    }
-    if not same_problem({**defaults, **winner.tuned_for}, call.arguments):
-        return None
-    return winner.library()
+    fits = isinstance(winner.tuned_for, Mapping) and call.owner.means(winner.tuned_for, call.arguments)
+    return winner.library() if winner.library is not None and fits else None
 
 
 def load_kernel(call: Call, winner: Winner | None = None, artifact: Artifact | None = None) -> Any:
@@ -167,11 +159,11 @@ class TunedKernel(TunableKernel):
         """Return what a call with these arguments tunes. Raises as the call does."""
         return self._open_call((), arguments).workload
 
-    def forget(self) -> None:
-        """Forget all winners in memory."""
+    def forget(self, meant: Callable[[str], bool] = bool) -> None:
+        """Forget the winners in memory of the keys, as text, that are `meant`; all by default."""
         self._entries.clear()
         self._kernels.clear()
-        self.winners.forget()
+        self.winners.forget(meant)
 
     def known(self) -> dict[tuple[str, str], Winner]:
         """Return the winners that are known in this program, by key and the problem it was found for, as texts."""
@@ -356,13 +348,26 @@ class Autotuned(TunedKernel):
         call = self._open_call(args, kwargs)
         return dict(call.as_given(self.winners.find(self._tuning_call(call), on_miss).config))
 
-    def clear_cache(self) -> int:
-        """Forget the kernel's winners in memory and in the result cache. Returns the number removed from the cache."""
-        self.forget()
+    def clear_cache(self, *, key: Any = None) -> int:
+        """Forget the kernel's winners in memory and in the result cache. Returns the number removed from the cache.
+
+        `key`: only those of this key, which is arguments by name, as `tunings` shows them, or what the decorator's
+        function `key` returned. Arguments with a default, and hints, may be left out.
+        """
         cache, is_mine = self.options.cache, self._is_mine()
-        if cache is None:
-            return 0
-        return cache.clear(run for run in cache.answers() if run.entry is not None and is_mine(run.entry))
+        given = {"key": key} if callable(self.options.key) else key
+        if key is not None and not isinstance(given, Mapping):
+            raise UsageError(f"clear_cache: key must be arguments by name, such as {{'n': 64}}, got {key!r}")
+        asked = {name: self.data(value, f"clear_cache: {name}") for name, value in (given or {}).items()}
+
+        def meant(problem: Any) -> bool:
+            hints = {name: value for name, value in problem.items() if name in self.options.hints}
+            return key is None or self.means({**hints, **asked}, problem)
+
+        self.forget(lambda text: meant(msgspec.json.decode(text.partition("\n")[0])))
+        runs = [] if cache is None else [(run, run.entry) for run in cache.answers()]
+        found = [run for run, entry in runs if entry is not None and is_mine(entry) and meant(entry.parts.problem)]
+        return 0 if cache is None else cache.clear(found)
 
     def has_result(self) -> bool:
         """Tell whether the result cache has a result of the kernel as it is written now, for any problem."""
@@ -380,9 +385,9 @@ class Autotuned(TunedKernel):
         return Call(self, self.options, args, kwargs)
 
     def entry_of(self, call: Call) -> Entry:
-        if call.explicit:
+        if call.explicit and self.is_jit:
             return lambda args, kwargs: self.kernel(*args, **kwargs)
-        return self.launched(call, self.chosen(call)[1])
+        return self.launched(call, load_kernel(call) if call.explicit else self.chosen(call)[1])
 
 
 _all: weakref.WeakSet[Autotuned] = weakref.WeakSet()
@@ -462,9 +467,9 @@ class TunedTable(tuple[Tuned, ...]):
         return printed(aligned(rows))
 
 
-def clear_cache() -> int:
-    """Call `clear_cache` of every kernel under `autotune` in this program. Returns the number of results removed."""
-    return sum(kernel.clear_cache() for kernel in list(_all))
+def clear_cache(kernel: Autotuned | None = None, *, key: Any = None) -> int:
+    """Call `clear_cache` of `kernel`, or of all kernels under `autotune`. Returns the number of results removed."""
+    return sum(one.clear_cache(key=key) for one in ([*_all] if kernel is None else [kernel]))
 
 
 def tunings() -> TunedTable:

@@ -27,7 +27,8 @@ from atune.model.candidate import COMPILE_FLAGS, DYNAMIC, PASS_CONFIGS, RESERVED
 from atune.model.device import Target, parse_target
 from atune.model.settings import CompileSettings
 from atune.model.space import Space
-from atune.workload.fingerprint import function_of
+from atune.workers.storage.result_key import same_problem
+from atune.workload.fingerprint import function_of, launch_hints
 from atune.workload.workload import Workload, not_taken
 
 PROBES = 16
@@ -121,6 +122,7 @@ class TunableKernel:
         self.signature = inspect.signature(function)
         if next(iter(self.signature.parameters), "") == "self":
             raise UsageError(f"{self.__name__} is a method: put @atune.autotune above a function")
+        self.takes_any = any(p.kind is p.VAR_KEYWORD for p in self.signature.parameters.values())
         self._eager: bool | None = None if self.is_jit else False
 
     def data(self, value: Any, where: str) -> Any:
@@ -133,12 +135,17 @@ class TunableKernel:
             self._eager = self.frontend.is_eager(self.kernel, given.values, probes)
         return self._eager
 
+    def means(self, given: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
+        """Tell whether arguments as data, which may leave defaults out, are these `arguments`."""
+        left = ((n, p.default) for n, p in self.signature.parameters.items() if n in arguments and n not in given)
+        defaults = {name: self.data(value, name) for name, value in left if value is not inspect.Parameter.empty}
+        return same_problem({**defaults, **given}, arguments)
+
     def check_names(self, names: Iterable[str]) -> None:
         """Raise `SpaceError` if an axis, a hint or a name of the default is not an argument of the kernel."""
         parameters = self.signature.parameters
-        if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-            return
-        if unknown := sorted(set(names) - parameters.keys()):
+        unknown = sorted(set(names) - parameters.keys() - launch_hints(self.kernel))
+        if unknown and not self.takes_any:
             raise SpaceError(f"{self.__name__} {not_taken(unknown[0], parameters)}")
 
 
@@ -161,8 +168,8 @@ class Call:
         self.given = Arguments(owner.signature, args, kwargs)
         self.space = self._space()
         names = set(self.space.axes) or {name for config in self.space.points({}).given() for name in config}
-        self.tunables = frozenset(names - RESERVED)
-        refuse_clash(self.tunables, self.hints)
+        refuse_clash(names - RESERVED, self.hints)
+        self.tunables = frozenset(names - RESERVED - launch_hints(owner.kernel))
         owner.check_names(self.tunables | (self.hints.keys() - RESERVED))
         self.explicit = sorted(self.tunables & self.given.given.keys() - options.leave_out)
         self.eager = owner.is_eager(self.given, self._probes())
@@ -177,7 +184,7 @@ class Call:
             refuse(f"{owner.__name__}: argument {name!r}", tensor)
         plain = {n: v for n, v in self.given.values.items() if n not in self.names and n not in self.tunables}
         plain.update({n: v for n, v in self.hints.items() if n not in RESERVED})
-        self.arguments, self.written = dict[str, Any](), dict[str, Any]()
+        self.arguments, self.written, sizes = dict[str, Any](), dict[str, Any](), dict[str, Any]()
         """The arguments as data, and as the kernel gets them, `tagged`."""
         self._take(plain)
         if self.eager:
@@ -186,15 +193,11 @@ class Call:
                     raise UsageError(f"{owner.__name__}: {name} must be a tensor, got {type_of(value)}")
             sizes = stage.eager_dimensions(owner.kernel, self.tensors, plain, self._probes())
             self._take(sizes)
-            dimensions = f", and by name the dimensions {', '.join(sizes)}" if sizes else ""
-            self._refuse_unknown({*owner.signature.parameters, *sizes}, dimensions)
-        variadic, lacking = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL), list[str]()
-        for name, p in owner.signature.parameters.items():
-            if p.default is p.empty and name not in {*self.names, *self.arguments, *self.tunables}:
-                lacking += [repr(name)] if p.kind not in variadic else []
-        if lacking:
+        variadic = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
+        needed = [n for n, p in owner.signature.parameters.items() if p.default is p.empty and p.kind not in variadic]
+        if lacking := [repr(name) for name in needed if name not in {*self.names, *self.arguments, *self.tunables}]:
             raise TypeError(f"{owner.__name__} lacks the argument{'s' * (len(lacking) > 1)} {', '.join(lacking)}")
-        self._symbols_and_inputs()
+        self._symbols_and_inputs(sizes)
         self.key = self._key()
         counting = self.written if callable(options.key) else {n: v for n, v in self.written.items() if n in self.key}
         self.key_text = typed_text(self.key, counting)
@@ -223,13 +226,14 @@ class Call:
     def _key(self) -> Any:
         """Return what the tuning is remembered under, as data."""
         key, leave_out, problem = self.options.key, self.options.leave_out, self.problem
+        hints = {name: value for name, value in problem.items() if name in self.hints}
         if callable(key):
-            return {"key": self.owner.frontend.encode(self.given.ask("key", key), "what key returned")}
+            return {"key": self.owner.frontend.encode(self.given.ask("key", key), "what key returned"), **hints}
         unknown = [("key", name) for name in key or () if name not in problem]
         unknown += [("do_not_specialize", name) for name in sorted(leave_out - problem.keys() - self.tunables)]
         for option, name in unknown:
             raise UsageError(f"{option}: there is no argument {name!r}; there is {', '.join(problem)}")
-        return {name: problem[name] for name in key or problem if name not in leave_out}
+        return {name: problem[name] for name in key or problem if name not in leave_out} | hints
 
     def _take(self, values: Mapping[str, Any]) -> None:
         """Add arguments. A default that no call gave and that is no data, such as infinity, is left to the kernel."""
@@ -257,24 +261,28 @@ class Call:
         return [{}, *({n: v[i % len(v)] for n, v in fixed.items()} for i in range(4))]
 
     def _refuse_unknown(self, known: Container[str], more: str) -> None:
-        parameters = self.owner.signature.parameters
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        if not takes_any and (unknown := sorted(name for name in self.given.given if name not in known)):
-            takes = f"it takes {', '.join(parameters)}{more}"
+        unknown = sorted(name for name in self.given.given if name not in known)
+        if unknown and not self.owner.takes_any:
+            takes = f"it takes {', '.join(self.owner.signature.parameters)}{more}"
             raise TypeError(f"{self.owner.__name__} takes no argument {unknown[0]!r}; {takes}")
 
-    def _symbols_and_inputs(self) -> None:
-        """Find the symbolic dimensions, and the sizes and inputs to tune with."""
+    def _symbols_and_inputs(self, sizes: Iterable[str]) -> None:
+        """Find the symbolic dimensions, and the sizes and inputs to tune with. `sizes`: names of the others."""
         options, stage = self.options, self.owner.frontend
         self.inputs = options.inputs
         symbolic = any(isinstance(v, dict) and DYNAMIC in v for v in self.arguments.values())
         symbols: dict[str, int] = {}
         if self.eager or symbolic:
-            params = stage.parameters_of(self.kernel, self.written, self._admitted())
+            params = self._params = stage.parameters_of(self.kernel, self.written, self._admitted())
             tensors = [self.tensors.get(n) for n in self.names]
-            self._params = params
-            known = {**options.symbols, **stage.bound_symbols(params, tensors)}
-            wanted = stage.symbols_of(params)
+            wanted, known = stage.symbols_of(params), {**options.symbols}
+            if self.eager:
+                names, more = {*self.owner.signature.parameters, *sizes}, ", ".join(sorted({*sizes, *wanted}))
+                self._refuse_unknown(names | wanted, more and f", and by name the dimensions {more}")
+                for name in wanted & self.arguments.keys() - names:  # one kernel is for all sizes
+                    size, _ = self.arguments.pop(name), self.written.pop(name)
+                    known |= {name: size} if isinstance(size, int) else {}
+            known |= stage.bound_symbols(params, tensors)
             symbols = {name: known[name] for name in sorted(wanted & known.keys())}
             scalars = [t for p, t in zip(params, tensors, strict=False) if p.shape is None]
             if self.inputs is None and (wanted or any(p.shape is None for p in params)):

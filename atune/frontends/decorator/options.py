@@ -56,7 +56,7 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
         default=(),
     )]
     hints: Annotated[Mapping[str, Any] | None, Option(
-        "Arguments of the kernel, or ``pass_configs`` and ``compile_flags``, with the same value for every "
+        "Arguments of the kernel, or other names that an axis may have (``occupancy``), with one value for every "
         "configuration. A hint must not be an axis too. A function as the value gets the target (``sm_90a``, ``c``).",
         must="must be a dict of the kernel's arguments, such as {'threads': 128}",
     )]

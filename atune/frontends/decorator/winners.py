@@ -91,10 +91,10 @@ class Winners:
         self._lock = threading.Lock()
         """Held by who looks whether a key is tuned by another, and begins where it is not."""
 
-    def forget(self, key: str | None = None) -> None:
-        """Forget the winners of `key`, a key as text, or all in memory; and what could not be used."""
-        for one in [*self.known] if key is None else [key]:
-            self.known.pop(one, None)
+    def forget(self, meant: Callable[[str], bool]) -> None:
+        """Forget the winners in memory of the keys, as text, that are `meant`; and what could not be used."""
+        for key in filter(meant, [*self.known]):
+            self.known.pop(key, None)
         self.unusable.clear()
         self._settled.clear()
 
@@ -203,11 +203,11 @@ class Winners:
     async def tuned(self, call: Call, refresh: bool = False) -> TuneResult:
         """Return the whole tuning of a call: known, of another task or process, or new."""
         if refresh:
-            self.forget(call.key_text)
+            self.forget(call.key_text.__eq__)
         winner, mine = await self._once(call, refresh, True)
         result = await anyio.to_thread.run_sync(lambda: winner.result)  # which may read a journal
         if result is None:  # it was damaged since
-            self.forget(call.key_text)
+            self.forget(call.key_text.__eq__)
             return await self.tuned(call, refresh)
         if not mine:
             result = copy.copy(result)

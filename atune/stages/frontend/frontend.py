@@ -19,6 +19,7 @@ from atune.stages import tilelang
 from atune.stages.measure.arguments import CallInputs as CallInputs
 from atune.stages.measure.arguments import DrawnInputs
 from atune.stages.measure.tensors import check_arguments
+from atune.workload.fingerprint import launch_hints
 from atune.workload.source_locations import located
 
 DTYPE, TORCH_DTYPE = "$dtype", "$torch.dtype"
@@ -29,19 +30,62 @@ def elaborate(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, An
     """Call `kernel`, plain or under `@tilelang.jit`, and return its PrimFunc.
 
     `arguments` are the problem's, `config` a configuration, both as they were written; the configuration's reserved
-    names are omitted. Raises what the kernel or
-    tilelang raises, and `TypeError` for a kernel that returns something else.
+    names are omitted. Raises what the kernel or tilelang raises, `TypeError` for a kernel that returns something else,
+    and `ValueError` for a hint that the launch cannot have.
     """
-    given = {name: value for name, value in config.items() if name not in RESERVED}
+    given, hints = _split(kernel, arguments, config)
     symbols: dict[str, Any] = {}
-    values = {name: _value(value, symbols) for name, value in {**arguments, **given}.items()}
+    values = {name: _value(value, symbols) for name, value in given.items()}
     get_tir = getattr(kernel, "get_tir", None)
     with _numbers_wanted() if over_sizes(arguments) else contextlib.nullcontext():
         function = get_tir(**values) if get_tir is not None else kernel(**values)
     if not isinstance(function, tilelang.tvm.tirx.PrimFunc):
         returned = "None" if function is None else type_of(function)
         raise TypeError(f"the kernel returned {returned}, and must return a PrimFunc (T.prim_func)")
-    return function
+    return _hinted(function, hints) if hints else function
+
+
+def _split(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[Config, Config]:
+    """Return what `kernel` is called with, and the hints that its launch gets."""
+    given = {**arguments, **{name: as_written(value) for name, value in config.items() if name not in RESERVED}}
+    return given, {n: value for n in launch_hints(kernel) if (value := given.pop(n, None)) is not None}
+
+
+_ANNOTATES = {"occupancy": "tl.min_blocks_per_sm", "num_ctas": "cluster_dims"}
+_INSTEAD = {
+    "occupancy": "a kernel that takes it annotates its launch bounds: T.annotate_min_blocks_per_sm(occupancy)",
+    "num_ctas": "a cluster's size is the kernel's own, T.Kernel(…, cluster_dims=…)",
+}
+"""What a hint annotates, and what to do where it cannot."""
+
+
+def _hinted(function: Any, hints: Config) -> Any:
+    """Return a PrimFunc with `hints` for its launches, as the kernel itself would annotate them.
+
+    Raises `ValueError` where the target or the kernel cannot have one.
+    """
+    tvm, own, target = tilelang.tvm, set[str](), tilelang.tvm.target.Target.current(allow_none=True)
+    arch = "sm_" if target is None else str(target.attrs.get("arch", target.kind.name))
+
+    def annotated(node: Any) -> Any:
+        own.update([node.attr_key] if isinstance(node, tvm.tirx.AttrStmt) else node.annotations)
+        if getattr(node, "name_hint", "") != "tilelang_root":
+            return None
+        body, annotations = node.body, dict(node.annotations)
+        if "occupancy" in hints:
+            body = tvm.tirx.AttrStmt(None, _ANNOTATES["occupancy"], hints["occupancy"], body)
+        if hints.get("num_ctas", 1) > 1:
+            annotations[_ANNOTATES["num_ctas"]] = [hints["num_ctas"], 1, 1]
+        parts = node.iter_vars, node.reads, node.writes, node.name_hint, body, node.init
+        return tvm.tirx.SBlock(*parts, node.alloc_buffers, node.match_buffers, annotations)
+
+    body = tvm.tirx.stmt_functor.ir_transform(function.body, None, annotated, ["tirx.SBlock", "tirx.AttrStmt"])
+    for name in hints:
+        lacks = not arch.startswith("sm_") or (name == "num_ctas" and int(arch[3:].rstrip("af") or 90) < 90)
+        if lacks or _ANNOTATES[name] in own:
+            why = f"the target {arch} has none" if lacks else "the kernel has its own"
+            raise ValueError(f"{name}: {why}; {_INSTEAD[name]}")
+    return function.with_body(body)
 
 
 @contextlib.contextmanager
@@ -174,7 +218,7 @@ def is_eager(jit: Any, arguments: Mapping[str, Any], configs: Iterable[Config]) 
     ordered = sorted(configs, key=lambda c: not c)  # {}, the kernel's own defaults, is the last resort
 
     def mode(config: Config) -> Any:
-        return jit.initialize_jit_mode(**{**arguments, **_plain(config)})
+        return jit.initialize_jit_mode(**_split(jit, arguments, config)[0])
 
     return bool(_first_result(ordered, mode, "the kernel cannot be called") == "eager")
 
@@ -223,7 +267,7 @@ def eager_dimensions(
     """
 
     def traced(config: Config) -> dict[str, Any]:
-        (key, found), _ = jit.func.parse_args(**{**tensors, **arguments, **_plain(config)})
+        (key, found), _ = jit.func.parse_args(**_split(jit, {**tensors, **arguments}, config)[0])
         matcher = getattr(jit.func.p1_cache.get(key), "matcher", None) or ()
         return {str(getattr(k, "orig_name", k)): v for k, v in zip(matcher, found or (), strict=False)}
 
@@ -327,10 +371,6 @@ def drawn_inputs(params: Sequence[KernelParam], symbols: Mapping[str, int], scal
             "a parameter is a number that is given at run time: call with one, or give inputs, to tune for"
         )
     return DrawnInputs(symbols, scalars)
-
-
-def _plain(config: Config) -> Config:
-    return {name: as_written(value) for name, value in config.items() if name not in RESERVED}
 
 
 def target_text(target: Any) -> str:
