@@ -154,7 +154,7 @@ def _data_identity(part: Any, depth: int) -> bytes:
         called = inspect.getattr_static(type(part), "__call__", None)
         items = [identity(v, depth + 1) for v in (*_content(part), called if inspect.isfunction(called) else None)]
         items.append(_class_identity(type(part), depth))
-    return b"(" + b",".join([repr(type(part)).encode(), *items]) + b")"
+    return b"(" + b",".join([_named(type(part), repr(type(part))).encode(), *items]) + b")"
 
 
 def _content(part: Any) -> list[Any]:
@@ -174,13 +174,19 @@ def _content(part: Any) -> list[Any]:
 
 def _class_identity(kind: type, depth: int = 0) -> bytes:
     """Return a text that identifies a class: its source, public values and bases; or its name, if it is a library's."""
-    text = f"{kind.__module__}.{kind.__qualname__}"
+    text = _named(kind, f"{kind.__module__}.{kind.__qualname__}")
     if _is_library(kind.__module__):
         return text.encode()
     with suppress(OSError, TypeError):
         text = f"{text}\n{normalised(inspect.getsource(kind))}"
     values = [v for n, v in vars(kind).items() if depth < 4 and n[:1] != "_" and not hasattr(type(v), "__get__")]
     return b"\0".join([text.encode(), *(identity(v, depth + 1) for v in (*values, *kind.__bases__))])
+
+
+def _named(kind: type, text: str) -> str:
+    """Return a class's name in `text`: a user's own without its module, which a script and a worker name differently."""
+    path = getattr(sys.modules.get(kind.__module__.partition(".")[0]), "__path__", "")
+    return text if _is_library(kind.__module__, str(path)) else text.replace(f"{kind.__module__}.", "")
 
 
 def _torch_identity(part: Any) -> bytes:
@@ -367,6 +373,16 @@ def _is_text(node: object) -> bool:
 def parse_module(text: str) -> ast.Module:
     """Return the syntax tree of a file's text. Raises `SyntaxError`."""
     return _tried(lambda: ast.parse(text))
+
+
+def binds_on_import(file: str, name: str) -> bool:
+    """Tell whether running `file` as a module binds `name`: not if only its ``if __name__ == "__main__":`` does."""
+    with suppress(*_NO_TREE):
+        body = parse_module("".join(linecache.getlines(file))).body
+        loaded = [one for one in body if not (isinstance(one, ast.If) and "'__name__'" in ast.dump(one.test))]
+        nodes = (node for one in loaded for node in ast.walk(one) if isinstance(node, ast.Name))
+        return any(node.id == name and isinstance(node.ctx, ast.Store) for node in nodes)
+    return False
 
 
 def parse_expression(text: str) -> ast.Expression:

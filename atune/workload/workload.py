@@ -43,6 +43,7 @@ from atune.model.options import checked, complete, documents, meant, refuse_unkn
 from atune.model.space import LARGE, Points, Space
 from atune.workload.fingerprint import (
     LIBRARIES,
+    binds_on_import,
     fingerprint,
     function_of,
     is_autotuned,
@@ -156,13 +157,13 @@ class Workload:
         return other
 
     def origin(self) -> str:
-        """Return ``FILE.py:NAME`` of an imported module that has this workload; empty where none has it."""
+        """Return ``FILE.py:NAME`` of a module, or of the script, that has this workload; empty where none has it."""
         own, found = self._first or self, [""]
         for module in [*sys.modules.values()]:
             names = vars(module).copy() if isinstance(module, ModuleType) else {}
-            top, file = str(names.get("__name__")).partition(".")[0], names.get("__file__")
-            if file and top not in {"__main__", *LIBRARIES}:
-                found += [f"{file}:{name}" for name, value in names.items() if value is own]
+            held, file = [name for name, value in names.items() if value is own], names.get("__file__")
+            if held and file and (top := str(names.get("__name__")).partition(".")[0]) not in LIBRARIES:
+                found += [f"{file}:{name}" for name in held if top != "__main__" or binds_on_import(file, name)]
         return max(found, key=lambda place: f'"{place.rpartition(":")[0]}"' in self._made_at)
 
     def as_written(self, config: Mapping[str, Any]) -> Config:
