@@ -18,7 +18,6 @@ import pytest
 import tilelang
 import tilelang.language as T
 import torch
-from decorated import shift
 from drop_in_tuners import BLOCKS, cpu_tuner, lazy
 from guide_kernels import doubled, few_blocks, scaled
 from tilelang.autotuner import param, tuner
@@ -34,7 +33,6 @@ from atune.compat.tilelang import (
     ProfileArgs,
     autotune,
     environment,
-    set_autotune_inputs,
 )
 from atune.compat.tilelang.environment import plan
 from atune.model.device import Target
@@ -45,7 +43,6 @@ from atune.workers.system.resources import usable_cores
 
 pytestmark = pytest.mark.timeout(170)
 ON_CPU = CompileArgs(target="c", execution_backend="cython")
-eager = autotune(configs=BLOCKS, warmup=1, rep=5)(shift)
 
 
 def planned(**given: Any) -> Any:
@@ -264,9 +261,6 @@ def test_folders_go_both_ways(tmp_path: Path) -> None:
     assert found is not None
     assert (found.config, found.latency, found.ref_latency) == ({"block": 16}, 0.5, 1.5)
     assert torch.equal(found.kernel(A), A * 2) and found.kernel.latency == 0.5
-    (tmp_path / "cache" / "theirs" / "out_idx.json").unlink()  # as older versions left it
-    older = AutotuneResult.load_from_disk(str(tmp_path / "cache" / "theirs"), with_outputs)
-    assert older is not None and torch.equal(older.kernel(A), A * 2)
     assert AutotuneResult.load_from_disk(tmp_path / "nowhere", ON_CPU) is None
 
 
@@ -304,58 +298,6 @@ def test_a_cuda_winner_is_saved_out_of_the_library_that_it_shares(tmp_path: Path
 # ---- the decorator
 
 
-@autotune(configs=BLOCKS, warmup=1, rep=5)
-@tilelang.jit(target="c", execution_backend="cython")
-def eager_in_place(A, B, block: int = 16):
-    n = T.dynamic("n")
-    A: T.Tensor[[n], T.float32]
-    B: T.Tensor[[n], T.float32]
-    with T.Kernel(T.ceildiv(n, block)) as bx:
-        for i in T.serial(block):
-            B[bx * block + i] = A[bx * block + i] * 2.0
-
-
-def test_eager_kernels_run_and_compile() -> None:
-    A = torch.randn(64)
-    assert torch.equal(eager(A), A + 1) and torch.equal(eager(A, by=3), A + 3)
-    known = len(eager.results)
-    assert torch.equal(eager(torch.ones(64)), torch.full((64,), 2.0)) and len(eager.results) == known
-    kernel = eager.compile(n=128, by=4)
-    assert isinstance(kernel, tilelang.JITKernel) and kernel.config in BLOCKS
-    A = torch.randn(128)
-    assert torch.equal(kernel(A), A + 4) and torch.equal(eager.compile(A)(A), A + 1)
-
-
-def test_eager_kernels_with_symbolic_dimensions_are_tuned_on_given_inputs_on_both_paths() -> None:
-    A, B = torch.randn(64), torch.zeros(64)
-    with set_autotune_inputs([A, B]):
-        eager_in_place(A, B)
-        kernel = eager_in_place.compile(A, B)
-    assert torch.equal(B, A * 2)
-    A, B = torch.randn(320), torch.zeros(320)
-    kernel(A, B)
-    assert torch.equal(B, A * 2)
-
-
-def made(counted: list[int], **options: Any) -> Any:
-    def configs(n: int, factor: float = 2.0) -> list[dict[str, Any]]:
-        counted.append(n)
-        return BLOCKS
-
-    return lazy(configs, **options)
-
-
-def test_arguments_may_be_written_in_any_form_and_configurations_are_asked_for_each() -> None:
-    asked: list[int] = []
-    kernel = made(asked)
-    first = kernel(64, 2.0)
-    assert kernel(64, factor=2.0) is first and kernel(factor=2.0, n=64) is first
-    assert kernel(64, 3.0) is not first and kernel(128, 2.0) is not first
-    assert kernel(64, 2.0) is first and asked == [64, 64, 64, 64, 128]
-    with pytest.raises(ArgumentError, match="cannot be called like that: too many positional arguments"):
-        kernel(64, 2.0, 16, None, "too many")
-
-
 def test_generated_configurations_serve_every_problem_and_arguments_need_not_be_data() -> None:
     def kernel(policy: Any, n: int = 64, block: int = 16) -> Any:
         return scaled(n, 2.0 if policy is T.GemmWarpPolicy.Square else 3.0, block)
@@ -368,7 +310,7 @@ def test_generated_configurations_serve_every_problem_and_arguments_need_not_be_
 
 
 def test_the_decorator_s_arguments_are_attributes_as_there() -> None:
-    kernel = made([], ref_prog=doubled, timeout=50, early_stop_factor=3.0)
+    kernel = lazy(ref_prog=doubled, timeout=50, early_stop_factor=3.0)
     theirs = {field.name for field in dataclasses.fields(tuner.AutoTuneImpl)}
     assert theirs >= {"warmup", "ref_prog"} and not {name for name in theirs if not hasattr(kernel, name)}
     assert (kernel.warmup, kernel.rep, kernel.timeout, kernel.rtol) == (1, 5, 50, 1e-2)

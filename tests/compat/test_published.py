@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,6 @@ import pytest
 import tilelang
 import tilelang.language as T
 import torch
-from decorated import shift
 from drop_in_tuners import BLOCKS, cpu_tuner, lazy
 from guide_kernels import doubled
 from tilelang.autotuner import tuner
@@ -29,23 +28,6 @@ def installed() -> Iterator[None]:
     compat.install()
     yield
     compat.uninstall()
-
-
-def eager() -> Any:
-    return tilelang.autotune(configs=BLOCKS, warmup=1, rep=5)(shift)
-
-
-# ---- a call that asks for the kernel
-
-
-def test_a_call_may_ask_for_the_kernel() -> None:
-    made, there, A = lazy(), eager(), torch.randn(64)
-    found = made(64, __return_kernel=True)
-    assert isinstance(found, tilelang.JITKernel) and torch.equal(found(A), A * 2)
-    assert made(64) is found and made(64, __return_kernel=False) is found
-    found = there(A, __return_kernel=True)
-    assert isinstance(found, tilelang.JITKernel) and torch.equal(found(A), A + 1)
-    assert torch.equal(there(A), A + 1) and there.compile(A) is found
 
 
 # ---- scalars
@@ -72,24 +54,6 @@ def test_a_scalar_without_a_value_is_a_value_error_that_says_how_to_give_one() -
     A, B = torch.randn(64), torch.empty(64)
     found(A, 0.5, B)
     assert torch.equal(B, A + 0.5)
-
-
-# ---- the cache of a decorated kernel
-
-
-def test_a_cleared_cache_has_the_next_call_ask_again() -> None:
-    asked: list[int] = []
-
-    def configs(n: int) -> list[dict[str, Any]]:
-        asked.append(n)
-        return BLOCKS
-
-    kernel = lazy(configs)
-    kernel(64)
-    kernel._tuner_cache.clear()
-    assert len(kernel._tuner_cache) == 0
-    kernel(64)
-    assert asked == [64, 64] and len(kernel._tuner_cache) == 1
 
 
 # ---- the key of a result
@@ -132,18 +96,7 @@ def test_of_given_inputs_integers_count_by_value_and_floats_by_shape() -> None:
     assert key_of(torch.zeros(0, dtype=torch.int32)) != key_of(torch.zeros((), dtype=torch.int32))
 
 
-def test_the_cache_has_tilelang_s_keys() -> None:
-    """Programs read it as a mapping; what does not specialize is no part of a key."""
-    kernel = lazy()
-    assert isinstance(kernel._tuner_cache, Mapping) and len(kernel._tuner_cache) == 0
-    assert kernel(64) is kernel(n=64) is kernel(64, factor=2.0)
-    assert list(kernel._tuner_cache) == [((64,), ()), ((), (("n", 64),)), ((64,), (("factor", 2.0),))]
-    assert [found[1] in BLOCKS for found in kernel._tuner_cache.values()] == [True] * 3
-    assert kernel._tuner_cache[((64,), ())] == (kernel(64), kernel(64).config)
-    assert kernel(128) is not kernel(64) and len(kernel.results) == 2
-    tuned, A = eager(), torch.randn(64)
-    tuned(A)
-    assert list(tuned._tuner_cache) == [((("tensor", "torch.float32", (64,), (1,)),), ())]
+def test_what_does_not_specialize_is_no_part_of_a_key() -> None:
     left_out = lazy(do_not_specialize="factor")
     left_out(64, factor=3.0)
     assert list(left_out._tuner_cache) == [((), (("block", 16), ("n", 64), ("threads", None)))]
