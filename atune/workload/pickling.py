@@ -59,7 +59,6 @@ class PickleRef(msgspec.Struct, frozen=True, tag="pickle"):
     """Text of the files of parts that are sent by value, by the file name in code objects."""
     sys_path: tuple[str, ...]
     torch: dict[str, Any] = {}
-    origin: str = ""
     loaded_as: str = ""
     """The program's own fingerprint of the workload, if a worker's must equal it."""
 
