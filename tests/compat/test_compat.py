@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import os
 import shutil
 import subprocess
@@ -235,33 +234,6 @@ def test_the_winner_is_the_same_in_a_list_of_another_order() -> None:
 def tilelangs_result(kernel: Any) -> Any:
     config = {"block": 16}
     return param.AutotuneResult(0.5, config, 1.5, kernel.get_kernel_source(), kernel.prim_func, kernel)
-
-
-def test_folders_go_both_ways(tmp_path: Path) -> None:
-    A = torch.randn(64)
-    ours = cpu_tuner(ref_prog=doubled).run()
-    ours.save_to_disk(tmp_path / "ours")
-    (tmp_path / "ours" / "kernel_lib.so").unlink()
-    ours.save_to_disk(tmp_path / "ours")  # whole, and anew
-    assert os.listdir(tmp_path) == ["ours"], "nothing is left in staging"
-    read = param.AutotuneResult.load_from_disk(
-        tmp_path / "ours", param.CompileArgs(target="c", execution_backend="cython")
-    )
-    assert (read.config, read.latency, read.ref_latency) == (ours.config, ours.latency, ours.ref_latency)
-    assert torch.equal(read.kernel(A), A * 2)
-    saved = json.loads((tmp_path / "ours" / "out_idx.json").read_text())
-    assert saved == {"out_idx": [1], "target": "c", "execution_backend": "cython"}
-    again = AutotuneResult.load_from_disk(tmp_path / "ours", CompileArgs())
-    assert again is not None and torch.equal(again.kernel(A), A * 2)
-
-    kernel = tilelang.compile(scaled(64), out_idx=[-1], target="c", execution_backend="cython")
-    tilelangs_result(kernel).save_to_disk(tmp_path / "cache" / "theirs")
-    with_outputs = dataclasses.replace(ON_CPU, out_idx=[-1])
-    found = AutotuneResult.load_from_disk(tmp_path / "cache" / "theirs", with_outputs)
-    assert found is not None
-    assert (found.config, found.latency, found.ref_latency) == ({"block": 16}, 0.5, 1.5)
-    assert torch.equal(found.kernel(A), A * 2) and found.kernel.latency == 0.5
-    assert AutotuneResult.load_from_disk(tmp_path / "nowhere", ON_CPU) is None
 
 
 def test_code_of_another_user_is_loaded_only_if_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +14,12 @@ import tilelang
 import tilelang.language as T
 import torch
 from decorated import shift
-from drop_in_tuners import BLOCKS, lazy
+from drop_in_tuners import BLOCKS, cpu_tuner, lazy
+from guide_kernels import doubled, scaled
+from tilelang.autotuner.param import AutotuneResult as Theirs
+from tilelang.autotuner.param import CompileArgs as TheirArgs
 
+import atune
 import atune.compat.tilelang as compat
 from atune.compat.tilelang import ArgumentError, AutotuneResult, CompileArgs, set_autotune_inputs
 from atune.frontends.cli.main import main
@@ -92,26 +96,33 @@ def test_e5_a_kernel_is_kept_with_its_configuration(tuned: SimpleNamespace) -> N
     assert tuned.eager._tuner_cache[TENSORS] == (found, found.config)
 
 
-@pytest.fixture(scope="module")
-def saved(tuned: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    kernel, folder = tuned.kernel, tmp_path_factory.mktemp("results") / "saved"
-    AutotuneResult(0.5, kernel.config, None, kernel.get_kernel_source(), kernel.prim_func, kernel).save_to_disk(folder)
-    return folder
+def test_e6_a_saved_result_keeps_its_outputs(tmp_path: Path) -> None:
+    """A saved result has the positions of its outputs in `out_idx.json`; TileLang's loader and atune's return those."""
+    ours, A, folder = cpu_tuner(ref_prog=doubled).run(), torch.randn(64), tmp_path / "ours"
+    ours.save_to_disk(folder)
+    (folder / "kernel_lib.so").unlink()
+    ours.save_to_disk(folder)  # whole, and anew
+    assert os.listdir(tmp_path) == ["ours"], "nothing is left in staging"
+    read = Theirs.load_from_disk(folder, TheirArgs(target="c", execution_backend="cython"))
+    assert (read.config, read.latency, read.ref_latency) == (ours.config, ours.latency, ours.ref_latency)
+    saved = json.loads((folder / "out_idx.json").read_text())
+    assert saved == {"out_idx": [1], "target": "c", "execution_backend": "cython"}
+    again = AutotuneResult.load_from_disk(folder, CompileArgs())
+    assert again is not None and torch.equal(again.kernel(A), A * 2) and torch.equal(read.kernel(A), A * 2)
 
 
-def test_e6_a_saved_result_keeps_its_outputs(saved: Path, tuned: SimpleNamespace) -> None:
-    """A saved result has the positions of its outputs in `out_idx.json`, and a loaded kernel returns those."""
-    assert json.loads((saved / "out_idx.json").read_text())["out_idx"] == [1]
-    found = AutotuneResult.load_from_disk(saved, CompileArgs())
-    assert found is not None and torch.equal(found.kernel(tuned.A), tuned.A * 2)
-
-
-def test_e7_a_result_without_that_file_is_loaded(saved: Path, tuned: SimpleNamespace, tmp_path: Path) -> None:
-    """A result that an older version saved, without `out_idx.json`, is loaded with the outputs of `CompileArgs`."""
-    shutil.copytree(saved, tmp_path / "older", ignore=shutil.ignore_patterns("out_idx.json"))
-    given = CompileArgs(out_idx=[-1], target="c", execution_backend="cython")
-    found = AutotuneResult.load_from_disk(tmp_path / "older", given)
-    assert found is not None and torch.equal(found.kernel(tuned.A), tuned.A * 2)
+def test_e7_a_result_without_that_file_is_loaded(tmp_path: Path) -> None:
+    """What an older TileLang saved, without `out_idx.json`, is loaded with the outputs of the caller's arguments."""
+    kernel, A = tilelang.compile(scaled(64), out_idx=[-1], target="c", execution_backend="cython"), torch.randn(64)
+    config, folder = {"block": 16}, tmp_path / "cache" / "theirs"
+    Theirs(0.5, config, 1.5, kernel.get_kernel_source(), kernel.prim_func, kernel).save_to_disk(folder)
+    given = CompileArgs(target="c", execution_backend="cython", out_idx=[-1])
+    for name in ("out_idx.json", "no such file"):
+        found = AutotuneResult.load_from_disk(str(folder), given)
+        assert found is not None and (found.config, found.latency, found.ref_latency) == (config, 0.5, 1.5)
+        assert torch.equal(found.kernel(A), A * 2) and found.kernel.latency == 0.5
+        (folder / name).unlink(missing_ok=True)
+    assert AutotuneResult.load_from_disk(tmp_path / "nowhere", given) is None
 
 
 def test_e8_arguments_may_be_written_in_any_form(tuned: SimpleNamespace) -> None:
@@ -129,6 +140,14 @@ def test_e9_configurations_are_asked_for_with_each_calls_own_arguments(tuned: Si
     assert first[0][0] is tuned.A and first[1] == {}
     tuned.lazy.call_of((32,), {})
     assert tuned.asked[-1] == ((32,), {}) and callable(tuned.lazy.configs)
+
+    def space(*args: Any, **kwargs: Any) -> Iterator[dict[str, Any]]:
+        tuned.asked.append((args, kwargs))
+        yield from ({"block": b} for b in (16, 32) if b <= args[0].shape[0])
+
+    own = atune.autotune(shift, space=space)
+    assert [len(own.call_of((A,), {"by": 2}).space.listed) for A in (tuned.A[:16], tuned.A)] == [1, 2]
+    assert tuned.asked[-1][0][0] is tuned.A and tuned.asked[-1][1] == {"by": 2}
 
 
 def test_e10_another_program_finds_what_was_tuned(tuned: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,22 +177,18 @@ def test_an_imported_workload_is_found_again_from_its_journal(folder: Path, caps
 
 
 ENDED = """
-import dataclasses, os, sys
-import atune
+import dataclasses, os, sys, atune
 from KERN import scale
 
 @dataclasses.dataclass
 class Factor:
-    value: int
+    value: int = 2
 
-FACTOR = Factor(2)
-
-def reference(A):
-    return A * FACTOR.value
+def reference(A, factor=Factor()):
+    return A * factor.value
 
 def end(event):
-    if type(event).__name__ == "CandidateMeasured":
-        os.kill(os.getpid(), int(sys.argv[1]))
+    type(event).__name__ == "CandidateMeasured" and os.kill(os.getpid(), int(sys.argv[1]))
 
 W = atune.Workload(scale, {"block": [64, 128, 256]}, arguments={"N": 4096}, reference=reference)
 if __name__ == "__main__":
@@ -201,23 +197,22 @@ if __name__ == "__main__":
 
 
 @pytest.mark.usefixtures("with_a_terminal")
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("how", "name", "kernels"), [(signal.SIGINT, "app", "pkg.kern"), (signal.SIGKILL, "pkg.sub.app", "..kern")]
+)
 def test_a_script_that_was_ended_is_resumed_without_a_question(
-    how: signal.Signals, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    how: int, name: str, kernels: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its file, or as a module with relative imports; classes of its own count the same. It is never run anew."""
+    """Also with relative imports. Classes of its own count the same, and loading it never tunes anew."""
     monkeypatch.setenv("ATUNE_CACHE_DIR", str(folder / "cache"))
-    file, command = folder / "app.py", ["app.py"]
-    if how == signal.SIGKILL:
-        file, command = folder / "pkg" / "sub" / "app.py", ["-m", "pkg.sub.app"]
-    text = ENDED.replace("KERN", "pkg.kern" if how == signal.SIGINT else "..kern")
+    file, text = folder / f"{name.replace('.', '/')}.py", ENDED.replace("KERN", kernels)
     file.write_text(text)
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    assert subprocess.run([sys.executable, *command, str(int(how))], env=env, timeout=60).returncode == -how
+    command, env = [sys.executable, "-m", name, str(int(how))], {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run(command, env=env, timeout=60).returncode == -how
     if how == signal.SIGINT:
         file.write_text(text.replace('if __name__ == "__main__"', "if True"))
         assert main(["resume", "latest"]) == 2
-        assert f"{file}, line 21, tunes while a worker loads the file" in capsys.readouterr().err
+        assert f"{file}, line 17, tunes while a worker loads the file" in capsys.readouterr().err
         file.write_text(text)
         assert run(capsys, "resume", "latest", "--quiet")["measured"] == 3
     else:

@@ -194,13 +194,9 @@ def test_compiled_kernels_count_by_their_code() -> None:
     assert identity(kernel(64)) == identity(unpack(pack(kernel(64)))) != identity(kernel(128))
 
 
-def doubled(A: torch.Tensor) -> torch.Tensor:
-    return torch.ops.aten.mul(A, 1 + torch.backends.cudnn.allow_tf32)
-
-
-def test_modules_of_any_class_are_sent_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doubled, "__module__", "__main__")  # as in a script
-    assert unpack(pack(doubled))(torch.ones(2)).sum() == 4
+def test_modules_of_any_class_are_sent_by_name() -> None:
+    reference = eval("lambda A: torch.ops.aten.mul(A, 1 + torch.backends.cudnn.allow_tf32)", {"torch": torch})
+    assert unpack(pack(reference))(torch.ones(2)).sum() == 4
 
 
 def kernel(N: int, block: int = 1) -> Any:
