@@ -130,6 +130,8 @@ def test_e8_arguments_may_be_written_in_any_form(tuned: SimpleNamespace) -> None
     assert tuned.lazy(n=64) is tuned.kernel is tuned.lazy(64, factor=2.0)
     keys = {((64,), ()), ((), (("n", 64),)), ((64,), (("factor", 2.0),))}
     assert keys <= {*tuned.lazy._tuner_cache} and next(iter(tuned.eager._tuner_cache)) == TENSORS
+    calls = [tuned.lazy.call_of(form, {}) for form in ((64,), (64, 2.0), (64, 3.0), (128,))]
+    assert len({call.work.key.text for call in calls}) == 3
     with pytest.raises(ArgumentError, match="cannot be called like that: too many positional arguments"):
         tuned.lazy(64, 2.0, 16, None, "too many")
 
