@@ -79,13 +79,14 @@ def test_e3_a_call_may_ask_for_the_kernel(tuned: SimpleNamespace) -> None:
 
 def test_e4_symbolic_dimensions_are_tuned_on_both_paths() -> None:
     """A kernel with a symbolic dimension is tuned by its call and by `compile`, and then takes other sizes."""
-    for path in ("call", "compile"):
-        kernel, A, B = tilelang.autotune(configs=BLOCKS, **QUICK)(twice), torch.randn(64), torch.zeros(64)
-        with set_autotune_inputs([A, B]):
-            compiled = kernel.compile(A, B) if path == "compile" else kernel(A, B, __return_kernel=True)
-        A, B = torch.randn(96), torch.zeros(96)
-        compiled(A, B)
-        assert torch.equal(B, A * 2)
+    in_place, named = (tilelang.autotune(configs=BLOCKS, **QUICK)(kernel) for kernel in (twice, shift))
+    A, B, longer, out = torch.randn(64), torch.zeros(64), torch.randn(96), torch.zeros(96)
+    with set_autotune_inputs([A, B]):
+        in_place(A, B)
+        in_place.compile(A, B)(longer, out)
+    with set_autotune_inputs([A]):
+        kernel = named.compile(n=T.dynamic("n"))
+    assert torch.equal(B, A * 2) and torch.equal(out, longer * 2) and torch.equal(kernel(longer), longer + 1)
 
 
 def test_e5_a_kernel_is_kept_with_its_configuration(tuned: SimpleNamespace) -> None:
