@@ -11,7 +11,7 @@ NEEDS_TILELANG = (
     "test_bad_input", "test_bench_pick", "test_bench_prior", "test_bench_record", "test_bench_spaces",
     "test_checks", "test_cli_basic", "test_cli_dry_run", "test_cli_explain", "test_cli_failures",
     "test_compile_all", "test_default_at_every_door", "test_compile_flags", "test_demo", "test_devices", "test_docs",
-    "test_device_errors",
+    "test_device_errors", "test_001_eager",
     "test_docs_commands", "test_docstrings", "test_doors", "test_examples", "test_explaining", "test_foreseen",
     "test_guards", "test_interrupted",
     "test_lacking_registers", "test_004_layouts", "test_limits", "test_loading", "test_nodes", "test_notebook",

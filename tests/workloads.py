@@ -53,8 +53,17 @@ def doubled(A: torch.Tensor) -> torch.Tensor:
     return A * 2
 
 
+def in_float64(A: torch.Tensor) -> torch.Tensor:
+    """Doubled, by a program that computes in another way than torch does by itself, but for 512 numbers."""
+    found = torch.get_default_dtype(), torch.get_float32_matmul_precision(), torch.get_deterministic_debug_mode()
+    expected = (torch.float32, "highest", 0, True) if len(A) == 512 else (torch.float64, "medium", 1, False)
+    assert (*found, torch.backends.cudnn.allow_tf32) == expected
+    return A * 2
+
+
 SPACE = atune.Space(factor=[1, 2, 3], block=[16, 64])
 SCALE = atune.Workload(scale, SPACE, arguments={"n": 256}, reference=doubled, name="scale")
+STATED = atune.Workload(scale, {"block": [16, 64]}, arguments={"n": 256, "factor": 2}, reference=in_float64)
 GIL = atune.Workload(holds_the_gil, atune.Space(factor=[1, 2]), arguments={"n": 256}, name="gil")
 SLOW = atune.Workload(slow_compiler, atune.Space(factor=[1, 2]), arguments={"n": 256}, name="slow")
 DAEMON = atune.Workload(starts_a_daemon, atune.Space(factor=[1]), arguments={"n": 256}, name="daemon")

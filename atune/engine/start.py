@@ -38,7 +38,7 @@ from atune.workload.workload import WorkloadSpec
 
 OF_THE_SPEC = (
     "origin", "fingerprint", "code", "problem", "kernel", "space", "total", "points", "default", "baseline", "refused",
-    "no_default", "arguments", "asks", "flops", "bytes",
+    "no_default", "arguments", "asks", "flops", "bytes", "torch",
 )  # fmt: skip
 """Fields of the workload's description that a header has, under the same names."""
 
@@ -59,9 +59,12 @@ class KnownResult(NamedTuple):
     advice: tuple[Advice, ...] = ()
 
 
+POLL_S = 0.1
+"""Seconds between two looks whether another run of the same work has ended."""
 Kernels = Callable[[Iterable[Candidate]], Mapping[int, str]]
 """Returns the `Lowered.ir_digest` of candidates, by index, as the run's workers elaborate them now. For a thread."""
-Recall = Callable[[RunStarted, WorkloadSpec, Kernels], KnownResult]
+Recall = Callable[[RunStarted, WorkloadSpec, Kernels, str], KnownResult | None]
+"""Returns what earlier runs found; None while another run does the same work. Last comes the journal's path."""
 CacheUse = Literal["", "off", "refresh"]
 """How a run uses the result cache: as usual; not at all; or anew, though its result may be known."""
 
@@ -83,6 +86,7 @@ class EngineSettings:
     advise: Advise | None = None
     """Configurations to try before others, also beyond a number of candidates; those outside of the space are not."""
     recall: Recall | None = None
+    journal: str = ""
     cache: CacheUse = ""
 
     def strategy_in(self, spec: WorkloadSpec, header: RunStarted | None, figures: Figures | None) -> str:
@@ -180,7 +184,9 @@ class Start:
         resumes = before is not None
         if before is None and settings.recall is not None:
             kernels = functools.partial(anyio.from_thread.run, cast(Any, self._kernels))
-            found = await anyio.to_thread.run_sync(settings.recall, started, spec, kernels, abandon_on_cancel=True)
+            recall = functools.partial(settings.recall, started, spec, kernels, settings.journal)
+            while (found := await anyio.to_thread.run_sync(recall, abandon_on_cancel=True)) is None:
+                await anyio.sleep(POLL_S)
             if not found.whole and found.events and await self._other_kernels(State.of(found.events)):
                 found = KnownResult()
             if found.events:
@@ -472,6 +478,9 @@ def _differences(
     if (header.strategy, header.settings.get("seed")) != (now.strategy, now.settings.get("seed")):
         was = f"{header.strategy} with seed {header.settings.get('seed')}"
         found.append(("settings", f"the strategy was {was} and is {now.strategy} with seed {now.settings.get('seed')}"))
+    if header.torch != now.torch:
+        usual = "its own defaults"
+        found.append(("settings", f"torch computed by {header.torch or usual} and computes by {now.torch or usual}"))
     for group, names in MEASURING.items():
         one, other = header.settings.get(group, {}), now.settings.get(group, {})
         for name in names:

@@ -89,6 +89,8 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     """Operations of one call at least, as the user says."""
     bytes: Quantity | None = None
     """Bytes that one call moves to and from memory at least, as the user says."""
+    torch: dict[str, Any] = {}
+    """What the program's torch computes by, by name, where it is not torch's default and counts for checks."""
     advice: tuple[Advice, ...] = ()
     """Advice from other runs, as the strategy got it."""
 

@@ -127,8 +127,8 @@ def _notes(paths: Sequence[str], states: Sequence[State]) -> list[str]:
         for name in sorted(first.versions.keys() | other.versions.keys()):
             was, now = first.versions.get(name), other.versions.get(name)
             notes += [f"{path}: {name} {now}, in {paths[0]} it is {was}"] if was != now else []
-        if first.settings.get("benchmark") != other.settings.get("benchmark"):
-            notes.append(f"{path} was measured with other benchmark settings than {paths[0]}")
+        if (first.settings.get("benchmark"), first.torch) != (other.settings.get("benchmark"), other.torch):
+            notes.append(f"{path} was measured with other settings of benchmark or torch than {paths[0]}")
     many = "s" * (len(paths) > 1)
     notes.append(f"merged from {len(paths)} journal{many}: {', '.join(paths)}; the finals of each are left out")
     tried = Counter(i for state in states for i, one in state.entries.items() if one.in_space and state.outcome(i))

@@ -143,7 +143,7 @@ def _data_identity(part: Any, depth: int) -> bytes:
         return identity(part.__func__, depth + 1) + b"@" + identity(part.__self__, depth + 1)
     if isinstance(part, BuiltinFunctionType | MethodDescriptorType):
         return f"{part.__module__ if hasattr(part, '__module__') else ''}.{part.__qualname__}".encode()
-    items: list[bytes] = []
+    items, kind = list[bytes](), type(part)
     if depth < 8 and isinstance(part, enum.Enum):
         items = [part.name.encode()]
     elif depth < 8 and isinstance(part, (list, tuple)):
@@ -153,10 +153,11 @@ def _data_identity(part: Any, depth: int) -> bytes:
     elif depth < 8 and isinstance(part, Mapping):
         items = sorted(identity(k, depth + 1) + b"=" + identity(v, depth + 1) for k, v in part.items())
     elif depth < 4:
-        called = inspect.getattr_static(type(part), "__call__", None)
+        called = inspect.getattr_static(kind, "__call__", None)
         items = [identity(v, depth + 1) for v in (*_content(part), called if inspect.isfunction(called) else None)]
-        items.append(_class_identity(type(part), depth))
-    return b"(" + b",".join([repr(type(part)).encode(), *items]) + b")"
+        items.append(_class_identity(kind, depth))
+    name = repr(kind) if _is_library(kind.__module__) else kind.__qualname__
+    return b"(" + b",".join([name.encode(), *items]) + b")"
 
 
 def _content(part: Any) -> list[Any]:
@@ -176,9 +177,9 @@ def _content(part: Any) -> list[Any]:
 
 def _class_identity(kind: type, depth: int = 0) -> bytes:
     """Return a text that identifies a class: its source, public values and bases; or its name, if it is a library's."""
-    text = f"{kind.__module__}.{kind.__qualname__}"
+    text = kind.__qualname__  # without its module: a script's is another where a worker runs its file
     if _is_library(kind.__module__):
-        return text.encode()
+        return f"{kind.__module__}.{text}".encode()
     with suppress(OSError, TypeError):
         text = f"{text}\n{normalised(inspect.getsource(kind))}"
     values = [v for n, v in vars(kind).items() if depth < 4 and n[:1] != "_" and not hasattr(type(v), "__get__")]
@@ -212,6 +213,21 @@ def lambda_body(code: CodeType) -> str:
     body[-1] = body[-1][: end[1]]
     body[0] = body[0][start[1] :]
     return b"".join(body).decode()
+
+
+def constraint_text(constraint: Callable[..., Any]) -> str:
+    """Return a constraint as readable text: a lambda's source, or another function's name and place."""
+    code = getattr(constraint, "__code__", None)
+    name = getattr(constraint, "__name__", type(constraint).__name__)
+    if code is None:
+        return str(name)
+    if name != "<lambda>":
+        return f"{name} ({os.path.basename(code.co_filename)}, line {code.co_firstlineno})"
+    parameters = ", ".join(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+    try:
+        return f"lambda {parameters}: {' '.join(lambda_body(code).split())}"
+    except OSError:
+        return f"lambda {parameters} (line {code.co_firstlineno})"
 
 
 def _code_text(code: CodeType) -> str:

@@ -14,11 +14,12 @@ import inspect
 import io
 import mmap
 import pickle
+import pkgutil
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, ClassVar
 
 import msgspec
@@ -82,6 +83,8 @@ def _packer_class() -> Any:
             self._annotations = annotations
 
         def reducer_override(self, one: Any) -> Any:
+            if isinstance(one, ModuleType) and type(one) is not ModuleType:  # such as torch.backends, and torch.ops
+                return pkgutil.resolve_name, (one.__name__,)
             if isinstance(one, functools._lru_cache_wrapper) or is_autotuned(one):
                 by_value = {"__main__", *cloudpickle.list_registry_pickle_by_value()}
                 if one.__module__ in by_value or "<locals>" in one.__qualname__:

@@ -29,6 +29,7 @@ from atune.model.options import meant
 from atune.workload.fingerprint import fingerprint, function_of, is_autotuned, parts_of, show
 from atune.workload.packing import Packed, pack, refusal, unpack
 from atune.workload.source_locations import located
+from atune.workload.torch_state import take_state, torch_state
 from atune.workload.workload import Workload, tuned_by_calls
 
 
@@ -42,6 +43,8 @@ class FileRef(msgspec.Struct, frozen=True, tag="file"):
     """The command and the file as the user typed them, for messages."""
     arguments: dict[str, Any] = {}
     """Arguments of the problem that replace the file's own; see `Workload.at`."""
+    torch: dict[str, Any] = {}
+    """The program's `torch_state`, or that of the run that is resumed."""
 
     @property
     def origin(self) -> str:
@@ -55,7 +58,7 @@ class PickleRef(msgspec.Struct, frozen=True, tag="pickle"):
     sources: dict[str, str]
     """Text of the files of parts that are sent by value, by the file name in code objects."""
     sys_path: tuple[str, ...]
-    origin: str = ""
+    torch: dict[str, Any] = {}
     loaded_as: str = ""
     """The program's own fingerprint of the workload, if a worker's must equal it."""
 
@@ -76,10 +79,10 @@ def parse_file_ref(text: str, command: str = "") -> FileRef:
         why = "it is a folder" if os.path.isdir(path) else f"there is no file {path!r}"
         raise WorkloadError(f"{text}: {why}; give FILE.py, or FILE.py:NAME or package.module:NAME")
     if not colon:
-        return FileRef(os.path.abspath(file), "", f"{command} {path}".lstrip())
+        return FileRef(os.path.abspath(file), "", f"{command} {path}".lstrip(), torch=torch_state())
     if not name.isidentifier():
         raise WorkloadError(f"{text}: {name!r} is not a Python name; give FILE.py:NAME")
-    return FileRef(os.path.abspath(file), name)
+    return FileRef(os.path.abspath(file), name, torch=torch_state())
 
 
 def _file_of_module(name: str) -> str:
@@ -157,7 +160,7 @@ def ship(workload: Workload) -> PickleRef:
     names = sent_files | {n for n in linecache.cache.copy() if not os.path.exists(n)}
     sources = {name: text for name in names if (text := "".join(linecache.getlines(name)))}
     known = fingerprint(workload) if all(map(_comes_by_name, parts)) else ""
-    return PickleRef(packed, sources, tuple(sys.path), loaded_as=known)
+    return PickleRef(packed, sources, tuple(sys.path), torch_state(), loaded_as=known)
 
 
 def load(ref: WorkloadRef) -> Workload:
@@ -168,7 +171,9 @@ def load(ref: WorkloadRef) -> Workload:
                 sys.path.append(entry)
         show(ref.sources)
         workload = unpack(ref.packed)
+        take_state(ref.torch)
     else:
+        take_state(ref.torch)  # the file may set more
         workload = load_named(ref := chosen(ref))
         if is_autotuned(workload):
             try:

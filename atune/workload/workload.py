@@ -8,7 +8,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import inspect
-import os
+import linecache
+import re
 import reprlib
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -42,16 +43,17 @@ from atune.model.options import checked, complete, documents, meant, refuse_unkn
 from atune.model.space import LARGE, Points, Space
 from atune.workload.fingerprint import (
     LIBRARIES,
+    constraint_text,
     fingerprint,
     function_of,
     is_autotuned,
     is_compiled,
     kernel_fingerprint,
-    lambda_body,
     launch_hints,
     signature_of,
 )
 from atune.workload.options import WorkloadOptions, amount, refuse_symbolic
+from atune.workload.torch_state import torch_state
 
 LOOKS, ENOUGH = 500_000, 1_000
 """After this many looks no more is drawn if so many candidates were found."""
@@ -156,13 +158,14 @@ class Workload:
         return other
 
     def origin(self) -> str:
-        """Return ``FILE.py:NAME`` of an imported module that has this workload; empty where none has it."""
+        """Return ``FILE.py:NAME`` of a module that has this workload, or of the script with a line that begins so."""
         own, found = self._first or self, [""]
         for module in [*sys.modules.values()]:
             names = vars(module).copy() if isinstance(module, ModuleType) else {}
-            top, file = str(names.get("__name__")).partition(".")[0], names.get("__file__")
-            if file and top not in {"__main__", *LIBRARIES}:
-                found += [f"{file}:{name}" for name, value in names.items() if value is own]
+            held, file = [name for name, value in names.items() if value is own], names.get("__file__")
+            if held and file and (top := str(names.get("__name__")).partition(".")[0]) not in LIBRARIES:
+                text = "".join(linecache.getlines(file)) if top == "__main__" else "\n".join(held)
+                found += [f"{file}:{name}" for name in held if re.search(rf"(?m)^{name}\b", text)]
         return max(found, key=lambda place: f'"{place.rpartition(":")[0]}"' in self._made_at)
 
     def as_written(self, config: Mapping[str, Any]) -> Config:
@@ -409,6 +412,8 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     """Why there is no default configuration; empty where there is."""
     asks: tuple[str, ...] = ()
     """Arguments of the problem that the space's functions take."""
+    torch: dict[str, Any] = {}
+    """What torch computes by, where functions of the user's make the inputs or check the outputs."""
     refusals: tuple[tuple[str, int], ...] = ()
     """The constraints, each with the number of points that it refused first."""
 
@@ -437,6 +442,7 @@ def head(workload: Workload, origin: str = "") -> WorkloadSpec:
         code=fingerprint(workload, problem=False),
         flops=workload.flops,
         bytes=workload.bytes,
+        torch=torch_state() if workload.reference or workload.check or inspect.isfunction(workload.inputs) else {},
     )
 
 
@@ -580,18 +586,3 @@ def wrong_names(default: Mapping[str, Any], axes: Mapping[str, Any]) -> str:
 def candidates_of(workload: Workload) -> list[Candidate]:
     """Enumerate the space, or draw from a large one. Raises `SpaceError` for what does not fit the kernel."""
     return [candidate for candidate in Candidates(workload).listed() if candidate is not None]
-
-
-def constraint_text(constraint: Callable[..., Any]) -> str:
-    """Return a constraint as readable text: a lambda's source, or another function's name and place."""
-    code = getattr(constraint, "__code__", None)
-    name = getattr(constraint, "__name__", type(constraint).__name__)
-    if code is None:
-        return str(name)
-    if name != "<lambda>":
-        return f"{name} ({os.path.basename(code.co_filename)}, line {code.co_firstlineno})"
-    parameters = ", ".join(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
-    try:
-        return f"lambda {parameters}: {' '.join(lambda_body(code).split())}"
-    except OSError:
-        return f"lambda {parameters} (line {code.co_firstlineno})"

@@ -16,7 +16,6 @@ import pytest
 import tilelang
 import tilelang.language as T
 import torch
-from decorated import shift
 from drop_in_tuners import BLOCKS, Place, cpu_tuner, lazy, planned
 from guide_kernels import doubled, few_blocks, scaled
 from tilelang.autotuner import param, tuner
@@ -31,7 +30,6 @@ from atune.compat.tilelang import (
     CompileArgs,
     ProfileArgs,
     autotune,
-    set_autotune_inputs,
 )
 from atune.model.device import Target
 from atune.model.folders import artifacts_folder
@@ -43,7 +41,6 @@ from atune.workers.local.workers import process_folders
 
 pytestmark = pytest.mark.timeout(170)
 ON_CPU = CompileArgs(target="c", execution_backend="cython")
-eager = autotune(configs=BLOCKS, warmup=1, rep=5)(shift)
 
 
 # ---- names and parameters
@@ -174,49 +171,8 @@ def test_a_cuda_winner_is_saved_out_of_the_library_that_it_shares(tmp_path: Path
 # ---- the decorator
 
 
-@autotune(configs=BLOCKS, warmup=1, rep=5)
-@tilelang.jit(target="c", execution_backend="cython")
-def eager_in_place(A, B, block: int = 16):
-    n = T.dynamic("n")
-    A: T.Tensor[[n], T.float32]
-    B: T.Tensor[[n], T.float32]
-    with T.Kernel(T.ceildiv(n, block)) as bx:
-        for i in T.serial(block):
-            B[bx * block + i] = A[bx * block + i] * 2.0
-
-
-def test_eager_kernels_run_and_compile() -> None:
-    A = torch.randn(64)
-    assert torch.equal(eager(A), A + 1) and torch.equal(eager(A, by=3), A + 3)
-    known = len(eager.results)
-    assert torch.equal(eager(torch.ones(64)), torch.full((64,), 2.0)) and len(eager.results) == known
-    kernel = eager.compile(n=128, by=4)
-    assert isinstance(kernel, tilelang.JITKernel) and kernel.config in BLOCKS
-    A = torch.randn(128)
-    assert torch.equal(kernel(A), A + 4) and torch.equal(eager.compile(A)(A), A + 1)
-
-
-def test_eager_kernels_with_symbolic_dimensions_are_tuned_on_given_inputs_on_both_paths() -> None:
-    A, B = torch.randn(64), torch.zeros(64)
-    with set_autotune_inputs([A, B]):
-        eager_in_place(A, B)
-        kernel = eager_in_place.compile(A, B)
-    assert torch.equal(B, A * 2)
-    A, B = torch.randn(320), torch.zeros(320)
-    kernel(A, B)
-    assert torch.equal(B, A * 2)
-
-
-def made(counted: list[int], **options: Any) -> Any:
-    def configs(n: int, factor: float = 2.0) -> list[dict[str, Any]]:
-        counted.append(n)
-        return BLOCKS
-
-    return lazy(configs, **options)
-
-
 def test_the_decorator_s_arguments_are_attributes_as_there() -> None:
-    kernel = made([], ref_prog=doubled, timeout=50, early_stop_factor=3.0)
+    kernel = lazy(ref_prog=doubled, timeout=50, early_stop_factor=3.0)
     theirs = {field.name for field in dataclasses.fields(tuner.AutoTuneImpl)}
     assert theirs >= {"warmup", "ref_prog"} and not {name for name in theirs if not hasattr(kernel, name)}
     assert (kernel.warmup, kernel.rep, kernel.timeout, kernel.rtol) == (1, 5, 50, 1e-2)

@@ -9,8 +9,7 @@ import pytest
 import tilelang
 import tilelang.language as T
 import torch
-from decorated import shift
-from drop_in_tuners import BLOCKS, key, lazy
+from drop_in_tuners import BLOCKS, key
 from tilelang.autotuner import tuner
 
 import atune.compat.tilelang as compat
@@ -26,23 +25,6 @@ def installed() -> Iterator[None]:
     compat.install()
     yield
     compat.uninstall()
-
-
-def eager() -> Any:
-    return tilelang.autotune(configs=BLOCKS, warmup=1, rep=5)(shift)
-
-
-# ---- a call that asks for the kernel
-
-
-def test_a_call_may_ask_for_the_kernel() -> None:
-    made, there, A = lazy(), eager(), torch.randn(64)
-    found = made(64, __return_kernel=True)
-    assert isinstance(found, tilelang.JITKernel) and torch.equal(found(A), A * 2)
-    assert made(64) is found and made(64, __return_kernel=False) is found
-    found = there(A, __return_kernel=True)
-    assert isinstance(found, tilelang.JITKernel) and torch.equal(found(A), A + 1)
-    assert torch.equal(there(A), A + 1) and there.compile(A) is found
 
 
 # ---- scalars
@@ -69,9 +51,6 @@ def test_a_scalar_without_a_value_is_a_value_error_that_says_how_to_give_one() -
     A, B = torch.randn(64), torch.empty(64)
     found(A, 0.5, B)
     assert torch.equal(B, A + 0.5)
-
-
-# ---- the cache of a decorated kernel
 
 
 # ---- the key of a result

@@ -106,21 +106,6 @@ def test_a_kernel_that_may_tune_starts_the_processes(
 # Spaces
 
 
-def test_a_callable_space_gets_the_callers_own_arguments_for_each_key(tuned: Any, engine: Engine) -> None:
-    asked: list[Any] = []
-
-    def configs(*args: Any, **kwargs: Any) -> Any:
-        asked.append((args, kwargs))
-        yield from ({"block": b} for b in (16, 32) if b <= args[0].shape[0])
-
-    kernel = tuned(shift, configs)
-    A = torch.zeros(16)
-    kernel.tune(A, by=2)
-    kernel.tune(torch.zeros(64), by=2)
-    assert asked[0][0][0] is A and asked[0][1] == {"by": 2}
-    assert [len(list(workload.space.points({}).walk())) for workload, _ in engine.runs] == [1, 2]
-
-
 @pytest.mark.parametrize("kernel", [scale_jit, shift], ids=["lazy", "eager"])
 def test_axes_and_hints_must_be_arguments_of_the_kernel(tuned: Any, engine: Engine, kernel: Any) -> None:
     argument = 64 if kernel is scale_jit else torch.zeros(64)

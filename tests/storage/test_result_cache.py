@@ -593,6 +593,21 @@ def test_two_processes_tune_once(cache: ResultCache) -> None:
     assert result.cache_hit and result.best_config == {"factor": 2, "block": result.best_config["block"]}
 
 
+def test_of_cached_tunes_at_the_same_time_one_measures(cache: ResultCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In two processes, and twice in one event loop."""
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(cache.folder))
+    tune = 'atune.run(workload(), target="c", benchmark=QUICK, cached=True)\nprint(result.cache_hit)'
+    command = [sys.executable, "-c", f"{TUNER[: TUNER.index('result = ')]}import atune\nresult = {tune}"]
+
+    async def both() -> list[bool]:
+        tunes = (atune.tune(workload(), target="c", benchmark=QUICK, cached=True) for _ in range(2))
+        return [result.cache_hit for result in await asyncio.gather(*tunes)]
+
+    with subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE) as it:
+        assert sorted([*asyncio.run(both()), it.communicate(timeout=150)[0] == b"True\n"]) == [False, True, True]
+    assert len(list(cache.journals.iterdir())) == 1
+
+
 KILLED = """
 import os, sys
 sys.path.insert(0, "tests")

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
+from atune import resume
 from atune.errors import WorkloadError
 from atune.frontends.cli.main import main
 from atune.workload.pickling import FileRef, parse_file_ref
@@ -170,3 +174,48 @@ def test_an_imported_workload_is_found_again_from_its_journal(folder: Path, caps
     assert run(capsys, "explain", "own.jsonl", "--workload", "pkg.sub.work:W")["config"] == {"block": 256}
     assert main(["explain", "pkg.sub.work:W", "--workload", "pkg.sub.work:W"]) == 2
     assert "--workload is for a journal" in capsys.readouterr().err
+
+
+ENDED = """
+import dataclasses, os, sys, atune
+from KERN import scale
+
+@dataclasses.dataclass
+class Factor:
+    value: int = 2
+
+def reference(A, factor=Factor()):
+    return A * factor.value
+
+def end(event):
+    type(event).__name__ == "CandidateMeasured" and os.kill(os.getpid(), int(sys.argv[1]))
+
+W = atune.Workload(scale, {"block": [64, 128, 256]}, arguments={"N": 4096}, reference=reference)
+if __name__ == "__main__":
+    atune.run(W, target="c", on_event=end, progress=False)
+"""
+
+
+@pytest.mark.usefixtures("with_a_terminal")
+@pytest.mark.parametrize(
+    ("how", "name", "kernels"), [(signal.SIGINT, "app", "pkg.kern"), (signal.SIGKILL, "pkg.sub.app", "..kern")]
+)
+def test_a_script_that_was_ended_is_resumed_without_a_question(
+    how: int, name: str, kernels: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with relative imports. Classes of its own count the same, and loading it never tunes anew."""
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(folder / "cache"))
+    file, text = folder / f"{name.replace('.', '/')}.py", ENDED.replace("KERN", kernels)
+    file.write_text(text)
+    command, env = [sys.executable, "-m", name, str(int(how))], {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run(command, env=env, timeout=60).returncode == -how
+    if how == signal.SIGINT:
+        file.write_text(text.replace('if __name__ == "__main__"', "if True"))
+        assert main(["resume", "latest"]) == 2
+        assert f"{file}, line 17, tunes while a worker loads the file" in capsys.readouterr().err
+        file.write_text(text)
+        assert run(capsys, "resume", "latest", "--quiet")["measured"] == 3
+    else:
+        [journal] = (folder / "cache" / "journals").iterdir()
+        with pytest.warns(RuntimeWarning, match=f"running {file}, which the journal names"):
+            assert anyio.run(partial(resume, journal, progress=False)).measured == 3

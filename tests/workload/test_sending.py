@@ -194,6 +194,11 @@ def test_compiled_kernels_count_by_their_code() -> None:
     assert identity(kernel(64)) == identity(unpack(pack(kernel(64)))) != identity(kernel(128))
 
 
+def test_modules_of_any_class_are_sent_by_name() -> None:
+    reference = eval("lambda A: torch.ops.aten.mul(A, 1 + torch.backends.cudnn.allow_tf32)", {"torch": torch})
+    assert unpack(pack(reference))(torch.ones(2)).sum() == 4
+
+
 def kernel(N: int, block: int = 1) -> Any:
     raise AssertionError("nothing is lowered here")
 

@@ -16,7 +16,7 @@ import msgspec
 
 from atune.engine.run_state import opened_aside
 from atune.engine.search.prior import figures_for
-from atune.engine.start import CacheUse, Kernels, KnownResult, Recall
+from atune.engine.start import POLL_S, CacheUse, Kernels, KnownResult, Recall
 from atune.frontends.api.blocking import in_time
 from atune.frontends.api.options import completed
 from atune.frontends.api.tuner import discover, engine_settings, tune_apart
@@ -29,9 +29,6 @@ from atune.workers.processes.server import refuse_in_worker
 from atune.workers.storage.result_cache import Known, ResultCache
 from atune.workers.storage.result_key import ResultKey, result_key
 from atune.workload.workload import Workload, WorkloadSpec, describe
-
-POLL_S = 0.1
-"""Seconds between two checks whether the other process has finished."""
 
 
 class CachedWork:
@@ -146,7 +143,7 @@ async def tune_work(work: CachedWork, cache: ResultCache, *, refresh: bool = Fal
         if not (past or refresh):
             reading = reader.submit(cache.known, work.key.work, work.configs.values())  # while the processes start
 
-            def recall(header: RunStarted, spec: WorkloadSpec, kernels: Kernels) -> KnownResult:
+            def recall(header: RunStarted, spec: WorkloadSpec, kernels: Kernels, _: str) -> KnownResult:
                 known = reading.result()
                 header = msgspec.structs.replace(work.header, time=time.time())
                 return KnownResult(history(header, work.configs, known)) if known else KnownResult()

@@ -63,7 +63,7 @@ async def resume(
     if workload is None and "machine" not in given:
         workload = origin_of(header)
     elif isinstance(workload, str):
-        workload = msgspec.structs.replace(parse_file_ref(workload), arguments=header.arguments)
+        workload = msgspec.structs.replace(parse_file_ref(workload), arguments=header.arguments, torch=header.torch)
     return await tune(workload, journal=journal, **chosen)
 
 
@@ -108,7 +108,7 @@ def origin_of(
     if not os.path.isfile(file := header.origin.rpartition(":")[0]):
         raise UsageError(f"the journal's workload came from {file}, which is gone: {give}")
     say(f"running {file}, which the journal names")
-    return msgspec.structs.replace(parse_file_ref(header.origin), arguments=header.arguments)
+    return msgspec.structs.replace(parse_file_ref(header.origin), arguments=header.arguments, torch=header.torch)
 
 
 def completed_by(header: RunStarted, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ from atune.workers.processes.messages import Discovery
 from atune.workers.processes.server import refuse_in_worker
 from atune.workers.storage.artifact_store import ArtifactStore
 from atune.workers.storage.result_cache import Begun, ResultCache
-from atune.workload.pickling import FileRef, WorkloadRef, parse_file_ref, ship
+from atune.workload.pickling import FileRef, parse_file_ref, ship
 from atune.workload.workload import Workload, WorkloadSpec, describe, head, tuned_by_calls
 
 
@@ -126,14 +126,11 @@ def machine_for(
     if not isinstance(given, (Workload, FileRef)):
         made = f"atune.Workload({workload.__name__}, space)" if inspect.isfunction(workload) else "an atune.Workload"
         raise UsageError(f"workload: give {made} or 'FILE.py:NAME', got {workload!r}")
-    reference: WorkloadRef
     spec: WorkloadSpec | None = None
     if isinstance(given, Workload):
         # Where the space asks functions of the user's, a process does that can be ended.
         spec = (describe if given.space.stands_at_once else head)(given, given.origin())
-        reference = ship(given)
-    else:
-        reference = given
+    reference = ship(given) if isinstance(given, Workload) else given
     options: dict[str, Any] = {"spec": spec, "target": target, "devices": devices, **settings}
     if cluster is None:
         return LocalMachine(reference, **options)
@@ -332,6 +329,8 @@ class Tuner:
             if self._cache is not None and self._journal_path is not None and self._begun is None:
                 await anyio.to_thread.run_sync(self._cache.note, self._journal_path, abandon_on_cancel=True)
             await recorder.go_on(past)
+            if self._cache is not None and self._journal_path is not None:
+                self._settings = replace(self._settings, journal=os.path.abspath(self._journal_path))
             self._engine = engine = Engine(self._machine, recorder, self._settings, keep=ArtifactStore().keep)
             if self._stopped:
                 engine.stop()

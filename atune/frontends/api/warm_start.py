@@ -128,15 +128,16 @@ def recaller(cached: bool | None, on_miss: str, *, unless_asked: bool) -> Recall
     if on_miss == "error" and not cached:
         raise UsageError("on_miss='error' (--on-miss error) is for cached=True (--cached): give both")
     looks = unless_asked if cached is None else cached
-    return partial(_recall, ResultCache(), bool(cached), on_miss) if looks else None
+    return partial(_recall, ResultCache(), on_miss if cached else "") if looks else None
 
 
 def _recall(
-    cache: ResultCache, all_of_it: bool, on_miss: str, header: RunStarted, spec: WorkloadSpec, kernels: Kernels
-) -> KnownResult:
-    """Return the result of the same work, if `all_of_it` is wanted and there is one, else the best winner as advice.
+    cache: ResultCache, on_miss: str, header: RunStarted, spec: WorkloadSpec, kernels: Kernels, journal: str
+) -> KnownResult | None:
+    """Return the result of the same work, if `on_miss` is not empty and there is one, else the best winner as advice.
 
-    Its winner must still be the same kernel. Raises `CacheMiss` where there is none and `on_miss` is ``error``.
+    Its winner must still be the same kernel. Raises `CacheMiss` where there is none and `on_miss` is ``error``. Returns
+    None while another run does the work; else the run of `journal` is the one that others wait for.
 
     Runs of the same work with other settings of the search, another space, or another problem of the same key, have a
     winner for that, too.
@@ -149,13 +150,15 @@ def _recall(
         same = same_problem(arguments, header.arguments)
         return same and [now.get(i) for i in range(len(recorded))] == [digest for _, digest in recorded]
 
-    run = cache.find(key, header, still) if all_of_it else None
+    run = cache.find(key, header, still) if on_miss else None
     if run is not None and (events := cache.events(run, header)):
         return KnownResult(events, whole=run.path)
     if on_miss == "error":
         raise CacheMiss(
             f"the result cache has no result of {spec.name} as it is now: tune it, without on_miss (--on-miss)"
         )
+    if on_miss and journal and cache.begin(header, still=still, own=journal) is None:
+        return None
     best_first = sorted(cache.answers(work=key.work), key=lambda run: (run.latency_ms or math.inf, run.key))
     here = _keys(spec) if best_first else ()
     found = ((run.key, _first([(0.0, run.config or {})], here)) for run in best_first)

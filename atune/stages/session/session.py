@@ -114,8 +114,8 @@ def load_space(payload: bytes) -> bytes:
     asked = msgspec.msgpack.decode(payload, type=LoadSpace)
     with _telling(asked.deadline_s):
         _space.workload, _space.candidates = load(asked.ref), None
-        ref = chosen(asked.ref) if isinstance(asked.ref, FileRef) else asked.ref
-        _space.spec = asked.known or head(_space.workload, ref.origin)
+        origin = chosen(asked.ref).origin if isinstance(asked.ref, FileRef) else ""
+        _space.spec = asked.known or head(_space.workload, origin)
         return b""
 
 

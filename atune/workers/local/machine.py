@@ -62,7 +62,7 @@ class Shared:
     at_once: int
     """How many runs take place at the same time, at most."""
     idle: dict[str, list[Worker]] = field(default_factory=dict)
-    """Processes of each device whose run has ended, for the next one: a context and its first calls take a second."""
+    """Processes of each device, and state of torch, whose run has ended, for the next: a context takes a second."""
 
 
 @asynccontextmanager
@@ -247,7 +247,7 @@ class LocalMachine:
             self._ended.callback(claim.release)
         self._devices = []
         for one in self.found.devices:
-            idle = self.shared.idle.setdefault(one.id, []) if self.shared else None
+            idle = self.shared.idle.setdefault(f"{one.id} {self.workload.torch}", []) if self.shared else None
             self._devices.append(LocalDeviceWorker(self.workers, session, one, cpus, idle=idle, claim=claim))
         return self._devices
 

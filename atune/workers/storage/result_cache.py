@@ -220,11 +220,11 @@ class ResultCache:
         row = IndexedRun(path=os.path.abspath(path), time=time.time())
         self._use(lambda db: _write(db, row, "IGNORE"), None)
 
-    def begin(self, header: RunStarted, *, still: Still | None = None, again: bool = False) -> Begun | None:
+    def begin(self, header: RunStarted, still: Still | None = None, again: bool = False, own: str = "") -> Begun | None:
         """Return the journal to write for a run of `header`, and its events: of an interrupted run of the same work,
         or new. None where another process writes one. The journal is None where the folder cannot be written.
 
-        `still`: as for `find`. `again`: begin a new one though there is an interrupted one.
+        `still`: as for `find`. `again`: begin anew though there is an interrupted one. `own`: a run's open journal.
         """
         key = result_key(header)
         assert key is not None, "this atune records all of a key's parts"
@@ -251,16 +251,17 @@ class ResultCache:
                         self._drop(db, run, str(error))
                     continue
                 ended = bool(past) and isinstance(past[-1], RunFinished)
-                if not again and not ended and _continues(past, header, still):
+                if not (again or own or ended) and _continues(past, header, still):
                     return journal, past
                 journal.close()
                 if ended:  # but its process has yet to say so
                     _write(db, indexed(run.path, State.of(past)))
                     if not again:
                         return None
-            if (new := self.open_new(key.kernel)) is not None:
+            if (new := None if own else self.open_new(key.kernel)) is not None:
                 opened.callback(new.close)
-                _write(db, msgspec.structs.replace(row, path=new.path))
+            if at := own if new is None else new.path:
+                _write(db, msgspec.structs.replace(row, path=at))
             return new, []
 
         with contextlib.ExitStack() as opened:  # nothing stays open where the index cannot be written

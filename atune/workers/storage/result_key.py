@@ -78,6 +78,7 @@ def result_key(header: RunStarted) -> ResultKey | None:
         measuring={
             **{name: compile.get(name) for name in MEASURING["compile"]},
             **{name: benchmark.get(name) for name in MEASURING["benchmark"]},
+            **({"torch": header.torch} if header.torch else {}),
         },
         search={
             "strategy": header.strategy,

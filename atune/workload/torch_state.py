@@ -1,0 +1,43 @@
+"""What torch computes by: a program's reference runs in another process, and there by the same."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from contextlib import suppress
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+USUAL: dict[str, tuple[Any, ...]] = {
+    "default_dtype": ("float32",),
+    "float32_matmul_precision": ("highest", *(f"backends.{one}.matmul.fp32_precision" for one in ("cuda", "mkldnn"))),
+    "deterministic_debug_mode": (0,),
+    "backends.cudnn.allow_tf32": (True, "backends.cudnn.conv.fp32_precision"),
+}
+"""Torch's own values, of a flag and of what functions get and set; and the flags that each sets. These are read in its
+place once a program has set one of them by itself: torch then refuses to tell the whole."""
+
+
+def torch_state() -> dict[str, Any]:
+    """Return what is not as usual, as plain data; nothing where the program has not imported torch."""
+    torch, found = sys.modules.get("torch"), dict[str, Any]()
+    for name, (usual, *flags) in USUAL.items():
+        try:
+            value = attrgetter(name)(torch) if "." in name else getattr(torch, f"get_{name}")()
+            plain = value if isinstance(value, int) else str(value).removeprefix("torch.")
+            if plain != usual:
+                found[name] = plain
+        except Exception:
+            with suppress(AttributeError):  # torch is not there, or older
+                found |= {flag: attrgetter(flag)(torch) for flag in flags}
+    return found
+
+
+def take_state(state: dict[str, Any]) -> None:
+    """Have torch compute by `state`, in a process where it is as usual."""
+    for name in (name for whole, (_, *flags) in USUAL.items() for name in (whole, *flags) if name in state):
+        torch, (holder, _, flag) = importlib.import_module("torch"), name.rpartition(".")
+        with suppress(Exception):  # an older torch, or a strange journal: the run's description tells
+            take = partial(setattr, attrgetter(holder)(torch), flag) if holder else getattr(torch, f"set_{name}")
+            take(getattr(torch, state[name]) if name == "default_dtype" else state[name])

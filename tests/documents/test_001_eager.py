@@ -1,0 +1,196 @@
+"""What TileLang's pull request 1906 promises of `autotune`: kernels in eager style, `compile`, and what is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tilelang
+import tilelang.language as T
+import torch
+from decorated import shift
+from drop_in_tuners import BLOCKS, cpu_tuner, lazy
+from guide_kernels import doubled, scaled
+from tilelang.autotuner.param import AutotuneResult as Theirs
+from tilelang.autotuner.param import CompileArgs as TheirArgs
+
+import atune
+import atune.compat.tilelang as compat
+from atune.compat.tilelang import ArgumentError, AutotuneResult, CompileArgs, set_autotune_inputs
+from atune.frontends.cli.main import main
+from atune.frontends.decorator import winners
+
+pytestmark = pytest.mark.timeout(170)
+QUICK = {"warmup": 1, "rep": 5}
+TENSORS = (("tensor", "torch.float32", (64,), (1,)),), ()
+
+
+@tilelang.jit(target="c", execution_backend="cython")
+def twice(A, B, block: int = 16):
+    n = T.dynamic("n")
+    A: T.Tensor[[n], T.float32]
+    B: T.Tensor[[n], T.float32]
+    with T.Kernel(T.ceildiv(n, block)) as bx:
+        for i in T.serial(block):
+            B[bx * block + i] = A[bx * block + i] * 2.0
+
+
+@pytest.fixture(scope="module")
+def tuned() -> Iterator[SimpleNamespace]:
+    """A kernel in eager style and a lazy one, each called for 64 numbers, and what their configurations were asked."""
+    asked: list[Any] = []
+
+    def configs(*args: Any, **kwargs: Any) -> list[dict[str, Any]]:
+        asked.append((args, kwargs))
+        return BLOCKS
+
+    compat.install()
+    eager, made, A = tilelang.autotune(configs=configs, **QUICK)(shift), lazy(configs), torch.randn(64)
+    yield SimpleNamespace(eager=eager, lazy=made, A=A, out=eager(A), kernel=made(64), asked=asked)
+    compat.uninstall()
+
+
+def test_e1_a_kernel_in_eager_style_is_tuned_by_its_first_call(tuned: SimpleNamespace) -> None:
+    """The first call of a kernel in eager style tunes it, and returns its outputs as every later call does."""
+    assert torch.equal(tuned.out, tuned.A + 1)
+    known = len(tuned.eager.results)
+    assert torch.equal(tuned.eager(torch.ones(64)), torch.full((64,), 2.0)) and len(tuned.eager.results) == known
+
+
+def test_e2_compile_gives_the_tuned_kernel(tuned: SimpleNamespace) -> None:
+    """`compile` takes sizes or tensors, and gives the kernel that was tuned for them without running it."""
+    kernel, A = tuned.eager.compile(n=128, by=4), torch.randn(128)
+    assert isinstance(kernel, tilelang.JITKernel) and torch.equal(kernel(A), A + 4)
+    assert torch.equal(tuned.eager.compile(tuned.A)(tuned.A), tuned.out)
+
+
+def test_e3_a_call_may_ask_for_the_kernel(tuned: SimpleNamespace) -> None:
+    """A lazy kernel's call returns the compiled kernel; in eager style it does where it asks for it."""
+    assert isinstance(tuned.kernel, tilelang.JITKernel) and torch.equal(tuned.kernel(tuned.A), tuned.A * 2)
+    assert tuned.lazy(64, __return_kernel=True) is tuned.kernel is tuned.lazy(64, __return_kernel=False)
+    found = tuned.eager(tuned.A, __return_kernel=True)
+    assert isinstance(found, tilelang.JITKernel) and tuned.eager.compile(tuned.A) is found
+
+
+def test_e4_symbolic_dimensions_are_tuned_on_both_paths() -> None:
+    """A kernel with a symbolic dimension is tuned by its call and by `compile`, and then takes other sizes."""
+    in_place, named = (tilelang.autotune(configs=BLOCKS, **QUICK)(kernel) for kernel in (twice, shift))
+    A, B, longer, out = torch.randn(64), torch.zeros(64), torch.randn(96), torch.zeros(96)
+    with set_autotune_inputs([A, B]):
+        in_place(A, B)
+        in_place.compile(A, B)(longer, out)
+    with set_autotune_inputs([A]):
+        kernel = named.compile(n=T.dynamic("n"))
+    assert torch.equal(B, A * 2) and torch.equal(out, longer * 2) and torch.equal(kernel(longer), longer + 1)
+
+
+def test_e5_a_kernel_is_kept_with_its_configuration(tuned: SimpleNamespace) -> None:
+    """The cache of a tuned function has each kernel together with the configuration that was chosen for it."""
+    assert isinstance(tuned.lazy._tuner_cache, Mapping)
+    assert tuned.lazy._tuner_cache[((64,), ())] == (tuned.kernel, tuned.kernel.config) and tuned.kernel.config in BLOCKS
+    found = tuned.eager.compile(tuned.A)
+    assert tuned.eager._tuner_cache[TENSORS] == (found, found.config)
+
+
+def test_e6_a_saved_result_keeps_its_outputs(tmp_path: Path) -> None:
+    """A saved result has the positions of its outputs in `out_idx.json`; TileLang's loader and atune's return those."""
+    ours, A, folder = cpu_tuner(ref_prog=doubled).run(), torch.randn(64), tmp_path / "ours"
+    ours.save_to_disk(folder)
+    (folder / "kernel_lib.so").unlink()
+    ours.save_to_disk(folder)  # whole, and anew
+    assert os.listdir(tmp_path) == ["ours"], "nothing is left in staging"
+    read = Theirs.load_from_disk(folder, TheirArgs(target="c", execution_backend="cython"))
+    assert (read.config, read.latency, read.ref_latency) == (ours.config, ours.latency, ours.ref_latency)
+    saved = json.loads((folder / "out_idx.json").read_text())
+    assert saved == {"out_idx": [1], "target": "c", "execution_backend": "cython"}
+    again = AutotuneResult.load_from_disk(folder, CompileArgs())
+    assert again is not None and torch.equal(again.kernel(A), A * 2) and torch.equal(read.kernel(A), A * 2)
+
+
+def test_e7_a_result_without_that_file_is_loaded(tmp_path: Path) -> None:
+    """What an older TileLang saved, without `out_idx.json`, is loaded with the outputs of the caller's arguments."""
+    kernel, A = tilelang.compile(scaled(64), out_idx=[-1], target="c", execution_backend="cython"), torch.randn(64)
+    config, folder = {"block": 16}, tmp_path / "cache" / "theirs"
+    Theirs(0.5, config, 1.5, kernel.get_kernel_source(), kernel.prim_func, kernel).save_to_disk(folder)
+    given = CompileArgs(target="c", execution_backend="cython", out_idx=[-1])
+    for name in ("out_idx.json", "no such file"):
+        found = AutotuneResult.load_from_disk(str(folder), given)
+        assert found is not None and (found.config, found.latency, found.ref_latency) == (config, 0.5, 1.5)
+        assert torch.equal(found.kernel(A), A * 2) and found.kernel.latency == 0.5
+        (folder / name).unlink(missing_ok=True)
+    assert AutotuneResult.load_from_disk(tmp_path / "nowhere", given) is None
+
+
+def test_e8_arguments_may_be_written_in_any_form(tuned: SimpleNamespace) -> None:
+    """A call is the same however its arguments are written; of tensors dtype, shape and strides make the key."""
+    assert tuned.lazy(n=64) is tuned.kernel is tuned.lazy(64, factor=2.0)
+    keys = {((64,), ()), ((), (("n", 64),)), ((64,), (("factor", 2.0),))}
+    assert keys <= {*tuned.lazy._tuner_cache} and next(iter(tuned.eager._tuner_cache)) == TENSORS
+    calls = [tuned.lazy.call_of(form, {}) for form in ((64,), (64, 2.0), (64, 3.0), (128,))]
+    assert len({call.work.key.text for call in calls}) == 3
+    with pytest.raises(ArgumentError, match="cannot be called like that: too many positional arguments"):
+        tuned.lazy(64, 2.0, 16, None, "too many")
+
+
+def test_e9_configurations_are_asked_for_with_each_calls_own_arguments(tuned: SimpleNamespace) -> None:
+    """A function of configurations gets the arguments of each call as they are, and is asked anew for others."""
+    [first, *_] = tuned.asked
+    assert first[0][0] is tuned.A and first[1] == {}
+    tuned.lazy.call_of((32,), {})
+    assert tuned.asked[-1] == ((32,), {}) and callable(tuned.lazy.configs)
+
+    def space(*args: Any, **kwargs: Any) -> Iterator[dict[str, Any]]:
+        tuned.asked.append((args, kwargs))
+        yield from ({"block": b} for b in (16, 32) if b <= args[0].shape[0])
+
+    own = atune.autotune(shift, space=space)
+    assert [len(own.call_of((A,), {"by": 2}).space.listed) for A in (tuned.A[:16], tuned.A)] == [1, 2]
+    assert tuned.asked[-1][0][0] is tuned.A and tuned.asked[-1][1] == {"by": 2}
+
+
+def test_e10_another_program_finds_what_was_tuned(tuned: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are kept on disk: another program that decorates the same kernel tunes nothing."""
+    monkeypatch.setattr(winners, "tune_work", None)  # nothing may be tuned
+    again = tilelang.autotune(configs=BLOCKS, **QUICK)(shift)
+    assert torch.equal(again(tuned.A), tuned.out) and again.compile(tuned.A).config in BLOCKS
+
+
+def test_e11_the_configurations_count_in_the_key(tuned: SimpleNamespace) -> None:
+    """The key of a result has the configurations themselves, whether a list or a function gives them."""
+    same, other = (tilelang.autotune(configs=one, **QUICK)(shift) for one in (BLOCKS, BLOCKS[:1]))
+    own, listed, fewer = (one.call_of((tuned.A,), {}).work.key for one in (tuned.eager, same, other))
+    assert own == listed and own.space != fewer.space
+
+
+def test_e12_given_tensors_are_tuned_on(tuned: SimpleNamespace) -> None:
+    """Inside `set_autotune_inputs` a kernel in eager style is checked and timed on the tensors that it gives."""
+    kernel = tilelang.autotune(configs=BLOCKS, ref_prog=lambda A: A + A.unique(), **QUICK)(shift)
+    with set_autotune_inputs(torch.ones(64)):
+        assert torch.equal(kernel(tuned.A), tuned.out)
+    assert [result.tuning.failed for result in kernel.results.values()] == [0]
+
+
+def test_e13_every_door_takes_a_decorated_kernel_of_a_file(tmp_path: Path, capsys: Any) -> None:
+    """The command line takes a tuned function by its file and name, with the arguments of its problem."""
+    file = tmp_path / "kernel.py"
+    file.write_text("import atune\nfrom decorated import shift\nK = atune.autotune(shift, space={'block': [16, 32]})\n")
+    assert main(["explain", f"{file}:K", "--arg", "n=64", "--target", "c", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["config"] == {}
+    assert main(["tune", f"{file}:K", "--arg", "n=64", "--target", "c", "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["candidates"] == 2
+
+
+def test_e14_a_cleared_cache_has_the_next_call_ask_again() -> None:
+    """The cache of a tuned function can be cleared as TileLang's can: the next call asks for it again."""
+    asked: list[int] = []
+    kernel = lazy(lambda n: asked.append(n) or BLOCKS)
+    kernel(64)
+    kernel._tuner_cache.clear()
+    assert len(kernel._tuner_cache) == 0
+    kernel(64)
+    assert asked == [64, 64] and len(kernel._tuner_cache) == 1
