@@ -1,7 +1,9 @@
-"""Write the table of options into its page, from the options themselves: make tables."""
+"""Write tables into their pages: the options from themselves, promises from their tests' docstrings. make tables."""
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -28,18 +30,45 @@ def of_tune() -> Iterable[tuple[str, str]]:
     yield "`--help`", "show the options"
 
 
-TABLES: dict[tuple[str, str], Callable[[], Any]] = {
-    ("options.md", "options of tune"): of_tune,
+def promised_by(document: str) -> Callable[[], Iterable[tuple[str, str]]]:
+    """Return what yields the promises of a founding document: the first line of each test's docstring, and the test."""
+
+    def rows() -> Iterable[tuple[str, str]]:
+        found = []
+        for file in (DOCS.parent / "tests" / "documents").glob(f"{document}*.py"):
+            for node in ast.parse(file.read_text()).body:
+                name = getattr(node, "name", "")
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and name.startswith("test_"):
+                    said = (ast.get_docstring(node) or "").partition("\n")[0]
+                    number = re.match(r"test_[a-z](\d+)_", name)
+                    where = f"`{file.relative_to(DOCS.parent)}::{name}`"
+                    found.append((int(number[1]) if number else 0, said.rstrip("."), where))
+        for _, said, where in sorted(found):
+            yield said, where
+
+    return rows
+
+
+OPTIONS_HEAD, PROMISES_HEAD = ("option", "is"), ("promise", "test")
+PROMISES = "design/promises.md"
+TABLES: dict[tuple[str, str], tuple[tuple[str, str], Callable[[], Any]]] = {
+    ("options.md", "options of tune"): (OPTIONS_HEAD, of_tune),
+    (PROMISES, "promises of the design"): (PROMISES_HEAD, promised_by("test_card")),
+    (PROMISES, "promises of the pipeline"): (PROMISES_HEAD, promised_by("test_000")),
+    (PROMISES, "promises of eager kernels"): (PROMISES_HEAD, promised_by("test_001")),
+    (PROMISES, "promises of the guide"): (PROMISES_HEAD, promised_by("test_002")),
+    (PROMISES, "promises of cuTile.jl"): (PROMISES_HEAD, promised_by("test_003")),
+    (PROMISES, "promises of layouts"): (PROMISES_HEAD, promised_by("test_004")),
 }
-"""The tables, by page and by the mark above and below them."""
+"""The tables' heads and rows, by page and by the mark above and below them."""
 
 
 def page(name: str) -> str:
     """Return the page as it should be."""
     text = (DOCS / name).read_text()
-    for (of, mark), rows in TABLES.items():
+    for (of, mark), (head, rows) in TABLES.items():
         if of == name:
-            lines = ["| option | is |", "|---|---|"]
+            lines = [f"| {head[0]} | {head[1]} |", "|---|---|"]
             lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows()]
             before, _, rest = text.partition(f"<!-- {mark}: make tables writes them -->\n")
             _, found, after = rest.partition(f"<!-- end of {mark} -->\n")

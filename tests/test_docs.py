@@ -178,6 +178,20 @@ def test_every_option_of_tune_is_documented() -> None:
     assert len(rows) == len(options) <= 31 and tables.page("options.md") == OPTIONS.read_text()
 
 
+POINTS = {"card": ("c", 13), "000": ("a", 37), "001": ("e", 14), "002": ("b", 55), "003": ("d", 31), "004": ("l", 27)}
+"""The founding documents: the letter of their tests, and how many points each has."""
+
+
+def test_each_point_of_the_founding_documents_has_one_test() -> None:
+    """Where the page alone differs, `make tables` writes its tables anew."""
+    for document, (letter, count) in POINTS.items():
+        rows = list(tables.promised_by(f"test_{document}")())
+        points = [re.findall(r"::test_([a-z]\d+)_", where) for _, where in rows]
+        assert points == [[f"{letter}{number}"] for number in range(1, count + 1)]
+        assert all(5 < len(said) <= 120 and not said.endswith(".") for said, _ in rows)
+    assert tables.page(tables.PROMISES) == (tables.DOCS / tables.PROMISES).read_text()
+
+
 def test_every_command_is_documented() -> None:
     there = re.findall(r"^  ([a-z]+)  ", help_of(), re.MULTILINE)
     assert sorted(re.findall(r"^\| `atune ([a-z]+)\b", OPTIONS.read_text(), re.MULTILINE)) == sorted(there)
