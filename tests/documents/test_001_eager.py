@@ -40,8 +40,16 @@ def twice(A, B, block: int = 16):
             B[bx * block + i] = A[bx * block + i] * 2.0
 
 
+@pytest.fixture(scope="module", autouse=True)
+def installed() -> Iterator[None]:
+    """`tilelang.autotune` is atune's, for all tests here."""
+    compat.install()
+    yield
+    compat.uninstall()
+
+
 @pytest.fixture(scope="module")
-def tuned() -> Iterator[SimpleNamespace]:
+def tuned() -> SimpleNamespace:
     """A kernel in eager style and a lazy one, each called for 64 numbers, and what their configurations were asked."""
     asked: list[Any] = []
 
@@ -49,10 +57,8 @@ def tuned() -> Iterator[SimpleNamespace]:
         asked.append((args, kwargs))
         return BLOCKS
 
-    compat.install()
     eager, made, A = tilelang.autotune(configs=configs, **QUICK)(shift), lazy(configs), torch.randn(64)
-    yield SimpleNamespace(eager=eager, lazy=made, A=A, out=eager(A), kernel=made(64), asked=asked)
-    compat.uninstall()
+    return SimpleNamespace(eager=eager, lazy=made, A=A, out=eager(A), kernel=made(64), asked=asked)
 
 
 def test_e1_a_kernel_in_eager_style_is_tuned_by_its_first_call(tuned: SimpleNamespace) -> None:
