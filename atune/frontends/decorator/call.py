@@ -177,7 +177,8 @@ class Call:
             self._refuse_unknown(owner.signature.parameters, "")
         self.names = stage.tensor_names(owner.kernel) if self.eager else ()
         if self.explicit:
-            self.arguments = self.written = self.given.given
+            hints = {} if owner.is_jit else {n: v for n, v in self.hints.items() if n not in RESERVED}
+            self.arguments = self.written = {**hints, **self.given.given}
             return
         self.tensors = {n: self.given.values[n] for n in self.names if n in self.given.values}
         for name, tensor in self.tensors.items():

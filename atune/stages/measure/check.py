@@ -88,18 +88,23 @@ def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected | N
 
 
 def _judges(work: Workload, arguments: KernelArguments) -> bool:
-    """Tell whether a reference of tilelang's judges: with poisoned outputs it returns a boolean, or objects to them."""
+    """Tell whether a reference of tilelang's judges: it returns a boolean for wrong outputs, or objects to them."""
     function: Any = work.reference
     if not work.like_tilelang or work.check is not None or len(taken(work, arguments)) != len(arguments.params):
         return False
-    arguments.fill_outputs(POISONS[0])
-    try:
-        answer = function(*arguments.fresh({i: arguments.values[i] for i in arguments.out_idx}))
-    except (NameError, TypeError, AttributeError, ImportError, LookupError):  # a mistake of its own
-        return False
-    except Exception as error:
-        return kind_of(error) == "launch"
-    return isinstance(answer, bool) or (getattr(answer, "shape", None) == () and str(answer.dtype).endswith("bool"))
+    flags = [v.numel() for v in map(arguments.values.__getitem__, arguments.out_idx) if str(v.dtype) == "torch.bool"]
+    for byte in (*POISONS, 0):  # no comparison with NaN finds an error, and in float16 both poisons are NaN
+        arguments.fill_outputs(byte)
+        try:
+            answer = function(*arguments.fresh({i: arguments.values[i] for i in arguments.out_idx}))
+        except (NameError, TypeError, AttributeError, ImportError, LookupError):  # a mistake of its own
+            return False
+        except Exception as error:
+            return kind_of(error) == "launch"
+        if answer is not None:
+            scalar = getattr(answer, "shape", None) == () and str(answer.dtype).endswith("bool") and 1 not in flags
+            return isinstance(answer, bool) or scalar
+    return False
 
 
 def takes(function: Any, n: int) -> bool:
@@ -172,8 +177,6 @@ def _checked(
     except _Objection as error:
         why = str(error)
     else:
-        if answer is None:
-            return None
 
         def raised(error: BaseException) -> WorkloadError:
             why = f", and its truth raised {name_and_message(error)}"
@@ -181,9 +184,15 @@ def _checked(
                 why = "; it must return True or False, or raise what is wrong and return nothing"
             return WorkloadError(f"Workload {work.name}: {name} returned {type_of(answer)}{why}{defined(check)}")
 
-        holds = asked(lambda: None if bool(answer != answer) else yes_or_no(answer), raised, passes=False)
+        def truth() -> bool | None:
+            return answer is None or (None if bool(answer != answer) else yes_or_no(answer))
+
+        holds = asked(truth, raised, passes=False)
         if holds:
-            return None
+            nan = [i for i, v in outputs.items() if v.dtype.is_floating_point and bool(v.float().isnan().any())]
+            if not nan or work.check is not None or not _passes_nan(check, arguments, outputs):
+                return None
+            return Mismatch("non_finite", f"output {nan[0]} holds NaN, which {name} takes for right")
         why = f"{name} returned {'NaN' if holds is None else 'a false value'}"
     for i, output in outputs.items():
         if i in unwritten:
@@ -191,6 +200,16 @@ def _checked(
         if output.dtype.is_floating_point and not bool(torch.isfinite(output.to(torch.float64)).all()):
             return Mismatch("non_finite", f"{why}; output {i} holds NaN or infinity")
     return Mismatch("mismatch", why)
+
+
+def _passes_nan(judge: Any, arguments: KernelArguments, outputs: dict[int, Any]) -> bool:
+    """Tell whether a reference that judges is content with outputs of NaN alone."""
+    wrong = {i: v.mul(math.nan) if v.dtype.is_floating_point else v for i, v in outputs.items()}
+    try:
+        answer = judge(*arguments.fresh(wrong))
+    except Exception:
+        return False
+    return answer is None or bool(answer)
 
 
 def _objection(name: str, error: BaseException, outputs: dict[int, Any]) -> str:
