@@ -33,6 +33,8 @@ TRIES = 5
 _SILENT = frozenset({"kind", "type_comment", "type_ignores", "str"})
 """Fields of the syntax tree for spelling only: a string's prefix, type comments, a template's own text."""
 _NO_TREE = (SyntaxError, ValueError, RecursionError, MemoryError)
+ALONE = "atune_workload_"
+"""How names of modules begin that workers run of a file outside of any package."""
 LIBRARIES = frozenset({"atune", "tilelang", "torch", "tvm", "tvm_ffi"})
 """Packages whose functions count by name only: their versions are known, and their sources are deep."""
 
@@ -156,8 +158,28 @@ def _data_identity(part: Any, depth: int) -> bytes:
         called = inspect.getattr_static(kind, "__call__", None)
         items = [identity(v, depth + 1) for v in (*_content(part), called if inspect.isfunction(called) else None)]
         items.append(_class_identity(kind, depth))
-    name = repr(kind) if _is_library(kind.__module__) else kind.__qualname__
-    return b"(" + b",".join([name.encode(), *items]) + b")"
+    return b"(" + b",".join([_named(kind).encode(), *items]) + b")"
+
+
+_script: str | None = None
+
+
+def sent_from(script: str) -> None:
+    """Have what is sent to this process by value count as of the program's own file."""
+    global _script
+    _script = script
+
+
+def _named(kind: type) -> str:
+    """Return the names of a class and of its module; of a script's, which is another module in workers, the file's."""
+    module = kind.__module__
+    if _is_library(module):
+        return f"{module}.{kind.__qualname__}"
+    if module == "__main__" or module.startswith(ALONE):
+        file = getattr(sys.modules.get(module), "__file__", None)
+        file = _script if module == "__main__" and _script is not None else file
+        module = os.path.splitext(os.path.basename(file or ""))[0]
+    return f"{module.rpartition('.')[2]}.{kind.__qualname__}"
 
 
 def _content(part: Any) -> list[Any]:
@@ -177,9 +199,9 @@ def _content(part: Any) -> list[Any]:
 
 def _class_identity(kind: type, depth: int = 0) -> bytes:
     """Return a text that identifies a class: its source, public values and bases; or its name, if it is a library's."""
-    text = kind.__qualname__  # without its module: a script's is another where a worker runs its file
+    text = _named(kind)
     if _is_library(kind.__module__):
-        return f"{kind.__module__}.{text}".encode()
+        return text.encode()
     with suppress(OSError, TypeError):
         text = f"{text}\n{normalised(inspect.getsource(kind))}"
     values = [v for n, v in vars(kind).items() if depth < 4 and n[:1] != "_" and not hasattr(type(v), "__get__")]

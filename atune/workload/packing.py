@@ -83,14 +83,12 @@ def _packer_class() -> Any:
             self._annotations = annotations
 
         def reducer_override(self, one: Any) -> Any:
-            if isinstance(one, ModuleType) and type(one) is not ModuleType:  # such as torch.backends, and torch.ops
-                return pkgutil.resolve_name, (one.__name__,)
             if isinstance(one, functools._lru_cache_wrapper) or is_autotuned(one):
                 by_value = {"__main__", *cloudpickle.list_registry_pickle_by_value()}
                 if one.__module__ in by_value or "<locals>" in one.__qualname__:
                     tuned = is_autotuned(one)
                     return one.by_value() if tuned else (_remembering, (one.__wrapped__, one.cache_parameters()))
-            reduced = _storages(one) or _tilelangs(one) or super().reducer_override(one)
+            reduced = _storages(one) or _tilelangs(one) or _found_by_name(one) or super().reducer_override(one)
             if not (self._annotations and isinstance(one, FunctionType) and isinstance(reduced, tuple)):
                 return reduced
             make, parts, state, *_, fill = reduced
@@ -137,6 +135,24 @@ def _fill_annotated(function: Any, filled: tuple[Callable[..., None], Any, dict[
 def _remembering(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
     """Return a function under `functools.lru_cache`, which pickle sends by name alone."""
     return functools.lru_cache(**parameters)(function)
+
+
+def _found_by_name(one: Any) -> tuple[Any, ...] | None:
+    """Reduce what a worker finds by its name alone; None for other objects.
+
+    These are modules of classes of their own, such as torch.backends, torch's operators, and classes of pybind11.
+    """
+    kind, name = type(one), ""
+    with suppress(Exception):
+        if isinstance(one, ModuleType) and kind is not ModuleType:
+            name = one.__name__
+        elif kind.__module__ == "torch._ops":
+            name = f"torch.ops.{one}"
+        elif kind.__name__ == "pybind11_type":  # its own name may be another than where it stands
+            name = next(f"{one.__module__}.{n}" for n, v in vars(sys.modules[one.__module__]).items() if v is one)
+        if name and pkgutil.resolve_name(name) is one:
+            return pkgutil.resolve_name, (name,)
+    return None
 
 
 def _storages(one: Any) -> tuple[Any, ...] | None:

@@ -26,7 +26,7 @@ import msgspec
 from atune.errors import NoSuchWorkload, SpaceError, WorkloadError, message_of, name_and_message, type_of
 from atune.model.folders import working_folder
 from atune.model.options import meant
-from atune.workload.fingerprint import fingerprint, function_of, is_autotuned, parts_of, show
+from atune.workload.fingerprint import ALONE, fingerprint, function_of, is_autotuned, parts_of, sent_from, show
 from atune.workload.packing import Packed, pack, refusal, unpack
 from atune.workload.source_locations import located
 from atune.workload.torch_state import take_state, torch_state
@@ -59,6 +59,8 @@ class PickleRef(msgspec.Struct, frozen=True, tag="pickle"):
     """Text of the files of parts that are sent by value, by the file name in code objects."""
     sys_path: tuple[str, ...]
     torch: dict[str, Any] = {}
+    script: str = ""
+    """The program's own file, of which parts that are sent by value say that they come from it."""
     loaded_as: str = ""
     """The program's own fingerprint of the workload, if a worker's must equal it."""
 
@@ -160,7 +162,8 @@ def ship(workload: Workload) -> PickleRef:
     names = sent_files | {n for n in linecache.cache.copy() if not os.path.exists(n)}
     sources = {name: text for name in names if (text := "".join(linecache.getlines(name)))}
     known = fingerprint(workload) if all(map(_comes_by_name, parts)) else ""
-    return PickleRef(packed, sources, tuple(sys.path), torch_state(), loaded_as=known)
+    script = getattr(sys.modules["__main__"], "__file__", None) or ""
+    return PickleRef(packed, sources, tuple(sys.path), torch_state(), script, known)
 
 
 def load(ref: WorkloadRef) -> Workload:
@@ -170,6 +173,7 @@ def load(ref: WorkloadRef) -> Workload:
             if entry not in sys.path:
                 sys.path.append(entry)
         show(ref.sources)
+        sent_from(ref.script)
         workload = unpack(ref.packed)
         take_state(ref.torch)
     else:
@@ -270,7 +274,7 @@ class _Kept(io.StringIO):
 
 def _run_file(path: str) -> ModuleType:
     """Run a file as the module that it is in its package, or else alone. Raises `WorkloadError`."""
-    name = f"atune_workload_{hashlib.sha256(path.encode()).hexdigest()[:12]}"
+    name = f"{ALONE}{hashlib.sha256(path.encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
     folder = Path(path).parent

@@ -432,6 +432,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
 
 def head(workload: Workload, origin: str = "") -> WorkloadSpec:
     """Describe `workload` without its space, and call none of its functions. Raises `WorkloadError`."""
+    judges = workload.reference, workload.check, workload.setup, workload.inputs
     return WorkloadSpec(
         name=workload.name,
         origin=origin,
@@ -442,7 +443,7 @@ def head(workload: Workload, origin: str = "") -> WorkloadSpec:
         code=fingerprint(workload, problem=False),
         flops=workload.flops,
         bytes=workload.bytes,
-        torch=torch_state() if workload.reference or workload.check or inspect.isfunction(workload.inputs) else {},
+        torch=torch_state() if any(map(callable, judges)) else {},
     )
 
 

@@ -9,13 +9,14 @@ import linecache
 import re
 import threading
 from collections.abc import Callable, Iterator
-from types import CodeType, FunctionType, SimpleNamespace
+from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import tilelang
 import tilelang.language as T
 import torch
+from torch.nn.attention import SDPBackend
 
 import atune
 from atune.compat.tilelang import autotune as drop_in
@@ -197,6 +198,15 @@ def test_compiled_kernels_count_by_their_code() -> None:
 def test_modules_of_any_class_are_sent_by_name() -> None:
     reference = eval("lambda A: torch.ops.aten.mul(A, 1 + torch.backends.cudnn.allow_tf32)", {"torch": torch})
     assert unpack(pack(reference))(torch.ones(2)).sum() == 4
+    for one in (SDPBackend, SDPBackend.MATH, torch.ops.aten.mul, torch.ops.aten.softmax.int, torch.backends.cudnn):
+        assert unpack(pack(one)) == one
+
+
+def test_a_module_that_no_worker_finds_by_its_name_is_refused() -> None:
+    """Else the worker would take another module of that name."""
+    alias = type("Alias", (ModuleType,), {})("json")
+    with pytest.raises(WorkloadError, match="alias cannot be sent to the workers"):
+        ship(atune.Workload(kernel, {"block": [1]}, arguments={"N": 1}, reference=lambda A: alias.of(A)))
 
 
 def kernel(N: int, block: int = 1) -> Any:
