@@ -202,7 +202,7 @@ def _class_identity(kind: type, depth: int = 0) -> bytes:
     text = _named(kind)
     if _is_library(kind.__module__):
         return text.encode()
-    with suppress(OSError, TypeError):
+    with suppress(OSError, TypeError, KeyError):  # the last one by tvm, of a module that is gone
         text = f"{text}\n{normalised(inspect.getsource(kind))}"
     values = [v for n, v in vars(kind).items() if depth < 4 and n[:1] != "_" and not hasattr(type(v), "__get__")]
     return b"\0".join([text.encode(), *(identity(v, depth + 1) for v in (*values, *kind.__bases__))])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import os
 import shutil
 import subprocess
@@ -29,6 +30,7 @@ from atune.compat.tilelang import (
     CompatWarning,
     CompileArgs,
     ProfileArgs,
+    TuningFailed,
     autotune,
 )
 from atune.model.device import Target
@@ -38,6 +40,7 @@ from atune.stages.frontend.jit_kernel import jit_kernel
 from atune.stages.measure import benchmark
 from atune.stages.measure.timer import CpuTimer, Timed
 from atune.workers.local.workers import process_folders
+from atune.workers.storage.result_key import result_key
 
 pytestmark = pytest.mark.timeout(170)
 ON_CPU = CompileArgs(target="c", execution_backend="cython")
@@ -166,6 +169,47 @@ def test_a_cuda_winner_is_saved_out_of_the_library_that_it_shares(tmp_path: Path
     assert theirs.config == configs[-1] and isinstance(theirs.kernel, tilelang.JITKernel)
     again = AutotuneResult.load_from_disk(tmp_path / "saved", CompileArgs())
     assert again is not None and again.kernel.target.attrs["arch"] == "sm_90a"
+
+
+WRONG = [{"factor": 3.0}, {"factor": 2.0}]
+
+
+def largest(A: torch.Tensor, B: torch.Tensor) -> None:
+    if (worst := (B - A * 2).abs().max()) > 1e-3:  # which NaN is not
+        raise ValueError(f"wrong by {worst}")
+
+
+def seldom(A: torch.Tensor, B: torch.Tensor) -> bool | None:
+    return False if bool((B - A * 2).abs().max() > 1e-3) else None
+
+
+@pytest.mark.parametrize("judge", [largest, seldom])
+def test_a_judge_may_look_for_what_is_wrong(judge: Any) -> None:
+    found = cpu_tuner(configs=WRONG, ref_prog=judge).run()
+    assert found.config == {"factor": 2.0} and [one.kind for one in found.tuning.failures] == ["mismatch"]
+    nothing = cpu_tuner(configs=[{"factor": math.nan}], ref_prog=judge)
+    with pytest.raises(TuningFailed, match="output 1 holds NaN, which ref_prog takes for right"):
+        nothing.run()
+
+
+def test_a_boolean_that_is_expected_is_no_verdict() -> None:
+    def any_of(A: Any = None, block: int = 1) -> Any:
+        @T.prim_func
+        def main(A: T.Tensor((4,), "float32"), C: T.Tensor((1,), "bool")):
+            with T.Kernel(1, threads=1):
+                C[0] = A[0] > 9.0
+
+        return main
+
+    with pytest.raises(TuningFailed, match="the reference's is"):
+        Place("c").tuner(any_of, [{"block": 1}], ref_prog=lambda A, C: (A > -9).any()).run()
+
+
+def test_atune_asks_anew_where_the_drop_in_refused_the_default() -> None:
+    """There the kernel's default, which no configuration lists, may not win; here it may."""
+    made = cpu_tuner(configs=[{"block": 32}])
+    header = made.run().tuning.header
+    assert header.refused and result_key(header) != result_key(msgspec.structs.replace(header, refused=""))
 
 
 # ---- the decorator

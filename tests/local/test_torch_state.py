@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from atune.errors import JournalError
 from atune.workers.local.device_worker import LocalDeviceWorker
 from atune.workers.storage.result_key import result_key
 from atune.workload.torch_state import USUAL, take_state, torch_state
+from atune.workload.workload import head
 
 STATE = dict(zip(USUAL, ("float64", "medium", 1, False), strict=True))
 
@@ -43,3 +45,11 @@ def test_a_reference_computes_as_the_program_does(monkeypatch: pytest.MonkeyPatc
         atune.run(STATED, target="c", budget=2, journal=journal)
     with pytest.warns(RuntimeWarning, match=r"workloads\.py, which the journal names"):
         assert atune.run_resume(journal, budget=2).measured == 2
+
+
+@pytest.mark.parametrize("part", [{"setup": print}, {"inputs": functools.partial(print)}, {"check": print}, {}])
+def test_it_counts_wherever_a_function_of_the_users_may_compute(part: dict[str, Any]) -> None:
+    take_state(STATE)
+    work = atune.Workload(STATED.kernel, {"block": [16]}, arguments=STATED.arguments, out_idx=STATED.out_idx, **part)
+    assert head(work).torch == (STATE if part else {})
+    take_state({name: usual for name, (usual, *_) in USUAL.items()})

@@ -202,6 +202,13 @@ def test_modules_of_any_class_are_sent_by_name() -> None:
         assert unpack(pack(one)) == one
 
 
+def test_classes_of_one_name_in_two_modules_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script's is as that of its file, which has another module's name in a worker."""
+    monkeypatch.setattr("atune.workload.fingerprint._script", "/of/the/program/app.py")
+    one, other, script, alone = (type("Part", (), {"__module__": name}) for name in ("a.app", "a.b", "__main__", "app"))
+    assert identity(one()) == identity(script()) == identity(alone()) != identity(other())
+
+
 def test_a_module_that_no_worker_finds_by_its_name_is_refused() -> None:
     """Else the worker would take another module of that name."""
     alias = type("Alias", (ModuleType,), {})("json")
