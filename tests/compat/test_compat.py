@@ -77,6 +77,7 @@ def test_a_keyword_of_our_own_has_the_prior_choose() -> None:
         ({"benchmark_devices": [0]}, "benchmark_devices: has no effect without benchmark_multi_gpu=True"),
         ({"group_compile_size": 4}, "group_compile_size: has no effect without enable_grouped_compile=True"),
         ({"early_stop_factor": 3, "early_stop": False}, "early_stop_factor: has no effect with early_stop=False"),
+        ({"manual_check_prog": doubled, "skip_check": True}, "manual_check_prog: has no effect with skip_check=True"),
         ({"target": "c", "benchmark_multi_gpu": True}, "benchmark_multi_gpu: has no effect for target c"),
         ({"backend": "cupti"}, "backend='cupti': kernels are timed by CUDA events"),
     ],

@@ -208,8 +208,10 @@ def test_a_script_that_was_ended_is_resumed_without_a_question(
     file, text = folder / f"{name.replace('.', '/')}.py", ENDED.replace("KERN", kernels)
     file.write_text(text)
     command, env = [sys.executable, "-m", name, str(int(how))], {**os.environ, "PYTHONPATH": str(ROOT)}
-    assert subprocess.run(command, env=env, timeout=60).returncode == -how
+    ended = subprocess.run(command, env=env, timeout=60, capture_output=True, text=True)
+    assert ended.returncode == -how
     if how == signal.SIGINT:
+        assert "decorated kernel does, and atune resume" in ended.stderr
         file.write_text(text.replace('if __name__ == "__main__"', "if True"))
         assert main(["resume", "latest"]) == 2
         assert f"{file}, line 17, tunes while a worker loads the file" in capsys.readouterr().err

@@ -205,6 +205,7 @@ def plan(compile_args: Any, profile: Any, run: Mapping[str, Any], tensors: str =
         ("benchmark_devices", not several, f"{effect} without benchmark_multi_gpu=True"),
         ("benchmark_multi_gpu", target.kind != "cuda", f"{effect} for target {target.kind}: there is one device"),
         ("early_stop_factor", given.get("early_stop") is False, f"{effect} with early_stop=False"),
+        ("manual_check_prog", profile.skip_check, f"{effect} with skip_check=True"),
         ("group_compile_size", not grouped, f"{effect} without enable_grouped_compile=True"),
         ("jit_compile", True, NOT_CALLED),
         ("jit_elaborate", True, NOT_CALLED),

@@ -464,6 +464,7 @@ async def _finished(tuner: Tuner) -> TuneResult:
             kept = f"{measured} measured, and no journal kept"
             if path is not None and path.exists():  # one without an event was removed
                 then = "journal= continues it, as the next call of a decorated kernel does"
+                then += ", and atune resume" if state.header is not None and state.header.origin else ""
                 kept = f"{measured} measured are kept in {shlex.quote(str(path))}; {then}"
             error.add_note(f"tuning interrupted; {kept}")
         raise
