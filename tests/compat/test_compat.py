@@ -6,7 +6,6 @@ import dataclasses
 import inspect
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 import tilelang
 import tilelang.language as T
 import torch
-from drop_in_tuners import BLOCKS, Place, cpu_tuner, lazy, planned
+from drop_in_tuners import BLOCKS, ON_CPU, Place, cpu_tuner, lazy, planned, saved_by_tilelang
 from guide_kernels import doubled, few_blocks, scaled
 from tilelang.autotuner import param, tuner
 
@@ -40,7 +39,6 @@ from atune.stages.measure.timer import CpuTimer, Timed
 from atune.workers.local.workers import process_folders
 
 pytestmark = pytest.mark.timeout(170)
-ON_CPU = CompileArgs(target="c", execution_backend="cython")
 
 
 # ---- names and parameters
@@ -71,9 +69,6 @@ def test_a_keyword_of_our_own_has_the_prior_choose() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"benchmark_devices": [0]}, "benchmark_devices: has no effect without benchmark_multi_gpu=True"),
-        ({"group_compile_size": 4}, "group_compile_size: has no effect without enable_grouped_compile=True"),
-        ({"early_stop_factor": 3, "early_stop": False}, "early_stop_factor: has no effect with early_stop=False"),
         ({"target": "c", "benchmark_multi_gpu": True}, "benchmark_multi_gpu: has no effect for target c"),
         ({"backend": "cupti"}, "backend='cupti': kernels are timed by CUDA events"),
     ],
@@ -132,14 +127,8 @@ def test_the_winner_is_the_same_in_a_list_of_another_order() -> None:
 # ---- on disk
 
 
-def tilelangs_result(kernel: Any) -> Any:
-    config = {"block": 16}
-    return param.AutotuneResult(0.5, config, 1.5, kernel.get_kernel_source(), kernel.prim_func, kernel)
-
-
 def test_code_of_another_user_is_loaded_only_if_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = tilelang.compile(scaled(64), out_idx=[-1], target="c", execution_backend="cython")
-    tilelangs_result(kernel).save_to_disk(tmp_path / "saved")
+    saved_by_tilelang(tmp_path / "saved")
     monkeypatch.setattr(os, "getuid", lambda: (tmp_path / "saved").stat().st_uid + 1)
     with pytest.raises(ArgumentError, match="belongs to another user"):
         AutotuneResult.load_from_disk(tmp_path / "saved", ON_CPU)
@@ -183,28 +172,6 @@ def test_the_decorator_s_arguments_are_attributes_as_there() -> None:
     kernel.rep = 0
     with pytest.raises(ArgumentError, match=r"^rep must be a whole number >= 1, got 0"):
         kernel(64)
-
-
-def test_a_program_that_cannot_be_edited_gets_atune_by_install(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import tilelang, torch\n"
-        "from guide_kernels import scaled\n"
-        "from tilelang.autotuner import AutoTuner, autotune, set_autotune_inputs\n"
-        "jit = tilelang.jit(scaled, out_idx=[-1], target='c', execution_backend='cython')\n"
-        "scaled = tilelang.autotune(configs=[{'block': 16}, {'block': 32}], warmup=1, rep=5)(jit)\n"
-        "A = torch.randn(64)\n"
-        "with set_autotune_inputs(A):\n"
-        "    kernel = scaled(64)\n"
-        "assert torch.equal(kernel(A), A * 2) and kernel.latency > 0\n"
-        "print(AutoTuner.__module__, kernel.config)\n"
-    )
-    code = "import runpy, atune.compat.tilelang as c; c.install(); runpy.run_path('program.py', run_name='__main__')"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("atune.compat.tilelang.autotuner {'block': ")
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["program.py"]  # and no autotuner.log
 
 
 def test_uninstall_puts_everything_back() -> None:
