@@ -6,12 +6,20 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from atune import TuneResult, tune
 from atune.journal.events import CandidateMeasured, CandidateProposed, Event
 from atune.journal.reader import read
 from atune.model.artifact import Access, BlockWork, StaticFacts
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.testing import FakeClock, FakeMachine, Script
+
+
+@pytest.fixture(params=["asyncio", "trio", ("asyncio", {"use_uvloop": True})], ids=["asyncio", "trio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> object:
+    """Every event loop, for the tests of a module that imports this fixture."""
+    return request.param
 
 
 def valley(low: int) -> Callable[[dict[str, Any]], float]:

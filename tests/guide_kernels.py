@@ -8,6 +8,7 @@ from typing import Any
 
 import tilelang.language as T
 import torch
+from workloads import doubled as doubled
 
 
 def product(
@@ -64,6 +65,13 @@ def scaled(n: Any, factor: float = 2.0, block: int = 16, threads: Any = None) ->
     return main
 
 
+def picky(block: int, n: int = 64) -> Any:
+    """As `scaled`, but refuses blocks that are no power of two."""
+    if block & (block - 1):
+        raise ValueError(f"block {block} is no power of two")
+    return scaled(n, 2.0, block)
+
+
 def few_blocks(n: int, factor: float, blocks: int, threads: Any = 256) -> Any:
     """B = A * factor by so many blocks, of 1024 elements at a time: with few of them most of the device is idle."""
     share = n // blocks // 1024
@@ -101,7 +109,3 @@ def tiles(M: int, N: int, K: int, gpu: bool = False, **_: Any) -> Iterator[dict[
 
 def product_of(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
     return A.float() @ B.float()
-
-
-def doubled(A: torch.Tensor) -> torch.Tensor:
-    return A * 2

@@ -94,19 +94,6 @@ def walked(X, L, mode: int = 0):  # type: ignore[no-untyped-def]
                 X[i] = T.sin(X[i] + 1.0)
 
 
-@tilelang.jit
-def returned(X, block: int = 8):  # type: ignore[no-untyped-def]
-    """Y = X + 1 and Z = 2 X, both made by the kernel."""
-    X: T.Tensor[[N], T.float32]
-    Y = T.empty((N,), T.float32)
-    Z = T.empty((N,), T.float32)
-    with T.Kernel(N // block) as b:
-        for i in T.serial(block):
-            Y[b * block + i] = X[b * block + i] + 1.0
-            Z[b * block + i] = X[b * block + i] * 2.0
-    return Y, Z
-
-
 def split(parts: int = 1, swapped: bool = False, first: bool = False) -> Any:
     """B = 2 A, by way of a workspace W where there are several parts; `swapped`: B is the first; `first`: W is."""
 

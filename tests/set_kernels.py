@@ -6,6 +6,8 @@ from typing import Any
 
 import tilelang.language as T
 import torch
+import workloads
+from workloads import doubled
 
 import atune
 
@@ -15,14 +17,7 @@ ROWS = 16 << 20
 
 def scale(n: int, block: int = 64) -> Any:
     """B = 2 A, one size."""
-
-    @T.prim_func
-    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
-        with T.Kernel(T.ceildiv(n, block)) as bx:
-            for i in T.serial(block):
-                B[bx * block + i] = A[bx * block + i] * 2
-
-    return main
+    return workloads.scale(n, 2, block)
 
 
 def free(n, block: int = 64):  # type: ignore[no-untyped-def]
@@ -44,10 +39,6 @@ def any_size(block: int = 64, rows: int = 0) -> Any:
     return main
 
 
-def doubled(A: torch.Tensor) -> torch.Tensor:
-    return A * 2
-
-
 def random_rows(rows: int) -> list[torch.Tensor]:
     return [torch.randn(rows)]
 
@@ -61,29 +52,12 @@ ANY = atune.Workload(
 FREE = atune.Workload(free, atune.Space(block=[16, 64]), arguments={"n": 256}, reference=doubled, name="free")
 
 
-def bad(n: int, mode: str, block: int = 64) -> Any:
-    """`scale`, of which one candidate of the smallest problem goes wrong."""
-    if n > 256 or block == 64:
-        return scale(n, block)
-
-    @T.prim_func
-    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
-        with T.Kernel(1):
-            if mode == "segv":
-                T.evaluate(T.call_extern("int32", "raise", 11))
-            for i in T.serial(n):
-                B[i] = A[i] * 3
-
-    return main
+def moody(n: int, mode: str, block: int = 64) -> Any:
+    """`scale`, with an argument that each problem must give."""
+    return scale(n, block)
 
 
-def failing(mode: str) -> atune.Workload:
-    arguments = {"n": 256, "mode": mode}
-    return atune.Workload(bad, atune.Space(block=[16, 64]), arguments=arguments, reference=doubled, name="bad")
-
-
-BARE = atune.Workload(bad, atune.Space(block=[16, 64]), reference=doubled, name="bare")
-BAD_WRONG, BAD_SEGV = failing("wrong"), failing("segv")
+BARE = atune.Workload(moody, atune.Space(block=[16, 64]), reference=doubled, name="bare")
 
 
 def rows(m: int, n: int, block: int = 4) -> Any:

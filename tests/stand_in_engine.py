@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -14,7 +15,7 @@ from decorated import TUNING, scale_jit
 import atune
 from atune.frontends.api import cached_tune
 from atune.frontends.api.cached_tune import CachedWork
-from atune.frontends.decorator import winners
+from atune.frontends.decorator import autotuned, winners
 from atune.journal.events import CandidateLowered, CandidateMeasured, CandidateProposed, RunFinished
 from atune.journal.result import Result
 from atune.model.artifact import Roles, StaticFacts
@@ -74,6 +75,14 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr(cached_tune, "tune_apart", fake)
     monkeypatch.setattr(winners, "tune_apart", fake)
     return fake
+
+
+@pytest.fixture
+def unbuilt(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """The stand-in, for tests that call no kernel: of a winner, no worker compiles one."""
+    made = SimpleNamespace(prim_func=None, get_kernel_source=lambda: "")
+    monkeypatch.setattr(autotuned, "with_library", lambda *_: made)
+    return engine
 
 
 @pytest.fixture

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import environment
 from programs import printed_by
 
 from atune.model.artifact import Artifact, Lowered
@@ -22,16 +22,10 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 
 
-def environment(tmp_path: Path) -> dict[str, str]:
-    """Return that of a program."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)}
-
-
 def test_decorated_cpu_runs_as_a_script(tmp_path: Path) -> None:
     """In the next program its results would come from the result cache: test_autotune runs a script again."""
     script = str(EXAMPLES / "decorated_cpu.py")
-    output = printed_by([script], tmp_path, environment(tmp_path))[script]
+    output = printed_by([script], tmp_path, {**environment(), "TMPDIR": str(tmp_path)})[script]
     said = [line for line in output.splitlines() if "candidates" in line]
     assert len(said) == 2 and all("block_M" in line for line in said) and "Traceback" not in output, output
 
@@ -69,8 +63,6 @@ async def test_cuda_examples_compile(name: str, total: int, anyio_backend: str) 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["gemm", "gemm_roller", "softmax", "layout_broadcast"])
 def test_cuda_examples_run_as_scripts(name: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{name}.py")], cwd=tmp_path, env=environment(tmp_path),
-        capture_output=True, text=True, timeout=170,
-    )  # fmt: skip
+    command, env = [sys.executable, str(EXAMPLES / f"{name}.py")], {**environment(), "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stderr

@@ -67,5 +67,4 @@ STATED = atune.Workload(scale, {"block": [16, 64]}, arguments={"n": 256, "factor
 GIL = atune.Workload(holds_the_gil, atune.Space(factor=[1, 2]), arguments={"n": 256}, name="gil")
 SLOW = atune.Workload(slow_compiler, atune.Space(factor=[1, 2]), arguments={"n": 256}, name="slow")
 DAEMON = atune.Workload(starts_a_daemon, atune.Space(factor=[1]), arguments={"n": 256}, name="daemon")
-MANY = atune.Workload(scale, atune.Space(factor=list(range(12)), block=[8, 16, 64]), arguments={"n": 256}, name="many")
 SLICED = atune.Workload(scale, atune.Space(factor=[2], block=[8, 32]), arguments={"n": 512}, name="sliced")

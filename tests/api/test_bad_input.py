@@ -105,7 +105,6 @@ class TestReal:
             ("import os; os._exit(3)", r"loading .*work\.py:WORKLOAD failed: .*exit"),
             ("x = 1", r"the file has no 'WORKLOAD'; it has no Workload at all"),
             ("WORKLOAD = 1", r"WORKLOAD is an int and must be an atune\.Workload"),
-            ("import atune; WORKLOAD = atune.Workload(lambda a: a, {'b': [1]})", r"takes no argument 'b'; it takes a"),
         ],
     )
     async def test_files_that_do_not_load(self, host: LocalMachine, tmp_path: Path, text: str, message: str) -> None:

@@ -7,13 +7,12 @@ import pytest
 import tilelang
 import torch
 from contract_kernels import moody
-from peer_kernels import N, picky, scale
+from guide_kernels import picky, scaled
 
 import atune
 from atune.engine.run_state import Run
 from atune.frontends.api.compile_all import compiled
 from atune.model.candidate import numbered
-from atune.model.settings import CompileSettings
 from atune.testing import FakeMachine, Script
 
 
@@ -24,38 +23,29 @@ def test_what_fails_is_told_after_the_others_are_compiled() -> None:
     assert [one.config for one in caught.value.failures] == [{"block": 12}, {"block": 24}]
     _, first, example, place, source, *_ = map(str.strip, str(caught.value).splitlines())
     assert first == "2 failed to lower, for example: ValueError: block 12 is no power of two"
-    assert example == "for example candidate 1: block=12" and "peer_kernels.py" in place and source.startswith("raise")
+    assert example == "for example candidate 1: block=12" and "guide_kernels.py" in place and source.startswith("raise")
 
     kernels = atune.compile_all(picky, configs, target="c", ignore_errors=True)
     assert [kernel is None for kernel in kernels] == [False, True, False, True]
 
 
-def test_a_member_that_the_compiler_refuses_fails_alone() -> None:
-    configs = [{"mode": mode} for mode in ("ok", "refused", "also ok")]
-    settings = CompileSettings(group_size=3, workers=1, store=False)
-    kernels = atune.compile_all(moody, configs, target="c", compile=settings, ignore_errors=True)
-    assert [kernel is None for kernel in kernels] == [False, True, False]
-    x = torch.randn(32)
-    assert torch.equal(kernels[0](x), x * 2)
-
-
 def test_configurations_may_be_generated_and_arguments_given_apart() -> None:
     kernels = atune.compile_all(
-        scale, lambda n: ({"block": b} for b in (8, 16) if n % b == 0), arguments={"n": 24}, target="c"
+        scaled, lambda n: ({"block": b} for b in (8, 16) if n % b == 0), arguments={"n": 24}, target="c"
     )
     assert [kernel.config for kernel in kernels] == [{"block": 8}]
     with pytest.raises(atune.errors.SpaceError, match="takes no argument 'tile'"):
-        atune.compile_all(scale, [{"tile": 8}], target="c")
+        atune.compile_all(scaled, [{"tile": 8}], target="c")
 
 
 def test_a_jit_kernel_that_was_called_before_can_be_compiled_and_tuned() -> None:
     """What tilelang compiled for that call stays here; it does not travel to the workers."""
-    jit = tilelang.jit(out_idx=[-1], target="c", execution_backend="cython")(scale)
-    A = torch.randn(N)
-    assert torch.equal(jit(N, 3)(A), A * 3)
-    [kernel] = atune.compile_all(jit, [{"block": 8}], arguments={"n": N, "factor": 5}, target="c")
+    jit = tilelang.jit(out_idx=[-1], target="c", execution_backend="cython")(scaled)
+    A = torch.randn(64)
+    assert torch.equal(jit(64, 3)(A), A * 3)
+    [kernel] = atune.compile_all(jit, [{"block": 8}], arguments={"n": 64, "factor": 5}, target="c")
     assert torch.equal(kernel(A), A * 5)
-    assert jit(N, 3) is jit(N, 3) and len(jit._kernel_cache) == 1  # and its own caches are as they were
+    assert jit(64, 3) is jit(64, 3) and len(jit._kernel_cache) == 1  # and its own caches are as they were
 
 
 @pytest.mark.anyio

@@ -101,13 +101,6 @@ def test_a_set_returns_1_where_one_problem_has_a_default_alone(tmp_path: Path, c
     assert "0 of 2 with a winner" in out and f"failed     n=256: {TOLD}" in out and out.count(TOLD) == 1
 
 
-def test_a_default_that_is_merely_not_listed_wins_with_a_warning(capsys: Any) -> None:
-    assert main(["tune", f"{FILE}:LISTED", "--target", "c", "--rep", "3", "--quiet", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["best_config"] == {"times": 1} and found["default_ratio"] == 1.0
-    assert found["warnings"] == ["the winner, times=1, is your default, which the space does not list"]
-
-
 def test_a_refused_default_is_not_served_by_what_was_kept_of_a_space_that_admits_it(tmp_path: Path) -> None:
     """Both spaces have the same configurations, so that their results have the same key."""
     assert atune.run(LISTED, cached=True, **SHORT).best_config == {"times": 1}

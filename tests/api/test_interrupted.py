@@ -11,7 +11,6 @@ from pathlib import Path
 
 import anyio
 import pytest
-from event_streams import Stream
 from teaching_kernels import N, times
 
 from atune import Workload, run, tune
@@ -21,7 +20,6 @@ from atune.testing import FakeMachine
 from atune.workers.storage.result_cache import ResultCache
 
 TESTS = Path(__file__).parents[1]
-GOOD = Stream(total=3).candidate(0, 2.0).candidate(1, 1.0).events
 LINE = re.compile(r"tuning interrupted; (\d+) measured are kept in (.+); journal= continues it, as the next call")
 
 

@@ -24,7 +24,6 @@ from atune.engine.search.enough import Enough
 from atune.frontends.api import cached_tune, tune_set, warm_start
 from atune.frontends.api.tuner import tune
 from atune.journal import writer
-from atune.journal.reader import read
 from atune.model.candidate import Problem
 from atune.testing import FakeMachine, Script
 from atune.workers.cluster import ray_cluster
@@ -74,17 +73,6 @@ def test_a_module_that_tunes_while_it_is_imported_does_not_wait_for_itself(tmp_p
         cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.stdout == "Tuner\n", done.stderr
-
-
-async def test_a_journal_on_a_slow_disk_is_opened_beside_the_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow = LoopGoesOn()
-    monkeypatch.setattr(writer, "_sync_folder", slow.wait)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(slow.look)
-        await tune(machine=FakeMachine(4), journal=tmp_path / "j")
-    assert read(tmp_path / "j")
 
 
 WORKLOADS = Path(__file__).parents[1] / "workloads.py"

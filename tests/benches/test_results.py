@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 
-from atune.frontends.api.resume import read_state
 from atune.frontends.cli.main import make_parser
-from atune.journal.result import Result
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
@@ -25,10 +23,6 @@ NOT_DATA = {".md", ".pyc"}
 
 def stored(name: str) -> Any:
     return json.loads((RESULTS / name).read_text())
-
-
-def journal(name: str) -> Result:
-    return Result(read_state(RESULTS / name))
 
 
 @cache

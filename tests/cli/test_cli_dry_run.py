@@ -32,7 +32,6 @@ def kernel(N, block=16):
 WORKLOAD = atune.Workload(
     kernel, atune.Space(block=[16, 32, 64, 128], where=lambda block, N: block <= N), arguments={"N": 64}
 )
-EMPTY = atune.Workload(kernel, atune.Space(block=[128], where=lambda block, N: block <= N), arguments={"N": 64})
 """
 
 
@@ -51,13 +50,6 @@ def test_candidates_are_counted_and_nothing_is_lowered(tmp_path: Path) -> None:
     assert printed["refusals"] == [{"constraint": "lambda block, N: block <= N", "count": 1}]
     assert not (tmp_path / "ran").exists()
     assert not list((tmp_path / "cache").rglob("*.jsonl"))
-
-
-def test_an_empty_space_says_which_constraint_empties_it(tmp_path: Path, capsys: Any) -> None:
-    (tmp_path / "toy.py").write_text(KERNEL)
-    assert main(["tune", f"{tmp_path}/toy.py:EMPTY", "--dry-run", "--target", "c"]) == 2
-    done = capsys.readouterr()
-    assert "Space is empty" in done.err and "1 refused by lambda block, N: block <= N" in done.err
 
 
 def test_the_page_has_the_command_that_was_typed(tmp_path: Path) -> None:

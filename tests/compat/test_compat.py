@@ -17,7 +17,7 @@ import pytest
 import tilelang
 import tilelang.language as T
 import torch
-from drop_in_tuners import BLOCKS, Place, cpu_tuner, lazy, planned
+from drop_in_tuners import BLOCKS, ON_CPU, Place, cpu_tuner, lazy, planned, saved_by_tilelang
 from guide_kernels import doubled, few_blocks, scaled
 from tilelang.autotuner import param, tuner
 
@@ -43,7 +43,6 @@ from atune.workers.local.workers import process_folders
 from atune.workers.storage.result_key import result_key
 
 pytestmark = pytest.mark.timeout(170)
-ON_CPU = CompileArgs(target="c", execution_backend="cython")
 
 
 # ---- names and parameters
@@ -74,9 +73,6 @@ def test_a_keyword_of_our_own_has_the_prior_choose() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"benchmark_devices": [0]}, "benchmark_devices: has no effect without benchmark_multi_gpu=True"),
-        ({"group_compile_size": 4}, "group_compile_size: has no effect without enable_grouped_compile=True"),
-        ({"early_stop_factor": 3, "early_stop": False}, "early_stop_factor: has no effect with early_stop=False"),
         ({"manual_check_prog": doubled, "skip_check": True}, "manual_check_prog: has no effect with skip_check=True"),
         ({"target": "c", "benchmark_multi_gpu": True}, "benchmark_multi_gpu: has no effect for target c"),
         ({"backend": "cupti"}, "backend='cupti': kernels are timed by CUDA events"),
@@ -136,14 +132,8 @@ def test_the_winner_is_the_same_in_a_list_of_another_order() -> None:
 # ---- on disk
 
 
-def tilelangs_result(kernel: Any) -> Any:
-    config = {"block": 16}
-    return param.AutotuneResult(0.5, config, 1.5, kernel.get_kernel_source(), kernel.prim_func, kernel)
-
-
 def test_code_of_another_user_is_loaded_only_if_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = tilelang.compile(scaled(64), out_idx=[-1], target="c", execution_backend="cython")
-    tilelangs_result(kernel).save_to_disk(tmp_path / "saved")
+    saved_by_tilelang(tmp_path / "saved")
     monkeypatch.setattr(os, "getuid", lambda: (tmp_path / "saved").stat().st_uid + 1)
     with pytest.raises(ArgumentError, match="belongs to another user"):
         AutotuneResult.load_from_disk(tmp_path / "saved", ON_CPU)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
@@ -15,17 +14,13 @@ from typing import Any
 import compat as bench
 import pytest
 import tilelang
+from processes import environment
 
 import atune
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "compat"
 pytestmark = pytest.mark.timeout(180)
-
-
-def environment(tmp_path: Path) -> dict[str, str]:
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
 
 
 def loaded(path: Path) -> ModuleType:
@@ -74,9 +69,8 @@ def test_examples_compile(name: str) -> None:
 @pytest.mark.parametrize("name", bench.EXAMPLES)
 def test_examples_run_on_a_gpu(name: str, tmp_path: Path) -> None:
     """Each compares the tuned kernel's output with its reference, and prints both latencies."""
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{name}.py")], cwd=tmp_path, env=environment(tmp_path),
-        capture_output=True, text=True, timeout=170,
-    )  # fmt: skip
+    env = {**environment(), "XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, str(EXAMPLES / f"{name}.py")]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stderr
     assert " ms with {" in done.stdout.splitlines()[-1]

@@ -6,12 +6,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 import tilelang
 import tilelang.language as T
 import torch
-from decorated import scale, shift, shift_any
+from decorated import shift, shift_any
 
 import atune
 from atune.errors import UsageError, WorkloadError
@@ -135,18 +134,6 @@ def test_jit_above_autotune_is_refused_with_what_to_do() -> None:
         @tilelang.jit(out_idx=[-1])
         @atune.autotune(space={"block": [16, 32]})
         def kernel(N: int, block: int = 16) -> Any: ...
-
-
-def test_a_workload_of_a_decorated_kernel_is_refused() -> None:
-    kernel = atune.autotune(scale, space={"block": [16, 32]})
-    configs, why = [{"block": 16}], r"a decorated kernel; call it, .* A Workload takes its \.kernel"
-    for door in (atune.Workload, atune.compile_all):
-        with pytest.raises(WorkloadError, match=f"^Workload: the kernel is {why}"):
-            door(kernel, configs)
-    for door in (atune.Tuner, atune.run, lambda given: anyio.run(atune.tune, given)):
-        with pytest.raises(UsageError, match=f"^workload: this is {why}"):
-            door(kernel)
-    assert atune.Workload(kernel.kernel, {"block": [16]}).name == "scale"
 
 
 def test_a_kernel_that_takes_tensors_is_refused_as_a_workload_with_what_to_do(

@@ -10,8 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import tilelang
-import tilelang.language as T
 from event_streams import Stream
 from stand_in_engine import Engine
 
@@ -32,18 +30,6 @@ def divides(n: int, block: int) -> bool:
 
 def any_arguments(**values: Any) -> bool:
     return divides(values["n"], values["block"])
-
-
-@tilelang.jit(target="c", execution_backend="cython")
-def times(A, by: int = 2, block: int = 16):
-    """Eager: returns A * by, and is right only where `block` divides the length."""
-    n = T.const("n")
-    A: T.Tensor[[n], T.float32]
-    B = T.empty((n,), "float32")
-    with T.Kernel(n // block) as bx:
-        for i in T.serial(block):
-            B[bx * block + i] = A[bx * block + i] * by
-    return B
 
 
 def one_key(*args: Any, **kwargs: Any) -> int:

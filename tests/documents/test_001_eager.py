@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import pytest
 import tilelang
 import tilelang.language as T
 import torch
-from decorated import shift
-from drop_in_tuners import BLOCKS, cpu_tuner, lazy
-from guide_kernels import doubled, scaled
+from decorated import scale, shift
+from drop_in_tuners import BLOCKS, ON_CPU, cpu_tuner, lazy, saved_by_tilelang
+from guide_kernels import doubled
 from tilelang.autotuner.param import AutotuneResult as Theirs
 from tilelang.autotuner.param import CompileArgs as TheirArgs
 
 import atune
 import atune.compat.tilelang as compat
-from atune.compat.tilelang import ArgumentError, AutotuneResult, CompileArgs, set_autotune_inputs
+from atune.compat.tilelang import AutotuneResult, CompileArgs, set_autotune_inputs
+from atune.errors import UsageError, WorkloadError
 from atune.frontends.cli.main import main
 from atune.frontends.decorator import winners
 
@@ -97,7 +99,6 @@ def test_e4_symbolic_dimensions_are_tuned_on_both_paths() -> None:
 
 def test_e5_a_kernel_is_kept_with_its_configuration(tuned: SimpleNamespace) -> None:
     """The cache of a tuned function has each kernel together with the configuration that was chosen for it."""
-    assert isinstance(tuned.lazy._tuner_cache, Mapping)
     assert tuned.lazy._tuner_cache[((64,), ())] == (tuned.kernel, tuned.kernel.config) and tuned.kernel.config in BLOCKS
     found = tuned.eager.compile(tuned.A)
     assert tuned.eager._tuner_cache[TENSORS] == (found, found.config)
@@ -105,42 +106,27 @@ def test_e5_a_kernel_is_kept_with_its_configuration(tuned: SimpleNamespace) -> N
 
 def test_e6_a_saved_result_keeps_its_outputs(tmp_path: Path) -> None:
     """A saved result has the positions of its outputs in `out_idx.json`; TileLang's loader and atune's return those."""
-    ours, A, folder = cpu_tuner(ref_prog=doubled).run(), torch.randn(64), tmp_path / "ours"
-    ours.save_to_disk(folder)
-    (folder / "kernel_lib.so").unlink()
-    ours.save_to_disk(folder)  # whole, and anew
-    assert os.listdir(tmp_path) == ["ours"], "nothing is left in staging"
-    read = Theirs.load_from_disk(folder, TheirArgs(target="c", execution_backend="cython"))
-    assert (read.config, read.latency, read.ref_latency) == (ours.config, ours.latency, ours.ref_latency)
+    A, folder = torch.randn(64), tmp_path / "ours"
+    cpu_tuner(ref_prog=doubled).run().save_to_disk(folder)
     saved = json.loads((folder / "out_idx.json").read_text())
     assert saved == {"out_idx": [1], "target": "c", "execution_backend": "cython"}
-    again = AutotuneResult.load_from_disk(folder, CompileArgs())
-    assert again is not None and torch.equal(again.kernel(A), A * 2) and torch.equal(read.kernel(A), A * 2)
+    theirs = Theirs.load_from_disk(folder, TheirArgs(target="c", execution_backend="cython"))
+    ours = AutotuneResult.load_from_disk(folder, CompileArgs())
+    assert ours is not None and torch.equal(ours.kernel(A), A * 2) and torch.equal(theirs.kernel(A), A * 2)
 
 
 def test_e7_a_result_without_that_file_is_loaded(tmp_path: Path) -> None:
     """What an older TileLang saved, without `out_idx.json`, is loaded with the outputs of the caller's arguments."""
-    kernel, A = tilelang.compile(scaled(64), out_idx=[-1], target="c", execution_backend="cython"), torch.randn(64)
-    config, folder = {"block": 16}, tmp_path / "cache" / "theirs"
-    Theirs(0.5, config, 1.5, kernel.get_kernel_source(), kernel.prim_func, kernel).save_to_disk(folder)
-    given = CompileArgs(target="c", execution_backend="cython", out_idx=[-1])
-    for name in ("out_idx.json", "no such file"):
-        found = AutotuneResult.load_from_disk(str(folder), given)
-        assert found is not None and (found.config, found.latency, found.ref_latency) == (config, 0.5, 1.5)
-        assert torch.equal(found.kernel(A), A * 2) and found.kernel.latency == 0.5
-        (folder / name).unlink(missing_ok=True)
-    assert AutotuneResult.load_from_disk(tmp_path / "nowhere", given) is None
+    saved_by_tilelang(tmp_path)
+    (tmp_path / "out_idx.json").unlink()
+    A, found = torch.randn(64), AutotuneResult.load_from_disk(str(tmp_path), dataclasses.replace(ON_CPU, out_idx=[-1]))
+    assert found is not None and torch.equal(found.kernel(A), A * 2)
 
 
 def test_e8_arguments_may_be_written_in_any_form(tuned: SimpleNamespace) -> None:
     """A call is the same however its arguments are written; of tensors dtype, shape and strides make the key."""
     assert tuned.lazy(n=64) is tuned.kernel is tuned.lazy(64, factor=2.0)
-    keys = {((64,), ()), ((), (("n", 64),)), ((64,), (("factor", 2.0),))}
-    assert keys <= {*tuned.lazy._tuner_cache} and next(iter(tuned.eager._tuner_cache)) == TENSORS
-    calls = [tuned.lazy.call_of(form, {}) for form in ((64,), (64, 2.0), (64, 3.0), (128,))]
-    assert len({call.work.key.text for call in calls}) == 3
-    with pytest.raises(ArgumentError, match="cannot be called like that: too many positional arguments"):
-        tuned.lazy(64, 2.0, 16, None, "too many")
+    assert next(iter(tuned.eager._tuner_cache)) == TENSORS
 
 
 def test_e9_configurations_are_asked_for_with_each_calls_own_arguments(tuned: SimpleNamespace) -> None:
@@ -181,22 +167,32 @@ def test_e12_given_tensors_are_tuned_on(tuned: SimpleNamespace) -> None:
     assert [result.tuning.failed for result in kernel.results.values()] == [0]
 
 
-def test_e13_every_door_takes_a_decorated_kernel_of_a_file(tmp_path: Path, capsys: Any) -> None:
-    """The command line takes a tuned function by its file and name, with the arguments of its problem."""
+def test_e13_every_door_takes_a_decorated_kernel_or_says_what_to_give(tmp_path: Path, capsys: Any) -> None:
+    """The command line takes a tuned kernel by file and name; every other door says what to give it instead."""
     file = tmp_path / "kernel.py"
     file.write_text("import atune\nfrom decorated import shift\nK = atune.autotune(shift, space={'block': [16, 32]})\n")
-    assert main(["explain", f"{file}:K", "--arg", "n=64", "--target", "c", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["config"] == {}
-    assert main(["tune", f"{file}:K", "--arg", "n=64", "--target", "c", "--dry-run", "--json"]) == 0
+    command = [f"{file}:K", "--arg", "n=64", "--target", "c", "--json"]
+    for options, config in (([], {}), (["--config", "block=32", "--source"], {"block": 32})):
+        assert main(["explain", *command, *options]) == 0
+        told = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert told["config"] == config and told["target"] == "c" and (not config or "kernel" in told["source"])
+    assert main(["tune", *command, "--dry-run"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["candidates"] == 2
+    kernel = atune.autotune(scale, space={"block": [16, 32]})
+    configs, why = [{"block": 16}], r"a decorated kernel; call it, .* A Workload takes its \.kernel"
+    for door in (atune.Workload, atune.compile_all):
+        with pytest.raises(WorkloadError, match=f"^Workload: the kernel is {why}"):
+            door(kernel, configs)
+    for door in (atune.Tuner, atune.run, lambda given: anyio.run(atune.tune, given)):
+        with pytest.raises(UsageError, match=f"^workload: this is {why}"):
+            door(kernel)
+    assert atune.Workload(kernel.kernel, {"block": [16]}).name == "scale"
 
 
-def test_e14_a_cleared_cache_has_the_next_call_ask_again() -> None:
+def test_e14_a_cleared_cache_has_the_next_call_ask_again(tuned: SimpleNamespace) -> None:
     """The cache of a tuned function can be cleared as TileLang's can: the next call asks for it again."""
-    asked: list[int] = []
-    kernel = lazy(lambda n: asked.append(n) or BLOCKS)
-    kernel(64)
-    kernel._tuner_cache.clear()
-    assert len(kernel._tuner_cache) == 0
-    kernel(64)
-    assert asked == [64, 64] and len(kernel._tuner_cache) == 1
+    known = len(tuned.asked)
+    tuned.eager._tuner_cache.clear()
+    assert len(tuned.eager._tuner_cache) == 0
+    tuned.eager(tuned.A)
+    assert len(tuned.asked) == known + 1 and [*tuned.eager._tuner_cache] == [TENSORS]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
 import os
@@ -15,10 +14,8 @@ import tilelang
 import tilelang.language as T
 import torch
 from contract_kernels import moody
-from drop_in_tuners import BLOCKS, Place, close, cpu_tuner, key, lazy, planned, workload_of
-from event_streams import Stream
+from drop_in_tuners import BLOCKS, Place, close, cpu_tuner, key, lazy, planned, saved_by_tilelang, workload_of
 from guide_kernels import doubled, few_blocks, scaled
-from peer_kernels import N, picky, scale
 from tilelang.autotuner import param, tuner
 
 import atune
@@ -29,20 +26,18 @@ from atune.compat.tilelang import (
     AutotuneResult,
     CompatWarning,
     CompileArgs,
-    TuningFailed,
     autotune,
     set_autotune_inputs,
 )  # fmt: skip
-from atune.errors import NoWinner
-from atune.frontends.api import cached_tune as cached
-from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.compat.tilelang.autotuner import TilelangKernel
+from atune.model.settings import CompileSettings
+from atune.workers.processes import server
 from atune.workers.storage.result_cache import ResultCache
 from atune.workers.system.resources import usable_cores
 
 pytestmark = pytest.mark.timeout(170)
 ROOT = Path(__file__).parents[2]
 MIGRATION = (ROOT / "docs" / "migration.md").read_text()
-ON_CPU = CompileArgs(target="c", execution_backend="cython")
 
 
 @pytest.fixture(scope="module", params=["c", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -50,17 +45,29 @@ def place(request: pytest.FixtureRequest) -> Place:
     return Place(request.param)
 
 
+@pytest.fixture
+def same_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test's runs fork from the server that waits, though it changes the folder or a variable.
+
+    Nobody imports tilelang anew then. A program has had its variables from its start.
+    """
+    atune.warm()
+    here = server.surroundings()
+    monkeypatch.setattr(server, "surroundings", lambda: here)
+
+
 # ---- Files
 
 
-def test_b32_no_log_file_appears_and_errors_reach_the_caller(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("same_server")
+def test_b32_no_log_file_appears_and_errors_reach_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No autotuner.log is written: the result has what failed and why, and its journal stays in the cache folder."""
+    of_workers = Path("autotuner.log").resolve()  # they stay in the folder in which their server was started
+    before = of_workers.exists() and of_workers.stat()
     monkeypatch.chdir(tmp_path)
     configs = [{"mode": "ok"}, {"mode": "refused"}, {"mode": "raise"}]
     found = cpu_tuner(moody, configs).run()
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == [] and (of_workers.exists() and of_workers.stat()) == before
     reasons = {record.config["mode"]: record for record in found.tuning.failures}
     assert "no_such_function" in reasons["refused"].detail
     assert "the kernel does not like 'raise'" in reasons["raise"].message
@@ -69,12 +76,7 @@ def test_b32_no_log_file_appears_and_errors_reach_the_caller(
 def test_b33_the_best_kernels_are_kept_in_memory() -> None:
     """The best kernels are kept in memory; once `_tuner_cache` is cleared, the next call asks again."""
     asked: list[int] = []
-
-    def configs(n: int) -> list[dict[str, Any]]:
-        asked.append(n)
-        return BLOCKS
-
-    kernel = lazy(configs)
+    kernel = lazy(lambda n: asked.append(n) or BLOCKS)
     kernel(64)
     kernel._tuner_cache.clear()
     assert len(kernel._tuner_cache) == 0
@@ -192,6 +194,7 @@ def test_b40_variables_set_the_number_of_compile_processes(
         monkeypatch.setenv(f"TILELANG_AUTO_TUNING_{name}", "1")
 
 
+@pytest.mark.usefixtures("same_server")
 def test_b41_without_the_tuners_cache_libraries_are_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TILELANG_AUTO_TUNING_DISABLE_CACHE=1 keeps no results; libraries are used again."""
     monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path))
@@ -217,14 +220,14 @@ def test_b42_results_are_kept_on_disk_with_callbacks_too(tmp_path: Path) -> None
         torch.testing.assert_close(outputs, references)
 
     def run_once(**more: Any) -> AutotuneResult:
-        return cpu_tuner(scale, [{"block": 8}, {"block": 64}], ref_prog=doubled, **more).run()
+        return cpu_tuner(configs=[{"block": 8}, {"block": 64}], ref_prog=doubled, **more).run()
 
     first = run_once(supply_prog=supply, manual_check_prog=check)
-    assert not first.tuning.cache_hit and log.read_text() == f"[({N},)]\n"
+    assert not first.tuning.cache_hit and log.read_text() == "[(64,)]\n"
     second = run_once(supply_prog=supply, manual_check_prog=check)
     assert second.tuning.cache_hit and second.config == first.config and second.latency == first.latency
-    assert log.read_text() == f"[({N},)]\n"  # nobody asked for inputs again
-    A = torch.randn(N)
+    assert log.read_text() == "[(64,)]\n"  # nobody asked for inputs again
+    A = torch.randn(64)
     assert torch.equal(second.kernel(A), A * 2)
     hits = []
     for _ in range(2):
@@ -261,65 +264,46 @@ def test_b43_what_tilelang_compiles_itself_gets_backend_and_host_target(monkeypa
 @pytest.mark.parametrize("backend", ["torch", "dlpack", "cutedsl"])
 def test_b44_an_adapter_that_the_target_lacks_is_refused_and_never_replaced(target: str, backend: str) -> None:
     """The torch and dlpack backends, which keep nothing on disk, are refused with a list of those that work."""
-    with pytest.raises(
-        ArgumentError, match=rf"^execution_backend must be one of auto, .* for target .*, got '{backend}'$"
-    ):
-        AutoTuner(scaled, BLOCKS).set_compile_args(target=target, execution_backend=backend)
     decorated = autotune(configs=BLOCKS)(tilelang.jit(target=target)(scaled))
     decorated.jit_impl.execution_backend = backend
-    with pytest.raises(ArgumentError, match=f"got '{backend}'$"):
+    with pytest.raises(ArgumentError, match=rf"must be one of auto, .* for target .*, got '{backend}'$"):
         decorated(64)
 
 
 def test_b45_configurations_are_compiled_for_a_sweep_of_your_own() -> None:
     """`atune.compile_all` compiles configurations in parallel, in their order, for measuring them yourself."""
     configs = [{"factor": factor, "block": block} for factor in (2, 3, 5) for block in (8, 16)]
-    kernels = atune.compile_all(scale, configs, target="c", compile=CompileSettings(store=False))
+    unstored = CompileSettings(store=False)
+    kernels = atune.compile_all(scaled, configs, arguments={"n": 64}, target="c", compile=unstored)
     assert [kernel.config for kernel in kernels] == configs
-    A = torch.randn(N)
+    A = torch.randn(64)
     for kernel, config in zip(kernels, configs, strict=True):
         assert torch.equal(kernel(A), A * config["factor"])
         assert kernel.artifact.symbol in kernel.source
-    A, B = torch.randn(N), torch.empty(N)
+    A, B = torch.randn(64), torch.empty(64)
     kernels[-1](A, B)  # every parameter given
     assert torch.equal(B, A * 5)
     assert len({kernel.artifact.path for kernel in kernels}) < len(kernels)  # they share libraries
 
 
-def tilelangs_result(kernel: Any) -> Any:
-    config = {"block": 16}
-    return param.AutotuneResult(0.5, config, 1.5, kernel.get_kernel_source(), kernel.prim_func, kernel)
-
-
 def test_b46_saved_results_go_both_ways(tmp_path: Path) -> None:
     """What atune saves TileLang loads, and the other way round; nothing is left beside the folder."""
-    A = torch.randn(64)
+    A, given = torch.randn(64), {"target": "c", "execution_backend": "cython", "out_idx": [-1]}
     ours = cpu_tuner(ref_prog=doubled).run()
     ours.save_to_disk(tmp_path / "ours")
     (tmp_path / "ours" / "kernel_lib.so").unlink()
     ours.save_to_disk(tmp_path / "ours")  # whole, and anew
     assert os.listdir(tmp_path) == ["ours"], "nothing is left in staging"
-    read = param.AutotuneResult.load_from_disk(
-        tmp_path / "ours", param.CompileArgs(target="c", execution_backend="cython")
-    )
+    read = param.AutotuneResult.load_from_disk(tmp_path / "ours", param.CompileArgs(**given))
     assert (read.config, read.latency, read.ref_latency) == (ours.config, ours.latency, ours.ref_latency)
     assert torch.equal(read.kernel(A), A * 2)
-    saved = json.loads((tmp_path / "ours" / "out_idx.json").read_text())
-    assert saved == {"out_idx": [1], "target": "c", "execution_backend": "cython"}
-    again = AutotuneResult.load_from_disk(tmp_path / "ours", CompileArgs())
-    assert again is not None and torch.equal(again.kernel(A), A * 2)
 
-    kernel = tilelang.compile(scaled(64), out_idx=[-1], target="c", execution_backend="cython")
-    tilelangs_result(kernel).save_to_disk(tmp_path / "cache" / "theirs")
-    with_outputs = dataclasses.replace(ON_CPU, out_idx=[-1])
-    found = AutotuneResult.load_from_disk(tmp_path / "cache" / "theirs", with_outputs)
+    saved_by_tilelang(tmp_path / "cache" / "theirs")
+    found = AutotuneResult.load_from_disk(tmp_path / "cache" / "theirs", CompileArgs(**given))
     assert found is not None
     assert (found.config, found.latency, found.ref_latency) == ({"block": 16}, 0.5, 1.5)
     assert torch.equal(found.kernel(A), A * 2) and found.kernel.latency == 0.5
-    (tmp_path / "cache" / "theirs" / "out_idx.json").unlink()  # as older versions left it
-    older = AutotuneResult.load_from_disk(str(tmp_path / "cache" / "theirs"), with_outputs)
-    assert older is not None and torch.equal(older.kernel(A), A * 2)
-    assert AutotuneResult.load_from_disk(tmp_path / "nowhere", ON_CPU) is None
+    assert AutotuneResult.load_from_disk(tmp_path / "nowhere", CompileArgs(**given)) is None
 
 
 def test_b47_spaces_follow_from_the_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,22 +379,12 @@ def test_b52_no_configurations_to_tune(configs: Any) -> None:
         AutoTuner(scaled, configs).run()
 
 
-def test_b53_a_timeout_holds_for_every_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_b53_a_timeout_holds_for_every_configuration() -> None:
     """`timeout`, `warmup` and `rep` of `set_profile_args` hold for every configuration, unless `run` gives others."""
-    asked: list[BenchmarkSettings] = []
-
-    async def tune(work: Any, **options: Any) -> Any:
-        asked.append(options["benchmark"])
-        raise NoWinner("enough", atune.results.Result.from_events(Stream().events))
-
-    monkeypatch.setattr(cached, "tune_apart", tune)
-    profiled = AutoTuner.from_kernel(picky, [{"block": 16}]).set_compile_args(out_idx=-1, target="c")
-    profiled.set_profile_args(warmup=7, rep=11, timeout=13)
-    for options in ({}, {"rep": 17}):
-        with pytest.raises(TuningFailed):
-            profiled.run(**options)
-    with pytest.raises(TuningFailed):
-        profiled.set_profile_args(rep=3).run()
+    made = cpu_tuner(warmup=7, rep=11, timeout=13)
+    calls = [made.call_of(TilelangKernel(made.fn), given) for given in ({}, {"rep": 17})]
+    calls.append(made.set_profile_args(rep=3).call_of(TilelangKernel(made.fn), {}))
+    asked = [call.options.run["benchmark"] for call in calls]
     assert [(s.n_warmup, s.n_repeat, s.benchmark_timeout_s) for s in asked] == [(7, 11, 13), (7, 17, 13), (25, 3, 180)]
 
 

@@ -13,12 +13,13 @@ import anyio
 import msgspec
 import pytest
 import torch
-from decorated import plus, scale, scale_jit, shift, workload
+from decorated import doubled, plus, scale, scale_jit, shift, workload
 from fake_runs import Run, finish
 from stage_runs import session_of
 from stand_in_engine import Engine
 from stand_in_engine import engine as engine
 from stand_in_engine import tuned as tuned
+from stand_in_engine import unbuilt as unbuilt
 from work_kernels import product
 
 import atune
@@ -34,7 +35,7 @@ from atune.stages.compile.codegen import Blob
 from atune.stages.compile.lowering import lower
 from atune.stages.frontend.frontend import elaborate
 from atune.testing import FakeClock, FakeMachine, Script
-from atune.workers.processes.server import parked
+from atune.workers.processes.server import PRELOAD, parked
 from atune.workload.pickling import FileRef
 from atune.workload.workload import describe
 
@@ -65,21 +66,22 @@ def test_d1_a_call_tunes_and_runs_the_winner(tuned: Any, monkeypatch: pytest.Mon
     assert torch.equal(compiled(B), B + 1) and kernel.compile(B) is compiled
 
 
-def test_d2_a_list_is_tried_as_it_stands(tuned: Any, engine: Engine) -> None:
+def test_d2_a_list_is_tried_as_it_stands(tuned: Any, unbuilt: Engine) -> None:
     """A list of configurations, or what yields them, is tried as it stands."""
     configs = [{"block": 64}, {"block": 16}, {"block": 32}]
     for space in (configs, iter(configs), lambda n: configs):
         assert [one.config for one in tuned(space=space, cache=False).tune(64).records] == configs
 
 
-def test_d3_axes_are_multiplied(tuned: Any, engine: Engine) -> None:
+def test_d3_axes_are_multiplied(tuned: Any, unbuilt: Engine) -> None:
     """Axes with their values are every combination, in a stable order."""
     records = tuned(space={"factor": (1, 2), "block": (16, 64)}).tune(64).records
-    assert [(one.config["factor"], one.config["block"]) for one in records] == [(1, 16), (1, 64), (2, 16), (2, 64)]
+    assert [[*one.config.values()] for one in records] == [[1, 16], [1, 64], [2, 16], [2, 64]]
+    assert [*records[0].config] == ["factor", "block"]
     assert tuned(space=lambda n: {"block": [16, 64]}).tune(128).total == 2
 
 
-def test_d4_a_space_of_ones_own_has_its_constraints(tuned: Any, engine: Engine) -> None:
+def test_d4_a_space_of_ones_own_has_its_constraints(tuned: Any, unbuilt: Engine) -> None:
     """Constraints on configuration and call come with a `Space` of your own, or beside axes."""
     space = atune.Space(block=[16, 32, 64], where=lambda block, n: block <= n)
     for kernel in (tuned(space=space), tuned(space=lambda n: space)):
@@ -136,20 +138,20 @@ def test_d8_occupancy_and_num_ctas_are_hints_for_the_launch(tmp_path: Path) -> N
         describe(workload(atune.Space(num_ctas=[0])))
 
 
-def test_d9_a_hint_is_the_same_in_every_configuration(tuned: Any, engine: Engine) -> None:
+def test_d9_a_hint_is_the_same_in_every_configuration(tuned: Any, unbuilt: Engine) -> None:
     """A hint gives an argument, flags or passes the same value in every configuration."""
     kernel = tuned(hints={"factor": 3, "compile_flags": ["-O1"], "pass_configs": {"a": 1}, "occupancy": 2})
     kernel.tune(64)
-    [(work, options)] = engine.runs
+    [(work, options)] = unbuilt.runs
     assert work.arguments == {"n": 64, "factor": 3, "occupancy": 2}
     assert options["compile"].flags == ("-O1",) and work.pass_configs == {"a": 1}
 
 
-def test_d10_a_hint_may_depend_on_the_target(tuned: Any, engine: Engine) -> None:
+def test_d10_a_hint_may_depend_on_the_target(tuned: Any, unbuilt: Engine) -> None:
     """A hint may be a function of the target, which decides its value for each architecture."""
     hints = {"factor": lambda target: {"c": 3}[target], "compile_flags": lambda target: [f"-D{target}"]}
     tuned(hints=hints).tune(64)
-    [(work, options)] = engine.runs
+    [(work, options)] = unbuilt.runs
     assert work.arguments == {"n": 64, "factor": 3} and options["compile"].flags == ("-Dc",)
     with pytest.raises(SpaceError, match="compile_flags"):
         tuned(hints={"compile_flags": lambda target: 1}).tune(64)
@@ -170,7 +172,7 @@ def test_d12_a_computed_axis_that_is_a_hint_is_refused_at_the_call(tuned: Any) -
             tuned(space=lambda n, name=name: {name: [1]}, hints={name: 2}).tune(64)
 
 
-def test_d13_hints_count_in_the_key(tuned: Any, engine: Engine) -> None:
+def test_d13_hints_count_in_the_key(tuned: Any, unbuilt: Engine) -> None:
     """Hints are part of the key: other hints are another tuning, and the same ones find its result."""
     for n, key in ((64, None), (128, ["n"]), (256, lambda n: n // 64)):
         hits = [tuned(key=key, hints={"factor": value}).tune(n).cache_hit for value in (2, 3, 2)]
@@ -183,17 +185,17 @@ def test_d13_hints_count_in_the_key(tuned: Any, engine: Engine) -> None:
     [{"key": ["factor"]}, {"key": "factor"}, {"key": lambda n, factor=1: factor}, {"do_not_specialize": "n"}],
     ids=["names", "name", "function", "do_not_specialize"],
 )
-def test_d14_calls_of_one_key_share_a_tuning(options: dict[str, Any], tuned: Any, engine: Engine) -> None:
+def test_d14_calls_of_one_key_share_a_tuning(options: dict[str, Any], tuned: Any, unbuilt: Engine) -> None:
     """`key=`, names or a function of the call, says which calls share a tuning."""
     kernel = tuned(**options)
     hits = [kernel.tune(64).cache_hit, kernel.tune(128).cache_hit, kernel.tune(128, factor=2).cache_hit]
     assert hits == [False, True, False]
     # and so it is in another program, whose memory is empty
     again = tuned(**options)
-    assert again.tune(4096).cache_hit and len(engine.runs) == 2
+    assert again.tune(4096).cache_hit and len(unbuilt.runs) == 2
 
 
-def test_d15_the_cache_is_cleared_of_a_kernel_or_a_key(tuned: Any, engine: Engine) -> None:
+def test_d15_the_cache_is_cleared_of_a_kernel_or_a_key(tuned: Any, unbuilt: Engine) -> None:
     """`clear_cache` forgets all kernels' results, one kernel's, or those of one key."""
     kernel, other, buckets = tuned(), tuned(shift), tuned(key=lambda n: n // 64, hints={"factor": 2})
 
@@ -213,18 +215,18 @@ def test_d15_the_cache_is_cleared_of_a_kernel_or_a_key(tuned: Any, engine: Engin
     assert atune.clear_cache() >= 3 and hits() == [False] * 3
 
 
-def test_d16_every_argument_that_is_not_tuned_makes_the_key(tuned: Any, engine: Engine) -> None:
+def test_d16_every_argument_that_is_not_tuned_makes_the_key(tuned: Any, unbuilt: Engine) -> None:
     """A second call with the same arguments finds the winner of the first; other arguments are tuned."""
     kernel = tuned()
     assert [kernel.tune(64).cache_hit, kernel.tune(128).cache_hit, kernel.tune(64, 2).cache_hit] == [False] * 3
     assert [kernel.tune(n=64).cache_hit, kernel.tune(64, factor=1).cache_hit] == [True] * 2
-    problems = [work.arguments for work, _ in engine.runs]
+    problems = [work.arguments for work, _ in unbuilt.runs]
     assert problems == [{"n": 64, "factor": 1}, {"n": 128, "factor": 1}, {"n": 64, "factor": 2}]
 
 
-def test_d17_of_many_that_ask_at_once_one_tunes(tuned: Any, engine: Engine, anyio_backend: str) -> None:
+def test_d17_of_many_that_ask_at_once_one_tunes(tuned: Any, unbuilt: Engine, anyio_backend: str) -> None:
     """Of many that ask for a key at once one tunes, and the others are told that they found its result."""
-    engine.seconds = 0.2
+    unbuilt.seconds = 0.2
     kernel, results = tuned(), list[atune.TuneResult]()
 
     async def tune() -> None:
@@ -236,7 +238,7 @@ def test_d17_of_many_that_ask_at_once_one_tunes(tuned: Any, engine: Engine, anyi
                 tasks.start_soon(tune)
 
     anyio.run(main, backend=anyio_backend)
-    assert len(engine.runs) == 1
+    assert len(unbuilt.runs) == 1
     assert sorted(result.cache_hit for result in results) == [False] + [True] * 49
 
 
@@ -257,8 +259,9 @@ def test_d19_setup_check_and_launch_arguments(tuned: Any) -> None:
     """Inputs are set up and outputs checked by your functions; tuning may get other arguments than the launch."""
     result = tuned(shift, setup=ones, check=all_ones).tune(torch.randn(64))
     assert result.measured == 2
-    with pytest.raises(NoWinner, match="gave wrong outputs"):
-        tuned(shift, check=all_ones).tune(torch.randn(64))
+    for wrong in ({"check": all_ones}, {"reference": doubled}):
+        with pytest.raises(NoWinner, match="gave wrong outputs"):
+            tuned(shift, **wrong).tune(torch.randn(64))
     kernel = tuned(shift, reference=plus, tune_on=lambda A: {"A": A[:64].contiguous()})
     A = torch.randn(256)
     assert torch.equal(kernel(A), A + 1)
@@ -350,7 +353,8 @@ def test_d26_what_was_measured_before_a_cancellation_is_kept(tmp_path: Path) -> 
 
 def test_d27_a_program_imports_tilelang_once() -> None:
     """A program's runs fork their workers from one process, which imports tilelang once."""
-    atune.shutdown()
+    if parked.server is None or parked.server.imports != ", ".join(PRELOAD):
+        atune.shutdown()
     atune.run(f"{WORKLOADS}:SCALE", target="c")
     server, events = parked.server, list[Event]()
     atune.run(f"{WORKLOADS}:SLICED", target="c", on_event=events.append)

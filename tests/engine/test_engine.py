@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
+from fake_runs import anyio_backend as anyio_backend
 from fake_runs import finish, valley
 from msgspec.structs import replace
 
@@ -43,11 +44,6 @@ from atune.testing import FakeClock, FakeMachine, Script
 from atune.workload.workload import WorkloadSpec
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(params=["asyncio", "trio", ("asyncio", {"use_uvloop": True})], ids=["asyncio", "trio", "uvloop"])
-def anyio_backend(request: pytest.FixtureRequest) -> object:
-    return request.param
 
 
 @pytest.mark.parametrize(("workers", "devices"), [(1, 1), (2, 1), (5, 3)])

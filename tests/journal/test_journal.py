@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import signal
 import stat
 import subprocess
@@ -46,16 +47,6 @@ def test_elsewhere_no_folder_is_made(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match=f"there is no folder {tmp_path}/a/b; make it first"):
         Journal.create(tmp_path / "a" / "b" / "run.jsonl")
     assert not list(tmp_path.iterdir())
-
-
-def test_a_flipped_byte_before_the_last_line_is_an_error_that_names_the_line(path: Path) -> None:
-    whole = path.read_bytes()
-    lines = whole.split(b"\n")
-    at = len(b"\n".join(lines[:3])) + 30  # inside line 4
-    for bit in (1, 4, 64):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
-        with pytest.raises(JournalError, match=r"run\.jsonl, line 4: damaged"):
-            read(path)
 
 
 def test_missing_and_moved_lines_are_errors(path: Path) -> None:
@@ -103,24 +94,16 @@ def test_a_file_that_holds_something_is_never_written(path: Path) -> None:
 
 def test_a_full_disk_leaves_whole_lines_and_a_clear_error(tmp_path: Path) -> None:
     """A file size limit stands for the full disk: the write that meets it is partial, as on a real one."""
-    code = """
-import resource, sys
-from event_streams import Stream
-from atune.errors import MachineError
-from atune.journal.writer import Journal
-resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
-with Journal.create(sys.argv[1]) as journal:
-    try:
-        for event in Stream(50).candidate(0, 1.0).candidate(1, 1.0).candidate(2, 1.0).events: journal.append(event)
-    except MachineError as error: print(error)
-    try: journal.append(Stream().events[0])
-    except MachineError as error: print(error)
-"""
-    path = tmp_path / "full.jsonl"
-    done = subprocess.run(
-        [sys.executable, "-c", code, path], check=False, capture_output=True, text=True, env=environment(), timeout=30
-    )
-    assert done.stdout.count("ulimit -f") == 2 and str(path) in done.stdout, done.stderr
+    path, (limit, most) = tmp_path / "full.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Journal.create(path) as journal:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1500, most))
+        try:
+            for events in (EVENTS, EVENTS[:1]):  # none is written after that either
+                with pytest.raises(MachineError, match=rf"{path}.*ulimit -f"):
+                    for event in events:
+                        journal.append(event)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
     reader = JournalReader(path)
     assert len(list(reader)) >= 2 and not reader.torn_bytes
 

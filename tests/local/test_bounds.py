@@ -10,11 +10,8 @@ import pytest
 import atune
 from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, DeviceLost, Event
 from atune.journal.result import TuneResult
-from atune.model.artifact import Roles
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.local.device_worker import NOT_ALONE
-
-OUT = Roles(outputs=(1,))
 
 KERNELS = Path(__file__).parents[1] / "bounds_kernels.py"
 ON_GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.timeout(180)])

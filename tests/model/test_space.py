@@ -26,12 +26,6 @@ def configs(space: Space, **arguments: Any) -> list[dict[str, Any]]:
     return list(space.points(arguments).walk())
 
 
-def test_axes_make_a_product_whose_last_axis_varies_fastest() -> None:
-    found = configs(Space(b=[1, 2], a=["x", "y"]))
-    assert found == [{"b": 1, "a": "x"}, {"b": 1, "a": "y"}, {"b": 2, "a": "x"}, {"b": 2, "a": "y"}]
-    assert [list(c) for c in found] == [["b", "a"]] * 4
-
-
 def test_axes_may_be_given_as_a_dict_and_as_ranges() -> None:
     assert configs(Space({"where": [1, 2], "self": (3,)})) == [{"where": 1, "self": 3}, {"where": 2, "self": 3}]
     assert configs(Space(a=range(3))) == [{"a": 0}, {"a": 1}, {"a": 2}]
@@ -42,10 +36,6 @@ def test_constraints_see_axes_and_arguments_by_name() -> None:
     assert configs(space, N=2) == [{"a": 1, "b": 1}, {"a": 1, "b": 2}]
     assert len(configs(Space(a=[1, 2], where=lambda **all: all["a"] == all["N"]), N=2)) == 1
     assert len(configs(Space(a=[1, 2], where=lambda a, missing=5: a < missing))) == 2
-
-
-def test_a_fixed_list_keeps_its_order() -> None:
-    assert configs(Space([{"a": 3}, {"a": 1}, {"a": 2}])) == [{"a": 3}, {"a": 1}, {"a": 2}]
 
 
 def test_a_generator_is_read_once_and_sent_by_its_values() -> None:

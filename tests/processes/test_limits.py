@@ -26,8 +26,6 @@ from atune.workers.processes.messages import Discovery
 from atune.workers.system.resources import WORKER_BYTES, usable_memory_bytes
 from atune.workload.pickling import FileRef
 
-ROOT = Path(__file__).parents[2]
-
 
 @contextmanager
 def limit(which: int, soft: int) -> Iterator[None]:

@@ -292,7 +292,7 @@ def test_a_kernel_that_is_edited_meanwhile_ends_the_set_which_can_be_continued(t
 
     def edit(event: Event) -> None:
         if isinstance(event, RunFinished) and file.read_text() == text:
-            file.write_text(text.replace("* 2\n", "* 2.0\n"))
+            file.write_text(text.replace("scale(n, 2, block)", "scale(n, 2.0, block)"))
 
     problems = Problems(n=[256, 512, 1024, 2048, 4096, 8192])
     with pytest.raises(JournalError, match="another version of the kernel: undo the change"):

@@ -23,7 +23,7 @@ import msgspec
 import pytest
 from cache_entries import events, key_of, put, run_of
 from decorated import QUICK, doubled, run_cached, workload
-from processes import wait_until
+from processes import environment, wait_until
 
 import atune
 from atune.errors import NoWinner, UsageError
@@ -49,7 +49,6 @@ from atune.workers.storage import result_cache
 from atune.workers.storage.result_cache import IndexedRun, ResultCache
 from atune.workers.storage.result_key import ResultKey, read_exported, same_problem
 
-ROOT = Path(__file__).parents[2]
 CONFIGS = [{"block": 16}, {"block": 32}, {"block": 64}]
 
 
@@ -459,7 +458,6 @@ def test_the_oldest_journals_go_but_nobodys_own_and_none_that_is_written(
 
 WRITER = """
 import sys
-sys.path.insert(0, "tests")
 from cache_entries import events, put
 from atune.workers.storage.result_cache import ResultCache
 cache = ResultCache(sys.argv[1])
@@ -470,8 +468,7 @@ for i in range(10):
 
 def test_many_processes_write_at_once(cache: ResultCache) -> None:
     command = [sys.executable, "-W", "error", "-c", WRITER, str(cache.folder)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    writers = [subprocess.Popen([*command, str(i)], cwd=ROOT, env=env) for i in range(3)]
+    writers = [subprocess.Popen([*command, str(i)], env=environment()) for i in range(3)]
     assert [writer.wait(100) for writer in writers] == [0, 0, 0]
     assert len(cache.entries()) == 30
 
@@ -571,46 +568,28 @@ def test_a_journal_of_the_cache_that_is_damaged_costs_nothing(cache: ResultCache
 
 
 TUNER = """
-import sys
-sys.path.insert(0, "tests")
-from decorated import QUICK, run_cached, workload
-from atune.frontends.api.cached_tune import CachedWork
-from atune.workers.storage.result_cache import ResultCache
-result = run_cached(CachedWork(workload(), target="c", benchmark=QUICK), ResultCache(sys.argv[1]))
-print(result.cache_hit, result.best_config["factor"])
+import atune
+from decorated import QUICK, workload
+print(atune.run(workload(), target="c", benchmark=QUICK, cached=True).cache_hit)
 """
-
-
-def test_two_processes_tune_once(cache: ResultCache) -> None:
-    """One tunes; this one waits and has a hit."""
-    command = [sys.executable, "-c", TUNER, str(cache.folder)]
-    with subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE
-    ) as other:
-        wait_until(lambda: other.poll() is not None or any(cache.journals.glob("*.jsonl")), 100, "its turn")
-        result = run_here(cache)
-        assert other.communicate(timeout=150)[0] == b"False 2\n"
-    assert result.cache_hit and result.best_config == {"factor": 2, "block": result.best_config["block"]}
 
 
 def test_of_cached_tunes_at_the_same_time_one_measures(cache: ResultCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """In two processes, and twice in one event loop."""
     monkeypatch.setenv("ATUNE_CACHE_DIR", str(cache.folder))
-    tune = 'atune.run(workload(), target="c", benchmark=QUICK, cached=True)\nprint(result.cache_hit)'
-    command = [sys.executable, "-c", f"{TUNER[: TUNER.index('result = ')]}import atune\nresult = {tune}"]
+    command = [sys.executable, "-c", TUNER]
 
     async def both() -> list[bool]:
         tunes = (atune.tune(workload(), target="c", benchmark=QUICK, cached=True) for _ in range(2))
         return [result.cache_hit for result in await asyncio.gather(*tunes)]
 
-    with subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE) as it:
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE) as it:
         assert sorted([*asyncio.run(both()), it.communicate(timeout=150)[0] == b"True\n"]) == [False, True, True]
     assert len(list(cache.journals.iterdir())) == 1
 
 
 KILLED = """
 import os, sys
-sys.path.insert(0, "tests")
 from decorated import QUICK, run_cached, workload
 from atune.frontends.api.cached_tune import CachedWork
 from atune.journal.events import CandidateMeasured
@@ -626,8 +605,7 @@ run_cached(CachedWork(workload(), target="c", benchmark=QUICK, on_event=die), Re
 
 def test_a_process_that_dies_while_it_tunes_loses_its_turn_and_nothing_measured(cache: ResultCache) -> None:
     """The next one resumes the journal that the cache kept."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    died = subprocess.run([sys.executable, "-c", KILLED, str(cache.folder)], cwd=ROOT, env=env, timeout=100)
+    died = subprocess.run([sys.executable, "-c", KILLED, str(cache.folder)], env=environment(), timeout=100)
     assert died.returncode == -9
     [journal] = cache.journals.iterdir()
     done = {e.index for e in read(journal) if isinstance(e, (CandidateMeasured, BenchmarkFailed))}

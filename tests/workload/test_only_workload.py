@@ -63,7 +63,6 @@ def test_of_several_the_message_has_the_commands(tmp_path: Path, monkeypatch: py
             ":TALLL",
             "has no 'TALLL'; it has TALL, FLAT (did you mean 'TALL'?)",
         ),
-        ("BAD = atune.Workload(kernel, atune.Space(block=[16]), arguments={'NN': 4})", "", "takes no argument 'NN'"),
     ],
 )
 def test_what_is_not_there_is_named(tmp_path: Path, last: str, name: str, told: str) -> None:
