@@ -49,7 +49,7 @@ class Engine:
     ) -> None:
         self.machine, self.recorder, self.settings = machine, recorder, settings
         self.keep = keep
-        self._run = Run(recorder)
+        self._began, self._run = time.time(), Run(recorder)
         self._start = Start(machine, self._run, settings)
         self._early_warnings = list[str]()
         """Warnings from before the start is recorded."""
@@ -142,8 +142,7 @@ class Engine:
 
     async def _finish(self) -> None:
         header = self.recorder.state.header
-        part_began = time.time() - self.recorder.part_s
-        if header and (file := await anyio.to_thread.run_sync(edited_since, header.origin, part_began)):
+        if header and (file := await anyio.to_thread.run_sync(edited_since, header.origin, self._began)):
             self._warn(f"{file} was written meanwhile: the run measured what it had loaded")
         index, winner, roles = self.recorder.state.winner, None, self._run.roles
         if index is not None and (built := self._run.artifacts.get(index)) is not None:

@@ -10,6 +10,7 @@ import functools
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Literal, NamedTuple, cast
@@ -26,7 +27,7 @@ from atune.engine.search.devices import Figures
 from atune.engine.search.interface import Guarded, Searched, Strategy, latency_or_reason
 from atune.engine.search.prior import CAN_RUN, figures_for, survey_fields
 from atune.engine.search.strategies import AUTO, chosen, make_strategy, uses_prior
-from atune.errors import JournalError, UsageError
+from atune.errors import JournalError, UsageError, warn_caller
 from atune.journal.events import SCHEMA, BenchmarkFailed, Event, JournalRepaired, RunResumed, RunStarted, Warned
 from atune.journal.state import Entry, State, all_proposed, finished, proposed
 from atune.model.artifact import Elaborated
@@ -185,8 +186,15 @@ class Start:
         if before is None and settings.recall is not None:
             kernels = functools.partial(anyio.from_thread.run, cast(Any, self._kernels))
             recall = functools.partial(settings.recall, started, spec, kernels, settings.journal)
-            while (found := await anyio.to_thread.run_sync(recall, abandon_on_cancel=True)) is None:
+            look = functools.partial(anyio.to_thread.run_sync, recall, abandon_on_cancel=True)
+            if (found := await look()) is None:
+                with suppress(Warning):  # where the program makes errors of warnings
+                    warn_caller(f"another run tunes {spec.name} now: this one waits for its result", RuntimeWarning)
+            while found is None and not self.run.stopping:
                 await anyio.sleep(POLL_S)
+                found = await look()
+                await self.recorder.go_on(())  # the wait does not count
+            found = found or KnownResult()
             if not found.whole and found.events and await self._other_kernels(State.of(found.events)):
                 found = KnownResult()
             if found.events:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -11,10 +13,11 @@ from cache_entries import events, key_of, put
 from event_streams import Stream, write
 from fake_runs import cut_before, proposed
 
-from atune import resume, tune
+from atune import Tuner, resume, tune
+from atune.engine.start import KnownResult
 from atune.errors import CacheMiss, UsageError
 from atune.frontends.api.warm_start import adviser
-from atune.journal.events import CandidateProposed, Warned
+from atune.journal.events import CandidateProposed, RunFinished, Warned
 from atune.journal.reader import read
 from atune.journal.result import Result
 from atune.model.candidate import config_key
@@ -204,3 +207,22 @@ async def test_the_best_winner_of_the_same_work_is_tried_first_and_not_the_newes
     assert not result.cache_hit and proposed(tmp_path / "here")[0] == 21
     small = await tune(machine=FakeMachine(10), cached=True)  # its space lacks the winner
     assert small.header is not None and not small.header.advice
+
+
+@pytest.mark.parametrize(("found", "reason"), [(KnownResult(), "exhausted"), (None, "stopped")])
+async def test_a_wait_is_said_once_and_takes_no_time(found: Any, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = [found, None, None]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() - 100.0 * len(looks), time=time.time)
+    monkeypatch.setattr("atune.engine.run_state.time", clock)
+
+    def recall(*_: Any) -> Any:
+        if found is None and len(looks) == 1:
+            tuner.stop()
+        return looks.pop()
+
+    monkeypatch.setattr("atune.frontends.api.tuner.recaller", lambda *_, **__: recall)
+    tuner = Tuner(machine=FakeMachine(4), budget="60s")
+    with pytest.warns(RuntimeWarning, match="another run tunes fake now: this one waits") as told:
+        async with tuner:
+            seen = [event async for event in tuner.events()]
+    assert isinstance(seen[-1], RunFinished) and (seen[-1].reason, len(told)) == (reason, 1) and seen[-1].wall_s < 60

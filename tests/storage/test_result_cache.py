@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from random import Random
@@ -29,6 +29,7 @@ import atune
 from atune.errors import NoWinner, UsageError
 from atune.frontends.api import cached_tune as cached
 from atune.frontends.api.cached_tune import CachedWork, tune_work
+from atune.frontends.api.warm_start import recaller
 from atune.journal.events import (
     BenchmarkFailed,
     BenchmarkStarted,
@@ -44,7 +45,7 @@ from atune.journal.reader import read
 from atune.journal.result import Result
 from atune.journal.writer import Journal, line_of
 from atune.model.artifact import StaticFacts
-from atune.model.candidate import config_key
+from atune.model.candidate import Candidate, config_key
 from atune.workers.storage import result_cache
 from atune.workers.storage.result_cache import IndexedRun, ResultCache
 from atune.workers.storage.result_key import ResultKey, read_exported, same_problem
@@ -648,6 +649,23 @@ def test_of_results_under_one_key_the_newest_of_the_same_kernel_answers(cache: R
     ):
         assert cache.find(key, None, still("")) is None
     assert cache.find(key, None, still("")) is None
+
+
+def test_a_waiting_run_elaborates_once_and_without_a_lock(cache: ResultCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(cache.folder))
+    header, recall, asked = events(1.0)[0], cast(Any, recaller(True, "run", unless_asked=False)), list[Candidate]()
+
+    def kernels(candidates: Iterable[Candidate]) -> dict[int, str]:
+        asked.extend(candidates)
+        sqlite3.connect(cache.path, timeout=0).execute("BEGIN IMMEDIATE").connection.close()
+        if len(asked) == 1:  # another run ends between the look and the claim
+            put(cache, events(1.0, digests="other", at=time.time()))
+        return {0: "now"}
+
+    put(cache, events(1.0, digests="old"))
+    with opened(cache, cast(Any, header), still=lambda *_: False)[0], pytest.warns(match="has changed since"):
+        assert [recall(header, None, kernels, "here") for _ in range(4)] == [None] * 4
+    assert len(asked) == 2
 
 
 def test_an_interrupted_run_of_another_kernel_is_not_continued(cache: ResultCache) -> None:

@@ -22,6 +22,8 @@ from atune.workload.workload import WorkloadSpec
 
 Source = str | os.PathLike[str] | Result
 Warm = Source | Sequence[Source] | None
+Same = dict[str, bool]
+"""Whether recorded kernels are still the same, by their problem, configurations and digests: what a run has found."""
 
 CACHE = "cache"
 """Value of `warm` for the user's result cache."""
@@ -128,11 +130,11 @@ def recaller(cached: bool | None, on_miss: str, *, unless_asked: bool) -> Recall
     if on_miss == "error" and not cached:
         raise UsageError("on_miss='error' (--on-miss error) is for cached=True (--cached): give both")
     looks = unless_asked if cached is None else cached
-    return partial(_recall, ResultCache(), on_miss if cached else "") if looks else None
+    return partial(_recall, ResultCache(), on_miss if cached else "", {}) if looks else None
 
 
 def _recall(
-    cache: ResultCache, on_miss: str, header: RunStarted, spec: WorkloadSpec, kernels: Kernels, journal: str
+    cache: ResultCache, on_miss: str, same: Same, header: RunStarted, spec: WorkloadSpec, kernels: Kernels, journal: str
 ) -> KnownResult | None:
     """Return the result of the same work, if `on_miss` is not empty and there is one, else the best winner as advice.
 
@@ -146,19 +148,20 @@ def _recall(
         return KnownResult()
 
     def still(arguments: Any, recorded: Sequence[tuple[Config, str]]) -> bool:
-        now = kernels(Candidate(i, "", config) for i, (config, _) in enumerate(recorded))
-        same = same_problem(arguments, header.arguments)
-        return same and [now.get(i) for i in range(len(recorded))] == [digest for _, digest in recorded]
+        if (asked := repr((arguments, recorded))) not in same:
+            now = kernels(Candidate(i, "", config) for i, (config, _) in enumerate(recorded))
+            digests = dict(enumerate(digest for _, digest in recorded))
+            same[asked] = same_problem(arguments, header.arguments) and now == digests
+        return same[asked]
 
     run = cache.find(key, header, still) if on_miss else None
     if run is not None and (events := cache.events(run, header)):
         return KnownResult(events, whole=run.path)
     if on_miss == "error":
-        raise CacheMiss(
-            f"the result cache has no result of {spec.name} as it is now: tune it, without on_miss (--on-miss)"
-        )
-    if on_miss and journal and cache.begin(header, still=still, own=journal) is None:
-        return None
+        what = f"the result cache has no result of {spec.name} as it is now"
+        raise CacheMiss(f"{what}: tune it, without on_miss (--on-miss)")
+    if on_miss and journal and cache.begin(header, still=lambda *one: same.get(repr(one), True), own=journal) is None:
+        return None  # kernels that came since are elaborated for the next look, while nothing locks the index
     best_first = sorted(cache.answers(work=key.work), key=lambda run: (run.latency_ms or math.inf, run.key))
     here = _keys(spec) if best_first else ()
     found = ((run.key, _first([(0.0, run.config or {})], here)) for run in best_first)

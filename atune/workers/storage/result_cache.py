@@ -317,11 +317,9 @@ class ResultCache:
                 other = other or (None if of_others else run)
         if other is not None and other.path not in self._refused:
             self._refused.add(other.path)
-            why = "something that the kernel uses, such as a helper or an environment variable, has changed since"
-            if not other.ir_digest:
-                why = (
-                    "its journal does not identify the kernel (an older atune wrote it, or it includes files of yours)"
-                )
+            why = "its journal does not identify the kernel (an older atune wrote it, or it includes files of yours)"
+            if other.ir_digest:
+                why = "something that the kernel uses, such as a helper or an environment variable, has changed since"
             _warn(f"the result of {key.kernel} in {other.path} is not used, because {why}")
         return None
 
