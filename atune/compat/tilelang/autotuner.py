@@ -472,7 +472,8 @@ class AutoTuneImpl(TilelangKernel):
         if left_out := call.options.leave_out:
             there = (), {name: value for name, value in call.given.values.items() if name not in left_out}
         form = tuple(tilelang.tuner._normalize_value(one, sort_dict_items=True) for one in there)
-        found.kernel.made_by = self, call.given.args, call.given.kwargs
+        if not call.explicit:
+            found.kernel.made_by = self, call.given.args, call.given.kwargs
         with contextlib.suppress(TypeError):  # of a value that cannot be hashed, as there
             self._tuner_cache[form] = found.kernel, found.config  # first: `results` alone mean that it was cleared
             self.results.setdefault(key, found)
