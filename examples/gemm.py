@@ -125,6 +125,8 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     given = parser.parse_args(arguments)
     if given.topk is not None and not given.with_roller:
         parser.error("--topk: only the roller ranks configurations: add --with-roller")
+    if len(given.benchmark_devices or ()) > 1 and not given.benchmark_multi_gpu:
+        parser.error("--benchmark-devices: --no-benchmark-multi-gpu measures on one GPU: give one, or leave it out")
     if given.group_compile_size is not None and not given.grouped_compile:
         parser.error("--group-compile-size: --no-grouped-compile compiles each kernel alone: leave one of them out")
     return given

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import environment
@@ -58,6 +60,13 @@ async def test_cuda_examples_compile(name: str, total: int, anyio_backend: str) 
         assert all(isinstance(one, Artifact) for one in built), built
         assert len({one.path for one in built if isinstance(one, Artifact)}) == 1
         assert len({one.symbol for one in built if isinstance(one, Artifact)}) == 2
+
+
+def test_one_gpu_and_several_are_not_asked_for_at_once(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    with pytest.raises(SystemExit):
+        importlib.import_module("gemm").options(["--no-benchmark-multi-gpu", *("--benchmark-devices", "0") * 2])
+    assert "--benchmark-devices: --no-benchmark-multi-gpu measures on one GPU" in capsys.readouterr().err
 
 
 @pytest.mark.gpu

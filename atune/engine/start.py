@@ -39,7 +39,7 @@ from atune.workload.workload import WorkloadSpec
 
 OF_THE_SPEC = (
     "origin", "fingerprint", "code", "problem", "kernel", "space", "total", "points", "default", "baseline", "refused",
-    "no_default", "arguments", "asks", "flops", "bytes", "torch",
+    "no_default", "arguments", "layout_axes", "asks", "flops", "bytes", "torch",
 )  # fmt: skip
 """Fields of the workload's description that a header has, under the same names."""
 

@@ -47,7 +47,7 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     `schema`: version of the format, `SCHEMA`. `workload`: its name. `total`: number of candidates. `arguments`: the
     problem. `target`, `devices`: what code is generated for, and the devices' ids. `strategy`: its name. `settings`:
     ``compile``, ``benchmark``, ``pipeline``, ``seed`` and ``budget`` as they were given, and the ``command`` that was
-    typed. `versions`: by package.
+    typed. `versions`: by package. `layout_axes`: names of the axes of layouts; None in older journals.
     """
 
     schema: int
@@ -76,6 +76,7 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     no_default: str = ""
     """Why there is no default configuration; empty where there is."""
     arguments: dict[str, Any]
+    layout_axes: tuple[str, ...] | None = None
     asks: tuple[str, ...] = ()
     """Arguments that the space's functions take, such as its constraints."""
     target: Target

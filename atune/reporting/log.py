@@ -61,15 +61,22 @@ def event_log(log: Log | None) -> LogEvent:
     Losses and failures are warnings, the steps of single candidates are debug, and the rest is info. `log` decides
     what is shown. A record of `logging` has the fields in its message, and as the dict ``record.atune``.
 
-    `log`: None takes the program's structlog if it was configured, and then an entry that fails is only a warning.
-    Raises `UsageError` for what is no logger.
+    `log`: None takes the program's structlog if it was configured. If that takes no entries, or not one of them, this
+    is only a warning. Raises `UsageError` for what is no logger.
     """
     if unasked := log is None:  # structlog is not imported for this
-        configured = getattr(sys.modules.get("structlog"), "is_configured", None)
-        log = sys.modules["structlog"].get_logger("atune") if configured is not None and configured() else False
+        log = getattr(sys.modules.get("structlog"), "is_configured", bool)() and sys.modules["structlog"].get_logger()
     if log is False:
         return lambda *_: None
-    write = _writer(log)
+    try:
+        write = _writer(log)
+    except Exception as error:
+        if not unasked:
+            loggers = "a logger of structlog, such as structlog.get_logger(), or of logging"
+            raise UsageError(f"log: give {loggers}, got {log!r}: {name_and_message(error)}") from error
+        with suppress(Warning):
+            warn_caller(f"log: structlog takes no entry: {name_and_message(error)}; log=False: no log", RuntimeWarning)
+        return lambda *_: None
 
     def enter(event: Event, state: State, run: str) -> None:
         name, fields = str(type(event).__struct_config__.tag), _fields(event, state, run)
@@ -110,20 +117,17 @@ def stream_logger(stream: TextIO | None = None) -> EventLog:
 
 
 def _writer(log: Any) -> Callable[[str, str, dict[str, Any]], None]:
-    """Return a function that writes an entry of a level and a name through `log`. Raises `UsageError`."""
+    """Return a function that writes an entry of a level and a name through `log`. Raises for what is no logger."""
     if isinstance(log, (logging.Logger, logging.LoggerAdapter)) and not hasattr(log, "bind"):
         return lambda level, name, fields: getattr(log, level)("%s %s", name, fields, extra={"atune": fields})
-    with suppress(RuntimeError):  # outside of an event loop, structlog's AsyncBoundLogger shows none of its methods
-        methods = [getattr(log, name, None) for name in ("bind", "debug", "info", "warning")]
-        if not all(map(callable, methods)) or (iscoroutinefunction(methods[-1]) and not hasattr(log, "sync_bl")):
-            loggers = "a logger of structlog, such as structlog.get_logger(), or of logging"
-            raise UsageError(f"log: give {loggers}, got {log!r}")
 
-    def write(level: str, name: str, fields: dict[str, Any]) -> None:
-        plain = log.sync_bl if iscoroutinefunction(log.info) else log  # the one inside of an AsyncBoundLogger
-        getattr(plain, level)(name, **fields)
+    def method(name: str) -> Any:  # of the logger inside of an AsyncBoundLogger
+        return getattr(log.sync_bl if iscoroutinefunction(log.info) else log, name)
 
-    return write
+    with suppress(RuntimeError):  # outside of an event loop, an AsyncBoundLogger shows none of its methods
+        for name in ("bind", "debug", "info", "warning"):
+            method(name)
+    return lambda level, name, fields: method(level)(name, **fields)
 
 
 def _fields(event: Event, state: State, run: str) -> dict[str, Any]:

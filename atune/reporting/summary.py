@@ -82,8 +82,7 @@ def detail_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
     lines += [f"strategy   {printable(result.strategy)}"] if result.strategy not in ("", "exhaustive") else []
     lines += [f"budget     {why}"] if (why := left_line(result)) else []
     lines += [f"{'' if n else 'last':11}{printable(line)}" for n, line in enumerate(last_lines(result))]
-    if result.roofline:
-        lines.append(f"roofline   {result.roofline.describe()}")
+    lines += [f"roofline   {result.roofline.describe()}"] if result.roofline else []
     if (mattered := result.axis_importance) is not None and (text := mattered.describe()):
         lines.append(f"axes       {printable(text)}")
     lines += [f"layouts    {line}"] if (line := layouts_line(result)) else []
@@ -139,8 +138,7 @@ def next_lines(result: Result) -> list[Line]:
     journal = shlex.quote(printable(result.journal))
     lines = [Line(f"journal    {printable(result.journal)}", "dim")]
     if not result.finished:
-        by_value = not result.header.origin  # from a script or a notebook
-        workload = " --workload FILE.py:NAME" if by_value else ""
+        workload = "" if result.header.origin else " --workload FILE.py:NAME"  # of a notebook
         lines.append(Line(f"next       atune resume {journal}{workload}"))
     elif result.best is not None:
         lines.append(Line(f"next       atune report {journal}"))
@@ -254,9 +252,8 @@ def example_lines(groups: Sequence[FailureGroup]) -> list[str]:
 def _for_cuda(result: Result, group: FailureGroup) -> list[str]:
     """Say what to do with a kernel that seems to be written for CUDA: for the CPU, TileLang lowered no candidate."""
     header, tried = result.header, {record.kind for record in result.records if record.status != "remaining"}
-    if header.target != Target("c") or tried != {"lower"} or group.where is not None:
-        return []
-    if group.message.startswith("TypeError"):  # the kernel returned no PrimFunc, say
+    no_function = group.message.startswith("TypeError")  # the kernel returned no PrimFunc, say
+    if header.target != Target("c") or tried != {"lower"} or group.where is not None or no_function:
         return []
     workload = printable(shlex.quote(header.origin)) if header.origin else "FILE.py:NAME"
     why = "this kernel seems to be written for CUDA; without a GPU it can be compiled, and not measured:"
@@ -306,7 +303,8 @@ def group_lines(groups: Sequence[FailureGroup], limit: int = 8, example: Sequenc
 def layouts_line(result: Result) -> str:
     """Return how much slower the compiler's own layouts are, and how to see why; empty where the winner has them."""
     best, tried = result.best, result.records
-    axes = {axis for one in tried for axis, value in one.config.items() if value == COMPILER}
+    guessed = {axis for one in tried for axis, value in one.config.items() if value == COMPILER}
+    axes = guessed if (known := result.header.layout_axes) is None else known
     own = [one for one in tried if axes and all(one.config.get(axis) == COMPILER for axis in axes)]
     timed = [(row["times_winner"], row["index"]) for row in rows(result, own) if row["times_winner"]]
     times, index = min(timed, default=(0.0, None))
@@ -418,19 +416,16 @@ def default_line(result: Result) -> str:
     digits, text = 2, comparison(ratio, "the default configuration")
     if "times" not in text:
         digits, text = 4, f"{text}, {ratio[1]:.4f} times"
-    interval = (
-        "" if result.speedup_over_default is None else f", 95 % interval {ratio[0]:.{digits}f}–{ratio[2]:.{digits}f}"
-    )
+    within = f", 95 % interval {ratio[0]:.{digits}f}–{ratio[2]:.{digits}f}" * (result.speedup_over_default is not None)
     why, left = printable(result.header.refused or "its outputs were not checked"), ""
     if outside and "faster" not in text:
         outside, left = "", f". The default is not returned: it is outside the space, and {why}"
-    return f"{text}{outside} ({result.default_ms:.4g} ms{interval}){left}"
+    return f"{text}{outside} ({result.default_ms:.4g} ms{within}){left}"
 
 
 def ties_line(result: Result) -> str:
     """Return which candidates are statistically tied with the winner, and what chose among them; empty without such."""
-    ties = result.ties or ()
-    if not ties:
+    if not (ties := result.ties):
         return ""
     named = [str(index) for index in ties[:NAMED_TIES]]
     if more := len(ties) - len(named):

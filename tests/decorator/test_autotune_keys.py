@@ -10,7 +10,7 @@ import anyio
 import pytest
 import tilelang.language as T
 import torch
-from decorated import add, scale_jit, shift, shift_any
+from decorated import add, scale, scale_jit, shift, shift_any
 from stand_in_engine import Engine
 
 import atune
@@ -183,6 +183,16 @@ def test_without_a_result_cache(tuned: Any, engine: Engine) -> None:
     assert not kernel.tune(64, refresh=True).cache_hit
     assert len(engine.runs) == 3
     assert kernel.clear_cache() == 0
+
+
+def test_a_key_of_unknown_names_is_refused_with_those_there_are(tuned: Any, engine: Engine) -> None:
+    kernel, eager = tuned(scale), tuned(shift)
+    assert eager.clear_cache(key={"n": 64}) == 0, "it may be a dimension"
+    eager.tune(torch.zeros(64))
+    for one, names in ((kernel, "n, factor, block"), (eager, "A, by, block, n")):
+        with pytest.raises(UsageError, match=f"takes no argument 'm'; it takes {names}$"):
+            one.clear_cache(key={"m": 64})
+    assert atune.clear_cache(key={"n": 64}) >= 1, "also where other kernels have no argument of the name"
 
 
 def test_tunings_are_a_table_of_what_kernels_use(tuned: Any, engine: Engine) -> None:

@@ -179,11 +179,11 @@ def test_e13_every_door_takes_a_decorated_kernel_or_says_what_to_give(tmp_path: 
     assert main(["tune", *command, "--dry-run"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["candidates"] == 2
     kernel = atune.autotune(scale, space={"block": [16, 32]})
-    configs, why = [{"block": 16}], r"a decorated kernel; call it, .* A Workload takes its \.kernel"
+    configs, sizes, why = [{"block": 16}], [{"n": 64}], r"a decorated kernel; call it, .* A Workload takes its \.kernel"
     for door in (atune.Workload, atune.compile_all):
         with pytest.raises(WorkloadError, match=f"^Workload: the kernel is {why}"):
             door(kernel, configs)
-    for door in (atune.Tuner, atune.run, lambda given: anyio.run(atune.tune, given)):
+    for door in (atune.Tuner, atune.run, lambda it: atune.run_set(it, sizes), lambda it: anyio.run(atune.tune, it)):
         with pytest.raises(UsageError, match=f"^workload: this is {why}"):
             door(kernel)
     assert atune.Workload(kernel.kernel, {"block": [16]}).name == "scale"

@@ -17,6 +17,7 @@ from atune.journal.writer import write_journal
 from atune.model.artifact import StaticFacts
 from atune.model.layouts import CONTAINED, Layouts, LoopFacts
 from atune.model.settings import Budget, CompileSettings
+from atune.reporting.summary import summary_text
 from atune.testing import FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
@@ -51,6 +52,12 @@ async def test_layouts_of_the_same_code_are_one_alternative() -> None:
     )
     run = await finish(found, compile=ONE)
     assert run.result.measured == 3 and run.result.duplicates == 3 and run.result.pruned == 3
+
+
+@pytest.mark.parametrize("loop", [layout.loops(2, 8), ["compiler", "vector2"]], ids=["layouts", "another axis"])
+async def test_the_compilers_own_layouts_are_told_of_for_an_axis_of_layouts_alone(loop: Any) -> None:
+    run = await finish(machine(Space(loop=loop), latency_ms=lambda c: 3.0 if c["loop"] == "compiler" else 1.0))
+    assert ("\nlayouts    the compiler's own layouts are 3.00" in summary_text(run.result)) is (len(loop) == 3)
 
 
 @pytest.mark.parametrize("strategy", ["exhaustive", "random", "bayesian"])

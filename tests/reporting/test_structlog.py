@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import warnings
 from collections.abc import MutableMapping
 from typing import Any, get_args
 
@@ -72,13 +73,23 @@ def test_decorated_kernels_and_the_drop_in_are_in_the_programs_own_structlog(con
     assert [entry["workload"] for entry in configured if entry["event"] == "run_finished"] == ["scaled", "scaled"]
 
 
-async def test_an_entry_that_the_programs_own_structlog_refuses_costs_no_run(configured: object) -> None:
-    def refuse(*_: object) -> Any:
-        raise KeyError("run")
+REFUSALS = [
+    ({"processors": [lambda *_: {}["run"]]}, "an entry is lost: KeyError: 'run'; log=False: no log"),
+    ({"logger_factory": lambda: structlog.ReturnLogger()}, ""),
+    ({"logger_factory": lambda name: structlog.ReturnLogger()}, "structlog takes no entry: TypeError: "),
+    ({"wrapper_class": structlog.BoundLoggerBase}, "structlog takes no entry: AttributeError: "),
+]
 
-    structlog.configure(processors=[refuse])
-    with pytest.warns(RuntimeWarning, match="log: an entry is lost: KeyError: 'run'"):
+
+@pytest.mark.parametrize(("how", "why"), REFUSALS)
+async def test_a_structlog_that_nobody_gave_costs_no_run(configured: object, how: Any, why: str) -> None:
+    structlog.configure(**how)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("default")
+        atune.autotune(space=BLOCKS, target="c", cache=False, on_miss="default")(scaled)
+        assert not warned
         assert (await atune.tune(machine=FakeMachine(4))).measured == 4
+    assert [str(one.message).startswith(f"log: {why}") for one in warned] == [True] * bool(why)
 
 
 async def test_structlog_over_logging_shows_failures_with_their_text(caplog: pytest.LogCaptureFixture) -> None:

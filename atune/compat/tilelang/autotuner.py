@@ -200,7 +200,7 @@ class TilelangCall(Call):
             asked, left_out = self.given, self.options.leave_out
             if left_out:  # as there: by name, with the defaults
                 counts = {name: value for name, value in asked.values.items() if name not in left_out}
-                asked = Arguments(self.owner.signature, (), counts)
+                asked = Arguments(self.owner, (), counts)
             configs = asked.ask("configs", configs)
         for given in listed("configs", configs):
             for name in RESERVED & given.keys():

@@ -37,7 +37,7 @@ from atune.frontends.api.options import RunOptions, TuneOptions, completed, name
 from atune.frontends.api.problems import Given, Problems
 from atune.frontends.api.ranking import Group, groups_of, wider
 from atune.frontends.api.resume import completed_by, origin_of
-from atune.frontends.api.tuner import discover, tuner_on
+from atune.frontends.api.tuner import discover, named_work, tuner_on
 from atune.journal.events import Event, RunStarted
 from atune.journal.reader import replay
 from atune.journal.result import Result
@@ -67,7 +67,7 @@ from atune.reporting.sets import MAX_REGRET, Cover, NearestRule, RegretMatrix, c
 from atune.workers.local.machine import Shared, shared_processes
 from atune.workers.storage.result_cache import ResultCache
 from atune.workers.system.resources import usable_cores, usable_memory_bytes, workers_that_fit
-from atune.workload.pickling import FileRef, parse_file_ref
+from atune.workload.pickling import FileRef
 from atune.workload.workload import Workload
 
 AT_ONCE, WORKERS_EACH = 4, 5
@@ -211,16 +211,14 @@ async def tune_set(
     if given.get("machine") is not None:
         raise UsageError("tune_set: machine= holds one workload: leave it out, or tune each problem by itself")
     chosen = problems if isinstance(problems, Problems) else Problems(problems)
-    workload = parse_file_ref(workload) if isinstance(workload, str) else workload
-    if folder is None:
-        name = workload.name if isinstance(workload, Workload) else Path(getattr(workload, "path", "")).stem
-        folder = ResultCache().new_path(name).with_suffix("")
-    running = _SetRun(workload, chosen, given, Path(folder), symbolic)
+    workload, name = named_work(workload)
+    folder = Path(ResultCache().new_path(name).with_suffix("") if folder is None else folder)
+    running = _SetRun(workload, chosen, given, folder, symbolic)
     try:
         return await running.all()
     except BaseException as error:
         ended = error is running.listeners.raised or isinstance(error, anyio.get_cancelled_exc_class())
-        if ended and has_begun(Path(folder)):
+        if ended and has_begun(folder):
             kept = f"what was measured is kept in {shlex.quote(str(folder))}; journal= continues it"
             error.add_note(f"tuning interrupted; {kept}")
         raise

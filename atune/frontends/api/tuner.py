@@ -111,6 +111,17 @@ def discover(target: str, devices: str | Sequence[str | int]) -> tuple[Target, l
 _discovered: dict[bytes, Discovery] = {}
 
 
+def named_work(workload: object) -> tuple[Workload | FileRef, str]:
+    """Return what is to be tuned, as it was given or parsed, and its name. Raises `UsageError` for anything else."""
+    given = parse_file_ref(workload) if isinstance(workload, str) else workload
+    if why := tuned_by_calls(given):
+        raise UsageError(f"workload: this {why}")
+    if not isinstance(given, (Workload, FileRef)):
+        made = f"atune.Workload({workload.__name__}, space)" if inspect.isfunction(workload) else "an atune.Workload"
+        raise UsageError(f"workload: give {made} or 'FILE.py:NAME', got {workload!r}")
+    return given, given.name if isinstance(given, Workload) else Path(given.path).stem
+
+
 def machine_for(
     workload: Workload | FileRef | str | None,
     *,
@@ -120,12 +131,7 @@ def machine_for(
     **settings: CompileSettings | BenchmarkSettings,
 ) -> Machine:
     """Return the compilers and devices for `workload`; nothing is started yet. Raises `UsageError`."""
-    given = parse_file_ref(workload) if isinstance(workload, str) else workload
-    if why := tuned_by_calls(given):
-        raise UsageError(f"workload: this {why}")
-    if not isinstance(given, (Workload, FileRef)):
-        made = f"atune.Workload({workload.__name__}, space)" if inspect.isfunction(workload) else "an atune.Workload"
-        raise UsageError(f"workload: give {made} or 'FILE.py:NAME', got {workload!r}")
+    given, _ = named_work(workload)
     spec: WorkloadSpec | None = None
     if isinstance(given, Workload):
         # Where the space asks functions of the user's, a process does that can be ended.
@@ -176,26 +182,23 @@ class Tuner:
 
     def __init__(self, workload: Workload | FileRef | str | None = None, **options: Unpack[TuneOptions]) -> None:
         given = completed("Tuner", options)
-        machine, journal = given["machine"], given["journal"]
+        machine, journal, name = given["machine"], given["journal"], None
         if machine is None:
             refuse_in_worker()
-        settings = engine_settings(given)
+        settings = self._settings = engine_settings(given)
         check_given(settings.strategy, pipeline=settings.pipeline)
-        self._settings = settings
         self._cache = ResultCache() if machine is None else None
         """Where the run is indexed, and its journal lies if nobody gave one."""
         self._begun: Begun | None = None
         """The open journal that the caller chose, with its events."""
-        if isinstance(workload, str) and machine is None:
-            workload = parse_file_ref(workload)
-        name = workload.name if isinstance(workload, Workload) else Path(getattr(workload, "path", "")).stem
-        self._default_journal = name if journal is None and machine is None else None
         if machine is None:
+            workload, name = named_work(workload)
             machine = machine_for(
                 workload, cluster=given["cluster"], target=given["target"], devices=device_names(given["devices"]),
                 compile=settings.compile, benchmark=settings.benchmark,
             )  # fmt: skip
         self._machine = machine
+        self._default_journal = name if journal is None else None
         self._journal_path = None if journal is None else Path(journal)
         self._listeners = Listeners(given["on_event"], given["log"])
         self._progress, self._seldom = given["progress"], False

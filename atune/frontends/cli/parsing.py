@@ -190,7 +190,6 @@ def first_sentence(doc: str) -> str:
 
 def number(field: Field) -> Callable[[str], float]:
     """Return an argparse type for an option that is a number."""
-
     import msgspec
 
     from atune.model.options import wanted

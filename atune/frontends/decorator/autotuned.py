@@ -16,7 +16,7 @@ from typing import Any, TypeVar, Unpack, overload
 import anyio.to_thread
 import msgspec
 
-from atune.errors import AtuneError, MachineError, UsageError, WorkerError
+from atune.errors import AtuneError, MachineError, SpaceError, UsageError, WorkerError
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.compile_all import plain_library
 from atune.frontends.api.options import ListenOptions
@@ -167,8 +167,8 @@ class TunedKernel(TunableKernel):
 
     def known(self) -> dict[tuple[str, str], Winner]:
         """Return the winners that are known in this program, by key and the problem it was found for, as texts."""
-        known = [(key, [*found.items()]) for key, found in [*self.winners.known.items()]]
-        return {(key, problem): winner for key, found in known for problem, winner in found}
+        known = [*self.winners.known.items()]
+        return {(key, problem): winner for key, found in known for problem, winner in [*found.items()]}
 
     def by_value(self) -> tuple[Any, ...]:
         """Return what rebuilds the kernel where its module cannot be imported, in the form of ``__reduce__``."""
@@ -355,12 +355,15 @@ class Autotuned(TunedKernel):
         function `key` returned. Arguments with a default, and hints, may be left out.
         """
         cache, is_mine = self.options.cache, self._is_mine()
-        given = {"key": key} if callable(self.options.key) else key
+        given, names = ({"key": key}, ()) if callable(self.options.key) else (key, key or ())
         if key is not None and not isinstance(given, Mapping):
             raise UsageError(f"clear_cache: key must be arguments by name, such as {{'n': 64}}, got {key!r}")
         asked = {name: self.data(value, f"clear_cache: {name}") for name, value in (given or {}).items()}
+        if not self.is_jit:
+            self.check_names(names)
 
         def meant(problem: Any) -> bool:
+            self.check_names(names, problem)  # which has an eager kernel's dimensions, too
             hints = {name: value for name, value in problem.items() if name in self.options.hints}
             return key is None or self.means({**hints, **asked}, problem)
 
@@ -469,7 +472,11 @@ class TunedTable(tuple[Tuned, ...]):
 
 def clear_cache(kernel: Autotuned | None = None, *, key: Any = None) -> int:
     """Call `clear_cache` of `kernel`, or of all kernels under `autotune`. Returns the number of results removed."""
-    return sum(one.clear_cache(key=key) for one in ([*_all] if kernel is None else [kernel]))
+    removed = 0
+    for one in [*_all] if kernel is None else [kernel]:
+        with suppress(*((SpaceError,) if kernel is None else ())):  # the key of another kernel
+            removed += one.clear_cache(key=key)
+    return removed
 
 
 def tunings() -> TunedTable:

@@ -41,12 +41,11 @@ class Arguments:
 
     __slots__ = ("args", "given", "kwargs", "values")
 
-    def __init__(self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        parameters = signature.parameters
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        known = {n: v for n, v in kwargs.items() if n in parameters or takes_any}
+    def __init__(self, kernel: TunableKernel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        parameters = kernel.signature.parameters
+        known = {n: v for n, v in kwargs.items() if n in parameters or kernel.takes_any}
         unknown = {n: v for n, v in kwargs.items() if n not in known}
-        bound = signature.bind_partial(*args, **known).arguments
+        bound = kernel.signature.bind_partial(*args, **known).arguments
         for name in list(bound):
             if parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
                 raise UsageError(f"the kernel's *{name} cannot be tuned over: give its parameters names")
@@ -141,12 +140,12 @@ class TunableKernel:
         defaults = {name: self.data(value, name) for name, value in left if value is not inspect.Parameter.empty}
         return same_problem({**defaults, **given}, arguments)
 
-    def check_names(self, names: Iterable[str]) -> None:
-        """Raise `SpaceError` if an axis, a hint or a name of the default is not an argument of the kernel."""
-        parameters = self.signature.parameters
-        unknown = sorted(set(names) - parameters.keys() - launch_hints(self.kernel))
+    def check_names(self, names: Iterable[str], more: Iterable[str] = ()) -> None:
+        """Raise `SpaceError` if a name of an option is no argument of the kernel, and none of `more`."""
+        known = dict.fromkeys([*self.signature.parameters, *more])
+        unknown = sorted(set(names) - known.keys() - launch_hints(self.kernel))
         if unknown and not self.takes_any:
-            raise SpaceError(f"{self.__name__} {not_taken(unknown[0], parameters)}")
+            raise SpaceError(f"{self.__name__} {not_taken(unknown[0], known)}")
 
 
 class Call:
@@ -165,33 +164,31 @@ class Call:
             for name, value in options.hints.items()
         }
         check_hints(self.hints)
-        self.given = Arguments(owner.signature, args, kwargs)
+        self.given = Arguments(owner, args, kwargs)
         self.space = self._space()
         names = set(self.space.axes) or {name for config in self.space.points({}).given() for name in config}
         refuse_clash(names - RESERVED, self.hints)
         self.tunables = frozenset(names - RESERVED - launch_hints(owner.kernel))
-        owner.check_names(self.tunables | (self.hints.keys() - RESERVED))
+        hints = {name: value for name, value in self.hints.items() if name not in RESERVED}
+        owner.check_names(self.tunables | hints.keys())
         self.explicit = sorted(self.tunables & self.given.given.keys() - options.leave_out)
         self.eager = owner.is_eager(self.given, self._probes())
         if not self.eager:
             self._refuse_unknown(owner.signature.parameters, "")
         self.names = stage.tensor_names(owner.kernel) if self.eager else ()
         if self.explicit:
-            hints = {} if owner.is_jit else {n: v for n, v in self.hints.items() if n not in RESERVED}
-            self.arguments = self.written = {**hints, **self.given.given}
+            self.arguments = self.written = {**({} if owner.is_jit else hints), **self.given.given}
             return
         self.tensors = {n: self.given.values[n] for n in self.names if n in self.given.values}
         for name, tensor in self.tensors.items():
             refuse(f"{owner.__name__}: argument {name!r}", tensor)
-        plain = {n: v for n, v in self.given.values.items() if n not in self.names and n not in self.tunables}
-        plain.update({n: v for n, v in self.hints.items() if n not in RESERVED})
+            if not (hasattr(tensor, "stride") or isinstance(tensor, Number)):
+                raise UsageError(f"{owner.__name__}: {name} must be a tensor, got {type_of(tensor)}")
+        plain = {n: v for n, v in self.given.values.items() if n not in self.names and n not in self.tunables} | hints
         self.arguments, self.written, sizes = dict[str, Any](), dict[str, Any](), dict[str, Any]()
         """The arguments as data, and as the kernel gets them, `tagged`."""
         self._take(plain)
         if self.eager:
-            for name, value in self.tensors.items():
-                if not (hasattr(value, "stride") or isinstance(value, Number)):
-                    raise UsageError(f"{owner.__name__}: {name} must be a tensor, got {type_of(value)}")
             sizes = stage.eager_dimensions(owner.kernel, self.tensors, plain, self._probes())
             self._take(sizes)
         variadic = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
@@ -271,9 +268,8 @@ class Call:
         """Find the symbolic dimensions, and the sizes and inputs to tune with. `sizes`: names of the others."""
         options, stage = self.options, self.owner.frontend
         self.inputs = options.inputs
-        symbolic = any(isinstance(v, dict) and DYNAMIC in v for v in self.arguments.values())
         symbols: dict[str, int] = {}
-        if self.eager or symbolic:
+        if self.eager or any(isinstance(v, dict) and DYNAMIC in v for v in self.arguments.values()):
             params = self._params = stage.parameters_of(self.kernel, self.written, self._admitted())
             tensors = [self.tensors.get(n) for n in self.names]
             wanted, known = stage.symbols_of(params), {**options.symbols}
@@ -282,6 +278,8 @@ class Call:
                 self._refuse_unknown(names | wanted, more and f", and by name the dimensions {more}")
                 for name in wanted & self.arguments.keys() - names:  # one kernel is for all sizes
                     size, _ = self.arguments.pop(name), self.written.pop(name)
+                    if not isinstance(size, (int, dict)):
+                        raise UsageError(f"{self.owner.__name__}: {name} must be a whole number, got {size!r}")
                     known |= {name: size} if isinstance(size, int) else {}
             known |= stage.bound_symbols(params, tensors)
             symbols = {name: known[name] for name in sorted(wanted & known.keys())}

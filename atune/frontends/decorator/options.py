@@ -135,7 +135,7 @@ def checked_options(given: Mapping[str, Any]) -> Options:
     if key is not None and options["do_not_specialize"]:
         raise UsageError("give key or do_not_specialize, not both: either names what counts, or what does not")
     check_hints({name: value for name, value in hints.items() if not inspect.isfunction(value)})
-    event_log(options["log"])
+    event_log(False if options["log"] is None else options["log"])
     space, where = options["space"], options["where"]
     constraints: tuple[Constraint, ...] = tuple(where) if isinstance(where, (list, tuple)) else (where,)
     if space is None:

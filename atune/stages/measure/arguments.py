@@ -57,14 +57,15 @@ class KernelArguments:
     ) -> None:
         import torch
 
-        self.params, self._work, n = tuple(params), work, len(params)
-        self.roles = roles
+        self.params, self.roles, self._work, n = tuple(params), roles, work, len(params)
         for i, shape in enumerate([list(param.shape or ()) for param in params]):
             if any(isinstance(size, int) and size < 0 for size in shape):
                 problem = f"Workload {work.name}: for {describe_config(work.arguments)}"
                 raise WorkloadError(f"{problem}, parameter {i} has the shape {shape}: no size may be negative")
         self.out_idx = tuple(sorted(i % n for i in roles.outputs))
         self.in_idx = tuple(i for i in range(n) if i not in self.out_idx)
+        self.labels = [f"output {self.out_idx.index(i)}" if i in self.out_idx else f"parameter {i}" for i in range(n)]
+        """What messages call each parameter: outputs have numbers of their own."""
         self.writes = roles.writes
         """Inputs that the kernel may write into."""
         self.supplied: dict[int, Any] = {}

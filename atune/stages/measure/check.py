@@ -142,7 +142,7 @@ def judged(
         wrong = _checked(work, arguments, expected, unwritten)
     if wrong is None and unwritten:
         i, mask = next(iter(unwritten.items()))
-        wrong = Mismatch("unwritten", _unwritten_of(f"output {arguments.out_idx.index(i)}", mask))
+        wrong = Mismatch("unwritten", _unwritten_of(arguments.labels[i], mask))
     return wrong, worst
 
 
@@ -192,13 +192,13 @@ def _checked(
             nan = [i for i, v in outputs.items() if v.dtype.is_floating_point and bool(v.float().isnan().any())]
             if not nan or work.check is not None or not _passes_nan(check, arguments, outputs):
                 return None
-            return Mismatch("non_finite", f"output {nan[0]} holds NaN, which {name} takes for right")
+            return Mismatch("non_finite", f"{arguments.labels[nan[0]]} holds NaN, which {name} takes for right")
         why = f"{name} returned {'NaN' if holds is None else 'a false value'}"
     for i, output in outputs.items():
         if i in unwritten:
-            return Mismatch("unwritten", f"{why}; {_unwritten_of(f'output {i}', unwritten[i])}")
+            return Mismatch("unwritten", f"{why}; {_unwritten_of(arguments.labels[i], unwritten[i])}")
         if output.dtype.is_floating_point and not bool(torch.isfinite(output.to(torch.float64)).all()):
-            return Mismatch("non_finite", f"{why}; output {i} holds NaN or infinity")
+            return Mismatch("non_finite", f"{why}; {arguments.labels[i]} holds NaN or infinity")
     return Mismatch("mismatch", why)
 
 
@@ -230,8 +230,7 @@ def compare(
     """Compare the kernel's outputs with the reference's tensors, elementwise. What is `unwritten` is wrong."""
     worst = 0.0
     for i in sorted(expected):
-        label = f"output {arguments.out_idx.index(i)}" if i in arguments.out_idx else f"parameter {i}"
-        wrong, difference = _compared(work, label, arguments.values[i], expected, i, unwritten.get(i))
+        wrong, difference = _compared(work, arguments.labels[i], arguments.values[i], expected, i, unwritten.get(i))
         worst = max(worst, difference)
         if wrong is not None:
             return wrong, worst

@@ -161,6 +161,7 @@ def test_a_check_of_ones_own_returns_false_or_raises() -> None:
     ):
         wrong = judge(alone, kernel, X, X)
         assert wrong is not None and wrong.kind == kind
+        assert "output 1" not in wrong.message, "it is the kernel's only output, whatever the check says"
 
 
 class Speechless(AssertionError):
