@@ -45,7 +45,7 @@ class EventLog(Protocol):
 
 Log = EventLog | logging.Logger | logging.LoggerAdapter[Any] | Literal[False]
 """A logger of structlog or of `logging`; False for none."""
-LogEvent = Callable[[Event, State, str], None]
+LogEvent = Callable[[Event, State | None, str], None]
 """Logs an event, given the state with it and the name of its journal; empty where there is none."""
 
 
@@ -78,7 +78,9 @@ def event_log(log: Log | None) -> LogEvent:
             warn_caller(f"log: structlog takes no entry: {name_and_message(error)}; log=False: no log", RuntimeWarning)
         return lambda *_: None
 
-    def enter(event: Event, state: State, run: str) -> None:
+    def enter(event: Event, state: State | None, run: str) -> None:
+        if state is None:  # of an earlier part, which was logged then
+            return
         name, fields = str(type(event).__struct_config__.tag), _fields(event, state, run)
         brief = {field: value for field, value in fields.items() if field not in LONG}
         try:

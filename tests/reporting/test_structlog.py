@@ -7,6 +7,7 @@ import json
 import logging
 import warnings
 from collections.abc import MutableMapping
+from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
@@ -65,6 +66,13 @@ async def test_msgspec_renders_each_entry() -> None:
     decoded = [msgspec.convert(merged[event.seq], AnyEvent) for event in events]
     assert decoded == [msgspec.structs.replace(event, time=0.0) for event in events]
     assert all(line["time"].endswith("+00:00") for line in lines)
+
+
+async def test_a_run_that_goes_on_logs_what_is_new(configured: list[Any], tmp_path: Path) -> None:
+    for budget in (2, 4):
+        await atune.tune(machine=FakeMachine(4), budget=budget, journal=tmp_path / "j")
+    seqs = [entry["seq"] for entry in configured if not entry["event"].endswith("_details")]
+    assert seqs == sorted(set(seqs)) and {entry["run"] for entry in configured} == {"j"}
 
 
 def test_decorated_kernels_and_the_drop_in_are_in_the_programs_own_structlog(configured: list[Any]) -> None:

@@ -327,11 +327,11 @@ class Tuner:
             self._journal_path = Path(kept.path)
             listeners = *listeners, partial(self._keep, kept)
         self._recorder = recorder = Recorder(journal, (self._history.publish, *listeners))
-        self._listeners.of = recorder.state, "" if self._journal_path is None else self._journal_path.name
         try:
             if self._cache is not None and self._journal_path is not None and self._begun is None:
                 await anyio.to_thread.run_sync(self._cache.note, self._journal_path, abandon_on_cancel=True)
             await recorder.go_on(past)
+            self._listeners.of = recorder.state, "" if self._journal_path is None else self._journal_path.name
             if self._cache is not None and self._journal_path is not None:
                 self._settings = replace(self._settings, journal=os.path.abspath(self._journal_path))
             self._engine = engine = Engine(self._machine, recorder, self._settings, keep=ArtifactStore().keep)
