@@ -322,24 +322,19 @@ def check_machine(plain: Mapping[str, Any]) -> None:
             f"the bundle was compiled on {plain['cpu']['name']}, and this CPU, {here['name']}, lacks "
             f"{', '.join(lacking)}: tune on this CPU, or with CompileSettings(flags=('-O3',))"
         )
-    for package, wanted in plain["requires"].items():
-        _check_package(package, wanted)
+    for name, wanted in plain["requires"].items():  # such as >=0.1.11,<0.1.13
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            raise WrongMachine(f"the bundle needs {name}: pip install '{name}{wanted}'") from None
+        for comparison, bound in re.findall(r"(>=|<=|==|!=|<)\s*([\d.]+)", wanted):
+            if not _COMPARISONS[comparison](_numbers(version), _numbers(bound)):
+                raise WrongMachine(f"the bundle needs {name}{wanted}, and {version} is installed")
     if plain["target"] == "cuda":
         import torch
 
         if not torch.cuda.is_available():
             raise WrongMachine(f"the bundle is for CUDA devices of {plain['arch']}, and torch finds no CUDA device")
-
-
-def _check_package(name: str, wanted: str) -> None:
-    """Raise `WrongMachine` unless the package's version is in the range `wanted`, such as ``>=0.1.11,<0.1.13``."""
-    try:
-        version = metadata.version(name)
-    except metadata.PackageNotFoundError:
-        raise WrongMachine(f"the bundle needs {name}: pip install '{name}{wanted}'") from None
-    for comparison, bound in re.findall(r"(>=|<=|==|!=|<)\s*([\d.]+)", wanted):
-        if not _COMPARISONS[comparison](_numbers(version), _numbers(bound)):
-            raise WrongMachine(f"the bundle needs {name}{wanted}, and {version} is installed")
 
 
 def _numbers(version: str) -> tuple[int, ...]:

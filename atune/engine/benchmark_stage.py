@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -190,7 +190,9 @@ class BenchmarkStage:
 
     def _leave_out(self) -> bool:
         """Exclude devices that are slower than the others. Other devices measure their candidates again."""
-        outliers = speed_outliers(self._speeds)
+        standard = statistics.median_low(self._speeds.values() or [1.0])  # of two in the middle the faster one
+        factors = {name: ms / standard for name, ms in self._speeds.items()}
+        outliers = {name: factor for name, factor in factors.items() if abs(factor - 1) > SPEED_TOLERANCE}
         for name, factor in outliers.items():
             measured = [m.index for m in self.state.ranked() if m.device == name]
             reason = f"the reference takes {factor:.3f} times as long on device {name} as on the others"
@@ -333,17 +335,6 @@ class BenchmarkStage:
             return await self.start(worker)
         except DevicesLost:
             return False
-
-
-def speed_outliers(reference_ms: Mapping[str, float]) -> dict[str, float]:
-    """Return the devices that are off by more than `SPEED_TOLERANCE`, with how many times slower each is.
-
-    The standard is the median device; for an even number, the faster of the two in the middle.
-    """
-    if len(reference_ms) < 2:
-        return {}
-    standard = statistics.median_low(reference_ms.values())
-    return {name: ms / standard for name, ms in reference_ms.items() if abs(ms / standard - 1) > SPEED_TOLERANCE}
 
 
 def implausible(

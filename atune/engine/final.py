@@ -59,8 +59,10 @@ def final_order(
         if not slower and ratio_interval(timings[i], timings[leader])[1] <= 1 + CLOSE:
             equals.add(i)
     winner = min(equals, key=lambda i: keys[i])
-    if default is not None and default in contenders and not _gains(timings[winner], timings[default]):
-        winner = default
+    if default is not None and default in contenders:
+        fast, slow = timings[winner], timings[default]
+        gains = slow.latency_ms / fast.latency_ms >= 1 + CLOSE and ratio_interval(slow, fast)[0] > 1
+        winner = winner if gains else default
     rest = sorted((i for i in timings if i != winner), key=lambda i: (timings[i].latency_ms, keys[i]))
     return [FinalEntry(i, timings[i]) for i in (winner, *rest)], tuple(i for i in rest if i in equals)
 
@@ -93,11 +95,6 @@ def _verdict(slow: Timing, fast: Timing, level: float) -> str:
     if low >= 1 - TIE and high <= 1 + TIE:
         return "tied"
     return "slower" if low > 1 else "open"
-
-
-def _gains(fast: Timing, slow: Timing) -> bool:
-    """Tell whether `fast` is faster as a result says it: not «as fast», and not «statistically tied»."""
-    return slow.latency_ms / fast.latency_ms >= 1 + CLOSE and ratio_interval(slow, fast)[0] > 1
 
 
 NO_FINAL = "no final: no device is left to time the finalists on"

@@ -15,7 +15,7 @@ from atune.journal.reader import MAX_LINE_BYTES, JournalReader, replay, unfit
 from atune.journal.result import Result
 from atune.journal.state import State, header_in
 from atune.journal.writer import Journal
-from atune.model.candidate import Config, Problem, check_same_names, over_sizes
+from atune.model.candidate import Config, Problem, over_sizes
 from atune.model.folders import cache_folder, make_private_folder, read_file, whole_file
 
 INDEX = "set.json"
@@ -124,8 +124,11 @@ def open_set_folder(folder: Path, problems: Sequence[Problem]) -> tuple[list[Pat
             lock = stack.enter_context(Journal.create(folder / LOCK))
             before = listed(folder).values() if is_set(folder) else ()
             known = {one.key: one for one in (*(before if has_begun(folder) else ()), *problems)}
-            check_same_names([*known.values()], f"journal {folder}")
-            _write(folder, [*known.values()])
+            every = [*known.values()]
+            for one in every:
+                if one.arguments.keys() != every[0].arguments.keys():
+                    raise UsageError(f"journal {folder}: {one} and {every[0]} differ in the names of their arguments")
+            _write(folder, every)
             journals = dict(zip(known, listed(folder), strict=True))
             for journal in journals.values():
                 if not is_begun(journal):

@@ -6,14 +6,14 @@ import enum
 import hashlib
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from numbers import Real
 from typing import Any
 
 import msgspec
 
-from atune.errors import SpaceError, UsageError, type_of
+from atune.errors import SpaceError, type_of
 from atune.model.ranges import Rate
 
 Config = dict[str, Any]
@@ -280,13 +280,6 @@ class Problem(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return describe_config(self.arguments)
-
-
-def check_same_names(problems: Sequence[Problem], where: str) -> None:
-    """Raise `UsageError`, naming `where`, where problems differ in the names of their arguments."""
-    for one in problems:
-        if one.arguments.keys() != problems[0].arguments.keys():
-            raise UsageError(f"{where}: {one} and {problems[0]} differ in the names of their arguments")
 
 
 def is_size(value: Any) -> bool:

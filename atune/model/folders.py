@@ -23,7 +23,8 @@ from atune.errors import UsageError, warn_caller
 
 CACHE_VARIABLE = "ATUNE_CACHE_DIR"
 ARTIFACTS = "artifacts"
-_chosen: ContextVar[Path | None] = ContextVar("atune_cache_folder", default=None)
+chosen_folder: ContextVar[Path | None] = ContextVar("atune_cache_folder", default=None)
+"""The folder of the innermost `cache_folder_at`, or None outside. New threads do not inherit it."""
 _named: set[Path] = set()
 """Folders that this program chose. It may load the files that it stored there."""
 
@@ -35,16 +36,11 @@ def cache_folder_at(folder: Path | None) -> Generator[None, None, None]:
         yield
         return
     _named.add(folder.absolute())
-    before = _chosen.set(folder.absolute())
+    before = chosen_folder.set(folder.absolute())
     try:
         yield
     finally:
-        _chosen.reset(before)
-
-
-def chosen_cache_folder() -> Path | None:
-    """Return the folder of the innermost `cache_folder_at`, or None outside. New threads do not inherit it."""
-    return _chosen.get()
+        chosen_folder.reset(before)
 
 
 def cache_folder() -> Path:
@@ -52,7 +48,7 @@ def cache_folder() -> Path:
 
     It is ``$ATUNE_CACHE_DIR`` if that is an absolute path, else ``$XDG_CACHE_HOME/atune``, or ``~/.cache/atune``.
     """
-    chosen = _chosen.get()
+    chosen = chosen_folder.get()
     if chosen is not None:
         return chosen
     if os.path.isabs(own := os.environ.get(CACHE_VARIABLE, "")):

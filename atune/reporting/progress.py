@@ -8,7 +8,6 @@ import sys
 import textwrap
 import threading
 from contextlib import suppress
-from types import TracebackType
 from typing import Self, TextIO
 
 from atune.journal.events import Event, FinalOrdered, FinalStarted, RunFinished, RunInterrupted, RunStarted, Warned
@@ -51,9 +50,7 @@ class Progress:
             self._out = Output(None)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._on_terminal:
             if self._rows:
                 self._write("")  # the result says all of it

@@ -82,18 +82,24 @@ def identity(part: Any, depth: int = 0, without_defaults: Collection[str] = ()) 
         return _data_identity(part, depth)
     if (function.__module__ or "").partition(".")[0] in LIBRARIES:
         return f"{function.__module__}.{function.__qualname__}".encode()
+    code, positional = function.__code__, function.__defaults__ or ()
     try:
         # A lambda's source is the whole statement around it, for example a workload with its space.
         if function.__name__ == "<lambda>":
-            text = _lambda_text(function.__code__)
+            parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            text = f"lambda {parameters}: {normalised_expression(lambda_body(code))}"
         else:
             text = normalised(inspect.getsource(function), without_defaults)
     except (OSError, TypeError):
-        text = _code_text(function.__code__)
+        text = _code_text(code)
     cells = [c.cell_contents for c in function.__closure__ or () if depth < 4 and _filled(c)]
-    names = dict.fromkeys((*global_names(function.__code__), *annotation_names(function))) if depth < 4 else {}
+    names = dict.fromkeys((*global_names(code), *annotation_names(function))) if depth < 4 else {}
     used = [function.__globals__[n] for n in names if n in function.__globals__]
-    values = [*_taken([*cells, *used], names, []), *_defaults(function, without_defaults)]
+    first = code.co_argcount - len(positional)
+    defaults = dict(zip(code.co_varnames[first : code.co_argcount], positional, strict=True))
+    defaults |= function.__kwdefaults__ or {}
+    counting = (value for name, value in defaults.items() if name not in without_defaults)
+    values = [*_taken([*cells, *used], names, []), *counting]
     return b"\0".join([text.encode(), *(identity(value, depth + 1) for value in values)])
 
 
@@ -112,14 +118,6 @@ def _is_library(module: str, place: str = "") -> bool:
     return top in LIBRARIES or top in sys.stdlib_module_names or "-packages" in place
 
 
-def _defaults(function: Any, without: Collection[str]) -> list[Any]:
-    """Return the default values of a function's parameters, except those in `without`."""
-    values = function.__defaults__ or ()
-    code = function.__code__
-    named = dict(zip(code.co_varnames[code.co_argcount - len(values) : code.co_argcount], values, strict=True))
-    return [value for name, value in {**named, **(function.__kwdefaults__ or {})}.items() if name not in without]
-
-
 def _data_identity(part: Any, depth: int) -> bytes:
     """Return a text that identifies data: values by content, tensors by metadata, functions by source.
 
@@ -136,7 +134,9 @@ def _data_identity(part: Any, depth: int) -> bytes:
     if part is os.environ:
         return b"os.environ"  # its values differ between the workers of one run
     if type(part).__module__.partition(".")[0] == "torch":
-        return _torch_identity(part)
+        if all(hasattr(part, name) for name in ("dtype", "shape", "stride", "device")):  # a tensor, without its data
+            return repr((str(part.dtype), tuple(part.shape), part.stride(), str(part.device))).encode()
+        return str(part).encode() if type(part).__name__ in ("dtype", "device", "Size") else repr(type(part)).encode()
     if is_compiled(part):
         return str(part.prim_func).encode()
     if isinstance(own := getattr(type(part), "cache_identity", None), str):
@@ -206,19 +206,6 @@ def _class_identity(kind: type, depth: int = 0) -> bytes:
         text = f"{text}\n{normalised(inspect.getsource(kind))}"
     values = [v for n, v in vars(kind).items() if depth < 4 and n[:1] != "_" and not hasattr(type(v), "__get__")]
     return b"\0".join([text.encode(), *(identity(v, depth + 1) for v in (*values, *kind.__bases__))])
-
-
-def _torch_identity(part: Any) -> bytes:
-    """Return a text that identifies a torch object: a tensor by dtype, shape, strides and device, not by its data."""
-    if all(hasattr(part, name) for name in ("dtype", "shape", "stride", "device")):
-        return repr((str(part.dtype), tuple(part.shape), part.stride(), str(part.device))).encode()
-    return str(part).encode() if type(part).__name__ in ("dtype", "device", "Size") else repr(type(part)).encode()
-
-
-def _lambda_text(code: CodeType) -> str:
-    """Return a lambda's parameters and body, which identify it."""
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return f"lambda {names}: {normalised_expression(lambda_body(code))}"
 
 
 def lambda_body(code: CodeType) -> str:

@@ -178,7 +178,12 @@ def load(ref: WorkloadRef) -> Workload:
         take_state(ref.torch)
     else:
         take_state(ref.torch)  # the file may set more
-        workload = load_named(ref := chosen(ref))
+        module = _run_file((ref := chosen(ref)).path)
+        if not hasattr(module, ref.name):
+            there = _workloads_of(module)
+            hint = f"it has {', '.join(there)}{meant(ref.name, there)}" if there else "it has no Workload at all"
+            raise NoSuchWorkload(f"{ref.origin}: the file has no {ref.name!r}; {hint}")
+        workload = getattr(module, ref.name)
         if is_autotuned(workload):
             try:
                 workload = workload.workload_for(ref.arguments)
@@ -191,16 +196,6 @@ def load(ref: WorkloadRef) -> Workload:
             workload = workload.at(ref.arguments)
     assert isinstance(workload, Workload)
     return workload
-
-
-def load_named(ref: FileRef) -> Any:
-    """Run a file and return its object of the given name. Raises `WorkloadError`."""
-    module = _run_file(ref.path)
-    if not hasattr(module, ref.name):
-        there = _workloads_of(module)
-        hint = f"it has {', '.join(there)}{meant(ref.name, there)}" if there else "it has no Workload at all"
-        raise NoSuchWorkload(f"{ref.origin}: the file has no {ref.name!r}; {hint}")
-    return getattr(module, ref.name)
 
 
 def chosen(ref: FileRef) -> FileRef:

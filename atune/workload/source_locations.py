@@ -7,7 +7,7 @@ import linecache
 import re
 import traceback
 from collections.abc import Callable, Sequence
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TypeVar
 
 import msgspec
@@ -106,7 +106,10 @@ def _place_of(error: BaseException) -> tuple[Place | None, str]:
             source = linecache.getline(place.file, line).strip()
             place = msgspec.structs.replace(place, line=line, source=source, caret="")
         elif place.caret:
-            place = msgspec.structs.replace(place, caret=" " * _indent(steps[number].tb_frame) + place.caret)
+            code = steps[number].tb_frame.f_code
+            first = linecache.getline(code.co_filename, code.co_firstlineno)
+            indent = first[: len(first) - len(first.lstrip())]  # tilelang counts columns from there
+            place = msgspec.structs.replace(place, caret=indent + place.caret)
     return place, shown
 
 
@@ -120,12 +123,6 @@ def _line(step: TracebackType) -> int:
     before = [one for one, *_ in itertools.islice(code.co_positions(), step.tb_lasti // 2)]
     first = code.co_firstlineno
     return line if line > first else next((one for one in reversed(before) if one and one > first), first)
-
-
-def _indent(frame: FrameType) -> int:
-    """Return how far a function is indented: tilelang counts columns from there in one that it has rewritten."""
-    first = linecache.getline(frame.f_code.co_filename, frame.f_code.co_firstlineno)
-    return len(first) - len(first.lstrip())
 
 
 def detail_of(error: BaseException) -> str:

@@ -531,6 +531,7 @@ class Candidates:
         found = {n: types for n, types in forms_of(work.kernel_arguments).items() if types != {"dtype"}}  # is its name
         axes = {n: () if isinstance(values, range) else (*values,) for n, values in self.points.axes.items()}
         found |= {**forms_of(work.default or {}), **forms_of(axes)}
+        drawn = f"the run searches {len(self._keys):,} candidates that its seed draws"
         return msgspec.structs.replace(
             spec,
             code=hashlib.sha256(key_of((spec.code, found))).hexdigest() if found else spec.code,
@@ -542,7 +543,7 @@ class Candidates:
             kernel=kernel_fingerprint(self.workload.kernel, without_defaults=self._fit.names),
             space=space_hash(self._keys),
             points=self.points.size if self.large else None,
-            remarks=self._remarks(),
+            remarks=(f"the space has {self.points.size:,} points: {drawn}",) if self.large else (),
             layout_axes=self.points.layout_axes,
             asks=self.workload.space.asks(self.workload.arguments),
             refusals=refusals,
@@ -569,10 +570,6 @@ class Candidates:
         except SpaceError as error:
             return str(error).partition("\n")[0]
         return "" if first is None else f"the constraint {constraint_text(where[first])} refuses it"
-
-    def _remarks(self) -> tuple[str, ...]:
-        remark = "the space has {:,} points: the run searches {:,} candidates that its seed draws"
-        return (remark.format(self.points.size, len(self._keys)),) if self.large else ()
 
 
 def wrong_names(default: Mapping[str, Any], axes: Mapping[str, Any]) -> str:

@@ -60,7 +60,7 @@ def test_only_who_did_not_ask_for_the_cpu_is_told_that_it_is_the_target(
 def test_devices_that_measure_are_of_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
     models = [DeviceInfo(id=str(n), name=name, arch="sm_90a") for n, name in enumerate(("H100", "H200", "H200"))]
     monkeypatch.setattr(devices, "visible_gpus", lambda: models)
-    monkeypatch.setattr(devices, "_find_nvcc", lambda: True)
+    monkeypatch.setattr(devices.tilelang, "nvcc", lambda: __file__)
     with pytest.raises(TargetError, match=r"of one model, and there is 0: H100, .* choose with --devices"):
         devices.discover("auto", ("all",))
     assert devices.discover("auto", ("1", "2")).devices == tuple(models[1:])

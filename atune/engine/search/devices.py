@@ -99,7 +99,9 @@ def figures_of(device: DeviceInfo | None, arch: str = "") -> Figures | None:
     """
     device = device or DeviceInfo("", "")
     arch = device.arch or arch
-    if not (capability := _capability(arch)):
+    digits = re.sub(r"\D", "", arch)
+    older = [known for known in ARCHITECTURES if digits and int(known) <= int(digits)]
+    if not (capability := max(older, key=int, default="")):
         return None
     sheet, architecture = SHEETS[_board(device.name) or TYPICAL[capability]], ARCHITECTURES[capability]
     limits, own = default_limits(Target("cuda", arch)), device.limits
@@ -141,10 +143,3 @@ def with_peaks(device: DeviceInfo) -> DeviceInfo:
         return device
     flops_s = float(sheet.sms * sheet.clock_hz * sheet.architecture.tensor_flops)
     return msgspec.structs.replace(device, peaks=Peaks(flops_s=flops_s, bytes_s=figures.memory_bytes_s))
-
-
-def _capability(arch: str) -> str:
-    """Return the key in `ARCHITECTURES` for an arch: its own, or the next older one; empty if none is older."""
-    digits = re.sub(r"\D", "", arch)
-    older = [known for known in ARCHITECTURES if digits and int(known) <= int(digits)]
-    return max(older, key=int, default="")

@@ -255,7 +255,9 @@ def round_clocks(
     # All blocks of an SM together.
     warps = min(1.0, resident * (facts.threads or 1) / 32 / 8)
     bounds = (load.tensor, load.arithmetic / warps, load.shared, load.issue / warps, cached, memory)
-    return _norm(*(resident * bound for bound in bounds), alone)
+    together = [*(resident * bound for bound in bounds), alone]
+    most = max(together)
+    return float(most * sum((bound / most) ** SHARPNESS for bound in together) ** (1 / SHARPNESS))
 
 
 def distinct_bytes(work: BlockWork, grid: tuple[int, ...], blocks: int, figures: Figures) -> float:
@@ -289,11 +291,6 @@ def _strip(short: int, long: int, blocks: float, width: int) -> tuple[float, flo
     first = min(width, short)
     along = min(float(long), blocks / first)
     return min(float(short), max(first, blocks / long)), along
-
-
-def _norm(*values: float) -> float:
-    most = max(values)
-    return float(most * sum((value / most) ** SHARPNESS for value in values) ** (1 / SHARPNESS))
 
 
 def figures_for(target: Target | None, devices: Sequence[DeviceInfo]) -> Figures | None:

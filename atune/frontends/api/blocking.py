@@ -20,7 +20,7 @@ import anyio.from_thread
 
 from atune.errors import AtuneError, NoWinner, UsageError, asking
 from atune.journal.result import Result, TuneResult
-from atune.model.folders import cache_folder_at, chosen_cache_folder
+from atune.model.folders import cache_folder_at, chosen_folder
 from atune.model.space import NoAnswer
 from atune.workers.local.workers import ANSWER_TIMEOUT_S, NO_ANSWER, machine_error
 from atune.workers.system.resources import shortage_of
@@ -126,7 +126,7 @@ def run_blocking(function: Callable[..., Awaitable[T]], /, *arguments: Any, **op
     """Await `function` in a new event loop in a thread, like `run`, and return its result."""
     notes, answers, raised = list[str](), list[T](), list[BaseException]()
     ended = threading.Event()
-    folder = chosen_cache_folder()
+    folder = chosen_folder.get()
 
     async def work() -> None:
         try:

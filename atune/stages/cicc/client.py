@@ -52,7 +52,13 @@ TILELANG = ("0.1.15",)
 
 def tools_or_why(target: Target) -> tuple[str, str]:
     """Return the compilers behind nvcc as a key, and why cicc cannot compile for `target` here; one is empty."""
-    if why := _unusable(target):
+    if target.kind != "cuda":
+        return "", f"it is for CUDA, and the target is {target.kind}"
+    if tilelang.__version__ not in TILELANG:
+        return "", f"tilelang {tilelang.__version__} is not known, only {', '.join(TILELANG)}"
+    if not (shutil.which("gcc") or shutil.which("cc")):
+        return "", "gcc is missing, which makes its server"
+    if why := for_nvcc({}):
         return "", why
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -63,16 +69,6 @@ def tools_or_why(target: Target) -> tuple[str, str]:
     found = [shutil.which(one[0], path=tools.environment.get("PATH")) or one[0] for one in commands]
     stats = [(path, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in found if os.path.exists(path)]
     return digest((VERSION, toolchain("cuda"), commands, stats)), ""
-
-
-def _unusable(target: Target) -> str:
-    if target.kind != "cuda":
-        return f"it is for CUDA, and the target is {target.kind}"
-    if tilelang.__version__ not in TILELANG:
-        return f"tilelang {tilelang.__version__} is not known, only {', '.join(TILELANG)}"
-    if not (shutil.which("gcc") or shutil.which("cc")):
-        return "gcc is missing, which makes its server"
-    return for_nvcc({})
 
 
 def with_use(lowered: Lowered) -> Lowered:
@@ -168,20 +164,16 @@ def _more(parsed: Parsed, includes: Sequence[str], server: str) -> str:
     with open(f"{path}.lock", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not os.path.exists(path):
-            _make_more(parsed, includes, path)
+            lines = "".join(f"#include {name}\n" for name in includes)
+            with tempfile.TemporaryDirectory(dir=os.path.dirname(path), prefix="more-") as folder:
+                whole, rest = os.path.join(folder, "whole.ii"), os.path.join(folder, "rest.ii")
+                preprocess(parsed, f"{parsed.text()}{CUT}\n{lines}", os.path.join(folder, "more.cu"), whole)
+                _, cut, after = Path(whole).read_bytes().partition(f"\n{CUT}\n".encode())
+                if not cut:
+                    raise CiccError("the preprocessor leaves pragmas out")
+                Path(rest).write_bytes(after)
+                os.replace(rest, path)
     return path
-
-
-def _make_more(parsed: Parsed, includes: Sequence[str], path: str) -> None:
-    lines = "".join(f"#include {name}\n" for name in includes)
-    with tempfile.TemporaryDirectory(dir=os.path.dirname(path), prefix="more-") as folder:
-        whole, rest = os.path.join(folder, "whole.ii"), os.path.join(folder, "rest.ii")
-        preprocess(parsed, f"{parsed.text()}{CUT}\n{lines}", os.path.join(folder, "more.cu"), whole)
-        _, cut, after = Path(whole).read_bytes().partition(f"\n{CUT}\n".encode())
-        if not cut:
-            raise CiccError("the preprocessor leaves pragmas out")
-        Path(rest).write_bytes(after)
-        os.replace(rest, path)
 
 
 @functools.cache

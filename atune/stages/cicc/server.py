@@ -306,7 +306,10 @@ def header(payload: bytes) -> bytes:
     arch = msgspec.msgpack.decode(payload, type=str)
     try:
         if not _servers:
-            _parse(Flavour(arch or arch_of_this_machine()))
+            gpus = [] if arch else visible_gpus()
+            if not (arch or gpus):
+                raise CiccError("there is no GPU")
+            _parse(Flavour(arch or gpus[0].arch))
     except (CiccError, OSError) as error:
         return str(error)[:500].encode()
     return b""
@@ -352,10 +355,3 @@ def _parse(flavour: Flavour, includes: Sequence[str] = ()) -> Server:
     threading.Thread(target=_end_with, args=(server,), daemon=True).start()
     _servers.append(server)
     return server
-
-
-def arch_of_this_machine() -> str:
-    gpus = visible_gpus()
-    if not gpus:
-        raise CiccError("there is no GPU")
-    return gpus[0].arch

@@ -180,7 +180,8 @@ class _Reader:
             width = node.annotations.get("coalesced_width")
             inner = replace(place, parallel={**place.parallel, node.loop_var: extent})
             return self.statement(node.body, inner if width is None else replace(inner, width=int(width)))
-        inner = replace(place, serial=place.serial * at_least_none(extent))
+        times = max(extent, 0) if isinstance(extent, int) else extent.clip(min=0)  # a negative one does not run
+        inner = replace(place, serial=place.serial * times)
         if (stages := node.annotations.get("num_stages")) is not None and int(stages) >= self.stages:
             self.stages, self.pipelined = int(stages), max(self.pipelined, inner.times)
         self.statement(node.body, inner)
@@ -471,11 +472,6 @@ def sampled(extent: Any, number: int, points: int) -> Any:
     step = math.sqrt(PRIMES[number % len(PRIMES)])  # irrational, so that no value is missed
     spread = (np.arange(points) + 0.5) * step % 1.0
     return np.floor(spread * np.maximum(extent, 0)).astype("int64")
-
-
-def at_least_none(extent: Any) -> Any:
-    """Return `extent`, with 0 in place of what is negative: a loop that does not run."""
-    return max(extent, 0) if isinstance(extent, int) else extent.clip(min=0)
 
 
 def mean(times: Any) -> float:

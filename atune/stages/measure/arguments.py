@@ -19,7 +19,6 @@ from atune.stages.measure.tensors import (
     memory_of,
     same_bits,
     torch_dtype,
-    whole_of,
 )
 from atune.workload.source_locations import ask
 from atune.workload.workload import Workload
@@ -190,7 +189,9 @@ class KernelArguments:
         """
         found = {}
         for i in [i for i in (self.out_idx if among is None else among) if i not in self.zero]:
-            mask = bits_of(self.values[i]) == whole_of(byte, self.values[i])
+            size = self.values[i].element_size()
+            whole = int.from_bytes(bytes([byte]) * size, "little", signed=size > 1)  # an element of such bytes
+            mask = bits_of(self.values[i]) == whole
             mask = mask if among is None else mask & among[i]
             if mask.any():
                 found[i] = mask

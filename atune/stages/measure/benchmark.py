@@ -228,7 +228,12 @@ def _measured(job: MeasureJob) -> Measurement | Failure:
             raise  # of the workload's check
         except BaseException as error:
             check_machine(error, but=OWN)
-            result = _after(error, artifact)
+            kind, message = kind_of(error), in_one_line(error)
+            if kind == "launch" and _device.arguments is not None:
+                with contextlib.suppress(Exception):  # the device may not answer any more
+                    if damage := _device.arguments.guards.damage():
+                        kind, message = "out_of_bounds", f"{damage}; then the call raised {message}"
+            result = Failure(artifact.index, kind, message, whole_message(error))
     if isinstance(result, Failure) and result.kind == "out_of_memory":
         if _spares_memory():
             return _measured(job)
@@ -416,16 +421,6 @@ def _checks() -> bool:
     """Tell whether outputs are compared now: of several sizes at the first and the last."""
     sizes = at_sizes()
     return session().benchmark.check and (not sizes or workload() in (sizes[0], sizes[-1]))
-
-
-def _after(error: BaseException, artifact: Artifact) -> Failure:
-    """Return the failure of a candidate whose call raised: that it wrote out of bounds says more, where that is so."""
-    kind, message = kind_of(error), in_one_line(error)
-    if kind == "launch" and _device.arguments is not None:
-        with contextlib.suppress(Exception):  # the device may not answer any more
-            if damage := _device.arguments.guards.damage():
-                kind, message = "out_of_bounds", f"{damage}; then the call raised {message}"
-    return Failure(artifact.index, kind, message, whole_message(error))
 
 
 def _samples(timed: Timed, settings: BenchmarkSettings, best_ms: float | None) -> list[float]:

@@ -39,12 +39,6 @@ def bits_of(tensor: Any) -> Any:
     return tensor.view(getattr(torch, _WHOLE[tensor.element_size()]))
 
 
-def whole_of(byte: int, tensor: Any) -> int:
-    """Return what an element of a tensor holds, as `bits_of` has it, where each of its bytes is `byte`."""
-    size = tensor.element_size()
-    return int.from_bytes(bytes([byte]) * size, "little", signed=size > 1)
-
-
 def same_bits(left: Any, right: Any) -> bool:
     """Tell whether two tensors of one shape and dtype hold the same bits, NaN or not."""
     import torch
@@ -202,7 +196,8 @@ class Outputs:
         if len(self._fixed) < len(self.positions):
             bind_dimensions([self.params[i] for i in self._in_idx], inputs, known)
             for i, name in self._scalars.items():
-                known[name] = _whole(arguments[i])
+                value = arguments[i]
+                known[name] = value if hasattr(value, "node") else int(value)  # a torch trace goes on with its own
         device = next((value.device for value in inputs if isinstance(value, torch.Tensor)), None)
         if device is None:
             device = torch.device("cpu" if self._device == "cpu" else f"cuda:{torch.cuda.current_device()}")
@@ -237,8 +232,3 @@ class Outputs:
 def _declared(param: KernelParam) -> tuple[int | str, ...]:
     """Return a parameter's shape, with its strides behind."""
     return (*(param.shape or ()), *(param.strides or ()))
-
-
-def _whole(value: Any) -> Any:
-    """Return a number that is given as a Python int; one that torch traces stays as it is."""
-    return value if hasattr(value, "node") else int(value)

@@ -159,7 +159,7 @@ def discover(text: str | Target, wanted: tuple[str, ...]) -> Discovery:
     """
     target = parse_target(text)
     if not wanted and target is not None and (target.kind == "c" or target.arch):
-        nvcc = target.kind == "c" or _find_nvcc()
+        nvcc = target.kind == "c" or os.path.exists(tilelang.nvcc())
         return Discovery(target, (), nvcc=nvcc)  # compile only
     cpu = DeviceInfo(id="cpu", name=_cpu_name())
     if wanted == ("cpu",) and target is None:
@@ -187,13 +187,9 @@ def discover(text: str | Target, wanted: tuple[str, ...]) -> Discovery:
         raise TargetError(f"devices must be of one model, and there is {models}; choose with --devices")
     if not target.arch:
         target = Target("cuda", chosen[0].arch)
-    if not _find_nvcc():
+    if not os.path.exists(tilelang.nvcc()):
         raise TargetError("nvcc is missing: target cuda compiles with it; install the CUDA toolkit or set CUDA_HOME")
     return Discovery(target, tuple(chosen))
-
-
-def _find_nvcc() -> bool:
-    return os.path.exists(tilelang.nvcc())
 
 
 def visible_gpus() -> list[DeviceInfo]:
