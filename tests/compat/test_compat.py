@@ -179,7 +179,7 @@ def test_a_judge_may_look_for_what_is_wrong(judge: Any) -> None:
     found = cpu_tuner(configs=WRONG, ref_prog=judge).run()
     assert found.config == {"factor": 2.0} and [one.kind for one in found.tuning.failures] == ["mismatch"]
     nothing = cpu_tuner(configs=[{"factor": math.nan}], ref_prog=judge)
-    with pytest.raises(TuningFailed, match="output 1 holds NaN, which ref_prog takes for right"):
+    with pytest.raises(TuningFailed, match="output 0 holds NaN, which ref_prog takes for right"):
         nothing.run()
 
 
