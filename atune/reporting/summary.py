@@ -416,7 +416,8 @@ def default_line(result: Result) -> str:
     digits, text = 2, comparison(ratio, "the default configuration")
     if "times" not in text:
         digits, text = 4, f"{text}, {ratio[1]:.4f} times"
-    within = f", 95 % interval {ratio[0]:.{digits}f}–{ratio[2]:.{digits}f}" * (result.speedup_over_default is not None)
+    interval = f", 95 % interval {ratio[0]:.{digits}f}–{ratio[2]:.{digits}f}"
+    within = "" if result.speedup_over_default is None else interval
     why, left = printable(result.header.refused or "its outputs were not checked"), ""
     if outside and "faster" not in text:
         outside, left = "", f". The default is not returned: it is outside the space, and {why}"

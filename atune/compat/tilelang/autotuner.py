@@ -367,6 +367,7 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
         alone = profile.manual_check_prog is not None and profile.ref_prog is None
         if alone and not (profile.skip_check or takes(profile.manual_check_prog, 1)):
             raise ArgumentError("manual_check_prog gets the outputs alone without ref_prog: let it take one argument")
+        own = {name: getattr(self, name) for name in ("jit_compile", "jit_elaborate")}
         cached = tilelang.env.is_cache_enabled() and not tilelang.env.is_autotune_cache_disabled()
         return Options(
             space=self.configs,
@@ -383,7 +384,7 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
                 "max_mismatched_ratio": profile.max_mismatched_ratio,
             },
             cache=ResultCache(environment.cache_root()) if cached else None,
-            **plan(compile_args, profile, {**vars(self), **asked}, tensors),
+            **plan(compile_args, profile, {**own, **asked}, tensors),
         )
 
 

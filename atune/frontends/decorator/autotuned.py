@@ -73,8 +73,9 @@ async def _built(workload: Workload, target: Target, settings: CompileSettings, 
 
 def measured_library(call: Call, winner: Winner) -> Artifact | None:
     """Return the measured library, or None if it is missing or was made for other arguments."""
-    fits = isinstance(winner.tuned_for, Mapping) and call.owner.means(winner.tuned_for, call.arguments)
-    return winner.library() if winner.library is not None and fits else None
+    if winner.library is None or not isinstance(winner.tuned_for, Mapping):
+        return None
+    return winner.library() if call.owner.means(winner.tuned_for, call.arguments) else None
 
 
 def load_kernel(call: Call, winner: Winner | None = None, artifact: Artifact | None = None) -> Any:

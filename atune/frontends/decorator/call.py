@@ -122,6 +122,7 @@ class TunableKernel:
         if next(iter(self.signature.parameters), "") == "self":
             raise UsageError(f"{self.__name__} is a method: put @atune.autotune above a function")
         self.takes_any = any(p.kind is p.VAR_KEYWORD for p in self.signature.parameters.values())
+        self.launch_hints = launch_hints(kernel)
         self._eager: bool | None = None if self.is_jit else False
 
     def data(self, value: Any, where: str) -> Any:
@@ -143,7 +144,7 @@ class TunableKernel:
     def check_names(self, names: Iterable[str], more: Iterable[str] = ()) -> None:
         """Raise `SpaceError` if a name of an option is no argument of the kernel, and none of `more`."""
         known = dict.fromkeys([*self.signature.parameters, *more])
-        unknown = sorted(set(names) - known.keys() - launch_hints(self.kernel))
+        unknown = sorted(set(names) - known.keys() - self.launch_hints)
         if unknown and not self.takes_any:
             raise SpaceError(f"{self.__name__} {not_taken(unknown[0], known)}")
 
@@ -168,7 +169,7 @@ class Call:
         self.space = self._space()
         names = set(self.space.axes) or {name for config in self.space.points({}).given() for name in config}
         refuse_clash(names - RESERVED, self.hints)
-        self.tunables = frozenset(names - RESERVED - launch_hints(owner.kernel))
+        self.tunables = frozenset(names - RESERVED - owner.launch_hints)
         hints = {name: value for name, value in self.hints.items() if name not in RESERVED}
         owner.check_names(self.tunables | hints.keys())
         self.explicit = sorted(self.tunables & self.given.given.keys() - options.leave_out)

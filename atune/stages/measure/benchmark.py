@@ -228,12 +228,7 @@ def _measured(job: MeasureJob) -> Measurement | Failure:
             raise  # of the workload's check
         except BaseException as error:
             check_machine(error, but=OWN)
-            kind, message = kind_of(error), in_one_line(error)
-            if kind == "launch" and _device.arguments is not None:
-                with contextlib.suppress(Exception):  # the device may not answer any more
-                    if damage := _device.arguments.guards.damage():
-                        kind, message = "out_of_bounds", f"{damage}; then the call raised {message}"
-            result = Failure(artifact.index, kind, message, whole_message(error))
+            result = _failed_call(error, artifact)
     if isinstance(result, Failure) and result.kind == "out_of_memory":
         if _spares_memory():
             return _measured(job)
@@ -245,6 +240,16 @@ def _measured(job: MeasureJob) -> Measurement | Failure:
             message = f"memory_limit allows {limit >> 20} MiB in this process: {result.message}"
             result = msgspec.structs.replace(result, message=message)
     return result
+
+
+def _failed_call(error: BaseException, artifact: Artifact) -> Failure:
+    """Return the failure of a candidate whose call raised: that it wrote out of bounds says more, where that is so."""
+    kind, message = kind_of(error), in_one_line(error)
+    if kind == "launch" and _device.arguments is not None:
+        with contextlib.suppress(Exception):  # the device may not answer any more
+            if damage := _device.arguments.guards.damage():
+                kind, message = "out_of_bounds", f"{damage}; then the call raised {message}"
+    return Failure(artifact.index, kind, message, whole_message(error))
 
 
 def bits(payload: bytes) -> bytes:
