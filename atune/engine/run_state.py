@@ -89,7 +89,7 @@ class Listeners:
         if on_event is not None:
             self.functions.insert(0, lambda event, *_: on_event(event))
         self.asked = on_event is not None or bool(log)
-        """Whether the caller gave some."""
+        """Whether the caller gave a listener or a logger."""
         self.of: tuple[Any, str] = None, ""
         """The state of the next event's run, and the name of its journal."""
         self.raised: BaseException | None = None

@@ -34,7 +34,7 @@ _SILENT = frozenset({"kind", "type_comment", "type_ignores", "str"})
 """Fields of the syntax tree for spelling only: a string's prefix, type comments, a template's own text."""
 _NO_TREE = (SyntaxError, ValueError, RecursionError, MemoryError)
 ALONE = "atune_workload_"
-"""How names of modules begin that workers run of a file outside of any package."""
+"""The prefix of module names under which workers run a file outside of any package."""
 LIBRARIES = frozenset({"atune", "tilelang", "torch", "tvm", "tvm_ffi"})
 """Packages whose functions count by name only: their versions are known, and their sources are deep."""
 
@@ -165,13 +165,13 @@ _script: str | None = None
 
 
 def sent_from(script: str) -> None:
-    """Have what is sent to this process by value count as of the program's own file."""
+    """Count classes that are sent to this process by value as classes of the program's own file."""
     global _script
     _script = script
 
 
 def _named(kind: type) -> str:
-    """Return the names of a class and of its module; of a script's, which is another module in workers, the file's."""
+    """Return a class's name after its module's last part, or after its file's: workers rename a script's module."""
     module = kind.__module__
     if _is_library(module):
         return f"{module}.{kind.__qualname__}"

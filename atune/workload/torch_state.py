@@ -1,4 +1,4 @@
-"""What torch computes by: a program's reference runs in another process, and there by the same."""
+"""Settings of torch that change what it computes: workers take the program's, so that a reference computes alike."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ USUAL: dict[str, tuple[Any, ...]] = {
     "deterministic_debug_mode": (0,),
     "backends.cudnn.allow_tf32": (True, "backends.cudnn.conv.fp32_precision"),
 }
-"""Torch's own values, of a flag and of what functions get and set; and the flags that each sets. These are read in its
-place once a program has set one of them by itself: torch then refuses to tell the whole."""
+"""Each setting with torch's default, and the flags that it stands for. Once a program has set one of these flags by
+itself, torch refuses to tell the setting as a whole; the flags are read in its place."""
 
 
 def torch_state() -> dict[str, Any]:
-    """Return what is not as usual, as plain data; nothing where the program has not imported torch."""
+    """Return the settings that are not torch's defaults, as plain data; none if the program has not imported torch."""
     torch, found = sys.modules.get("torch"), dict[str, Any]()
     for name, (usual, *flags) in USUAL.items():
         try:
@@ -35,7 +35,7 @@ def torch_state() -> dict[str, Any]:
 
 
 def take_state(state: dict[str, Any]) -> None:
-    """Have torch compute by `state`, in a process where it is as usual."""
+    """Apply the settings in `state` to a torch that has its defaults."""
     for name in (name for whole, (_, *flags) in USUAL.items() for name in (whole, *flags) if name in state):
         torch, (holder, _, flag) = importlib.import_module("torch"), name.rpartition(".")
         with suppress(Exception):  # an older torch, or a strange journal: the run's description tells
