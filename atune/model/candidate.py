@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from atune.errors import SpaceError, type_of
-from atune.model.ranges import Rate
 
 Config = dict[str, Any]
 PASS_CONFIGS = "pass_configs"
@@ -268,10 +267,9 @@ def over_sizes(arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One problem: arguments of the kernel, and how often it occurs."""
+    """One problem: arguments of the kernel."""
 
     arguments: dict[str, Any]
-    weight: Rate = 1.0
 
     @property
     def key(self) -> str:

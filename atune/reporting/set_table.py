@@ -101,12 +101,11 @@ def _sums(rows: Sequence[TunedProblem], folder: Path) -> list[Line]:
 
 def _shared(won: Sequence[TunedProblem]) -> list[Line]:
     """Return how few configurations serve all, and what the rule costs on problems left out."""
-    weights = [row.problem.weight for row in won]
     try:
         matrix = regret_matrix(won)
     except UsageError:
         return []  # of runs with accepted differences, such as targets, nothing compares
-    few, rule = cover(matrix, weights=weights), dispatch_rule(matrix, weights=weights)
+    few, rule = cover(matrix), dispatch_rule(matrix)
     several = len(few.configs) > 1
     serve = f"{len(few.configs)} configuration{'s serve' if several else ' serves'} all"
     text = f"{serve}, at most {_percent(few.worst_regret)} slower than the winners{'; chosen greedily' * several}"
@@ -128,7 +127,7 @@ def set_data(rows: Sequence[TunedProblem], folder: Path) -> dict[str, Any]:
     found = []
     for row in rows:
         problem = (row.problem if row.result is None else row.result.header).arguments
-        data = {"problem": msgspec.to_builtins(problem), "weight": row.problem.weight}
+        data = {"problem": msgspec.to_builtins(problem)}
         found.append(data | ({"error": row.error} if row.result is None else summary(row.result)))
     return {
         "problems": found,

@@ -276,8 +276,6 @@ class ConfigCheck:
                 check_reserved(name, value, f"Workload {workload.name}", hint=True)
             elif name not in parameters and not self._takes_any:
                 other = "; a symbolic dimension (T.dynamic) has its size from inputs"
-                if meant(name, ["weight"]):
-                    other = "; 'weight' says how often a problem of a set occurs"
                 raise UnknownArgument(
                     f"Workload {workload.name}: the kernel takes no argument {name!r}; it takes {', '.join(parameters)}"
                     f"{meant(name, parameters) or other}"

@@ -152,18 +152,15 @@ class SetResult(Sequence[TunedProblem]):
         return regret_matrix(self.results)
 
     def cover(self, max_regret: float = MAX_REGRET) -> Cover:
-        """Return few configurations that serve all problems with a winner, by their weights; see `atune.sets.cover`."""
-        return cover(self.regret_matrix(), max_regret, self._weights())
+        """Choose few configurations that serve all problems with a winner; see `atune.sets.cover`."""
+        return cover(self.regret_matrix(), max_regret)
 
     def rule(self, space: Space | None = None) -> NearestRule:
         """Return the rule that chooses a configuration for new problems; see `atune.sets.dispatch_rule`.
 
         `space`: that of the workload, where the set was tuned by the name of a file, and its constraints take sizes.
         """
-        return replace(dispatch_rule(self.regret_matrix(), space or self._space, self._weights()), fixed=self._fixed)
-
-    def _weights(self) -> list[float]:
-        return [row.problem.weight for row in self.winners]
+        return replace(dispatch_rule(self.regret_matrix(), space or self._space), fixed=self._fixed)
 
 
 class SetOptions(TuneOptions, total=False):
