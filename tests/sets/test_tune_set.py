@@ -339,9 +339,9 @@ def test_where_a_constraint_takes_a_size_rule_and_bundle_serve_no_size_that_it_r
     assert main(["bundle", str(folder), "-o", str(tmp_path / "b")]) == 0 and not [*folder.glob("ranking-*")]
     found = atune.bundle.load(tmp_path / "b")
     assert found.manifest["asks"] == ["n"] and torch.equal(found(torch.ones(64)), torch.full((64,), 2.0))
-    with pytest.warns(RuntimeWarning, match="on_miss='symbolic' of .* does nothing: where= takes n, and a bundle"):
-        symbolic = atune.bundle.load(tmp_path / "b", on_miss="symbolic")
-    for bundle in (found, symbolic):
+    with pytest.warns(RuntimeWarning, match="on_miss='nearest' of .* does nothing: where= takes n, and a bundle"):
+        nearest = atune.bundle.load(tmp_path / "b", on_miss="nearest")
+    for bundle in (found, nearest):
         with pytest.raises(atune.bundle.OutsideProblems, match="it serves the tuned sizes alone"):
             bundle(torch.ones(80))
 

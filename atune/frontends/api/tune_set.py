@@ -112,10 +112,10 @@ class SetResult(Sequence[TunedProblem]):
         return [row.result for row in self.winners if row.result is not None]
 
     def save_bundle(self, folder: str | os.PathLike[str]) -> str:
-        """Write the winners as a bundle: `atune.results.save_bundle` of `results`, and of what ranked for them."""
-        from atune.frontends.api.save_bundle import rankings_of, save_bundle
+        """Write the winners as a bundle: `atune.results.save_bundle` of `results`."""
+        from atune.frontends.api.save_bundle import save_bundle
 
-        return save_bundle(folder, [*self.results, *rankings_of(self.folder)])
+        return save_bundle(folder, self.results)
 
     def report(self, path: str | os.PathLike[str]) -> None:
         """Write the set's page, that of ``atune report``, to the file `path`, in place of an earlier one.
