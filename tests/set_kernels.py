@@ -80,30 +80,9 @@ def numbered_rows(m: int, n: int, block: int = 4) -> Any:
     raise ValueError("too few rows")
 
 
-def branching_rows(m: int, n: int, block: int = 4) -> Any:
-    """`rows`, which takes other blocks where the number of rows is even."""
-    return rows(m, n, block if m % 2 == 0 else 1)
-
-
-def named_rows(m: int, n: int, names: Any = None, block: int = 4) -> Any:
-    """`rows`, with an argument that is a dictionary."""
-    return rows(m, n, block)
-
-
-def rows_unless_five(m: int, n: int) -> list[torch.Tensor]:
-    if m == 5:
-        raise ValueError("no five rows")
-    return [torch.randn(m, n)]
-
-
 def twice_and_one(A: torch.Tensor) -> torch.Tensor:
     return A * 2 + 1
 
 
 ROWS_OF = {"arguments": {"m": 8, "n": 16}, "reference": twice_and_one}
-RANKED = atune.Workload(rows, atune.Space(block=[1, 2, 3, 4, 8]), name="ranked", flops=lambda m, n: m * n, **ROWS_OF)
 NUMBERED = atune.Workload(numbered_rows, atune.Space(block=[1, 2, 4]), name="numbered", **ROWS_OF)
-ASKING = atune.Workload(rows, atune.Space(block=[1, 2, 4], where=lambda block, m: block <= m), name="asking", **ROWS_OF)
-BRANCHING = atune.Workload(branching_rows, atune.Space(block=[1, 2, 4]), name="branching", **ROWS_OF)
-NAMED = atune.Workload(named_rows, atune.Space(block=[1, 2, 4]), name="named", default={"block": 16}, **ROWS_OF)
-NO_FIVE = atune.Workload(rows, atune.Space(block=[1, 2, 4]), name="no five", inputs=rows_unless_five, **ROWS_OF)

@@ -50,10 +50,6 @@ class Advice(msgspec.Struct, frozen=True):
     """The fastest of this space's configurations there, the best first."""
 
 
-ADVISED = "advised"
-"""Name of the strategy that proposes what `Advice` has, and nothing else."""
-
-
 def normalise(value: Any, where: str, depth: int = 0) -> Any:
     """Return `value` as data that a journal keeps unchanged: sequences become tuples, and subclasses plain values.
 
@@ -226,13 +222,7 @@ def numbered(configs: Iterable[Config]) -> list[Candidate]:
 
 def describe_config(config: Config) -> str:
     """Return `config` as ``name=value`` parts, safe to print: no control characters, whoever wrote the journal."""
-    return printable(", ".join(f"{name}={_described(value)}" for name, value in config.items()))
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, dict) and DYNAMIC in value and isinstance(sizes := value.get(SIZES), list | tuple) and sizes:
-        return f"{sizes[0]}…{sizes[-1]}"
-    return repr(value)
+    return printable(", ".join(f"{name}={value!r}" for name, value in config.items()))
 
 
 def shortened(text: str, most: int) -> str:
@@ -253,17 +243,8 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-DYNAMIC, SIZES = "$dynamic", "sizes"
-"""Keys of a dict that stands for a symbolic variable among a problem's arguments, such as ``{"$dynamic": "M"}``. With
-``"sizes": [1, 16]`` beside it, a run ranks configurations for the problems that have these numbers in its place."""
-
-
-def over_sizes(arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the problems that a run with `arguments` ranks for; none where it tunes for one."""
-    for name, value in arguments.items():
-        if isinstance(value, dict) and DYNAMIC in value and isinstance(value.get(SIZES), list | tuple):
-            return [{**arguments, name: size} for size in value[SIZES]]
-    return []
+DYNAMIC = "$dynamic"
+"""Key of a dict that stands for a symbolic variable among a problem's arguments, such as ``{"$dynamic": "M"}``."""
 
 
 class Problem(msgspec.Struct, frozen=True):

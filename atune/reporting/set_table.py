@@ -10,12 +10,8 @@ from typing import Any
 import msgspec
 
 from atune.errors import UsageError
-from atune.journal.events import RunStarted
-from atune.journal.reader import JournalReader
-from atune.journal.result import Result
-from atune.journal.set_folder import TunedProblem, header_of_set, ranked_first, rankings_in, tuned_problems
-from atune.journal.state import State
-from atune.model.candidate import describe_config, over_sizes, printable
+from atune.journal.set_folder import TunedProblem, header_of_set, tuned_problems
+from atune.model.candidate import describe_config, printable
 from atune.reporting.export import aligned
 from atune.reporting.screen import Line, plain
 from atune.reporting.sets import cover, dispatch_rule, regret_matrix
@@ -54,7 +50,7 @@ def set_lines(rows: Sequence[TunedProblem], folder: Path) -> list[Line]:
     """Return a set's result for a screen: the table, what it comes to, and where the journals are."""
     shown = [cells(row) for row in rows if row.won]
     lines = [*map(Line, aligned([tuple(COLUMNS), *shown]).splitlines()), Line("")] if shown else []
-    lines += [*_sums(rows, folder), Line(f"journals   {printable(str(folder))}", "dim")]
+    lines += [*_sums(rows), Line(f"journals   {printable(str(folder))}", "dim")]
     if any(row.unfinished for row in rows):
         header = header_of_set(folder)
         named, place = header is not None and header.origin, shlex.quote(printable(str(folder)))
@@ -63,29 +59,11 @@ def set_lines(rows: Sequence[TunedProblem], folder: Path) -> list[Line]:
     return lines
 
 
-def _ranking(path: Path, header: RunStarted) -> Line:
-    """Return what became of the run that ranked the problems which differ in one size."""
-    state = State.of(JournalReader(path))
-    result, first = Result.of(state, path, replayed=True), ranked_first(state)
-    problems = f"{describe_config(header.arguments)}, {len(over_sizes(header.arguments))} problems"
-    if state.finished is None:
-        why = "" if state.interrupted is None else f": {state.interrupted.reason}"
-        text = f"not ended{printable(next(iter(why.splitlines()), ''))}"
-    elif first:
-        most = max(map(len, first))
-        text = f"{result.measured} configurations on symbolic code; each problem tries its first {most} with numbers"
-    else:
-        groups = failure_groups(result.records)
-        text = f"each tuned by itself: {groups[0].line if groups else 'too few configurations could be measured'}"
-    return Line(f"ranked     {problems}: {text}", "" if first and state.finished else "attention")
-
-
-def _sums(rows: Sequence[TunedProblem], folder: Path) -> list[Line]:
-    """Return what the rows come to: counts, rankings, the cover, the rule, what failed, and warnings."""
+def _sums(rows: Sequence[TunedProblem]) -> list[Line]:
+    """Sum the rows up: counts, the cover, the rule, what failed, and warnings."""
     won, tried = [row for row in rows if row.won], [row.result for row in rows if row.result is not None]
     counts = f"{len(won)} of {len(rows)} with a winner; {sum(one.measured for one in tried)} measured"
     lines = [Line(f"problems   {counts}", "strong")]
-    lines += [_ranking(path, header) for path, header in rankings_in(folder)]
     lines += _shared(won) if len(won) > 1 else []
     if unfinished := [row for row in rows if row.unfinished]:
         waiting = sum(row.result is None for row in unfinished)
@@ -151,7 +129,7 @@ def set_page(rows: Sequence[TunedProblem], folder: Path) -> str:
     first, *others = [environment(result) for result in begun] or [[]]
     shared = [row for row in first if row[0] != "journal" and all(row in other for other in others)]
     parts: list[dict[str, Any]] = [
-        {"kind": "list", "title": "Results", "items": [line.text for line in _sums(rows, folder)]},
+        {"kind": "list", "title": "Results", "items": [line.text for line in _sums(rows)]},
         {
             "kind": "table",
             "id": "all",

@@ -26,7 +26,7 @@ from atune.frontends.api.resume import options_of, origin_of, say_as_warning
 from atune.journal.events import RunStarted
 from atune.journal.result import Record, Result
 from atune.model.artifact import Artifact
-from atune.model.candidate import COMPILE_FLAGS, DYNAMIC, Candidate, is_size, over_sizes, with_tuples
+from atune.model.candidate import COMPILE_FLAGS, DYNAMIC, Candidate, is_size, with_tuples
 from atune.model.settings import CPU_FLAGS, CompileSettings
 from atune.workload.pickling import FileRef
 
@@ -62,8 +62,8 @@ def save_bundle(
         By default warns.
     """
     check_parts(accept)
-    if not results or any(over_sizes(result.header.arguments) for result in results):
-        raise UsageError("a bundle needs at least one result, each of one problem")
+    if not results:
+        raise UsageError("a bundle needs at least one result")
     _check(results)
     path = Path(folder)
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):

@@ -7,7 +7,7 @@ import inspect
 import os
 import shlex
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -34,7 +34,6 @@ from atune.journal.result import Result, TuneResult
 from atune.journal.set_folder import is_set
 from atune.journal.state import State
 from atune.journal.writer import Journal
-from atune.model.candidate import ADVISED, Advice
 from atune.model.device import DeviceInfo, Target, device_names
 from atune.model.options import documents
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
@@ -401,23 +400,15 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
 def tuner_on(
     shared: Shared | None,
     nearest: Sequence[Result],
-    only: Advice | None,
     workload: Workload | FileRef,
-    each: Mapping[str, Any] | None = None,
     **options: Unpack[TuneOptions],
 ) -> Tuner:
     """Return a tuner that runs with `shared` processes, with other runs at the same time.
 
-    `nearest`: results of other problems, to begin with. `only`: what to try, and nothing beside it but the default.
-    `each`: the settings of each problem that differ, where it ranks for several.
+    `nearest`: results of other problems, to begin with.
     """
-    if only is not None:
-        options["strategy"] = ADVISED
     tuner = Tuner(workload, **options)
-    tuner._settings = replace(tuner._settings, each=each)
-    if only is not None:
-        tuner._settings = replace(tuner._settings, advise=lambda spec, devices: ((only,), []))
-    elif nearest:
+    if nearest:
         tuner._settings = replace(tuner._settings, advise=adviser(options.get("warm"), nearest))
     if isinstance(tuner._machine, LocalMachine):
         tuner._machine.shared = shared
