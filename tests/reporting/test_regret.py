@@ -180,12 +180,6 @@ def test_a_rule_asks_the_space_for_sizes_never_tuned(space: Space) -> None:
         dispatch_rule(matrix, space=Space(block=[0], where=lambda M: 1 // 0)).pick({"M": 960})
 
 
-def test_a_constraint_on_what_must_be_equal_anyway_asks_for_no_size() -> None:
-    matrix = matrix_of([[0.0, 0.2], [0.2, 0.0]], [{"M": 64, "dtype": "half"}, {"M": 256, "dtype": "half"}])
-    rule = dispatch_rule(msgspec.structs.replace(matrix, asks=("dtype",)))
-    assert rule.asks == () and rule.pick({"M": 65, "dtype": "half"}) == 0
-
-
 def test_of_tied_configurations_the_rule_takes_what_serves_the_most_problems() -> None:
     """The first wins at 32 and 64, where the second is tied; at 60 it is 66 % slower."""
     problems, tied = [{"M": 32}, {"M": 60}, {"M": 64}], [[0.0, 0.66, 0.0], [0.0, 0.0, 0.0], [0.0, 0.01, 0.3]]

@@ -120,15 +120,6 @@ def test_the_table_has_a_row_for_each_problem(tuned: Any) -> None:
     assert lines[-1] == f"journals   {tuned[0].folder}"
 
 
-def test_few_configurations_serve_a_set_and_a_rule_serves_new_problems(tuned: Any) -> None:
-    result = tuned[0]
-    matrix = result.regret_matrix()
-    assert matrix.problems == ({"n": 256}, {"n": 512}, {"n": 1024})
-    assert len(result.cover(9.0).configs) == 1
-    picked = result.rule().pick({"n": 300})
-    assert picked is not None and matrix.configs[picked] in [{"block": 16}, {"block": 64}]  # the default wins ties
-
-
 def test_a_folder_is_read_and_continued_and_nothing_is_measured_twice(tuned: Any, capsys: Any) -> None:
     folder = tuned[0].folder
     assert str(read_set(folder)) == str(tuned[0])

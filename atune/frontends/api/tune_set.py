@@ -37,7 +37,6 @@ from atune.frontends.api.problems import Given, Problems
 from atune.frontends.api.resume import completed_by, origin_of
 from atune.frontends.api.tuner import named_work, tuner_on
 from atune.journal.events import Event, RunStarted
-from atune.journal.reader import replay
 from atune.journal.result import Result
 from atune.journal.set_folder import (
     TunedProblem,
@@ -254,11 +253,6 @@ class _SetRun:
             with lock, self.listeners.ending():
                 return await self._all()
         except BaseException as error:
-            begun = [path for path in self._journals if path.exists()]
-            with suppress(AtuneError, OSError):  # the first error counts
-                if not had and isinstance(error, UsageError) and not any(replay(path).measured for path in begun):
-                    for path in begun:
-                        ResultCache().discard(path)
             if not had or isinstance(error, AtuneError):
                 with suppress(OSError, UsageError):  # a full disk costs only that
                     forget_added(self._folder, had)

@@ -31,7 +31,6 @@ from atune.frontends.api.options import TuneOptions, completed, named
 from atune.frontends.api.warm_start import adviser, recaller
 from atune.journal.events import Event, RunInterrupted, Warned
 from atune.journal.result import Result, TuneResult
-from atune.journal.set_folder import is_set
 from atune.journal.state import State
 from atune.journal.writer import Journal
 from atune.model.device import DeviceInfo, Target, device_names
@@ -296,7 +295,7 @@ class Tuner:
         useless = isinstance(self._error, UsageError) and not (self._continued or (state and state.counts["measured"]))
         if path is not None and cache is not None and str(path) != answered:
             try:
-                if (useless and not is_set(path.parent)) or not path.exists():  # it got no event
+                if useless or not path.exists():  # it got no event
                     if made is not None:
                         what = f"the journal {path} was removed while the run wrote it, or could not be written"
                         warn_caller(f"{what}: the result is valid, but it is not saved", RuntimeWarning)
