@@ -58,31 +58,6 @@ def moody(n: int, mode: str, block: int = 64) -> Any:
 
 
 BARE = atune.Workload(moody, atune.Space(block=[16, 64]), reference=doubled, name="bare")
-
-
-def rows(m: int, n: int, block: int = 4) -> Any:
-    """B = 2 A + 1, any number of rows; blocks of 3 leave out the last row."""
-
-    @T.prim_func
-    def main(A: T.Tensor((m, n), "float32"), B: T.Tensor((m, n), "float32")):
-        with T.Kernel(T.ceildiv(m, block)) as bx:
-            for i, j in T.grid(block, n):
-                if bx * block + i < m - (1 if block == 3 else 0):
-                    B[bx * block + i, j] = A[bx * block + i, j] * 2.0 + 1.0
-
-    return main
-
-
-def numbered_rows(m: int, n: int, block: int = 4) -> Any:
-    """`rows`, which needs its size as a number."""
-    if block in range(m):
-        return rows(m, n, block)
-    raise ValueError("too few rows")
-
-
-def twice_and_one(A: torch.Tensor) -> torch.Tensor:
-    return A * 2 + 1
-
-
-ROWS_OF = {"arguments": {"m": 8, "n": 16}, "reference": twice_and_one}
-NUMBERED = atune.Workload(numbered_rows, atune.Space(block=[1, 2, 4]), name="numbered", **ROWS_OF)
+MOODY = atune.Workload(
+    moody, atune.Space(block=[16, 64]), arguments={"n": 256, "mode": "calm"}, reference=doubled, name="moody"
+)

@@ -113,13 +113,8 @@ def written_like(own: Mapping[str, Any], plain: Mapping[str, Any], given: Mappin
     What was given plain, as a journal has it, gets the types of the first problem's `own` arguments.
     """
     same = {n: value for n, value in own.items() if key_of(value) == key_of(plain[n])}
-    written = {n: as_written(value) for n, value in given.items() if forms(value) and n not in _symbolic(given)}
+    written = {n: as_written(value) for n, value in given.items() if forms(value)}
     return {**{n: _as_form(value, own.get(n)) for n, value in plain.items()}, **same, **written}
-
-
-def _symbolic(arguments: Mapping[str, Any]) -> set[str]:
-    """Return the names of the arguments that are symbolic sizes, which atune writes itself."""
-    return {name for name, value in arguments.items() if isinstance(value, Mapping) and DYNAMIC in value}
 
 
 def _as_form(value: Any, form: Any) -> Any:

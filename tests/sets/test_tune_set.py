@@ -18,7 +18,7 @@ import pytest
 import torch
 from bundle_kernels import EVEN
 from processes import environment, wait_until
-from set_kernels import ANY, FREE, NUMBERED, SCALE
+from set_kernels import ANY, FREE, MOODY, SCALE
 
 import atune
 from atune import Problems
@@ -339,12 +339,12 @@ def test_where_a_constraint_takes_a_size_rule_and_bundle_serve_no_size_that_it_r
 
 def test_what_the_workload_fixes_may_be_given_or_left_out(tmp_path: Path, capsys: Any) -> None:
     """In a look-up, in a rule, and in the object of ``--json``, which has it."""
-    result = atune.run_set(NUMBERED, [{"m": 5}, {"m": 6}], journal=tmp_path / "s", **FAST)
-    assert result[{"m": 5}] is result[{"m": 5, "n": 16}] and result.rule().pick({"m": 7}) is not None
-    for other in ({"m": 5, "n": 17}, {"n": 16}):
+    result = atune.run_set(MOODY, [{"n": 256}, {"n": 512}], journal=tmp_path / "s", **FAST)
+    assert result[{"n": 256}] is result[{"n": 256, "mode": "calm"}] and result.rule().pick({"n": 300}) is not None
+    for other in ({"n": 256, "mode": "wild"}, {"mode": "calm"}):
         with pytest.raises(KeyError, match="the set has no problem"):
             result[other]
     assert main(["replay", str(tmp_path / "s"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])["problems"]
     assert result._repr_html_().startswith("<pre>problem ")
-    assert [one["problem"] for one in found] == [{"n": 16, "m": 5}, {"n": 16, "m": 6}]
+    assert [one["problem"] for one in found] == [{"mode": "calm", "n": 256}, {"mode": "calm", "n": 512}]

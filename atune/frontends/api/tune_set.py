@@ -51,7 +51,7 @@ from atune.journal.set_folder import (
 from atune.journal.writer import write_output
 from atune.model.candidate import Problem, config_key, describe_config, distance
 from atune.model.options import Option, checked, documents, path
-from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.model.settings import Budget, CompileSettings
 from atune.model.space import Space
 from atune.reporting.progress import INTERVAL_S
 from atune.reporting.screen import Output, plain, printed, shown
@@ -195,15 +195,7 @@ async def tune_set(
     chosen = problems if isinstance(problems, Problems) else Problems(problems)
     workload, name = named_work(workload)
     folder = Path(ResultCache().new_path(name).with_suffix("") if folder is None else folder)
-    running = _SetRun(workload, chosen, given, folder)
-    try:
-        return await running.all()
-    except BaseException as error:
-        ended = error is running.listeners.raised or isinstance(error, anyio.get_cancelled_exc_class())
-        if ended and journals_in(folder):
-            kept = f"what was measured is kept in {shlex.quote(str(folder))}; journal= continues it"
-            error.add_note(f"tuning interrupted; {kept}")
-        raise
+    return await _SetRun(workload, chosen, given, folder).all()
 
 
 @documents(SetOptions)
@@ -220,23 +212,15 @@ def run_set(workload: Workload | FileRef | str, problems: Problems | Given, **op
 
 
 class _SetRun:
-    """The runs of one set."""
+    """The runs of one set: for each problem what `tune` does, for as many at the same time as the limiter admits."""
 
-    def __init__(
-        self,
-        workload: Workload | FileRef,
-        problems: Problems,
-        options: dict[str, Any],
-        folder: Path,
-    ) -> None:
+    def __init__(self, workload: Workload | FileRef, problems: Problems, options: dict[str, Any], folder: Path) -> None:
         self._workload, self._problems, self._folder = workload, problems, folder
         self._every_s, self._options = progress_every_s(options), {**options, "progress": False, "log": False}
-        self.listeners = Listeners(options.get("on_event"), options.get("log"))
-        self._benchmark: BenchmarkSettings = options.get("benchmark") or BenchmarkSettings()
+        self._listeners = Listeners(options.get("on_event"), options.get("log"))
         self._next_line = time.monotonic() + (min(self._every_s, INTERVAL_S) if self._every_s < math.inf else math.inf)
         self._fit = workers_that_fit(int(LOAD * (len(usable_cores()) - 1)), usable_memory_bytes())
-        self._free: anyio.CapacityLimiter
-        """As many problems as are tuned at the same time."""
+        self._at_once = self._most_at_once()
         self._shared: Shared | None = None
         """The processes that the runs share; None on a cluster."""
         self._rows: dict[int, TunedProblem] = {}
@@ -246,32 +230,40 @@ class _SetRun:
         """The workload and the version of its kernel that the folder's journals are of, as their headers have them."""
 
     async def all(self) -> SetResult:
-        """Tune every problem."""
+        """Tune every problem, while no other run writes the folder."""
         had = [*listed(self._folder).values()] if is_set(self._folder) else []
         lock, self._journals = await opened_aside(lambda: open_set_folder(self._folder, self._problems)[::-1])
         try:
-            with lock, self.listeners.ending():
-                return await self._all()
+            with lock, self._listeners.ending():
+                await self._tune()
+                return self._found()
         except BaseException as error:
             if not had or isinstance(error, AtuneError):
                 with suppress(OSError, UsageError):  # a full disk costs only that
                     forget_added(self._folder, had)
+            ended = error is self._listeners.raised or isinstance(error, anyio.get_cancelled_exc_class())
+            if ended and journals_in(self._folder):
+                kept = f"what was measured is kept in {shlex.quote(str(self._folder))}; journal= continues it"
+                error.add_note(f"tuning interrupted; {kept}")
             raise
 
-    async def _all(self) -> SetResult:
+    async def _tune(self) -> None:
         self._print(f"[0/{len(self._problems)}] journals in {self._folder}")
         if (header := header_of_set(self._folder)) is not None:
             self._same_work(header)
-        self._free = anyio.CapacityLimiter(at_once := self._most_at_once())
+        free = anyio.CapacityLimiter(self._at_once)
         async with AsyncExitStack() as stack:
             if not self._options.get("cluster"):
-                self._shared = await stack.enter_async_context(shared_processes(at_once=at_once))
+                self._shared = await stack.enter_async_context(shared_processes(at_once=self._at_once))
             try:
                 async with anyio.create_task_group() as tasks:
                     for index in range(len(self._problems)):
-                        tasks.start_soon(self._one, index)
+                        tasks.start_soon(self._one, index, free)
             except BaseExceptionGroup as group:
                 raise unwrapped(group) from None
+
+    def _found(self) -> SetResult:
+        """Join the problems' results. Raises `NoWinner` without a winner, and the first error where all failed."""
         found = SetResult([self._rows[i] for i in range(len(self._problems))], self._folder, self._workload)
         if len(self._errors) == len(found):
             raise self._errors[0]
@@ -287,9 +279,9 @@ class _SetRun:
         most = 2 if timed else max(2, min(AT_ONCE, self._fit // WORKERS_EACH))
         return min(most, len(self._problems))
 
-    async def _one(self, index: int) -> None:
+    async def _one(self, index: int, free: anyio.CapacityLimiter) -> None:
         result: Result | None = None
-        async with self._free:  # in the order of the problems
+        async with free:  # in the order of the problems
             try:
                 result = await self._tuned(index)
             except NoWinner as error:
@@ -318,8 +310,8 @@ class _SetRun:
                 scope.cancel()
             if self._every_s:
                 self._print(f"[{len(self._rows)}/{len(self._problems)}] {problem} is being tuned")
-            self.listeners.of = tuner.state, f"{self._folder.name}/{journal.name}"
-            self.listeners(event)
+            self._listeners.of = tuner.state, f"{self._folder.name}/{journal.name}"
+            self._listeners(event)
 
         options = {**self._options, "compile": self._compile(), "journal": journal, "on_event": heard}
         nearest = self._nearest(problem) if fresh else ()
@@ -359,10 +351,9 @@ class _SetRun:
     def _compile(self) -> CompileSettings:
         """Share the cores among the runs at the same time, unless the caller decided."""
         settings: CompileSettings = self._options.get("compile") or CompileSettings()
-        at_once = int(self._free.total_tokens)
-        if settings.workers is not None or at_once == 1:
+        if settings.workers is not None or self._at_once == 1:
             return settings
-        return msgspec.structs.replace(settings, workers=max(1, self._fit // at_once))
+        return msgspec.structs.replace(settings, workers=max(1, self._fit // self._at_once))
 
 
 def read_set(folder: str | os.PathLike[str]) -> SetResult:
