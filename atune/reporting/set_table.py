@@ -21,25 +21,24 @@ COLUMNS = {"problem": None, "latency ms": None, "× default": 2, "× reference":
 """Columns of the table, with decimals on the page."""
 
 
-def cells(row: TunedProblem) -> tuple[str, ...]:
-    """Return a problem that has a winner as a row of the table with `COLUMNS`."""
+def row_of(row: TunedProblem) -> tuple[str, float | None, float | None, float | None, str]:
+    """Make a problem's row of the table with `COLUMNS`. The last says its winner, or why it has none."""
     result = row.result
-    assert result is not None and result.best is not None and result.latency_ms is not None
-    ratios = ("" if one is None else f"{one:.2f}" for one in (result.default_ratio, result.reference_ratio))
+    if result is None or result.best is None:
+        return str(row.problem), None, None, None, why(row)
     winner = describe_config(result.best.config) + " (so far)" * (not result.finished)
-    return str(row.problem), f"{result.latency_ms:.4g}", *ratios, winner
+    return str(row.problem), result.latency_ms, result.default_ratio, result.reference_ratio, winner
 
 
 def row_line(row: TunedProblem) -> str:
-    """Return what became of a problem, as one line."""
-    if not row.won:
-        return f"{row.problem}: {why(row)}"
-    problem, latency, default, _, winner = cells(row)
-    return f"{problem}: {latency} ms{f', {default} × default' if default else ''}; {winner}"
+    """Say on one line what became of a problem."""
+    problem, latency_ms, default, _, winner = row_of(row)
+    figures = "" if latency_ms is None else f"{latency_ms:.4g} ms{f', {default:.2f} × default' if default else ''}; "
+    return f"{problem}: {figures}{winner}"
 
 
 def why(row: TunedProblem) -> str:
-    """Return why a problem has no winner, on one line."""
+    """Say on one line why a problem has no winner."""
     if row.result is None:
         return printable(next(iter(row.error.splitlines()), "it could not be tuned"))
     groups = failure_groups(row.result.records)
@@ -48,7 +47,11 @@ def why(row: TunedProblem) -> str:
 
 def set_lines(rows: Sequence[TunedProblem], folder: Path) -> list[Line]:
     """Return a set's result for a screen: the table, what it comes to, and where the journals are."""
-    shown = [cells(row) for row in rows if row.won]
+    shown = [
+        (problem, f"{latency_ms:.4g}", *("" if one is None else f"{one:.2f}" for one in ratios), winner)
+        for problem, latency_ms, *ratios, winner in map(row_of, rows)
+        if latency_ms is not None
+    ]
     lines = [*map(Line, aligned([tuple(COLUMNS), *shown]).splitlines()), Line("")] if shown else []
     lines += [*_sums(rows), Line(f"journals   {printable(str(folder))}", "dim")]
     if any(row.unfinished for row in rows):
@@ -146,11 +149,10 @@ def set_page(rows: Sequence[TunedProblem], folder: Path) -> str:
 
 
 def _row(row: TunedProblem) -> dict[str, Any]:
-    """Return a problem's row of the page's table."""
-    result, config = row.result, None if row.result is None else row.result.best_config
-    figures = [None] * 3 if result is None else [result.latency_ms, result.default_ratio, result.reference_ratio]
+    """Make a problem's row of the page's table."""
+    config = None if row.result is None else row.result.best_config
     return {
-        "cells": [str(row.problem), *figures, cells(row)[-1] if row.won else why(row)],
+        "cells": row_of(row),
         "class": "" if row.won or row.unfinished else "bad",
         "config": {"problem": row.problem.arguments, "config": config},
     }
