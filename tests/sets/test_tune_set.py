@@ -6,7 +6,6 @@ import asyncio
 import copy
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -108,16 +107,6 @@ def test_a_later_problem_begins_with_what_an_earlier_one_found(tuned: Any) -> No
     advice = [one for header in headers for one in header.advice if not one.source.startswith("cache ")]
     assert advice and all(len(one.first) == 1 for one in advice)
     assert all(one.source.startswith("cache ") for one in headers[0].advice)
-
-
-def test_the_table_has_a_row_for_each_problem(tuned: Any) -> None:
-    lines = str(tuned[0]).splitlines()
-    assert re.split(" {2,}", lines[0]) == ["problem", "latency ms", "× default", "× reference", "winner"]
-    assert [line.split()[0] for line in lines[1:4]] == ["n=256", "n=512", "n=1024"]
-    assert lines[5] == "problems   3 of 3 with a winner; 6 measured"
-    assert re.match(r"cover      [12] configurations? serves? all, at most [\d.]+ % slower than the winners", lines[6])
-    assert lines[7].startswith("rule       other problems get the winner of the nearest: ")
-    assert lines[-1] == f"journals   {tuned[0].folder}"
 
 
 def test_a_folder_is_read_and_continued_and_nothing_is_measured_twice(tuned: Any, capsys: Any) -> None:
