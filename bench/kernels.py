@@ -10,7 +10,6 @@ import tilelang.language as T
 import torch
 
 import atune
-from atune.model.candidate import config_key
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from gemm import matmul, reference
@@ -127,15 +126,4 @@ SHAPES = atune.Workload(
     arguments=json.loads(os.environ.get("ATUNE_BENCH_PROBLEM", "null")) or {"M": 1024, "N": 4096, "K": 4096},
     reference=reference, flops=lambda M, N, K: 2.0 * M * N * K, name="shapes",
 )  # fmt: skip
-CHOSEN_OF = json.loads(os.environ.get("ATUNE_BENCH_CHOSEN", "{}"))
-
-
-def chosen_of(M: int, N: int, K: int) -> list[dict[str, Any]]:
-    return CHOSEN_OF.get(config_key({"M": M, "N": N, "K": K})) or [SHAPES_FIRST]
-
-
-SHAPES_FIRST = {
-    "block_M": 64, "block_N": 64, "block_K": 32, "num_stages": 2, "threads": 128, "swizzle": True,
-}  # fmt: skip
-TWO = atune.Workload(matmul, chosen_of, arguments=SHAPES.arguments, reference=reference, name="two of the shapes")
 """144 configurations for a layer's product; see `sets.py`."""

@@ -5,8 +5,8 @@
 56 problems: the four (N, K) of a layer of a model with seven billion parameters, and 14 batch sizes. Each has 144
 configurations and the same budget. `--sample` problems of them are tuned both ways, `--pairs` times; then the whole
 set is tuned, unless `--whole 0`. `--exhaustive` problems of the last set are also tuned without a budget: how far from
-the best is the set's winner, by the figures of that run. `--ways set` leaves out the other way; `apart` is a set whose
-problems are not ranked together on symbolic code. tilelang's tuner on one problem, 144 configurations:
+the best is the set's winner, by the figures of that run. `--ways set` leaves out the other way. tilelang's tuner on one
+problem, 144 configurations:
 
     ATUNE_BENCH_PROBLEM='{"M": 64, "N": 4096, "K": 4096}' python bench/vs_tilelang.py --space bench/kernels.py:SHAPES
 """
@@ -43,9 +43,7 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
     given |= job.get("options", {})
     began = time.perf_counter()
     if job["way"] != "one by one":
-        given["symbolic"] = None if job["way"] == "set" else False
-        work = job.get("file", FILE)
-        found = atune.run_set(work, Problems(job["problems"]), journal=job["journal"], **given)
+        found = atune.run_set(FILE, Problems(job["problems"]), journal=job["journal"], **given)
         results = [row.result for row in found]
     else:
         results = [atune.run(msgspec.structs.replace(FILE, arguments=each), **given) for each in job["problems"]]
@@ -58,7 +56,7 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
                 "latency_ms": result.latency_ms, "default_ms": result.default_ms, "reference_ms": result.reference_ms,
                 "measured": result.measured, "failed": result.failed, "run_s": round(result.wall_s, 3),
             }  # fmt: skip
-            if not job["budget"] or job.get("by_key"):
+            if not job["budget"]:
                 row["by_key"] = {r.key: r.latency_ms for r in result.records if r.latency_ms is not None}
         rows.append(row)
     return {"way": job["way"], "wall_s": round(wall_s, 3), "rows": rows}

@@ -22,8 +22,6 @@ extern "C" int by_kernel(const float *A, float *B, int n, float by) {
 }
 extern "C" int twice_kernel(const float *A, float *B, int n) { return by_kernel(A, B, n, 2); }
 extern "C" int tenfold_kernel(const float *A, float *B, int n) { return by_kernel(A, B, n, 10); }
-extern "C" int twice_64_kernel(const float *A, float *B) { return by_kernel(A, B, 64, 2); }
-extern "C" int twice_1024_kernel(const float *A, float *B) { return by_kernel(A, B, 1024, 2); }
 extern "C" int times_kernel(float *B, const float *A, float by, int n) { return by_kernel(A, B, n, by); }
 extern "C" int fails_kernel(const float *A, float *B, int n) { return 3; }
 extern "C" int sums_kernel(const float *A, int stride, float *B, int m, int n) {
@@ -47,19 +45,7 @@ def library() -> bytes:
 def entry(symbol: str, problem: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """Return a problem of a manifest: by default a function of a vector A and an output B of `n` elements."""
     of_vectors = {"params": [VECTOR, VECTOR], "outputs": [1], "zero": [], "calls": [0, 1, "n"]}
-    return {"problem": problem, "symbol": symbol, "config": {}, "latency_ms": 1.0, **of_vectors, **fields}
-
-
-def group(symbol: str, sizes_ms: dict[int, float], problem: dict[str, Any] | None = None, **fields: Any) -> Any:
-    """Return a group of a manifest, whose problems differ in `n`: by default a function of vectors of any size."""
-    sizes = {"over": "n", "sizes": [*sizes_ms], "sizes_ms": [*sizes_ms.values()]}
-    return entry(symbol, problem or {}, **sizes, **fields)
-
-
-def fixed(symbol: str, n: int, **problem: Any) -> dict[str, Any]:
-    """Return a problem of a manifest: a function of vectors of `n` elements alone."""
-    vector = VECTOR | {"shape": [n]}
-    return entry(symbol, {"n": n, **problem}, params=[vector, vector], calls=[0, 1])
+    return {"problem": problem, "symbol": symbol, **of_vectors, **fields}
 
 
 TWO = (entry("twice", {"n": 64}), entry("tenfold", {"n": 1024}))
@@ -71,7 +57,6 @@ def write(
     problems: Sequence[dict[str, Any]] = TWO,
     data: bytes | None = None,
     without: str = "",
-    groups: Sequence[dict[str, Any]] = (),
     **fields: Any,
 ) -> Path:
     """Write a bundle with the library `data` into `folder`. `fields`: others of the manifest; `without`: none such."""
@@ -87,7 +72,6 @@ def write(
         "asks": [],
         "problems": [{**problem, "library": digest} for problem in problems],
         "files": {f"{digest}.so": digest},
-        **({"symbolic": [{"library": digest, **one} for one in groups]} if groups else {}),
         **fields,
     }
     manifest.pop(without, None)

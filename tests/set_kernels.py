@@ -58,52 +58,6 @@ def moody(n: int, mode: str, block: int = 64) -> Any:
 
 
 BARE = atune.Workload(moody, atune.Space(block=[16, 64]), reference=doubled, name="bare")
-
-
-def rows(m: int, n: int, block: int = 4) -> Any:
-    """B = 2 A + 1, any number of rows; blocks of 3 leave out the last row."""
-
-    @T.prim_func
-    def main(A: T.Tensor((m, n), "float32"), B: T.Tensor((m, n), "float32")):
-        with T.Kernel(T.ceildiv(m, block)) as bx:
-            for i, j in T.grid(block, n):
-                if bx * block + i < m - (1 if block == 3 else 0):
-                    B[bx * block + i, j] = A[bx * block + i, j] * 2.0 + 1.0
-
-    return main
-
-
-def numbered_rows(m: int, n: int, block: int = 4) -> Any:
-    """`rows`, which needs its size as a number."""
-    if block in range(m):
-        return rows(m, n, block)
-    raise ValueError("too few rows")
-
-
-def branching_rows(m: int, n: int, block: int = 4) -> Any:
-    """`rows`, which takes other blocks where the number of rows is even."""
-    return rows(m, n, block if m % 2 == 0 else 1)
-
-
-def named_rows(m: int, n: int, names: Any = None, block: int = 4) -> Any:
-    """`rows`, with an argument that is a dictionary."""
-    return rows(m, n, block)
-
-
-def rows_unless_five(m: int, n: int) -> list[torch.Tensor]:
-    if m == 5:
-        raise ValueError("no five rows")
-    return [torch.randn(m, n)]
-
-
-def twice_and_one(A: torch.Tensor) -> torch.Tensor:
-    return A * 2 + 1
-
-
-ROWS_OF = {"arguments": {"m": 8, "n": 16}, "reference": twice_and_one}
-RANKED = atune.Workload(rows, atune.Space(block=[1, 2, 3, 4, 8]), name="ranked", flops=lambda m, n: m * n, **ROWS_OF)
-NUMBERED = atune.Workload(numbered_rows, atune.Space(block=[1, 2, 4]), name="numbered", **ROWS_OF)
-ASKING = atune.Workload(rows, atune.Space(block=[1, 2, 4], where=lambda block, m: block <= m), name="asking", **ROWS_OF)
-BRANCHING = atune.Workload(branching_rows, atune.Space(block=[1, 2, 4]), name="branching", **ROWS_OF)
-NAMED = atune.Workload(named_rows, atune.Space(block=[1, 2, 4]), name="named", default={"block": 16}, **ROWS_OF)
-NO_FIVE = atune.Workload(rows, atune.Space(block=[1, 2, 4]), name="no five", inputs=rows_unless_five, **ROWS_OF)
+MOODY = atune.Workload(
+    moody, atune.Space(block=[16, 64]), arguments={"n": 256, "mode": "calm"}, reference=doubled, name="moody"
+)

@@ -82,7 +82,7 @@ def copy(N: int, block: int = 16):
 
 WORKLOAD = atune.Workload(copy, {"block": [16, 32, 64, 128]}, arguments={"N": 1024})
 """
-PROBLEMS = '{"M": 4, "N": 512, "weight": 2}\n{"M": 8, "N": 256}\n'
+PROBLEMS = '{"M": 4, "N": 512}\n{"M": 8, "N": 256}\n'
 JOURNALS = ("run.jsonl", "other.jsonl", "good.jsonl")
 RECORD = """\
 set -e

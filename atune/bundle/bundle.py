@@ -16,7 +16,6 @@ from atune.bundle.launch import (
     Plan,
     check_device,
     check_machine,
-    contiguous,
     disagreement,
     plan,
     prepare,
@@ -27,13 +26,12 @@ from atune.bundle.manifest import (
     BundleError,
     BundleParam,
     OutsideProblems,
-    Sizes,
     WrongArguments,
     named,
     read_manifest,
 )
 
-OnMiss = Literal["error", "nearest", "symbolic"]
+OnMiss = Literal["error", "nearest"]
 MOST_PLANS = 4096
 """Most signatures of calls that a bundle remembers. After that it begins anew."""
 SHOWN = 8
@@ -55,9 +53,8 @@ def load(folder: str | os.PathLike[str], *, on_miss: OnMiss = "error") -> Bundle
         The folder that was written.
     on_miss
         What a call does whose sizes no problem has. ``error`` raises `OutsideProblems`. ``nearest`` runs the kernel of
-        the nearest problem in log sizes, of those whose kernels take the shapes, and that differ in sizes alone.
-        ``symbolic`` runs code in which the size is symbolic, of the group that has the nearest size and all other
-        arguments; its latency there is in the warning. Both warn once for each signature, or raise `OutsideProblems`.
+        the nearest problem in log sizes, of those whose kernels take the shapes, and that differ in sizes alone. It
+        warns once for each signature, or raises `OutsideProblems` where there is none.
     """
     return Bundle(folder, on_miss=on_miss)
 
@@ -76,18 +73,15 @@ class Bundle:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, on_miss: OnMiss = "error") -> None:
-        if on_miss not in ("error", "nearest", "symbolic"):
-            raise BundleError(f"on_miss must be 'error', 'nearest' or 'symbolic', got {on_miss!r}")
+        if on_miss not in ("error", "nearest"):
+            raise BundleError(f"on_miss must be 'error' or 'nearest', got {on_miss!r}")
         self.folder, self.on_miss = Path(folder), on_miss
-        self.manifest, self._kernels, groups = read_manifest(self.folder)
+        self.manifest, self._kernels = read_manifest(self.folder)
         """The bundle's description of itself, as plain data."""
         check_machine(self.manifest)
         self._libraries = Libraries(self.folder.absolute(), self.manifest["files"])
-        self._groups = [one for one in groups if on_miss == "symbolic" and one.over not in self.manifest["asks"]]
         asks = ", ".join(self.manifest["asks"])
-        alone = asks and f"where= takes {asks}, and a bundle holds no functions: it serves the tuned sizes alone"
-        lacks = "it has no symbolic kernels" if on_miss == "symbolic" else ""
-        self._alone = "" if self._groups else alone or lacks
+        self._alone = asks and f"where= takes {asks}, and a bundle holds no functions: it serves the tuned sizes alone"
         """Why other sizes are always a miss; empty where they are not."""
         if self._alone and on_miss != "error":
             warnings.warn(f"on_miss={on_miss!r} of {self.folder} does nothing: {self._alone}", RuntimeWarning, 3)
@@ -141,42 +135,20 @@ class Bundle:
             names = ", ".join(self._kernels[0].problem) or "nothing"
             raise WrongArguments(f"no problem of the bundle has {unknown[0]!r}: by name a call gives {names}")
         taking, misfits = list[Taking](), list[BundleError]()
-        for kernel in (*self._kernels, *self._groups):
+        for kernel in self._kernels:
             try:
                 taking.append((kernel, dimensions(kernel, arguments, self._target)))
             except BundleError as misfit:
                 misfits.append(misfit)
         if not taking:
-            nearest = max(misfits, key=lambda one: one.reached)
-            if not isinstance(nearest, OutsideProblems):
-                raise nearest
-            fixed = "" if self._groups else "; its kernels are compiled for fixed sizes"
-            raise OutsideProblems(f"{nearest}; {self._listed()}{fixed}")
+            if not (others := [one for one in misfits if isinstance(one, OutsideProblems)]):
+                raise misfits[0]
+            raise OutsideProblems(f"{others[0]}; {self._listed()}; its kernels are compiled for fixed sizes")
         for name, size in (pair for _, sizes in taking for pair in sizes.items()):
             if problem.get(name, size) != size:
                 raise WrongArguments(f"{name}={problem[name]!r} is given by name, and the tensors have {name}={size}")
-        equal = [one for one in taking if distance(one[0].problem, {**one[1], **problem}) == 0]
-        exact = [one for one in equal if not one[0].over]
-        if not exact and (between := [one for one in equal if one[0].over in {**one[1], **problem}]):
-            return self._between(between, arguments, problem)
+        exact = [one for one in taking if distance(one[0].problem, {**one[1], **problem}) == 0]
         return exact[0] if len(exact) == 1 else self._missed(exact or taking, {**taking[0][1], **problem})
-
-    def _between(self, taking: Sequence[Taking], arguments: Sequence[Any], problem: Mapping[str, Any]) -> Taking:
-        """Return the kernel that a call runs, of those of groups that take its arguments."""
-        apart, size, latency_ms, place = min(
-            (distance({group.over: size}, {**sizes, **problem}), size, latency_ms, place)
-            for place, (group, sizes) in enumerate(taking)
-            for size, latency_ms in group.sizes_ms.items()
-        )
-        (group, sizes), call = taking[place], {**taking[place][1], **problem}
-        every = (*self._kernels, *self._groups)
-        told_apart([one for one in every if take_alike(group, one, len(arguments))], call)
-        if apart == math.inf:
-            raise OutsideProblems(f"no problem of such tensors has {named(call)}; {self._listed()}")
-        took = f"at {group.over}={size}, the nearest size measured, it took {latency_ms:.4g} ms"
-        instead = f"the symbolic kernel of {group} runs; {took}"
-        warnings.warn(f"no problem of the bundle has {named(call)}: {instead}", RuntimeWarning, stacklevel=5)
-        return group, sizes
 
     def _missed(self, taking: Sequence[Taking], call: Mapping[str, Any]) -> Taking:
         """Return what a call of no problem's sizes runs, of the kernels that take its arguments."""
@@ -192,8 +164,7 @@ class Bundle:
     def _listed(self) -> str:
         shown = "; ".join(named(kernel.problem) for kernel in self._kernels[:SHOWN])
         more = f"; and {len(self._kernels) - SHOWN} more" if len(self._kernels) > SHOWN else ""
-        groups = "".join(f"; symbolic {group}" for group in self._groups[:SHOWN])
-        return f"the bundle {self.digest[:12]} has {shown}{more}{groups}"
+        return f"the bundle {self.digest[:12]} has {shown}{more}"
 
 
 def told_apart(kernels: Sequence[BundledKernel], call: Mapping[str, Any]) -> None:
@@ -203,15 +174,6 @@ def told_apart(kernels: Sequence[BundledKernel], call: Mapping[str, Any]) -> Non
         if name not in call and len(values) > 1:
             ways = " or ".join(f"{name}={value}" for value in values)
             raise WrongArguments(f"{len(kernels)} problems take these tensors: give {ways}, by name")
-
-
-def take_alike(group: BundledKernel, other: BundledKernel, count: int) -> bool:
-    """Tell whether `group` takes `count` arguments of the shapes and dtypes that `other` takes."""
-    given, sizes = group.given(count) or (), dict[str, Any]()
-    return given == other.given(count) and all(
-        a.dtype == b.dtype and len(a.shape or ()) == len(b.shape or ()) and _bind(a.shape or (), b.shape or (), sizes)
-        for a, b in ((group.params[i], other.params[i]) for i in given)
-    )
 
 
 def dimensions(kernel: BundledKernel, arguments: Sequence[Any], target: str) -> dict[str, int]:
@@ -224,15 +186,14 @@ def dimensions(kernel: BundledKernel, arguments: Sequence[Any], target: str) -> 
         n, most = len(kernel.inputs), len(kernel.params)
         inputs = f"{n} input{'s' * (n != 1)}"
         raise WrongArguments(f"the kernel takes {inputs}, or all {most} parameters; got {len(arguments)} arguments")
-    sizes: dict[str, int] = {}
-    for position, argument in zip(given, arguments, strict=True):
-        try:
+    sizes, position = dict[str, int](), 0
+    try:
+        for position, argument in zip(given, arguments, strict=True):
             _check(kernel.params[position], argument, target, _home(arguments))
+        for position, argument in zip(given, arguments, strict=True):
             _bind_all(kernel.params[position], argument, sizes)
-        except BundleError as misfit:
-            first = type(misfit)(f"parameter {position}: {misfit}")
-            first.reached = 2 * position + isinstance(misfit, WrongArguments)
-            raise first from None
+    except BundleError as misfit:
+        raise type(misfit)(f"parameter {position}: {misfit}") from None
     return sizes
 
 
@@ -242,7 +203,7 @@ def _home(arguments: Sequence[Any]) -> Any:
 
 
 def _check(param: BundleParam, argument: Any, target: str, home: Any) -> None:
-    """Raise `WrongArguments` unless an argument is of the kind, device, dtype and rank that `param` declares."""
+    """Raise `WrongArguments` unless an argument has the kind, device, dtype, rank and layout that `param` declares."""
     device = "cpu" if target == "c" else "cuda"
     number = argument.__class__ in PLAIN
     if (param.shape is None) != number:
@@ -258,6 +219,8 @@ def _check(param: BundleParam, argument: Any, target: str, home: Any) -> None:
     if argument.dim() != len(param.shape):
         wanted = f"{len(param.shape)} dimension{'s' * (len(param.shape) != 1)}"
         raise WrongArguments(f"the kernel takes {wanted}; got {_described(argument)}")
+    if param.strides is None and not argument.is_contiguous():
+        raise WrongArguments(f"the kernel takes a contiguous tensor; got one with strides {list(argument.stride())}")
 
 
 def _described(tensor: Any) -> str:
@@ -268,16 +231,17 @@ def _bind_all(param: BundleParam, tensor: Any, sizes: dict[str, int]) -> None:
     """Add the values of the symbolic dimensions of `param` to `sizes`, or raise where the tensor has others."""
     if param.shape is None:
         return
-    shape, strides, before = tuple(tensor.shape), tensor.stride(), named(sizes)
+    shape, before = tuple(tensor.shape), named(sizes)
     if not _bind(param.shape, shape, {}):
         raise OutsideProblems(f"no kernel takes {_described(tensor)} here")
     if not _bind(param.shape, shape, sizes):
         raise WrongArguments(f"{_described(tensor)} disagrees with the tensors before it: {before}")
-    declared: Sizes = contiguous(shape) if param.strides is None else param.strides
-    kept = [(w, got) for w, got, size in zip(declared, strides, shape, strict=True) if size > 1]
-    if 0 not in shape and not _bind([w for w, _ in kept], [got for _, got in kept], sizes):
-        wanted = "a contiguous tensor" if param.strides is None else f"a tensor with strides {list(param.strides)}"
-        raise WrongArguments(f"the kernel takes {wanted}; got one with strides {list(strides)}")
+    kept = [
+        (want, got) for want, got, size in zip(param.strides or (), tensor.stride(), shape, strict=False) if size > 1
+    ]
+    if 0 not in shape and not _bind([want for want, _ in kept], [got for _, got in kept], sizes):
+        wanted, got = list(param.strides or ()), list(tensor.stride())
+        raise WrongArguments(f"the kernel takes a tensor with strides {wanted}; got one with strides {got}")
     if wrong := disagreement(sizes):
         raise WrongArguments(f"{_described(tensor)} disagrees with {before or 'itself'}: {wrong}")
 

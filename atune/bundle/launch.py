@@ -29,7 +29,6 @@ PLAIN = frozenset({int, float, bool})
 _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
 }  # fmt: skip
-_COMPARISONS = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, "<": operator.lt}
 X86_FEATURES = r"pni|s?sse|avx|amx|fma|f16c|bmi|abm|popcnt|v?aes|sha|gfni|v?pclmul|movbe|adx|xop|tbm|rdrand|rdseed"
 """Beginnings of those flags in /proc/cpuinfo that name instructions for ``-march=native``."""
 LIBRARY = "libtvm_runtime.so"
@@ -322,14 +321,11 @@ def check_machine(plain: Mapping[str, Any]) -> None:
             f"the bundle was compiled on {plain['cpu']['name']}, and this CPU, {here['name']}, lacks "
             f"{', '.join(lacking)}: tune on this CPU, or with CompileSettings(flags=('-O3',))"
         )
-    for name, wanted in plain["requires"].items():  # such as >=0.1.11,<0.1.13
+    for name, wanted in plain["requires"].items():
         try:
-            version = metadata.version(name)
-        except metadata.PackageNotFoundError:
+            metadata.version(name)
+        except (metadata.PackageNotFoundError, ValueError):
             raise WrongMachine(f"the bundle needs {name}: pip install '{name}{wanted}'") from None
-        for comparison, bound in re.findall(r"(>=|<=|==|!=|<)\s*([\d.]+)", wanted):
-            if not _COMPARISONS[comparison](_numbers(version), _numbers(bound)):
-                raise WrongMachine(f"the bundle needs {name}{wanted}, and {version} is installed")
     if plain["target"] == "cuda":
         import torch
 
@@ -337,27 +333,14 @@ def check_machine(plain: Mapping[str, Any]) -> None:
             raise WrongMachine(f"the bundle is for CUDA devices of {plain['arch']}, and torch finds no CUDA device")
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    numbers = [int(part) for part in re.match(r"[\d.]*", version)[0].split(".") if part]  # type: ignore[index]
-    while numbers and numbers[-1] == 0:
-        numbers.pop()
-    return tuple(numbers)
-
-
 def check_device(arch: str, device: Any) -> None:
-    """Raise `WrongMachine` if torch's CUDA device `device` does not run code for `arch`, such as ``sm_90a``.
-
-    Machine code runs on its own major version, from its minor version on. With ``a`` it runs on that version alone
-    (CUDA C++ Programming Guide, «Feature Availability»).
-    """
+    """Raise `WrongMachine` unless the CUDA device `device` is of the model that `arch` names, such as ``sm_90a``."""
     import torch
 
-    wanted, suffix = re.match(r"sm_(\d+)([af]?)", arch).groups()  # type: ignore[union-attr]
-    major, minor = int(wanted[:-1]), int(wanted[-1])
-    there = torch.cuda.get_device_capability(device)
-    if there[0] != major or there[1] < minor or (suffix == "a" and there[1] != minor):
+    major, minor = torch.cuda.get_device_capability(device)
+    if arch.rstrip("af") != f"sm_{major}{minor}":
         name = torch.cuda.get_device_name(device)
-        raise WrongMachine(f"the bundle is for {arch}, and {device} is {name}, sm_{there[0]}{there[1]}: tune on it")
+        raise WrongMachine(f"the bundle is for {arch}, and {device} is {name}, sm_{major}{minor}: tune on it")
 
 
 def prepare(libraries: Libraries) -> None:

@@ -9,7 +9,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
@@ -21,10 +21,9 @@ _PARAM = {"dtype": str, "shape": (_SIZES, NoneType), "strides": (_SIZES, NoneTyp
 _PROBLEM = {
     "problem": dict, "library": str, "symbol": str, "calls": _SIZES, "outputs": [int], "zero": [int], "params": [_PARAM]
 }  # fmt: skip
-_SYMBOLIC = {**_PROBLEM, "over": str, "sizes": [int], "sizes_ms": [float]}
 FIELDS = {
     "kernel": str, "target": str, "arch": str, "cpu": {"machine": str, "name": str, "features": [str]},
-    "requires": dict, "asks": [str], "problems": [_PROBLEM], "symbolic": [_SYMBOLIC], "files": dict,
+    "requires": dict, "asks": [str], "problems": [_PROBLEM], "files": dict,
 }  # fmt: skip
 """Fields that it has beside its schema and digest, and their types: lists of one type, or one of several."""
 MOST_BYTES, MOST_MANIFEST_BYTES = 1 << 30, 16 << 20
@@ -35,9 +34,6 @@ Sizes = tuple[int | str, ...]
 
 class BundleError(Exception):
     """Root of what a bundle raises. Itself: the folder is no bundle, or this version cannot read it."""
-
-    reached = -1
-    """How far the checks of a call's arguments came, parameter by parameter: the more, the nearer is the kernel."""
 
 
 class DamagedBundle(BundleError):
@@ -66,10 +62,10 @@ class BundleParam(NamedTuple):
 
 @dataclass(frozen=True)
 class BundledKernel:
-    """The winner of one problem, or of a group of problems that differ in one size."""
+    """The winner of one problem."""
 
     problem: Mapping[str, Any]
-    """The arguments that it was tuned for; of a group those that its problems share."""
+    """The arguments that it was tuned for."""
     library: str
     """SHA-256 of its library."""
     symbol: str
@@ -80,14 +76,6 @@ class BundledKernel:
     zero: tuple[int, ...]
     """Positions of outputs that are zero when they are allocated, and of inputs that a call sets to zero."""
     params: tuple[BundleParam, ...]
-    over: str = ""
-    """The argument in which a group's problems differ, and which is symbolic in its code; empty for one problem."""
-    sizes_ms: Mapping[int, float] = field(default_factory=dict)
-    """A group's latency at each of the sizes that were measured."""
-
-    def __str__(self) -> str:
-        sizes = {self.over: f"{min(self.sizes_ms)}…{max(self.sizes_ms)}"} if self.over else {}
-        return named({**sizes, **self.problem})
 
     @property
     def inputs(self) -> tuple[int, ...]:
@@ -112,15 +100,14 @@ def manifest_digest(plain: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def read_manifest(folder: Path) -> tuple[dict[str, Any], tuple[BundledKernel, ...], tuple[BundledKernel, ...]]:
-    """Return the manifest of `folder`, and its kernels of problems and of groups. Compares every file with its digest.
+def read_manifest(folder: Path) -> tuple[dict[str, Any], tuple[BundledKernel, ...]]:
+    """Return the manifest of `folder`, and its kernels. Compares every file with its digest.
 
     Raises `BundleError` and `DamagedBundle`.
     """
     path = folder / MANIFEST
     try:
-        data = _content(path, MOST_MANIFEST_BYTES)
-        plain = json.loads(data, parse_int=_number, parse_float=_number, parse_constant=_number)
+        plain = json.loads(_content(path, MOST_MANIFEST_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         why = f"it has no {MANIFEST}" if folder.is_dir() else "there is no such folder"
         raise BundleError(f"{folder} is no bundle: {why}") from None
@@ -133,31 +120,19 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], tuple[BundledKernel, ..
     if plain.get("digest") != (found := manifest_digest(plain)):
         raise DamagedBundle(f"{path} was changed: its SHA-256 is {found}, and it says {plain.get('digest')}")
     try:
-        fields = {"symbolic": [], **plain}  # those of most bundles have none
-        if wrong := [name for name, kind in FIELDS.items() if not _fits(fields.get(name), kind)]:
+        if wrong := [name for name, kind in FIELDS.items() if not _fits(plain.get(name), kind)]:
             raise ValueError(f"it has no {wrong[0]}, or another kind of it")
-        if plain["target"] != "c" and not re.fullmatch(r"sm_\d{2,4}[af]?", plain["arch"]):
-            raise ValueError("its target has no arch")
-        if not all(re.fullmatch(r"[\w.-]+", name) and _fits(wanted, str) for name, wanted in plain["requires"].items()):
-            raise ValueError("what it requires is no package's version")
-        kernels, groups = tuple(map(_kernel, plain["problems"])), tuple(map(_group, fields["symbolic"]))
+        kernels = tuple(map(_kernel, plain["problems"]))
         for name in plain["files"]:
             checked(folder, name, plain["files"])
         for path in (folder / RUNTIME).glob("*.so"):
             if f"{RUNTIME}/{path.name}" not in plain["files"]:
                 raise DamagedBundle(f"{path} is no part of the bundle: remove it")
-        if not kernels or not all(f"{one.library}.so" in plain["files"] for one in (*kernels, *groups)):
+        if not kernels or not all(f"{one.library}.so" in plain["files"] for one in kernels):
             raise ValueError("no problems, or no library of one")
     except (TypeError, ValueError) as error:
         raise DamagedBundle(f"{path} is no bundle's manifest: {error!r}") from error
-    return plain, kernels, groups
-
-
-def _number(text: str) -> int | float:
-    value = int(text) if re.fullmatch(r"-?\d+", text) else float(text)
-    if not abs(value) < 1e300:
-        raise ValueError(f"{text[:10]} is no number, or too large")
-    return value
+    return plain, kernels
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -203,22 +178,7 @@ def checked(folder: Path, name: str, files: Mapping[str, Any]) -> bytes:
 def _kernel(plain: Mapping[str, Any]) -> BundledKernel:
     params = tuple(BundleParam(p["dtype"], _sizes(p["shape"]), _sizes(p["strides"])) for p in plain["params"])
     calls, outputs, zero = tuple(plain["calls"]), tuple(plain["outputs"]), tuple(plain["zero"])
-    if not all(0 <= i < len(params) for i in (*outputs, *zero, *(c for c in calls if isinstance(c, int)))):
-        raise ValueError("a position that no parameter has")
-    if not all(params[i].shape is not None for i in (*outputs, *zero)):
-        raise ValueError("an output that is no tensor")
-    if not all(one.strides is None or len(one.strides) == len(one.shape or ()) for one in params):
-        raise ValueError("strides that do not fit the shape")
-    if not plain["symbol"].isidentifier():
-        raise ValueError("a symbol that is no name")
     return BundledKernel(dict(plain["problem"]), plain["library"], plain["symbol"], calls, outputs, zero, params)
-
-
-def _group(plain: Mapping[str, Any]) -> BundledKernel:
-    sizes_ms = dict(zip(plain["sizes"], plain["sizes_ms"], strict=True))
-    if not plain["over"] or not sizes_ms or min(sizes_ms) < 1:
-        raise ValueError("a symbolic kernel without sizes")
-    return replace(_kernel(plain), over=plain["over"], sizes_ms=sizes_ms)
 
 
 def _sizes(plain: Any) -> Sizes | None:

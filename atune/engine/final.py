@@ -14,7 +14,7 @@ from atune.errors import MachineError, WorkerError
 from atune.journal.events import BitsCompared, CandidateMeasured, DeviceLost, FinalOrdered, FinalStarted, Warned
 from atune.journal.state import FOUND
 from atune.model.artifact import Built, Failure, Lowered
-from atune.model.candidate import Candidate, over_sizes
+from atune.model.candidate import Candidate
 from atune.model.jobs import BitsJob, BuildJob, FinalJob, Finals, FindJob, GroupFailed, LowerJob
 from atune.model.measurement import FinalEntry, Timing, ratio_interval
 from atune.model.settings import BenchmarkSettings
@@ -145,8 +145,7 @@ class FinalStage:
         most = max(2, self.benchmark.n_final)
         best = finalists(self.state.admitted(), reference_ms, most)
         contenders = [measured.index for measured in best]
-        ranks = bool(over_sizes(self.run.spec.arguments))  # each size has a final of its own, in another run
-        if ranks or self.benchmark.n_final == 0 or len(contenders) < 2 or self.state.final is not None:
+        if self.benchmark.n_final == 0 or len(contenders) < 2 or self.state.final is not None:
             return await self._recovered(wrong)
         usable = self.measuring.usable()
         if not usable:

@@ -50,7 +50,6 @@ class Survey:
         self._left, self._suspects = deque(candidates), deque[Candidate]()
         self._going_on = going_on
         self.facts = dict[int, StaticFacts]()
-        self.larger = dict[int, tuple[StaticFacts, ...]]()
         self.failures = dict[int, Failure]()
         """Failures of candidates that cannot be elaborated, through their own fault."""
 
@@ -70,7 +69,7 @@ class Survey:
                 continue
             for answer in answers:
                 if isinstance(answer, Elaborated):
-                    self.facts[answer.index], self.larger[answer.index] = answer.facts, answer.larger
+                    self.facts[answer.index] = answer.facts
                 elif not answer.doubt:
                     self.failures[answer.index] = answer
             self._left.extendleft(reversed(chunk[len(answers) :]))
@@ -226,8 +225,7 @@ class ProposeStage:
             await survey.run(workers, run.found_roles)
         figures = self._start.figures
         assert figures is not None, "without figures there is no survey"
-        facts = survey.facts, figures, survey.larger
-        found = await anyio.to_thread.run_sync(columns, *facts, abandon_on_cancel=True)
+        found = await anyio.to_thread.run_sync(columns, survey.facts, figures, abandon_on_cancel=True)
         for index, failure in survey.failures.items():
             if recorder.state.entry(index).key:
                 continue  # an earlier run tried it

@@ -31,7 +31,7 @@ from atune.errors import JournalError, UsageError, warn_caller
 from atune.journal.events import SCHEMA, BenchmarkFailed, Event, JournalRepaired, RunResumed, RunStarted, Warned
 from atune.journal.state import Entry, State, all_proposed, finished, proposed
 from atune.model.artifact import Elaborated
-from atune.model.candidate import ADVISED, BASELINE, RESERVED, Advice, Candidate, config_key, numbered, with_tuples
+from atune.model.candidate import BASELINE, RESERVED, Advice, Candidate, config_key, numbered, with_tuples
 from atune.model.device import DeviceInfo, DeviceLimits, Target
 from atune.model.jobs import ElaborateJob
 from atune.model.settings import MEASURING, BenchmarkSettings, Budget, CompileSettings
@@ -80,8 +80,6 @@ class EngineSettings:
     prior: bool = True
     seed: int = 0
     budget: Budget = field(default_factory=Budget)
-    each: Mapping[str, Any] | None = None
-    """Settings of each problem that differ from these, where the run ranks for several."""
     pipeline: bool = True
     accept: Sequence[str] = ()
     advise: Advise | None = None
@@ -124,7 +122,6 @@ class EngineSettings:
                 "pipeline": self.pipeline,
                 "seed": self.seed,
                 "budget": msgspec.to_builtins(self.budget),
-                **({} if self.each is None else {"each": msgspec.to_builtins(self.each)}),
                 **({} if self.prior else {"prior": "off"}),
                 **({"cache": self.cache} if self.cache else {}),
                 **({"command": shlex.join(["atune", *sys.argv[1:]])} if "".join(sys.argv[:1]).endswith(OURS) else {}),
@@ -371,7 +368,7 @@ class Plan:
         most = self.budget.most(len(candidates))
         budget = None if most is None else min(most, len(candidates))
         configs = {index: candidates[index].config for index in sorted(keys)}
-        first = advised(self.advice, keys, None if self.given == ADVISED else budget)
+        first = advised(self.advice, keys, budget)
         searched = Searched(configs, self.seed, budget, **known, default=default, advised=first)
         if isinstance(self.given, str):
             own = make_strategy(self.given, searched)

@@ -274,8 +274,6 @@ class CandidateMeasured(Event, frozen=True, kw_only=True, tag="candidate_measure
     """Whether two calls on the same inputs gave the same bits."""
     memory_bytes: Whole = 0
     """Device memory that the device's process has used at most so far; 0 on the CPU."""
-    sizes_ms: tuple[Latency, ...] = ()
-    """Latency at each size, where the run ranks for several; `timing` is then their geometric mean."""
 
 
 class BenchmarkFailed(Event, frozen=True, kw_only=True, tag="benchmark_failed"):

@@ -554,7 +554,7 @@ class TuneResult(Result):
 def _measurements(state: State) -> tuple[Measurement, ...]:
     indices = sorted(state.first(one.index).index for one in state.ranked())
     return tuple(
-        Measurement(e.index, m.timing, m.checked, m.max_error, m.seconds, m.writes, sizes_ms=m.sizes_ms)
+        Measurement(e.index, m.timing, m.checked, m.max_error, m.seconds, m.writes)
         for index in indices
         if isinstance(m := (e := state.entries[index]).outcome, CandidateMeasured)
     )

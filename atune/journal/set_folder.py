@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 
-from atune.errors import JournalError, UsageError
+from atune.errors import UsageError
 from atune.journal.events import RunStarted
 from atune.journal.reader import MAX_LINE_BYTES, JournalReader, replay, unfit
 from atune.journal.result import Result
-from atune.journal.state import State, header_in
 from atune.journal.writer import Journal
-from atune.model.candidate import Config, Problem, over_sizes
+from atune.model.candidate import Problem
 from atune.model.folders import cache_folder, make_private_folder, read_file, whole_file
 
 INDEX = "set.json"
@@ -23,11 +21,6 @@ INDEX = "set.json"
 LOCK = "set.lock"
 """The file there, an empty journal, that a run locks while it writes the set."""
 NOT_BEGUN = "not begun"
-FIRST = 3
-"""Configurations of a problem's order on symbolic code that it tries with numbers. On an H100 the best of the first
-three was within 0.5 % of the best on all of 56 problems, the first alone within 2.7 % (bench/results/symbolic_rank)."""
-NEAR = 1.05
-"""How many times slower than the first, on symbolic code, the third may be at most."""
 
 
 class TunedProblem(msgspec.Struct, frozen=True, eq=False):
@@ -65,44 +58,10 @@ def listed(folder: Path) -> dict[Path, Problem]:
     return {folder / f"{number:04}.jsonl": problem for number, problem in enumerate(found)}
 
 
-def rankings_in(folder: Path) -> list[tuple[Path, RunStarted]]:
-    """Return the journals of a set's folder that rank for several problems, with headers; warn of damaged ones."""
-    found = []
-    for path in filter(is_begun, sorted(folder.glob("ranking-*.jsonl"))):
-        try:
-            found.append((path, header_in(State.of(JournalReader(path)))))
-        except JournalError as error:
-            warnings.warn(f"a ranking of the set is left out: {error}", RuntimeWarning, stacklevel=2)
-    return found
-
-
-def ranked_first(state: State) -> list[tuple[Config, ...]]:
-    """Return the space's first configurations for each problem, in their order, in a run that ranks for several.
-
-    Empty where too few were measured: then each problem is tuned as if it were alone.
-    """
-    found, n_sizes = list[tuple[Config, ...]](), 0 if state.header is None else len(over_sizes(state.header.arguments))
-    ranked = [one for one in state.ranked() if len(one.sizes_ms) == n_sizes]  # all, unless a stranger wrote it
-    measured = [one for one in ranked if state.entry(one.index).in_space]
-    if state.header is None or len(measured) < min(FIRST, state.header.total):
-        return found
-    for place in range(n_sizes):
-        ordered = sorted((one.sizes_ms[place], one.index) for one in measured)[:FIRST]
-        near = [index for n, (ms, index) in enumerate(ordered) if n < 2 or ms < NEAR * ordered[0][0]]
-        found.append(tuple(state.entry(index).config for index in near))
-    return found
-
-
-def run_header(path: Path) -> RunStarted | None:
-    """Return the header of a journal that has begun."""
-    first = next(iter(JournalReader(path)), None)
-    return first if isinstance(first, RunStarted) else None
-
-
 def header_of_set(folder: Path) -> RunStarted | None:
-    """Return the header of the first run that has begun; the work and what was asked for are the same in all."""
-    ranked = (header for _, header in rankings_in(folder))
-    return next(ranked, None) or next((run_header(path) for path in journals_in(folder)), None)
+    """Read the header of the first run that has begun; the work and what was asked for are the same in all."""
+    first = next((next(iter(JournalReader(path)), None) for path in journals_in(folder)), None)
+    return first if isinstance(first, RunStarted) else None
 
 
 def open_set_folder(folder: Path, problems: Sequence[Problem]) -> tuple[list[Path], Journal]:
@@ -122,8 +81,8 @@ def open_set_folder(folder: Path, problems: Sequence[Problem]) -> tuple[list[Pat
             if not is_set(folder) and any(one.name != LOCK and one.name[0] != "." for one in folder.iterdir()):
                 raise UsageError(f"journal {folder} is no set's folder, and is not empty: give a new folder")
             lock = stack.enter_context(Journal.create(folder / LOCK))
-            before = listed(folder).values() if is_set(folder) else ()
-            known = {one.key: one for one in (*(before if has_begun(folder) else ()), *problems)}
+            before = listed(folder).values() if is_set(folder) and journals_in(folder) else ()
+            known = {one.key: one for one in (*before, *problems)}
             every = [*known.values()]
             for one in every:
                 if one.arguments.keys() != every[0].arguments.keys():
@@ -140,11 +99,9 @@ def open_set_folder(folder: Path, problems: Sequence[Problem]) -> tuple[list[Pat
 
 
 def forget_added(folder: Path, had: Sequence[Problem]) -> None:
-    """Reduce a set's list to what it had, unless another problem has begun, or is ranked. A new set is removed."""
-    ranked = [problem.items() for _, header in rankings_in(folder) for problem in over_sizes(header.arguments)]
-    for journal, one in [*listed(folder).items()][len(had) :]:
-        if is_begun(journal) or any(one.arguments.items() <= problem for problem in ranked):
-            return
+    """Reduce a set's list to what it had, unless another problem has begun. A new set is removed."""
+    if any(map(is_begun, [*listed(folder)][len(had) :])):
+        return
     if had:
         _write(folder, had)
         return
@@ -163,11 +120,6 @@ def is_begun(journal: Path) -> bool:
         return False
     with journal.open("rb") as file:
         return file.readline(MAX_LINE_BYTES).endswith(b"\n")
-
-
-def has_begun(folder: Path) -> bool:
-    """Tell whether a run of a set's folder has begun, that of a problem or one that ranks for several."""
-    return any(map(is_begun, folder.glob("*.jsonl")))
 
 
 def journals_in(folder: Path) -> list[Path]:

@@ -38,7 +38,7 @@ from atune.journal.events import (
     Warned,
 )
 from atune.model.artifact import ALIKE, RAN, STORED, MachineFacts, StaticFacts
-from atune.model.candidate import ADVISED, BASELINE, Config, with_tuples
+from atune.model.candidate import BASELINE, Config, with_tuples
 from atune.model.device import DeviceInfo
 from atune.model.measurement import Timing
 from atune.model.settings import Budget
@@ -579,10 +579,7 @@ def finished(state: State, budget: Budget) -> bool:
 
 def all_proposed(state: State, budget: Budget) -> bool:
     """Tell whether a run has ended because its strategy had no more to propose, also where `budget` admits more."""
-    if state.finished is None or state.header is None:
-        return False
-    advised = state.header.strategy == ADVISED
-    return state.finished.reason == ("exhausted" if advised else "enough") and (advised or budget.auto)
+    return state.finished is not None and state.finished.reason == "enough" and budget.auto
 
 
 def recorded_budget(header: RunStarted) -> Budget:

@@ -238,13 +238,11 @@ class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 class Elaborated(msgspec.Struct, frozen=True, tag="elaborated", gc=False):
     """Facts of a kernel before it is lowered: its `facts` as predicted.
 
-    `larger`: those at some further sizes, where a run ranks for several and `facts` are at the first. `ir_digest`: see
-    `Lowered`; only where the job asks for it, in place of facts.
+    `ir_digest`: see `Lowered`; only where the job asks for it, in place of facts.
     """
 
     index: int
     facts: StaticFacts = StaticFacts()
-    larger: tuple[StaticFacts, ...] = ()
     ir_digest: str = ""
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from atune.errors import SpaceError, type_of
-from atune.model.ranges import Rate
 
 Config = dict[str, Any]
 PASS_CONFIGS = "pass_configs"
@@ -49,10 +48,6 @@ class Advice(msgspec.Struct, frozen=True):
     """The journal's path, ``result``, or ``cache`` and the result's key."""
     first: tuple[Config, ...] = ()
     """The fastest of this space's configurations there, the best first."""
-
-
-ADVISED = "advised"
-"""Name of the strategy that proposes what `Advice` has, and nothing else."""
 
 
 def normalise(value: Any, where: str, depth: int = 0) -> Any:
@@ -118,13 +113,8 @@ def written_like(own: Mapping[str, Any], plain: Mapping[str, Any], given: Mappin
     What was given plain, as a journal has it, gets the types of the first problem's `own` arguments.
     """
     same = {n: value for n, value in own.items() if key_of(value) == key_of(plain[n])}
-    written = {n: as_written(value) for n, value in given.items() if forms(value) and n not in _symbolic(given)}
+    written = {n: as_written(value) for n, value in given.items() if forms(value)}
     return {**{n: _as_form(value, own.get(n)) for n, value in plain.items()}, **same, **written}
-
-
-def _symbolic(arguments: Mapping[str, Any]) -> set[str]:
-    """Return the names of the arguments that are symbolic sizes, which atune writes itself."""
-    return {name for name, value in arguments.items() if isinstance(value, Mapping) and DYNAMIC in value}
 
 
 def _as_form(value: Any, form: Any) -> Any:
@@ -227,13 +217,7 @@ def numbered(configs: Iterable[Config]) -> list[Candidate]:
 
 def describe_config(config: Config) -> str:
     """Return `config` as ``name=value`` parts, safe to print: no control characters, whoever wrote the journal."""
-    return printable(", ".join(f"{name}={_described(value)}" for name, value in config.items()))
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, dict) and DYNAMIC in value and isinstance(sizes := value.get(SIZES), list | tuple) and sizes:
-        return f"{sizes[0]}…{sizes[-1]}"
-    return repr(value)
+    return printable(", ".join(f"{name}={value!r}" for name, value in config.items()))
 
 
 def shortened(text: str, most: int) -> str:
@@ -254,24 +238,14 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-DYNAMIC, SIZES = "$dynamic", "sizes"
-"""Keys of a dict that stands for a symbolic variable among a problem's arguments, such as ``{"$dynamic": "M"}``. With
-``"sizes": [1, 16]`` beside it, a run ranks configurations for the problems that have these numbers in its place."""
-
-
-def over_sizes(arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the problems that a run with `arguments` ranks for; none where it tunes for one."""
-    for name, value in arguments.items():
-        if isinstance(value, dict) and DYNAMIC in value and isinstance(value.get(SIZES), list | tuple):
-            return [{**arguments, name: size} for size in value[SIZES]]
-    return []
+DYNAMIC = "$dynamic"
+"""Key of a dict that stands for a symbolic variable among a problem's arguments, such as ``{"$dynamic": "M"}``."""
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One problem: arguments of the kernel, and how often it occurs."""
+    """One problem: arguments of the kernel."""
 
     arguments: dict[str, Any]
-    weight: Rate = 1.0
 
     @property
     def key(self) -> str:

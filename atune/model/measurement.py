@@ -87,8 +87,6 @@ class Measurement(msgspec.Struct, frozen=True, tag="measurement", omit_defaults=
     """Whether two calls on the same inputs gave the same bits."""
     memory_bytes: int = 0
     """Device memory that its process has used at most so far, the context's too; 0 on the CPU."""
-    sizes_ms: tuple[float, ...] = ()
-    """Latency at each size, where the run ranks for several; `timing` is then their geometric mean."""
 
 
 class FinalEntry(msgspec.Struct, frozen=True):

@@ -10,12 +10,8 @@ from typing import Any
 import msgspec
 
 from atune.errors import UsageError
-from atune.journal.events import RunStarted
-from atune.journal.reader import JournalReader
-from atune.journal.result import Result
-from atune.journal.set_folder import TunedProblem, header_of_set, ranked_first, rankings_in, tuned_problems
-from atune.journal.state import State
-from atune.model.candidate import describe_config, over_sizes, printable
+from atune.journal.set_folder import TunedProblem, header_of_set, tuned_problems
+from atune.model.candidate import describe_config, printable
 from atune.reporting.export import aligned
 from atune.reporting.screen import Line, plain
 from atune.reporting.sets import cover, dispatch_rule, regret_matrix
@@ -25,25 +21,24 @@ COLUMNS = {"problem": None, "latency ms": None, "× default": 2, "× reference":
 """Columns of the table, with decimals on the page."""
 
 
-def cells(row: TunedProblem) -> tuple[str, ...]:
-    """Return a problem that has a winner as a row of the table with `COLUMNS`."""
+def row_of(row: TunedProblem) -> tuple[str, float | None, float | None, float | None, str]:
+    """Make a problem's row of the table with `COLUMNS`. The last says its winner, or why it has none."""
     result = row.result
-    assert result is not None and result.best is not None and result.latency_ms is not None
-    ratios = ("" if one is None else f"{one:.2f}" for one in (result.default_ratio, result.reference_ratio))
+    if result is None or result.best is None:
+        return str(row.problem), None, None, None, why(row)
     winner = describe_config(result.best.config) + " (so far)" * (not result.finished)
-    return str(row.problem), f"{result.latency_ms:.4g}", *ratios, winner
+    return str(row.problem), result.latency_ms, result.default_ratio, result.reference_ratio, winner
 
 
 def row_line(row: TunedProblem) -> str:
-    """Return what became of a problem, as one line."""
-    if not row.won:
-        return f"{row.problem}: {why(row)}"
-    problem, latency, default, _, winner = cells(row)
-    return f"{problem}: {latency} ms{f', {default} × default' if default else ''}; {winner}"
+    """Say on one line what became of a problem."""
+    problem, latency_ms, default, _, winner = row_of(row)
+    figures = "" if latency_ms is None else f"{latency_ms:.4g} ms{f', {default:.2f} × default' if default else ''}; "
+    return f"{problem}: {figures}{winner}"
 
 
 def why(row: TunedProblem) -> str:
-    """Return why a problem has no winner, on one line."""
+    """Say on one line why a problem has no winner."""
     if row.result is None:
         return printable(next(iter(row.error.splitlines()), "it could not be tuned"))
     groups = failure_groups(row.result.records)
@@ -52,9 +47,13 @@ def why(row: TunedProblem) -> str:
 
 def set_lines(rows: Sequence[TunedProblem], folder: Path) -> list[Line]:
     """Return a set's result for a screen: the table, what it comes to, and where the journals are."""
-    shown = [cells(row) for row in rows if row.won]
+    shown = [
+        (problem, f"{latency_ms:.4g}", *("" if one is None else f"{one:.2f}" for one in ratios), winner)
+        for problem, latency_ms, *ratios, winner in map(row_of, rows)
+        if latency_ms is not None
+    ]
     lines = [*map(Line, aligned([tuple(COLUMNS), *shown]).splitlines()), Line("")] if shown else []
-    lines += [*_sums(rows, folder), Line(f"journals   {printable(str(folder))}", "dim")]
+    lines += [*_sums(rows), Line(f"journals   {printable(str(folder))}", "dim")]
     if any(row.unfinished for row in rows):
         header = header_of_set(folder)
         named, place = header is not None and header.origin, shlex.quote(printable(str(folder)))
@@ -63,29 +62,11 @@ def set_lines(rows: Sequence[TunedProblem], folder: Path) -> list[Line]:
     return lines
 
 
-def _ranking(path: Path, header: RunStarted) -> Line:
-    """Return what became of the run that ranked the problems which differ in one size."""
-    state = State.of(JournalReader(path))
-    result, first = Result.of(state, path, replayed=True), ranked_first(state)
-    problems = f"{describe_config(header.arguments)}, {len(over_sizes(header.arguments))} problems"
-    if state.finished is None:
-        why = "" if state.interrupted is None else f": {state.interrupted.reason}"
-        text = f"not ended{printable(next(iter(why.splitlines()), ''))}"
-    elif first:
-        most = max(map(len, first))
-        text = f"{result.measured} configurations on symbolic code; each problem tries its first {most} with numbers"
-    else:
-        groups = failure_groups(result.records)
-        text = f"each tuned by itself: {groups[0].line if groups else 'too few configurations could be measured'}"
-    return Line(f"ranked     {problems}: {text}", "" if first and state.finished else "attention")
-
-
-def _sums(rows: Sequence[TunedProblem], folder: Path) -> list[Line]:
-    """Return what the rows come to: counts, rankings, the cover, the rule, what failed, and warnings."""
+def _sums(rows: Sequence[TunedProblem]) -> list[Line]:
+    """Sum the rows up: counts, the cover, the rule, what failed, and warnings."""
     won, tried = [row for row in rows if row.won], [row.result for row in rows if row.result is not None]
     counts = f"{len(won)} of {len(rows)} with a winner; {sum(one.measured for one in tried)} measured"
     lines = [Line(f"problems   {counts}", "strong")]
-    lines += [_ranking(path, header) for path, header in rankings_in(folder)]
     lines += _shared(won) if len(won) > 1 else []
     if unfinished := [row for row in rows if row.unfinished]:
         waiting = sum(row.result is None for row in unfinished)
@@ -101,12 +82,11 @@ def _sums(rows: Sequence[TunedProblem], folder: Path) -> list[Line]:
 
 def _shared(won: Sequence[TunedProblem]) -> list[Line]:
     """Return how few configurations serve all, and what the rule costs on problems left out."""
-    weights = [row.problem.weight for row in won]
     try:
         matrix = regret_matrix(won)
     except UsageError:
         return []  # of runs with accepted differences, such as targets, nothing compares
-    few, rule = cover(matrix, weights=weights), dispatch_rule(matrix, weights=weights)
+    few, rule = cover(matrix), dispatch_rule(matrix)
     several = len(few.configs) > 1
     serve = f"{len(few.configs)} configuration{'s serve' if several else ' serves'} all"
     text = f"{serve}, at most {_percent(few.worst_regret)} slower than the winners{'; chosen greedily' * several}"
@@ -128,7 +108,7 @@ def set_data(rows: Sequence[TunedProblem], folder: Path) -> dict[str, Any]:
     found = []
     for row in rows:
         problem = (row.problem if row.result is None else row.result.header).arguments
-        data = {"problem": msgspec.to_builtins(problem), "weight": row.problem.weight}
+        data = {"problem": msgspec.to_builtins(problem)}
         found.append(data | ({"error": row.error} if row.result is None else summary(row.result)))
     return {
         "problems": found,
@@ -152,7 +132,7 @@ def set_page(rows: Sequence[TunedProblem], folder: Path) -> str:
     first, *others = [environment(result) for result in begun] or [[]]
     shared = [row for row in first if row[0] != "journal" and all(row in other for other in others)]
     parts: list[dict[str, Any]] = [
-        {"kind": "list", "title": "Results", "items": [line.text for line in _sums(rows, folder)]},
+        {"kind": "list", "title": "Results", "items": [line.text for line in _sums(rows)]},
         {
             "kind": "table",
             "id": "all",
@@ -169,11 +149,10 @@ def set_page(rows: Sequence[TunedProblem], folder: Path) -> str:
 
 
 def _row(row: TunedProblem) -> dict[str, Any]:
-    """Return a problem's row of the page's table."""
-    result, config = row.result, None if row.result is None else row.result.best_config
-    figures = [None] * 3 if result is None else [result.latency_ms, result.default_ratio, result.reference_ratio]
+    """Make a problem's row of the page's table."""
+    config = None if row.result is None else row.result.best_config
     return {
-        "cells": [str(row.problem), *figures, cells(row)[-1] if row.won else why(row)],
+        "cells": row_of(row),
         "class": "" if row.won or row.unfinished else "bad",
         "config": {"problem": row.problem.arguments, "config": config},
     }

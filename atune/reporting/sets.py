@@ -154,21 +154,19 @@ class Cover(msgspec.Struct, frozen=True):
         return max(self.regret)
 
 
-def cover(matrix: RegretMatrix, max_regret: float = MAX_REGRET, weights: Sequence[float] | None = None) -> Cover:
-    """Return few configurations that serve all problems of `matrix` within a regret, chosen greedily: fewer may do.
+def cover(matrix: RegretMatrix, max_regret: float = MAX_REGRET) -> Cover:
+    """Choose few configurations that serve all problems of `matrix` within a regret, greedily: fewer may do.
 
     Each choice is the one with which the fewest problems are left without a configuration; of several the one with the
-    least weighted regret, then the smallest key. `weights`: how often each problem occurs. Raises `UsageError` for a
-    regret below zero, and for weights that do not fit.
+    least regret in all, then the smallest key. Raises `UsageError` for a regret below zero.
     """
     if not max_regret >= 0:
         raise UsageError(f"cover: max_regret must be zero or more, such as 0.03, got {max_regret!r}")
-    often = _often(matrix, weights)
     chosen: list[int] = []
     now = [math.inf] * len(matrix.problems)
     while math.inf in now:
         found = [_with(now, row, max_regret) for row in matrix.regret]
-        best = min(range(len(found)), key=lambda row: (*_cost(found[row], often), row))
+        best = min(range(len(found)), key=lambda row: (*_cost(found[row]), row))
         chosen.append(best)
         now = found[best]
     rows = sorted(chosen)
@@ -176,25 +174,14 @@ def cover(matrix: RegretMatrix, max_regret: float = MAX_REGRET, weights: Sequenc
     return Cover(tuple(dict(matrix.configs[row]) for row in rows), tuple(serves), tuple(now))
 
 
-def _often(matrix: RegretMatrix, weights: Sequence[float] | None) -> Sequence[float]:
-    """Return a weight for each problem, 1 without `weights`. Raises `UsageError` for those that do not fit."""
-    n = len(matrix.problems)
-    often = [1.0] * n if weights is None else weights
-    if len(often) != n or not all(0 < weight < math.inf for weight in often):
-        raise UsageError(f"weights: give a number above zero for each of the {n} problems, got {weights!r}")
-    return often
-
-
 def _with(now: Sequence[float], row: Sequence[float | None], limit: float) -> list[float]:
     """Return the regrets `now` by problem, with another row of the matrix where that is less and within the limit."""
     return [one if r is None or r > limit else min(one, r) for one, r in zip(now, row, strict=True)]
 
 
-def _cost(regret: Sequence[float], often: Sequence[float]) -> tuple[int, float]:
-    """Return how many problems nothing serves, and the weighted regret of the others."""
-    return regret.count(math.inf), math.fsum(
-        one * times for one, times in zip(regret, often, strict=True) if one < math.inf
-    )
+def _cost(regret: Sequence[float]) -> tuple[int, float]:
+    """Count the problems that nothing serves, and add the regret of the others up."""
+    return regret.count(math.inf), math.fsum(one for one in regret if one < math.inf)
 
 
 @dataclass(frozen=True)
@@ -217,7 +204,7 @@ class NearestRule:
     space: Space | None = field(default=None, repr=False)
     """The space that it asks."""
     regret: float | None = None
-    """Weighted mean regret on problems left out; None where none could be."""
+    """Mean regret on problems left out; None where none could be."""
     worst_regret: float | None = None
     """The largest of these."""
     tested: int = 0
@@ -256,17 +243,15 @@ def _others(arguments: Mapping[str, Any], sizes: Sequence[str]) -> str:
     return config_key({name: value for name, value in arguments.items() if name not in sizes})
 
 
-def _standing_for(matrix: RegretMatrix, column: int, often: Sequence[float]) -> int:
+def _standing_for(matrix: RegretMatrix, column: int) -> int:
     """Return the row that stands for a problem's winner: of those tied there, the one that serves the most problems."""
     tied = [row for row, regret in enumerate(matrix.regret) if regret[column] == 0.0 or row == matrix.winners[column]]
     nobody = [math.inf] * len(matrix.problems)
-    costs = {row: _cost(_with(nobody, matrix.regret[row], MAX_REGRET), often) for row in tied}
+    costs = {row: _cost(_with(nobody, matrix.regret[row], MAX_REGRET)) for row in tied}
     return min(tied, key=lambda row: (*costs[row], row != matrix.winners[column], row))
 
 
-def dispatch_rule(
-    matrix: RegretMatrix, space: Space | None = None, weights: Sequence[float] | None = None
-) -> NearestRule:
+def dispatch_rule(matrix: RegretMatrix, space: Space | None = None) -> NearestRule:
     """Return the rule that gives a problem that was never tuned the winner of the nearest tuned one.
 
     Of configurations that are tied there, it is the one that serves the most problems within 3 %, of all in the matrix.
@@ -274,12 +259,11 @@ def dispatch_rule(
     Arguments that are numbers above zero in every problem are sizes. All others must be equal to those of a tuned
     problem. Of equally near problems the one of smaller sizes counts. Its regret is that on each problem when that is
     left out; one that is alone with its other arguments cannot be. `space`: what `pick` asks, where constraints or
-    axes take a size. Raises `UsageError` for weights that do not fit.
+    axes take a size.
     """
-    often = _often(matrix, weights)
     first, *further = matrix.problems
     names = tuple(sorted(n for n, v in first.items() if is_size(v) and all(is_size(o.get(n)) for o in further)))
-    rows = [_standing_for(matrix, column, often) for column in range(len(matrix.problems))]
+    rows = [_standing_for(matrix, column) for column in range(len(matrix.problems))]
     used = sorted(set(rows))
     pairs = [(problem, used.index(row)) for problem, row in zip(matrix.problems, rows, strict=True)]
     rule = NearestRule(
@@ -292,11 +276,10 @@ def dispatch_rule(
     others = [[i for tuned, i in rule._nearest_first(one) if tuned != one] for one in matrix.problems]
     picked = [(used[places[0]], column) for column, places in enumerate(others) if places]
     costs = [matrix.regret[row][column] for row, column in picked]
-    known = [(cost, column) for cost, (_, column) in zip(costs, picked, strict=True) if cost is not None]
-    measured = [cost for cost, _ in known]
+    measured = [cost for cost in costs if cost is not None]
     return replace(
         rule,
-        regret=statistics.fmean(measured, [often[column] for _, column in known]) if measured else None,
+        regret=statistics.fmean(measured) if measured else None,
         worst_regret=max(measured, default=None),
         tested=len(measured),
         unmeasured=len(costs) - len(measured),

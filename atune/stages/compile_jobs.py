@@ -26,17 +26,14 @@ from atune.stages.compile import elf, lowering
 from atune.stages.compile.codegen import answer, backend_context, by_nvcc
 from atune.stages.compile.facts import foreseen
 from atune.stages.frontend.frontend import elaborated, roles_of
-from atune.stages.session.session import at_sizes, session, workload
 from atune.stages.session.session import discover as find_devices
+from atune.stages.session.session import session, workload
 from atune.workers.storage.artifact_store import StateCheck, remember, state_of
 from atune.workers.system.resources import check_machine
 from atune.workload.source_locations import detail_of
-from atune.workload.workload import ConfigCheck, Workload
+from atune.workload.workload import ConfigCheck
 
 T = TypeVar("T")
-
-SURVEYED = 5
-"""At so many sizes is a candidate elaborated at most, where the run ranks for several."""
 
 SWITCHED_OFF = "it is switched off"
 SLICE_S = 0.25
@@ -75,19 +72,15 @@ def elaborate(payload: bytes) -> bytes:
 
 
 def _elaborated(candidate: Candidate) -> Elaborated:
-    sizes, arch = at_sizes(), session().target.arch
-    steps = min(SURVEYED, len(sizes)) - 1
-    spread = [sizes[step * (len(sizes) - 1) // steps] for step in range(steps + 1)] if sizes else [workload()]
-    facts = [foreseen(_function(candidate, work), arch) for work in spread]
-    return Elaborated(candidate.index, facts[0], tuple(facts[1:]))
+    return Elaborated(candidate.index, foreseen(_function(candidate), session().target.arch))
 
 
 def _digested(candidate: Candidate) -> Elaborated:
     return Elaborated(candidate.index, ir_digest=lowering.ir_digest(_function(candidate)))
 
 
-def _function(candidate: Candidate, work: Workload | None = None) -> Any:
-    work = work or workload()
+def _function(candidate: Candidate) -> Any:
+    work = workload()
     return elaborated(work.kernel, work.kernel_arguments, work.as_written(candidate.config), backend_context().target)
 
 

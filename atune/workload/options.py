@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypedDict
 
 from atune.errors import WorkloadError, asked, name_and_message
-from atune.model.candidate import MUST_BE_PASS_CONFIGS, over_sizes
+from atune.model.candidate import MUST_BE_PASS_CONFIGS
 from atune.model.options import Amount, Option, Share, converted
 
 Inputs = Callable[..., Sequence[Any]] | Sequence[Any] | None
@@ -150,9 +150,3 @@ def amount(label: str, given: Work, arguments: Mapping[str, Any]) -> float | Non
     if isinstance(found, bool) or not isinstance(found, int | float):
         raise WorkloadError(f"Workload: {label} must return a number, got {found!r}")
     return found
-
-
-def refuse_symbolic(asked: Iterable[str], arguments: Mapping[str, Any]) -> None:
-    """Raise `WorkloadError` where the space's functions ask for an argument that has several sizes at once."""
-    if over_sizes(arguments) and (names := [name for name in asked if isinstance(arguments[name], dict)]):
-        raise WorkloadError(f"the space takes {names[0]}: its problems have spaces of their own, and are tuned alone")

@@ -34,7 +34,6 @@ from atune.model.candidate import (
     forms_of,
     key_of,
     normalise,
-    over_sizes,
     space_hash,
     with_tuples,
     written_like,
@@ -52,7 +51,7 @@ from atune.workload.fingerprint import (
     launch_hints,
     signature_of,
 )
-from atune.workload.options import WorkloadOptions, amount, refuse_symbolic
+from atune.workload.options import WorkloadOptions, amount
 from atune.workload.torch_state import torch_state
 
 LOOKS, ENOUGH = 500_000, 1_000
@@ -140,8 +139,8 @@ class Workload:
     def at(self, arguments: Mapping[str, Any]) -> Workload:
         """Return this workload for another problem, in which `arguments` replace its own of the same names.
 
-        `flops` and `bytes` that were given as numbers are unknown there; over several sizes, both are. Raises
-        `WorkloadError` for an argument that the kernel does not take, and `SpaceError` for one that is no plain data.
+        `flops` and `bytes` that were given as numbers are unknown there. Raises `WorkloadError` for an argument that
+        the kernel does not take, and `SpaceError` for one that is no plain data.
         """
         changed = {**self.arguments, **self._plain(arguments)}
         if key_of(changed) == key_of(self.arguments):
@@ -150,8 +149,7 @@ class Workload:
         other.arguments, other.key, other._first = changed, None, self._first or self
         other.kernel_arguments = written_like(self.kernel_arguments, changed, arguments)
         vars(other).pop("_points", None)
-        computed = {} if over_sizes(changed) else {name: f for name, f in self.amounts.items() if callable(f)}
-        amounts = {name: amount(name, each, changed) for name, each in computed.items()}
+        amounts = {name: amount(name, each, changed) for name, each in self.amounts.items() if callable(each)}
         checked("Workload", amounts, WorkloadOptions, WorkloadError)
         other.flops, other.bytes = amounts.get("flops"), amounts.get("bytes")  # a worker has no amounts
         check_names(other)
@@ -276,8 +274,6 @@ class ConfigCheck:
                 check_reserved(name, value, f"Workload {workload.name}", hint=True)
             elif name not in parameters and not self._takes_any:
                 other = "; a symbolic dimension (T.dynamic) has its size from inputs"
-                if meant(name, ["weight"]):
-                    other = "; 'weight' says how often a problem of a set occurs"
                 raise UnknownArgument(
                     f"Workload {workload.name}: the kernel takes no argument {name!r}; it takes {', '.join(parameters)}"
                     f"{meant(name, parameters) or other}"
@@ -469,7 +465,6 @@ class Candidates:
 
     def __init__(self, workload: Workload, seed: int = 0) -> None:
         self.workload, self._seed = workload, seed
-        refuse_symbolic(workload.space.asks(workload.arguments), workload.arguments)
         self._fit = ConfigCheck(workload)
         self.points = workload.space.points(workload.kernel_arguments)
         self.large = self.points.size > LARGE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
@@ -12,17 +11,16 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import bundles
 import pytest
 import torch
-from bundles import TWO, VECTOR, entry, fixed, group, library, write
+from bundles import TWO, VECTOR, entry, library, write
 from processes import environment
 from strangers import mutated
 
-from atune.bundle import BundleError, DamagedBundle, OutsideProblems, WrongArguments, WrongMachine, launch, load
+from atune.bundle import BundleError, DamagedBundle, OutsideProblems, WrongArguments, WrongMachine, load
 from atune.bundle.launch import check_device, this_cpu
 from atune.bundle.manifest import manifest_digest
 
@@ -191,110 +189,6 @@ def test_where_the_space_asks_for_a_size_the_tuned_sizes_are_served_alone(on_mis
             found(ones(n))
 
 
-# ---- sizes between, by symbolic code
-
-FIXED = (fixed("twice_64", 64), fixed("twice_1024", 1024))
-BETWEEN = group("tenfold", {64: 0.5, 1024: 8.0})
-"""The symbolic kernel of the group of `FIXED`, which tells by its results that it ran."""
-
-
-def test_sizes_between_are_served_by_the_symbolic_kernel_where_that_is_asked_for(tmp_path: Path) -> None:
-    found = load(write(tmp_path, FIXED, groups=[BETWEEN]), on_miss="symbolic")
-    assert runs(found(ones(64))) == runs(found(ones(1024))) == "twice" and len(found.problems) == 2
-    for n, size, took in ((65, 64, "0.5"), (256, 64, "0.5"), (257, 1024, "8"), (3, 64, "0.5"), (9999, 1024, "8")):
-        said = f"no problem of the bundle has n={n}: the symbolic kernel of n=64…1024 runs; at n={size}, the nearest "
-        with pytest.warns(RuntimeWarning, match=f"^{said}size measured, it took {took} ms$") as warned:
-            assert runs(found(ones(n))) == "tenfold"
-        assert warned[0].filename == __file__
-        with warnings.catch_warnings(action="error"):
-            found(ones(n))  # told once
-    with pytest.raises(WrongArguments, match="n=32 is given by name, and the tensors have n=64"):
-        found(ones(64), n=32)
-    for on_miss in ("error", "nearest"):
-        with pytest.raises(OutsideProblems, match=r"has n=64; n=1024; its kernels are compiled for fixed sizes$"):
-            load(tmp_path, on_miss=on_miss)(ones(65))
-
-
-@pytest.mark.parametrize("order", [1, -1], ids=["in order", "reversed"])
-def test_of_several_groups_the_one_with_the_nearest_size_and_then_the_faster_runs(order: int, tmp_path: Path) -> None:
-    groups = [group("twice", {8: 1.0, 64: 1.0}), group("tenfold", {64: 0.5, 1024: 8.0})]
-    found = load(write(tmp_path, [fixed("fails", 1)], groups=groups[::order]), on_miss="symbolic")
-    for n, kernel in ((2, "twice"), (16, "twice"), (65, "tenfold"), (2000, "tenfold")):
-        with pytest.warns(RuntimeWarning, match="the symbolic kernel of "):
-            assert runs(found(ones(n))) == kernel
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-def test_a_group_serves_only_what_is_equal_in_all_else(groups: int, tmp_path: Path) -> None:
-    """Where tensors do not tell it, a call says it: else a kernel of another `far` would run."""
-    problems = [fixed("fails", n, far=far) for n in (64, 1024) for far in (False, True)]
-    both = [group(name, {64: 1.0}, {"far": far}) for name, far in (("twice", False), ("tenfold", True))]
-    found = load(write(tmp_path, problems, groups=both[:groups]), on_miss="symbolic")
-    with pytest.raises(WrongArguments, match=f"{4 + groups} problems take these tensors: give far=False or far=True, "):
-        found(ones(65))
-    with pytest.warns(RuntimeWarning, match="the symbolic kernel of n=64…64, far=False runs"):
-        assert runs(found(ones(65), far=False)) == "twice"
-    listed = "".join(f"; symbolic n=64…64, far={far}" for far in (False, True)[:groups])
-    for far in (3, True)[: 3 - groups]:
-        message = f"no problem of such tensors has n=65, far={far}; .*; n=1024, far=True{listed}$"
-        with pytest.raises(OutsideProblems, match=message):
-            found(ones(65), far=far)
-    with pytest.raises(WrongArguments, match="n=64 is given by name, and the tensors have n=65"):
-        found(ones(65), n=64, far=False)
-    with pytest.raises(OutsideProblems, match="no problem of such tensors has n=0, far=False"):
-        found(ones(0), far=False)  # no size is near to it
-
-
-def test_a_group_serves_only_the_tensors_that_its_code_takes(tmp_path: Path) -> None:
-    """Of two widths, one of which has a group."""
-    rows = {width: [{"dtype": "float32", "shape": ["n", width], "strides": None}] * 2 for width in (4, 8)}
-    of_64 = {width: [{**params[0], "shape": [64, width]}] * 2 for width, params in rows.items()}
-    problems = [entry("fails", {"n": 64, "width": width}, params=params) for width, params in of_64.items()]
-    groups = [group("tenfold", {64: 1.0}, {"width": 8}, params=rows[8])]
-    found = load(write(tmp_path, problems, groups=groups), on_miss="symbolic")
-    with pytest.warns(RuntimeWarning, match="the symbolic kernel of n=64…64, width=8 runs"):
-        assert float(found(torch.ones(100, 8))[0, 0]) == 10
-    with pytest.raises(OutsideProblems, match=r"no kernel takes float32 \[100, 4\] here; .*symbolic n=64…64, width=8$"):
-        found(torch.ones(100, 4))
-    with pytest.raises(WrongArguments, match=r"^parameter 1: the kernel takes float32; got float64"):
-        found(torch.ones(100, 8), torch.ones(100, 8).double())
-
-
-@pytest.mark.parametrize(
-    "other",
-    [VECTOR | {"shape": [64, 1]}, VECTOR | {"shape": [65], "dtype": "float64"}, VECTOR | {"shape": None}],
-    ids=["rank", "dtype", "number"],
-)
-def test_what_is_tuned_for_other_tensors_need_not_be_told_apart(other: dict[str, Any], tmp_path: Path) -> None:
-    problems = [fixed("fails", 64, far=False), entry("fails", {"n": 64, "far": True}, params=[other, VECTOR])]
-    found = load(write(tmp_path, problems, groups=[group("twice", {64: 1.0}, {"far": False})]), on_miss="symbolic")
-    with pytest.warns(RuntimeWarning, match="the symbolic kernel of n=64…64, far=False runs"):
-        assert runs(found(ones(65))) == "twice"
-
-
-def test_no_group_serves_a_size_that_the_space_asks_for(tmp_path: Path) -> None:
-    write(tmp_path, FIXED, groups=[BETWEEN], asks=["n"])
-    with pytest.warns(RuntimeWarning, match=r"^on_miss='symbolic' of .* does nothing: where= takes n, and a bundle "):
-        found = load(tmp_path, on_miss="symbolic")
-    with pytest.raises(OutsideProblems, match=r"no kernel takes float32 \[65\] here"):
-        found(ones(65))
-    other = load(write(tmp_path / "other", FIXED, groups=[BETWEEN], asks=["width"]), on_miss="symbolic")
-    with pytest.warns(RuntimeWarning, match="the symbolic kernel of n=64…1024 runs"):
-        assert runs(other(ones(65))) == "tenfold"
-
-
-def test_a_bundle_without_groups_says_so(tmp_path: Path) -> None:
-    with pytest.warns(
-        RuntimeWarning, match="on_miss='symbolic' of .* does nothing: it has no symbolic kernels"
-    ) as found:
-        bundle = load(write(tmp_path), on_miss="symbolic")
-    assert found[0].filename == __file__ and runs(bundle(ones(64))) == "twice"
-    with pytest.raises(
-        OutsideProblems, match=r"no problem of such tensors has n=65; .* n=64; n=1024; it has no symbolic kernels$"
-    ):
-        bundle(ones(65))
-
-
 # ---- what arguments are like
 
 
@@ -403,23 +297,9 @@ def test_what_is_no_manifest_is_refused(content: str, tmp_path: Path) -> None:
         {"files": {"/etc/passwd": "0"}},
         {"files": {}},
         {"problems": [{"problem": {}}]},
-        {"problems": [entry("twice", {"n": 64}, calls=[0, 7]) | {"library": "0"}]},
+        {"problems": [entry("twice", {"n": 64}, calls=[0, None])]},
         {"problems": []},
         {"without": "cpu"},
-        {"symbolic": None},
-        {"symbolic": [{}]},
-        *(
-            {"groups": [{**BETWEEN, name: value}]}
-            for name, values in {
-                "over": (None, ""),
-                "sizes": ([], [64], [64.0, 1024], [0, 64], ["64", "1024"], [[64], 1024], [True, 64]),
-                "sizes_ms": ([], [1.0, 2.0, 3.0], [1, 2], [None, 1.0], 3),
-                "library": ("0", None),
-                "calls": ([0, 7],),
-                "params": ([], None),
-            }.items()
-            for value in values
-        ),
     ],
 )
 def test_a_manifest_with_other_content_is_refused(fields: Any, tmp_path: Path) -> None:
@@ -440,7 +320,7 @@ def test_what_is_no_bundle_and_what_is_newer(tmp_path: Path) -> None:
         load(tmp_path / "none")
     with pytest.raises(BundleError, match="has schema 2, and this atune reads up to 1: install a newer one"):
         load(write(tmp_path, schema=2))
-    with pytest.raises(BundleError, match="on_miss must be 'error', 'nearest' or 'symbolic', got 'warn'"):
+    with pytest.raises(BundleError, match="on_miss must be 'error' or 'nearest', got 'warn'"):
         load(write(tmp_path), on_miss="warn")  # type: ignore[arg-type]
 
 
@@ -456,14 +336,11 @@ def test_what_is_no_bundle_and_what_is_newer(tmp_path: Path) -> None:
             "compiled on a CPU, and this CPU, .* lacks avx9000",
         ),
         ({"requires": {"no-such-package": ">=1"}}, "needs no-such-package: pip install 'no-such-package>=1'"),
-        ({"requires": {"torch": ">=1.0,<1.5"}}, "needs torch>=1.0,<1.5, and .* is installed"),
-        ({"requires": {"torch": "==1.0"}}, "needs torch==1.0"),
     ],
 )
 def test_a_machine_that_cannot_run_it(fields: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(WrongMachine, match=message):
         load(write(tmp_path, **fields))
-    load(write(tmp_path, requires={"torch": ">=1.0,!=1.5,<999"}))
 
 
 def test_without_a_cuda_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,10 +352,12 @@ def test_without_a_cuda_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("arch", "capability", "fits"),
     [
-        ("sm_90a", (9, 0), True), ("sm_90a", (10, 0), False), ("sm_80", (8, 0), True), ("sm_80", (8, 6), True),
-        ("sm_86", (8, 0), False), ("sm_80", (9, 0), False), ("sm_100a", (10, 3), False), ("sm_100f", (10, 3), True),
+        ("sm_90a", (9, 0), True),
+        ("sm_90a", (10, 0), False),
+        ("sm_80", (8, 6), False),
+        ("sm_100f", (10, 0), True),
     ],
-)  # fmt: skip
+)
 def test_code_for_another_device(arch: str, capability: Any, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
@@ -546,36 +425,21 @@ def test_what_is_loaded_is_what_was_compared(before: str, tmp_path: Path) -> Non
 
 
 STRANGE: tuple[Any, ...] = (
-    None, True, -1, 2**62, 2**70, 1e300, float("nan"), float("inf"), "", "\0", "a" * 9999, "n-9", "n//(n-n)", "(" * 999,
-    "n" + "*n" * 999, [], [[]], [None], ["n"], {}, {"": None}, {"n": 10**400}, "../../etc/passwd", "\ud800",
+    None, True, -1, 2**62, 2**70, 1e300, float("nan"), float("inf"), "", "\0", "a" * 9999, "n-9", "(" * 999, [], [[]],
+    [None], ["n"], {}, {"": None}, {"n": 10**400}, "../../etc/passwd", "\ud800",
 )  # fmt: skip
 
 
-def _of_no_code(path: str) -> Any:
-    """Return a library of which every function does nothing."""
-
-    class Library:
-        def __getattr__(self, name: str) -> Any:
-            return lambda *given: 0 if "\0" not in name else getattr(ctypes.CDLL(None), name)
-
-    return Library()
-
-
-def test_a_strangers_manifest_is_a_bundle_or_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_strangers_manifest_is_a_bundle_or_one_error(tmp_path: Path) -> None:
     """Whoever changes it can make its digest fit. What its machine code does is another matter."""
-    monkeypatch.setattr(launch, "ctypes", SimpleNamespace(**{**vars(ctypes), "CDLL": _of_no_code}))
-    random, loaded, served = Random(46), 0, 0
-    plain = json.loads((write(tmp_path, (*TWO, FIXED[0]), groups=[BETWEEN]) / "manifest.json").read_text())
-    for turn in range(MUTATIONS := 1500):
+    random, loaded = Random(46), 0
+    plain = json.loads((write(tmp_path) / "manifest.json").read_text())
+    for _ in range(MUTATIONS := 1000):
         changed = mutated(plain, random, STRANGE)
         if isinstance(changed, dict):
             changed["digest"] = manifest_digest(changed)
         (tmp_path / "manifest.json").write_text(json.dumps(changed))
-        with suppress(BundleError), warnings.catch_warnings(action="ignore"):
-            found = load(tmp_path, on_miss=("nearest", "symbolic")[turn % 2])
+        with suppress(BundleError):
+            load(tmp_path)
             loaded += 1
-            for given in ((ones(64),), (ones(99),), (ones(64), torch.empty(64)), (ones(2).reshape(1, 2),), (3,)):
-                with suppress(BundleError):
-                    found(*given)
-                    served += 1
-    assert 100 < loaded < MUTATIONS - 300 and served > loaded
+    assert 100 < loaded < MUTATIONS - 200

@@ -98,19 +98,6 @@ for wrong, error in ((A.cpu(), WrongArguments), (A.float(), WrongArguments), (A[
 print("served")
 """
 
-BETWEEN = """
-import sys, warnings
-import torch
-from atune.bundle import load
-bundle = load(sys.argv[1], on_miss="symbolic")
-for M in (1, 256, 300, 777, 2000):
-    A, B = (torch.randn(n, m, dtype=torch.float16, device="cuda") for n, m in ((M, 512), (512, 512)))
-    with warnings.catch_warnings(record=True) as warned:
-        torch.testing.assert_close(bundle(A, B), A @ B, rtol=1e-2, atol=1e-1)
-    assert ["the symbolic kernel of M=256" in str(one.message) for one in warned] == [True] * (M != 256)
-print("served")
-"""
-
 
 def matmul(M: int, N: int = 512, K: int = 512, block: int = 64) -> Any:
     import tilelang.language as T
@@ -130,7 +117,7 @@ def matmul(M: int, N: int = 512, K: int = 512, block: int = 64) -> Any:
     return main
 
 
-def on_a_gpu(M: Any, *sizes_ms: float) -> Result:
+def on_a_gpu(M: int) -> Result:
     """Return a result for sm_90a, as a run on a GPU would have it, with a library that is compiled here."""
 
     def kept(artifact: Artifact | None) -> Artifact:
@@ -144,18 +131,17 @@ def on_a_gpu(M: Any, *sizes_ms: float) -> Result:
     assert isinstance(header, RunStarted)
     stream.events[0] = msgspec.structs.replace(header, target=SM_90A, arguments={"M": M})
     stream.ready().candidate(0, 1.0, block=64)
-    stream.events[-1] = msgspec.structs.replace(stream.events[-1], sizes_ms=sizes_ms)
     stream.finished(kernel=artifact, roles=Roles((len(artifact.params) - 1,)))
     return Result.from_events(stream.events)
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A bundle of one problem, and of code with a symbolic size."""
+    """A bundle of one problem."""
     folder = tmp_path_factory.mktemp("bundle") / "b"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATUNE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        save_bundle(folder, [on_a_gpu(512), on_a_gpu({"$dynamic": "M", "sizes": [256, 512]}, 1.0, 2.0)])
+        save_bundle(folder, [on_a_gpu(512)])
         yield folder
 
 
@@ -199,10 +185,9 @@ import torch, tvm_ffi
 from fake_cuda import FakeTensor
 folder = Path(sys.argv[1])
 manifest = json.loads((folder / "manifest.json").read_text())
-for [one], M in (manifest["problems"], 512), (manifest["symbolic"], 300):
-    function = loaded(folder, manifest["files"], one)
-    tensors = [FakeTensor(n << 30, (rows, 512)) for n, rows in ((1, M), (2, 512), (3, M))]
-    function(*map(tvm_ffi.from_dlpack, tensors))
+[one] = manifest["problems"]
+tensors = [FakeTensor(n << 30, (512, 512)) for n in (1, 2, 3)]
+loaded(folder, manifest["files"], one)(*map(tvm_ffi.from_dlpack, tensors))
 """
 BY_ATUNE = """
 from atune.bundle.launch import Libraries, cuda_function
@@ -220,9 +205,8 @@ def test_a_call_asks_the_driver_for_what_tilelang_asks(bundle: Path, tmp_path: P
     fake_cuda.install(tmp_path, bundle / "runtime")
     ours = run(WITHOUT + BY_ATUNE + CALLS, bundle, LD_LIBRARY_PATH=str(tmp_path)).splitlines()
     assert ours == run(BY_TILELANG + CALLS, bundle, LD_LIBRARY_PATH=str(tmp_path)).splitlines()
-    assert [line.split()[0] for line in ours] == ["encode", "encode", "launch"] * 2
+    assert [line.split()[0] for line in ours] == ["encode", "encode", "launch"]
     assert " 0x40000000 " in ours[0] and " 0x80000000 " in ours[1] and ours[2].startswith("launch 8 8 1 with ")
-    assert ours[5].startswith("launch 8 5 1 with ")  # of 300 rows, by the code with a symbolic size
 
 
 def test_a_kernel_that_needs_more_of_tilelang_is_refused() -> None:
@@ -240,11 +224,3 @@ def test_on_a_gpu_it_serves_without_tilelang_and_compilers(tmp_path: Path, monke
     ]
     save_bundle(tmp_path / "b", found)
     assert run(WITHOUT + SERVE, tmp_path / "b", PATH="/nowhere").endswith("served\n")
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_symbolic_code_serves_sizes_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
-    work = atune.Workload(matmul, {"block": [64, 128]}, arguments={"M": 256}, out_idx=-1)
-    atune.run_set(work, [{"M": M} for M in (256, 512, 1024)], target="cuda").save_bundle(tmp_path / "b")
-    assert run(WITHOUT + BETWEEN, tmp_path / "b", PATH="/nowhere").endswith("served\n")

@@ -89,19 +89,11 @@ def test_a_cover_says_who_serves_what() -> None:
     assert found.configs == ({"block": 0}, {"block": 2}) and found.serves == (0, 0, 1)
     assert found.regret == (0.0, 0.02, 0.0) and len(cover(matrix, 0.01).configs) == 3
     assert cover(matrix, 0.5).configs == ({"block": 0},)
-    assert cover(matrix, 0.5, [1, 30, 1]).configs == ({"block": 1},)
     assert cover(matrix_of([[0.0, 0.0, None], [0.9, 0.9, 0.0]]), 1.0).configs == ({"block": 1},), (
         "it was measured everywhere"
     )
     with pytest.raises(UsageError, match="must be zero or more"):
         cover(matrix, -0.01)
-
-
-@pytest.mark.parametrize("weights", [[], [1.0], [1.0, 0.0], [1.0, -1.0], [1.0, math.nan], [1.0, math.inf]])
-@pytest.mark.parametrize("ask", [cover, dispatch_rule])
-def test_weights_that_do_not_fit_are_refused(ask: Any, weights: list[float]) -> None:
-    with pytest.raises(UsageError, match="weights: give a number above zero for each of the 2 problems"):
-        ask(matrix_of([[0.0, 0.1], [0.1, 0.0]]), weights=weights)
 
 
 def apart(one: dict[str, Any], other: dict[str, Any]) -> tuple[float, int, int]:
@@ -114,21 +106,19 @@ def test_the_rule_gives_the_nearest_winner_and_its_regret_is_that_of_brute_force
     grid = list(itertools.product([1, 2, 8, 16, 64], [128, 256, 1024], ["half", "bfloat16"]))
     chosen = draw.sample(grid, draw.randint(2, 14))
     problems = [{"M": m, "K": k, "dtype": dtype} for m, k, dtype in chosen]
-    weights = [draw.choice((0.5, 1.0, 3.0)) for _ in problems]
     matrix = matrix_of(random_regret(seed, draw.randint(2, 5), len(problems), missing=0.1), problems)
-    rule = dispatch_rule(matrix, weights=weights)
+    rule = dispatch_rule(matrix)
     costs = []
     for column, new in enumerate(problems):
         others = [(apart(p, new), c) for c, p in enumerate(problems) if c != column and p["dtype"] == new["dtype"]]
         if others:
-            costs.append((matrix.regret[matrix.winners[min(others)[1]]][column], weights[column]))
+            costs.append(matrix.regret[matrix.winners[min(others)[1]]][column])
         picked = rule.pick(new)
         assert picked is not None and rule.configs[picked] == matrix.configs[matrix.winners[column]]
-    known = [(r, w) for r, w in costs if r is not None]
+    known = [regret for regret in costs if regret is not None]
     assert (rule.tested, rule.unmeasured) == (len(known), len(costs) - len(known))
-    assert rule.worst_regret == max((r for r, _ in known), default=None)
-    mean = sum(r * w for r, w in known) / sum(w for _, w in known) if known else None
-    assert rule.regret == (None if mean is None else pytest.approx(mean))
+    assert rule.worst_regret == max(known, default=None)
+    assert rule.regret == (pytest.approx(sum(known) / len(known)) if known else None)
 
 
 def test_what_is_no_size_must_be_equal() -> None:
@@ -188,12 +178,6 @@ def test_a_rule_asks_the_space_for_sizes_never_tuned(space: Space) -> None:
         alone.pick({"M": 960})
     with pytest.raises(SpaceError, match="raised"):
         dispatch_rule(matrix, space=Space(block=[0], where=lambda M: 1 // 0)).pick({"M": 960})
-
-
-def test_a_constraint_on_what_must_be_equal_anyway_asks_for_no_size() -> None:
-    matrix = matrix_of([[0.0, 0.2], [0.2, 0.0]], [{"M": 64, "dtype": "half"}, {"M": 256, "dtype": "half"}])
-    rule = dispatch_rule(msgspec.structs.replace(matrix, asks=("dtype",)))
-    assert rule.asks == () and rule.pick({"M": 65, "dtype": "half"}) == 0
 
 
 def test_of_tied_configurations_the_rule_takes_what_serves_the_most_problems() -> None:

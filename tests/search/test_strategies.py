@@ -14,11 +14,10 @@ import pytest
 from atune.engine.search import bayesian
 from atune.engine.search import strategies as choosing
 from atune.engine.search.interface import Encoding, Guarded, Searched, Strategy
-from atune.engine.search.strategies import ADVISED, MAKERS, check_given, chosen, make_strategy
+from atune.engine.search.strategies import MAKERS, check_given, chosen, make_strategy
 from atune.errors import StrategyError, UsageError
 from atune.model.candidate import Config
 
-PROPOSING = [name for name in MAKERS if name != ADVISED]
 CONFIGS: dict[int, Config] = {
     10 * i: {"tile": tile, "stages": stages, "policy": policy, "swizzle": swizzle}
     for i, (tile, stages, policy, swizzle) in enumerate(
@@ -64,7 +63,7 @@ def made(name: str, seed: int = 0, **options: Any) -> Strategy:
     return make_strategy(name, Searched(CONFIGS, seed, **options))
 
 
-@pytest.mark.parametrize("name", PROPOSING)
+@pytest.mark.parametrize("name", MAKERS)
 def test_same_seed_and_same_tells_ask_the_same(name: str) -> None:
     one, other = (list(play(made(name, 5, budget=30), 20)) for _ in range(2))
     assert one == other
@@ -83,18 +82,16 @@ def test_exhaustive_takes_a_small_space_in_its_order_and_a_large_one_by_the_esti
     assert [prior.get(index, 99.0) for index in order] == sorted(prior.get(index, 99.0) for index in configs)
 
 
-@pytest.mark.parametrize("name", PROPOSING)
+@pytest.mark.parametrize("name", MAKERS)
 def test_everything_is_asked_for_once_what_is_advised_first_and_then_nothing(name: str) -> None:
     few = dict(islice(CONFIGS.items(), 60))
     searched = Searched(few, 0, 40, advised=[*few][10:14])
     strategy = Guarded(make_strategy(name, searched), few, searched.first)
     asked = [what for call, what in play(strategy, 10_000) if call == "ask"]
     assert sorted(asked) == sorted(few) and asked[:4] == searched.first
-    alone = Guarded(make_strategy(ADVISED, searched), few, searched.first)
-    assert [what for call, what in play(alone, 10_000) if call == "ask"] == searched.first
 
 
-@pytest.mark.parametrize("name", PROPOSING)
+@pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("configs", [{}, {7: {}}, {7: {"x": 1}}, {0: {"x": 1}, 1: {"x": None}, 2: {"y": (1, 2)}}])
 def test_spaces_with_next_to_nothing_to_choose_from(name: str, configs: dict[int, Config]) -> None:
     strategy = make_strategy(name, Searched(configs))
@@ -294,7 +291,6 @@ def test_a_bad_strategy_is_refused_in_one_message(answers: tuple[Any, ...], mess
         (Bad, "give a name, or an object with a name"),
         (object(), "give a name, or an object with a name"),
         (type("Named", (Bad,), {"name": "bayesian"})(), "atune has a strategy of that name"),
-        (type("Named", (Bad,), {"name": "advised"})(), "atune has a strategy of that name"),
     ],
 )
 def test_what_is_no_strategy_is_refused(given: Any, message: str) -> None:

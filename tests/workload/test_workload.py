@@ -194,10 +194,6 @@ def problem(space: Any, **options: Any) -> Any:
             "the kernel takes no argument 'n'; it takes N, block, stages (did you mean 'N'?)",
         ),
         (
-            lambda: Workload(kernel, Space(block=[1]), arguments={"wieght": 1}),
-            "it takes N, block, stages; 'weight' says how often a problem of a set occurs",
-        ),
-        (
             lambda: problem(Space(block=[1], where=lambda block: block < 32), default={"blok": 16}),
             "does not fit the space: it has no axis 'blok'; its axes are block (did you mean 'block'?)",
         ),

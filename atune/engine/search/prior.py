@@ -300,27 +300,9 @@ def figures_for(target: Target | None, devices: Sequence[DeviceInfo]) -> Figures
     return figures_of(devices[0] if devices else None, target.arch)
 
 
-def best_ranks(orders: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    """Return each candidate's best rank in any of `orders`, from 1: the first of each order come first, in turn."""
-    found = dict[int, float]()
-    for turn, estimated in enumerate(orders):
-        for rank, index in enumerate(sorted(estimated, key=estimated.__getitem__), 1):
-            found[index] = min(found.get(index, math.inf), rank + turn / len(orders))
-    return found
-
-
-def columns(
-    facts: Mapping[int, StaticFacts], figures: Figures, larger: Mapping[int, Sequence[StaticFacts]] | None = None
-) -> dict[str, Any]:
-    """Return the fields of `SpaceSurveyed`, by what is known of candidates: `CAN_RUN` where they differ in it.
-
-    `larger`: facts at further sizes, where the run ranks for several. Then the prior is a rank.
-    """
+def columns(facts: Mapping[int, StaticFacts], figures: Figures) -> dict[str, Any]:
+    """Make the fields of `SpaceSurveyed` from what is known of candidates: `CAN_RUN` where they differ in it."""
     indices, prior = tuple(sorted(facts)), estimates(facts, figures)
-    if larger and any(larger.values()):
-        at_each = zip(*(larger[index] for index in indices), strict=True)
-        further = [estimates(dict(zip(indices, each, strict=True)), figures) for each in at_each]
-        prior = best_ranks([prior, *further])
     runs = tuple(float(can_run(facts[index], figures)) for index in indices)
     return {
         "indices": indices,

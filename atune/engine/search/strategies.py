@@ -9,7 +9,6 @@ from typing import Any
 
 from atune.engine.search.interface import SPREAD, Encoding, Searched, Strategy, by_prior
 from atune.errors import UsageError
-from atune.model.candidate import ADVISED
 
 AUTO, EXHAUSTIVE, RANDOM, PRIOR, BAYESIAN = "auto", "exhaustive", "random", "prior", "bayesian"
 LARGE = 64
@@ -67,15 +66,13 @@ MAKERS: dict[str, Callable[[Searched], Strategy]] = {
 }
 SHOWN = (AUTO, *MAKERS)
 """The names that a user may give, for messages."""
-MAKERS[ADVISED] = lambda searched: FixedOrder(ADVISED, ())
-"""A ranking over several sizes advises its candidates, which come before any that a strategy proposes."""
 FEW = 8
 """With budgets of up to this many candidates, learning does not help without a prior."""
 
 
 def learns(name: str) -> bool:
     """Tell whether the strategy called `name` learns from outcomes, as a user's may; only such take long to answer."""
-    return name not in (EXHAUSTIVE, RANDOM, PRIOR, ADVISED)
+    return name not in (EXHAUSTIVE, RANDOM, PRIOR)
 
 
 def check_given(strategy: str | Strategy | None, *, pipeline: bool = True) -> None:
@@ -84,14 +81,14 @@ def check_given(strategy: str | Strategy | None, *, pipeline: bool = True) -> No
         return
     name: Any = strategy if isinstance(strategy, str) else getattr(strategy, "name", None)
     if isinstance(strategy, str):
-        if strategy not in (*SHOWN, ADVISED):
+        if strategy not in SHOWN:
             raise UsageError(f"strategy {strategy!r} is unknown; there is {', '.join(SHOWN)}, or an object of your own")
     elif isinstance(strategy, type) or not (isinstance(name, str) and name and isinstance(strategy, Strategy)):
         raise UsageError(
             f"strategy {strategy!r}: give a name, or an object with a name (text), ask() and "
             "tell(index, latency_ms, reason)"
         )
-    elif name in (*SHOWN, ADVISED):
+    elif name in SHOWN:
         raise UsageError(f"strategy {name!r}: atune has a strategy of that name; rename yours")
     if not pipeline and name != AUTO and learns(name):
         raise UsageError(f"strategy {name!r} learns while candidates compile: leave out pipeline=False")
@@ -101,7 +98,7 @@ def uses_prior(strategy: str | Strategy, total: int) -> bool:
     """Tell whether a strategy, given itself or by name, uses a prior in a space of `total` candidates."""
     if not isinstance(strategy, str):
         return hasattr(strategy, "begin")
-    return strategy not in (RANDOM, ADVISED) and (strategy != EXHAUSTIVE or total > LARGE)
+    return strategy != RANDOM and (strategy != EXHAUSTIVE or total > LARGE)
 
 
 def make_strategy(name: str, searched: Searched) -> Strategy:

@@ -13,14 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from atune.errors import SpaceError, UsageError, type_of
-from atune.model.candidate import Problem, as_written, describe_config, forms, normalise, shown
+from atune.model.candidate import Problem, as_written, forms, normalise, shown
 from atune.model.folders import read_file
-from atune.model.options import meant
-
-WEIGHT = "weight"
-"""The key, or column of a file, that says how often a problem occurs."""
-LEAST, MOST = 1e-9, 1e30
-"""Range of a weight, as a set's folder keeps it."""
 
 Given = Iterable[Mapping[str, Any] | Problem]
 
@@ -29,7 +23,7 @@ class Problems(Sequence[Problem]):
     """Problems of one kernel, each once, in the order in which they were given.
 
         Problems(M=[1, 2, 4], N=4096, K=[4096, 11008])     # every combination
-        Problems([{"M": 1, "N": 4096, "weight": 10}, {"M": 2, "N": 4096}])
+        Problems([{"M": 1, "N": 4096}, {"M": 2, "N": 11008}])
         Problems("shapes.json")                            # or .jsonl or .csv
 
     Raises `UsageError` for anything else, for an empty set, and for problems that differ in the names of arguments.
@@ -37,8 +31,7 @@ class Problems(Sequence[Problem]):
     Parameters
     ----------
     given
-        A list of arguments (dictionaries) or of other sets' problems, or the path of a file. ``weight``: how often a
-        problem occurs, a number from 1e-9 to 1e30 (default 1).
+        A list of arguments (dictionaries) or of other sets' problems, or the path of a file.
     sizes
         Arguments, each with one value or several. The set has every combination; in a list, which lacks them, each
         problem gets them.
@@ -55,9 +48,7 @@ class Problems(Sequence[Problem]):
         for where, row in rows or ([("Problems", {})] if values else []):
             for point in points:
                 one = _problem({**row, **point}, where)
-                before = found.get(one.key)
-                sum_of = min(one.weight + (before.weight if before is not None else 0.0), MOST)
-                found[one.key] = Problem(one.arguments, sum_of)
+                found.setdefault(one.key, one)
                 places.setdefault(one.key, f"{where}: " if rows else "")
         self._problems, self.places = tuple(found.values()), tuple(places.values())
         """Each problem, and where a list or file has it, for messages."""
@@ -100,20 +91,14 @@ def one_problem(texts: Iterable[str], command: str) -> dict[str, Any]:
 
 
 def _problem(row: Mapping[str, Any], where: str) -> Problem:
-    arguments = dict(row)
-    weight = arguments.pop(WEIGHT, 1.0)
-    if not (_is_number(weight) and LEAST <= weight <= MOST):
-        far = _is_number(weight) and weight and not LEAST <= abs(weight) <= MOST  # perhaps too long to be printed
-        wanted = f"between {LEAST:g} and {MOST:g}" if far else f"above zero, got {weight!r}"
-        raise UsageError(f"{where}: the weight of {describe_config(arguments)} must be {wanted}")
-    for name, value in arguments.items():
+    for name, value in row.items():
         if forms(as_written(value)) - {"list"}:
             raise UsageError(
                 f"{where}: {name}={shown(value)} is {type_of(value)}, and a set's problems are plain values: give "
                 f"{shown(normalise(value, name))}, or another value, or an argument of the workload"
             )
     try:
-        return Problem({name: normalise(value, f"{where}: {name}") for name, value in arguments.items()}, float(weight))
+        return Problem({name: normalise(value, f"{where}: {name}") for name, value in row.items()})
     except SpaceError as error:
         raise UsageError(str(error)) from error
 
@@ -138,7 +123,7 @@ def _rows(given: Any) -> list[tuple[str, Mapping[str, Any]]]:
         where, rows = "Problems", given
     if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
         raise UsageError(f'{where}: give a list of dictionaries, such as [{{"M": 1}}, {{"M": 2}}], got {rows!r}')
-    rows = [{**row.arguments, WEIGHT: row.weight} if isinstance(row, Problem) else row for row in rows]
+    rows = [row.arguments if isinstance(row, Problem) else row for row in rows]
     for number, row in enumerate(rows, 1):
         entry = f"{where}, entry {number}"
         if not isinstance(row, Mapping) or not row or not all(isinstance(name, str) and name for name in row):
@@ -146,11 +131,10 @@ def _rows(given: Any) -> list[tuple[str, Mapping[str, Any]]]:
         if wrong := [name for name in row if not name.isidentifier()]:
             table = "a table has commas between its columns, and its first line names them"
             raise UsageError(f"{entry}: {wrong[0]!r} is no argument's name; {table}")
-        for name in sorted((row.keys() ^ rows[0].keys()) - {WEIGHT}):
+        for name in sorted(row.keys() ^ rows[0].keys()):
             lacking, having = (1, number) if name in row else (number, 1)
-            raise UsageError(f"{where}, entry {lacking} has no {name!r}, as entry {having} has{meant(name, [WEIGHT])}")
-    names = {name for row in rows for name in row}
-    columns = {name: _column(where, name, [row.get(name) for row in rows], in_file) for name in names}
+            raise UsageError(f"{where}, entry {lacking} has no {name!r}, as entry {having} has")
+    columns = {name: _column(where, name, [row[name] for row in rows], in_file) for name in (rows[0] if rows else ())}
     return [(f"{where}, entry {n + 1}", {name: columns[name][n] for name in row}) for n, row in enumerate(rows)]
 
 

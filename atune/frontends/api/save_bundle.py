@@ -19,16 +19,14 @@ import msgspec
 from atune.bundle import launch
 from atune.bundle.manifest import MANIFEST, RUNTIME, SCHEMA, manifest_digest, named
 from atune.engine.start import check_code, check_parts
-from atune.errors import AtuneError, UsageError
+from atune.errors import UsageError
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.compile_all import plain_library
 from atune.frontends.api.resume import options_of, origin_of, say_as_warning
 from atune.journal.events import RunStarted
-from atune.journal.reader import replay
 from atune.journal.result import Record, Result
-from atune.journal.set_folder import rankings_in
 from atune.model.artifact import Artifact
-from atune.model.candidate import COMPILE_FLAGS, DYNAMIC, Candidate, is_size, over_sizes, with_tuples
+from atune.model.candidate import COMPILE_FLAGS, DYNAMIC, Candidate, is_size, with_tuples
 from atune.model.settings import CPU_FLAGS, CompileSettings
 from atune.workload.pickling import FileRef
 
@@ -47,8 +45,7 @@ def save_bundle(
     """Write the winners of `results`, which are of one kernel, as a bundle: the new folder `folder`.
 
     A winner whose compiler state was not compared is compiled by nvcc, from the file that the journal names. `say` is
-    told before that file runs. Results of `rankings_of` a set add winners for other sizes; `say` is told of those whose
-    library cannot be had, which are left out.
+    told before that file runs.
 
     Returns the bundle's digest, a SHA-256 of all that is in it. Raises `UsageError` for results that make no bundle,
     such as one whose library is gone, and `CompileFailed`.
@@ -65,22 +62,14 @@ def save_bundle(
         By default warns.
     """
     check_parts(accept)
-    if all(over_sizes(result.header.arguments) for result in results):
-        raise UsageError("a bundle needs at least one result of one problem")
+    if not results:
+        raise UsageError("a bundle needs at least one result")
     _check(results)
     path = Path(folder)
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise UsageError(f"{path} exists and is not empty: give a new folder")
     cpu, target, files = launch.this_cpu(), results[0].header.target, Files()
-    entries: dict[str, list[dict[str, Any]]] = {"problems": [], "symbolic": []}
-    for result in results:
-        try:
-            entry = _problem(result, files, *_library(result, accept, say))
-            entries["symbolic" if "over" in entry else "problems"].append(entry)
-        except AtuneError as error:
-            if not over_sizes(result.header.arguments):
-                raise
-            say(f"the symbolic kernel of {named(plain_problem(result.header))} is left out: {error}")
+    problems = [_problem(result, files, *_library(result, accept, say)) for result in results]
     native = any(map(_is_native, results))
     if target.kind == "cuda":
         files |= _runtime()
@@ -92,31 +81,13 @@ def save_bundle(
         "cpu": {**cpu, "features": cpu["features"] if native else []},
         "requires": {"apache-tvm-ffi": _required("apache-tvm-ffi")} if target.kind == "cuda" else {},
         "asks": sorted({n for one in results for n in one.header.asks if is_size(one.header.arguments[n])}),
-        **{name: those for name, those in entries.items() if those},
+        "problems": problems,
         "files": {name: hashlib.sha256(files[name]).hexdigest() for name in sorted(files)},
     }
     plain = json.loads(json.dumps(manifest))  # as it is read again: lists, and no tuples
     plain["digest"] = manifest_digest(plain)
     _write(path, {**files, MANIFEST: json.dumps(plain, indent=1).encode() + b"\n"})
     return str(plain["digest"])
-
-
-def rankings_of(folder: Path) -> list[Result]:
-    """Return the results of a set's folder that rank for several problems, and that have a winner and finished."""
-    found = [replay(path) for path, header in rankings_in(folder) if over_sizes(header.arguments)]
-    return [result for result in found if result.finished and result.best is not None]
-
-
-def _measured(result: Result) -> dict[str, Any]:
-    """Return a ranking's sizes, and its winner's latency at each. Raises `UsageError` for a journal without."""
-    if not (ranked := over_sizes(result.header.arguments)):
-        return {}
-    over = next(name for name, value in ranked[0].items() if value != result.header.arguments[name])
-    sizes = [one[over] for one in ranked]
-    sizes_ms = next((one.sizes_ms for one in result.measurements if one.index == result.best_index), ())
-    if len(sizes) != len(sizes_ms) or not all(type(size) is int and size > 0 for size in sizes):
-        raise UsageError(f"{result.journal} does not have a latency at each size")
-    return {"over": over, "sizes": sizes, "sizes_ms": sizes_ms}
 
 
 def _check(results: Sequence[Result]) -> None:
@@ -136,8 +107,7 @@ def _check(results: Sequence[Result]) -> None:
             raise UsageError(f"a bundle is for {first.target}, as the first result, and {problem}{where} is not")
         if problem in seen:
             raise UsageError(f"two results are of the problem {problem}: give one of them")
-        if not over_sizes(header.arguments):
-            seen.add(problem)
+        seen.add(problem)
 
 
 def plain_problem(header: RunStarted) -> dict[str, Any]:
@@ -152,22 +122,19 @@ def plain_problem(header: RunStarted) -> dict[str, Any]:
 
 def _problem(result: Result, files: Files, artifact: Artifact, data: bytes) -> dict[str, Any]:
     """Return the manifest's entry for a result, and add its library to `files`."""
-    roles, measured = result.roles.handed_out(), _measured(result)
+    roles = result.roles.handed_out()
     if result.header.target.kind == "cuda":
         _check_calls(data)
     digest = hashlib.sha256(data).hexdigest()
     files[f"{digest}.so"] = data
     return {
         "problem": plain_problem(result.header),
-        "config": result.best_config,
-        "latency_ms": result.latency_ms,
         "library": digest,
         "symbol": artifact.symbol,
         "calls": artifact.calls,
         "outputs": roles.outputs,
         "zero": roles.zero,
         "params": [msgspec.to_builtins(p) | {"strides": p.strides, "shape": p.shape} for p in artifact.params],
-        **measured,
     }
 
 

@@ -7,7 +7,7 @@ import inspect
 import os
 import shlex
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -31,10 +31,8 @@ from atune.frontends.api.options import TuneOptions, completed, named
 from atune.frontends.api.warm_start import adviser, recaller
 from atune.journal.events import Event, RunInterrupted, Warned
 from atune.journal.result import Result, TuneResult
-from atune.journal.set_folder import is_set
 from atune.journal.state import State
 from atune.journal.writer import Journal
-from atune.model.candidate import ADVISED, Advice
 from atune.model.device import DeviceInfo, Target, device_names
 from atune.model.options import documents
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
@@ -297,7 +295,7 @@ class Tuner:
         useless = isinstance(self._error, UsageError) and not (self._continued or (state and state.counts["measured"]))
         if path is not None and cache is not None and str(path) != answered:
             try:
-                if (useless and not is_set(path.parent)) or not path.exists():  # it got no event
+                if useless or not path.exists():  # it got no event
                     if made is not None:
                         what = f"the journal {path} was removed while the run wrote it, or could not be written"
                         warn_caller(f"{what}: the result is valid, but it is not saved", RuntimeWarning)
@@ -401,23 +399,15 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
 def tuner_on(
     shared: Shared | None,
     nearest: Sequence[Result],
-    only: Advice | None,
     workload: Workload | FileRef,
-    each: Mapping[str, Any] | None = None,
     **options: Unpack[TuneOptions],
 ) -> Tuner:
     """Return a tuner that runs with `shared` processes, with other runs at the same time.
 
-    `nearest`: results of other problems, to begin with. `only`: what to try, and nothing beside it but the default.
-    `each`: the settings of each problem that differ, where it ranks for several.
+    `nearest`: results of other problems, to begin with.
     """
-    if only is not None:
-        options["strategy"] = ADVISED
     tuner = Tuner(workload, **options)
-    tuner._settings = replace(tuner._settings, each=each)
-    if only is not None:
-        tuner._settings = replace(tuner._settings, advise=lambda spec, devices: ((only,), []))
-    elif nearest:
+    if nearest:
         tuner._settings = replace(tuner._settings, advise=adviser(options.get("warm"), nearest))
     if isinstance(tuner._machine, LocalMachine):
         tuner._machine.shared = shared

@@ -36,7 +36,7 @@ FIRST = 4
 def adviser(warm: Warm, nearest: Sequence[Result] = ()) -> Advise | None:
     """Return a function that reads `warm` once the kernel is known; None without a source. Raises `UsageError`.
 
-    `nearest`: results of other problems of the same kernel, which come first. Those without use here count for nothing.
+    `nearest`: results of other problems of the same kernel. The fastest of each that is in this space comes first.
     """
     given = (warm,) if isinstance(warm, (str, os.PathLike, Result)) else () if warm is None else warm
     wrong = f"warm: give a journal's path, a TuneResult, {CACHE!r}, or a list of these, got {warm!r}"
@@ -55,7 +55,7 @@ def _advise(
 ) -> tuple[tuple[Advice, ...], list[str]]:
     """Read `sources`. Raises `UsageError` for a source without use here, and `JournalError` for a damaged journal."""
     here = _keys(spec)
-    known = [(each.journal or "result", _first(_measured(each), here)) for each in nearest]
+    known = [(each.journal or "result", _first(_measured(each), here)[:1]) for each in nearest]
     advice = [Advice(name, first) for name, first in known if first]
     remarks: list[str] = []
     for source in sources:

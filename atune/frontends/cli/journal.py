@@ -28,7 +28,6 @@ from atune.journal.result import Result
 from atune.journal.set_folder import header_of_set
 from atune.journal.state import finished, header_in
 from atune.journal.writer import is_written
-from atune.model.candidate import over_sizes
 from atune.model.options import options_of
 from atune.reporting.export import export
 from atune.workers.system.terminal import Interrupts
@@ -206,7 +205,7 @@ def _bundle(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.frontends.api.save_bundle import save_bundle
 
     results = [result for journal in arguments.journal for result in _winners(journal)]
-    folder, n = arguments.output, sum(not over_sizes(result.header.arguments) for result in results)
+    folder, n = arguments.output, len(results)
     say = functools.partial(print_message, kind="")
     digest = save_bundle(folder, results, accept=arguments.accept, say=say)
     if arguments.json:
@@ -217,13 +216,12 @@ def _bundle(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _winners(journal: str) -> list[Result]:
-    """Return the result of a journal, or those of a set's problems that have a winner, and of what ranked for them."""
+    """Return the result of a journal, or those of a set's problems that have a winner."""
     if not os.path.isdir(journal):
         return [replay(journal)]
-    from atune.frontends.api.save_bundle import rankings_of
     from atune.frontends.api.tune_set import read_set
 
     found = read_set(journal)
     if left := len(found) - len(found.winners):
         print_message(f"{left} of {len(found)} problems in {journal} have no winner, and are left out", kind="")
-    return [*found.results, *rankings_of(found.folder)]
+    return found.results

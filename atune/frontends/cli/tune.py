@@ -26,7 +26,7 @@ from atune.frontends.cli.parsing import with_flags
 from atune.frontends.cli.runs import LATEST, find_journal
 from atune.journal.events import Event
 from atune.journal.result import Result
-from atune.journal.set_folder import has_begun, is_set
+from atune.journal.set_folder import is_set, journals_in
 from atune.journal.state import State
 from atune.model.device import device_names
 from atune.model.options import checked
@@ -195,7 +195,7 @@ def drive_set(
             show_set(read_set(folder), arguments)
     if ended is None:
         kept = "nothing has begun"
-        if has_begun(Path(folder)):
+        if journals_in(Path(folder)):
             kept = f"what was measured is kept; continue with atune resume {shlex.quote(folder)}"
         print_message(f"interrupted; {kept}", kind="")
         return INTERRUPTED

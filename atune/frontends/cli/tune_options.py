@@ -34,7 +34,7 @@ class ProblemOptions(TypedDict):
         default=None, flag="--arg", metavar="NAME=V[,V]", action="repeat", group="where", page="how/shapes.md",
     )]
     problems: Annotated[str | None, Option(
-        "Tune the set of problems in this file: a JSON list, .jsonl or .csv, of arguments and, optionally, a weight.",
+        "Tune the set of problems in this file: a JSON list, .jsonl or .csv, of arguments.",
         flag="--problems", metavar="FILE", group="where", page="how/shapes.md",
     )]
     # fmt: on

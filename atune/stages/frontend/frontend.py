@@ -6,15 +6,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-import sys
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from atune.bundle.launch import size_of
 from atune.errors import SpaceError, UsageError, WorkloadError, name_and_message, type_of
 from atune.model.artifact import KernelParam, Roles
-from atune.model.candidate import DYNAMIC, RESERVED, SIZES, Config, as_written, normalise, over_sizes
+from atune.model.candidate import DYNAMIC, RESERVED, Config, as_written, normalise
 from atune.stages import tilelang
 from atune.stages.measure.arguments import CallInputs as CallInputs
 from atune.stages.measure.arguments import DrawnInputs
@@ -37,8 +36,7 @@ def elaborate(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, An
     symbols: dict[str, Any] = {}
     values = {name: _value(value, symbols) for name, value in given.items()}
     get_tir = getattr(kernel, "get_tir", None)
-    with _numbers_wanted() if over_sizes(arguments) else contextlib.nullcontext():
-        function = get_tir(**values) if get_tir is not None else kernel(**values)
+    function = get_tir(**values) if get_tir is not None else kernel(**values)
     if not isinstance(function, tilelang.tvm.tirx.PrimFunc):
         returned = "None" if function is None else type_of(function)
         raise TypeError(f"the kernel returned {returned}, and must return a PrimFunc (T.prim_func)")
@@ -88,28 +86,6 @@ def _hinted(function: Any, hints: Config) -> Any:
     return function.with_body(body)
 
 
-@contextlib.contextmanager
-def _numbers_wanted() -> Generator[None, None, None]:
-    """Raise ValueError where a kernel's Python asks whether a symbolic size equals a number.
-
-    For tilelang it never does, so that such a kernel would be another one than with the number.
-    """
-    tirx = tilelang.tvm.tirx.expr
-    usual = tirx.EqualOp.__bool__, tirx.NotEqualOp.__bool__
-
-    def asked(comparison: Any) -> bool:
-        same, asks = comparison.a.same_as(comparison.b), sys._getframe(1).f_globals.get("__name__", "")
-        if not same and asks.partition(".")[0] not in ("tilelang", "tvm"):
-            raise ValueError(f"the kernel compares {comparison.a} with {comparison.b}, and needs it as a number")
-        return bool(same == isinstance(comparison, tirx.EqualOp))
-
-    tirx.EqualOp.__bool__ = tirx.NotEqualOp.__bool__ = asked
-    try:
-        yield
-    finally:
-        tirx.EqualOp.__bool__, tirx.NotEqualOp.__bool__ = usual
-
-
 def tagged(value: Any) -> Any:
     """Return `value` with data in place of dtypes and symbolic variables, which `elaborate` turns back."""
     import torch
@@ -148,9 +124,9 @@ def _value(value: Any, symbols: dict[str, Any]) -> Any:
     """Undo `encode`; one name is one symbolic variable."""
     if isinstance(value, (list, tuple)):
         return _of_same_type(value, lambda one: _value(one, symbols))
-    if not isinstance(value, dict) or len(value.keys() - {SIZES}) != 1:
+    if not isinstance(value, dict) or len(value) != 1:
         return as_written(value)  # a dict of the kernel's own
-    [(tag, name)] = ((key, one) for key, one in value.items() if key != SIZES)
+    [(tag, name)] = value.items()
     if tag == DYNAMIC:
         if name not in symbols:
             symbols[name] = tilelang.language.dynamic(name)

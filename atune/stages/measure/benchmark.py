@@ -7,13 +7,12 @@ import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
 from atune.errors import UsageError, WorkloadError, in_one_line, message_of, whole_message
 from atune.model.artifact import Artifact, Failure, KernelParam, Roles, fitting
-from atune.model.candidate import describe_config
 from atune.model.device import DeviceInfo
 from atune.model.jobs import Bits, BitsJob, FinalJob, Finals, MeasureJob, Prepared, PrepareJob, Started
 from atune.model.measurement import FinalEntry, Measurement, Timing
@@ -23,10 +22,9 @@ from atune.stages.measure.check import Mismatch, expected_outputs, judged, taken
 from atune.stages.measure.loader import LoadError, load
 from atune.stages.measure.telemetry import Observer, holders, kind_of
 from atune.stages.measure.timer import PROBE, Timed, Timer, counts, make_timer, still_wanted
-from atune.stages.session.session import at_sizes, loaded_as, session, take_size, workload
+from atune.stages.session.session import loaded_as, session, workload
 from atune.workers.system.resources import Resource, ShortOf, check_machine
 from atune.workload.source_locations import ask
-from atune.workload.workload import Workload
 
 OWN_CONTEXT_BYTES = 1 << 30
 """Device memory of our own CUDA context, at most; further use is by other processes."""
@@ -46,10 +44,6 @@ class _Device:
     context_bytes = 0
     """Memory that the context takes; 0 on the CPU."""
     arguments: KernelArguments | None = None
-    at_size: ClassVar[dict[Workload, KernelArguments]] = {}
-    """Those at other sizes, where the run ranks for several."""
-    best_ms: ClassVar[dict[Workload, float]] = {}
-    """The best latency at each size."""
     spare = False
     """Whether its memory was short: copies to restore inputs from are on the host since."""
     prepared: tuple[KernelParam, ...] = ()
@@ -90,7 +84,6 @@ def rest(_: bytes) -> bytes:
 
     _release()
     _device.prepared, _device.spare = (), False
-    _device.best_ms.clear()
     if _device.context_bytes:
         torch.cuda.reset_peak_memory_stats()
     return b""
@@ -135,10 +128,8 @@ def prepare(payload: bytes) -> bytes:
     """
     job, short = msgspec.msgpack.decode(payload, type=PrepareJob), ""
     try:
-        for work in at_sizes() or (workload(),):
-            _take(work)
-            with work.placed():
-                _fit_arguments(job.params, job.roles, anew=True)
+        with workload().placed():
+            _fit_arguments(job.params, job.roles, anew=True)
     except Exception as error:
         if kind_of(error) != "out_of_memory":
             raise
@@ -157,51 +148,16 @@ def prepare(payload: bytes) -> bytes:
             raise ShortOf(f"device memory: {told}; {others}")
         raise WorkloadError(told)
     _device.prepared, reference = job.params, None
-    if job.timed and not at_sizes() and (timed := _timed_reference()) is not None:
+    if job.timed and (timed := _timed_reference()) is not None:
         settings = session().benchmark
         name = f"Workload {workload().name}: {called(workload(), 'the reference')}"
         reference = _timing(ask(name, lambda: _samples(timed, settings, None)), timed)
     return msgspec.msgpack.encode(Prepared(reference, loaded_as()))
 
 
-def _take(work: Workload) -> None:
-    """Measure at one of the sizes from now on, with the inputs that were made for it."""
-    if work is not workload():
-        if _device.arguments is not None:
-            _device.at_size[workload()] = _device.arguments
-        _device.arguments = _device.at_size.pop(work, None)
-        take_size(work)
-
-
 def measure(payload: bytes) -> bytes:
-    """Entry point: `MeasureJob` → `Measurement` or `Failure`; at each size, where the run ranks for several."""
-    job = msgspec.msgpack.decode(payload, type=MeasureJob)
-    if not at_sizes():
-        return msgspec.msgpack.encode(_measured(job))
-    found, best = list[Measurement](), _device.best_ms
-    for work in at_sizes():
-        _take(work)
-        answer = _measured(msgspec.structs.replace(job, best_ms=best.get(work)))
-        if isinstance(answer, Failure):
-            place = describe_config(work.arguments)
-            return msgspec.msgpack.encode(msgspec.structs.replace(answer, message=f"{place}: {answer.message}"))
-        best[work] = min(answer.timing.latency_ms, best.get(work, answer.timing.latency_ms))
-        found.append(answer)
-    return msgspec.msgpack.encode(over_all(found))
-
-
-def over_all(found: Sequence[Measurement]) -> Measurement:
-    """Return the measurements of a candidate at several sizes as one."""
-    last, sizes_ms = found[-1], tuple(one.timing.latency_ms for one in found)
-    mean_us = statistics.geometric_mean(sizes_ms) * 1e3
-    return msgspec.structs.replace(
-        last,
-        timing=Timing.of([mean_us], last.timing.method, last.timing.conditions),
-        max_error=max((one.max_error for one in found if one.max_error is not None), default=None),
-        seconds=round(sum(one.seconds for one in found), 4),
-        memory_bytes=_memory_bytes(),
-        sizes_ms=sizes_ms,
-    )
+    """Entry point: `MeasureJob` → `Measurement` or `Failure`."""
+    return msgspec.msgpack.encode(_measured(msgspec.msgpack.decode(payload, type=MeasureJob)))
 
 
 def _measured(job: MeasureJob) -> Measurement | Failure:
@@ -331,7 +287,7 @@ def _expecting(arguments: KernelArguments) -> KernelArguments:
 
 def _spoilt(arguments: KernelArguments) -> bool:
     """Tell whether a candidate has changed what candidates are judged by."""
-    return _checks() and arguments.evidence() != arguments.seal
+    return session().benchmark.check and arguments.evidence() != arguments.seal
 
 
 def _arguments(params: tuple[KernelParam, ...], roles: Roles, seed: int = 0) -> KernelArguments:
@@ -360,16 +316,12 @@ def _checked_and_timed(
     call = functools.partial(function, *arguments.values)
     arguments.guards.renew()
     wrong, worst = _called_and_judged(Timed(call), arguments, POISONS)
-    bits = "" if wrong or at_sizes() else arguments.digest()
+    bits = "" if wrong else arguments.digest()
     changed = arguments.restore_inputs()
     if wrong is not None:
         return Failure(artifact.index, wrong.kind, wrong.message)
     timed = _timed(call, arguments.restorer(changed))
     timing = _timing(_samples(timed, settings, best_ms if settings.adaptive else None), timed)
-    if at_sizes():  # who is ranked well is checked and measured once more, with its number
-        arguments.restore_inputs()
-        seconds, set_up = _since(started), arguments.set_up
-        return Measurement(artifact.index, timing, _checks(), worst, seconds, tuple(sorted(changed)), set_up)
     wrong, worst_again = _called_and_judged(timed, arguments, POISONS[::-1])
     repeats = wrong is None and arguments.digest() == bits
     arguments.restore_inputs()
@@ -408,7 +360,7 @@ def _called_and_judged(
         _device.timer.synchronise()
         if damage := arguments.guards.damage():
             return Mismatch("out_of_bounds", damage), None
-        if not _checks():
+        if not session().benchmark.check:
             return None, None
         if not (kept := arguments.kept(poison, kept)):
             break
@@ -420,12 +372,6 @@ def _called_and_judged(
     if workload().check is not None:  # it may write into what it gets
         arguments.seal = arguments.evidence()
     return found
-
-
-def _checks() -> bool:
-    """Tell whether outputs are compared now: of several sizes at the first and the last."""
-    sizes = at_sizes()
-    return session().benchmark.check and (not sizes or workload() in (sizes[0], sizes[-1]))
 
 
 def _samples(timed: Timed, settings: BenchmarkSettings, best_ms: float | None) -> list[float]:
@@ -462,7 +408,6 @@ def _release() -> None:
     import torch
 
     _device.arguments = None
-    _device.at_size.clear()
     gc.collect()
     if session().device != "cpu":
         torch.cuda.empty_cache()

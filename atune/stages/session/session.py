@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from atune.errors import TargetError
-from atune.model.candidate import Candidate, Config, over_sizes
+from atune.model.candidate import Candidate, Config
 from atune.model.device import NO_GPU, DeviceInfo, Target, arch_of_capability, default_limits, parse_target
 from atune.stages import tilelang
 from atune.workers.processes.messages import Discovery, LoadSpace, Session, SpacePart
@@ -33,8 +33,6 @@ class _SessionState:
     session: Session
     workload: Workload | None = None
     fingerprint = ""
-    sized: tuple[Workload, ...] = ()
-    """The workload at each size, where the run ranks for several."""
 
 
 _state = _SessionState()
@@ -69,20 +67,8 @@ def workload() -> Workload:
     if _state.workload is None:
         _state.workload = load(_state.session.ref)
         _state.fingerprint = fingerprint(_state.workload)
-        _state.sized = tuple(map(_state.workload.at, over_sizes(_state.workload.arguments)))
         keep_texts()
     return _state.workload
-
-
-def at_sizes() -> tuple[Workload, ...]:
-    """Return the workload at each size that the run ranks for; none where it tunes for one problem."""
-    workload()
-    return _state.sized
-
-
-def take_size(work: Workload) -> None:
-    """Have `workload` be one of `at_sizes` from now on."""
-    _state.workload = work
 
 
 def loaded_as() -> str:

@@ -21,7 +21,6 @@ from atune.engine.interfaces import CompileHints, ignored
 from atune.engine.run_state import background
 from atune.engine.search.devices import with_peaks
 from atune.model.artifact import ALIKE
-from atune.model.candidate import over_sizes
 from atune.model.device import DeviceInfo, Target
 from atune.model.folders import run_folder, untrusted
 from atune.model.settings import BenchmarkSettings, CompileSettings
@@ -47,8 +46,6 @@ FEW = 4
 """Up to so many candidates nvcc compiles all: parsing headers once, for cicc, takes as long. On an H100 with 16 workers
 runs of 8 candidates ended 0.91 times as late with cicc as with nvcc, and 1.08 times where the compiler state was new;
 runs of 15 candidates 0.70 times (bench/results/states)."""
-RANKED_BY = 5
-"""Most samples of a candidate at each of several sizes: the first ones are timed again with their numbers."""
 PLAIN = "with so few candidates each is compiled plain"
 """The reason for not using cicc."""
 
@@ -111,8 +108,6 @@ class LocalMachine:
         self.run_dir = ""
         self.found: Discovery
         """The answer of `discover`."""
-        self._sizes = 0
-        """For how many sizes the run ranks, each candidate at all of them; 0 where it tunes for one problem."""
         self._devices: list[LocalDeviceWorker] = []
         self._cores_left: int | None = None
         """Cores without a compile worker. None if measuring needs no free core."""
@@ -201,7 +196,6 @@ class LocalMachine:
         return target
 
     async def prepare(self, candidates: int) -> None:
-        self._sizes = 0 if self.spec is None else len(over_sizes(self.spec.arguments))
         few = self.shared is None and candidates <= FEW  # a set shares what is parsed
         self.use(PLAIN if few else self.found.no_cicc)
 
@@ -252,15 +246,11 @@ class LocalMachine:
         return self._devices
 
     def _session(self) -> Session:
-        benchmark = self.benchmark
-        if self._sizes:
-            limit_s, few = self._sizes * benchmark.benchmark_timeout_s, min(RANKED_BY, benchmark.n_repeat)
-            benchmark = msgspec.structs.replace(benchmark, benchmark_timeout_s=limit_s, n_repeat=few)
         return Session(
             ref=self._sent,
             target=self.found.target,
             compile=self.compile,
-            benchmark=benchmark,
+            benchmark=self.benchmark,
             run_dir=self.run_dir,
             tools=self.store.tools,
         )
@@ -273,9 +263,7 @@ class LocalMachine:
         builds: Literal["all", "first", "none"] = "all"
         if self.service.warming:  # for long only where nothing is parsed yet
             builds = "none" if self.service.process.parsed else "first"
-        hints = compile_hints(self.found)
-        alike = ALIKE if self._sizes else hints.alike  # where none lowers with a symbolic size, each is tuned alone
-        return msgspec.structs.replace(hints, builds=builds, resting=resting, alike=alike)
+        return msgspec.structs.replace(compile_hints(self.found), builds=builds, resting=resting)
 
     @property
     def _cores(self) -> list[int]:
