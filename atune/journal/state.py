@@ -133,18 +133,15 @@ class StageSeconds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Span(msgspec.Struct, frozen=True, gc=False):
-    """What a worker or a device did."""
+    """What a worker or a device did with `candidates`, `first` among them, since and until when in the run's seconds."""
 
     on: str
     """The name of the worker or the device."""
     kind: Literal["lower", "build", "measure", "failed", "again", "final"]
     since: float
     until: float
-    """In seconds of the run."""
     first: int
-    """The first candidate that it worked on."""
     candidates: int = 1
-    """How many these were."""
 
 
 class Seconds:

@@ -27,7 +27,6 @@ from atune.journal.events import (
 )
 from atune.journal.reader import replay
 from atune.journal.result import Result, TuneResult
-from atune.journal.state import State
 from atune.model.artifact import Artifact, MachineFacts, StaticFacts
 from atune.model.candidate import BASELINE
 from atune.model.folders import artifacts_folder, cache_folder
@@ -181,15 +180,6 @@ def test_a_measurement_after_a_resumption_makes_the_old_final_void() -> None:
     stream = Stream(total=3).candidate(0, 2.0).candidate(1, 3.0).final({0: [2.0], 1: [3.0]}).finished()
     stream.resumed().candidate(2, 1.0)
     assert folded(stream).best_index == 2 and folded(stream).final == ()
-
-
-def test_a_result_does_not_change_when_its_state_goes_on() -> None:
-    state = State()
-    for event in Stream(total=2).candidate(0, 2.0).events:
-        state.apply(event)
-    result = Result(state)
-    state.apply(CandidateMeasured(seq=9, time=0, mono=0, index=1, device="cpu", timing=timing(1.0), checked=False))
-    assert (result.best_index, result.measured) == (0, 1)
 
 
 def test_configs_come_back_from_json_as_the_kernel_takes_them() -> None:
