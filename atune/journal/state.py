@@ -133,7 +133,7 @@ class StageSeconds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Span(msgspec.Struct, frozen=True, gc=False):
-    """What a worker or a device did with `candidates`, `first` among them, since and until when in the run's seconds."""
+    """What a worker or a device did with `candidates`, `first` among them, and in which seconds of the run."""
 
     on: str
     """The name of the worker or the device."""

@@ -108,13 +108,13 @@ def test_the_answer_comes_first_and_bold_where_a_terminal_has_colours(monkeypatc
     assert "\x1b" not in plain(lines)
 
 
-def failing(detail: str, target: str = "", reason: str = "exhausted") -> str:
+def failing(detail: str, target: str = "", reason: str = "exhausted", message: str = "no layout") -> str:
     """Return the summary of a run in which two candidates of three failed to lower, as `detail` shows."""
     stream = Stream(total=3)
     if target:
         stream.events[0] = msgspec.structs.replace(stream.events[0], target=Target("cuda", target))
     for index in range(2):
-        stream.proposed(index).add(BuildFailed, index=index, kind="lower", message="no layout", detail=detail)
+        stream.proposed(index).add(BuildFailed, index=index, kind="lower", message=message, detail=detail)
     events = stream.add(RunFinished, wall_s=1.0, reason=reason).events
     return plain(result_lines(Result.from_events(events, "j")))
 
@@ -124,7 +124,8 @@ def test_who_tunes_a_kernel_that_lowers_for_no_cpu_is_told_what_needs_no_gpu() -
     assert command in failing("by tvm") and "resume" not in failing("by tvm")
     ended = failing("by tvm", reason="unlowered")
     assert "the run ended after 2 equal failures; the others are tried by: atune resume j" in ended
-    for other in (failing('  File "mine.py", line 3, in kernel\n    raise'), failing("by tvm", "sm_90a")):
+    own = failing('  File "mine.py", line 3, in kernel\n    raise')
+    for other in (own, failing("by tvm", "sm_90a"), failing("by tvm", message="TypeError: the kernel returned None")):
         assert "--compile-only" not in other
 
 

@@ -68,23 +68,6 @@ def test_the_slower_peak_is_what_bounds(flops: float | None, n_bytes: float | No
     assert found is not None and found.bound == bound
 
 
-def test_without_peaks_there_are_rates_and_no_shares() -> None:
-    found = run(peaks=None).roofline
-    assert found == Roofline(gflops_s=20.0, gbytes_s=1.0)
-    assert found.describe() == "20 GFLOP/s, 1 GB/s"
-
-
-def test_a_problem_of_unknown_work_has_no_roofline() -> None:
-    result = Result.from_events(Stream().ready(1.0).candidate(0, 1.0).finished().events)
-    assert result.roofline is None
-    assert roofline(1.0, problem_work([]), PEAKS) is None
-
-
-def test_operands_of_eight_bits_have_twice_the_peak() -> None:
-    found = roofline(1.0, problem_work([product(100, 10, "float8_e4m3")]), PEAKS)
-    assert found is not None and found.compute_share == 0.01
-
-
 @pytest.mark.parametrize(
     ("rate", "line"), [(0.125, "0.125 GFLOP/s"), (757621.3, "757.6 TFLOP/s"), (1000.0, "1 TFLOP/s")]
 )
