@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from atune.errors import AtuneError
-from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidatePruned, Event, FinalOrdered
+from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidatePruned, Event
 from atune.journal.state import Entry, Improvement, StageSeconds, State, Status, header_in, status_of
 from atune.model.artifact import Artifact, MachineFacts, Roles, StaticFacts, source_path, what_failed
 from atune.model.candidate import BASELINE, MOST_SHOWN, Config, describe_config, shortened
@@ -214,6 +214,8 @@ class Result:
         """Whether it comes from the result cache, or from another task's tuning, and nothing was tuned for it."""
         self.header = header_in(state)
         """The run's first event."""
+        self.strategy = self.header.strategy
+        """The name of the strategy that ran."""
         self.total = state.total
         """Candidates of the space: the sum of `measured`, `failed`, `pruned`, `duplicates` and `remaining`."""
         self.measured = state.counts["measured"]
@@ -243,6 +245,13 @@ class Result:
         """Device memory that any device's process used at most, its context's too; 0 on the CPU."""
         self.best_index: int | None = None if state.winner is None else state.first(state.winner).index
         """The index of the winner's code; None without one."""
+        self.best_over_time: tuple[Improvement, ...] = state.best_over_time()
+        """Each time a candidate became the best so far, by first timing. Its last entry need not be the winner."""
+        self.final: tuple[FinalEntry, ...] = valid_finalists(state)
+        """The finalists that still stand, by their credited index, fastest first; empty without a final."""
+        self._final = {entry.index: entry.timing for entry in self.final}
+        self._last = state.final if self.final else None
+        self._final_reference = None if self._last is None else self._last.reference
 
     @staticmethod
     def of(state: State, journal: str | Path | None = None, *, replayed: bool = False) -> Result:
@@ -289,20 +298,6 @@ class Result:
         )
 
     @cached_property
-    def final(self) -> tuple[FinalEntry, ...]:
-        """The finalists that still stand, by their credited index, fastest first; empty without a final."""
-        return valid_finalists(self._state)
-
-    @cached_property
-    def _final(self) -> dict[int, Timing]:
-        return {entry.index: entry.timing for entry in self.final}
-
-    @property
-    def _last(self) -> FinalOrdered | None:
-        """The event of the final; None without one in which a candidate still stands."""
-        return self._state.final if self.final else None
-
-    @cached_property
     def ties(self) -> tuple[int, ...] | None:
         """Finalists that are statistically tied with the winner, or as fast, by their credited index; None without a
         final, or where its first has failed since. The default is preferred among equals, then the smallest config key.
@@ -312,11 +307,6 @@ class Result:
             return None
         ties = {first(index).index for index in self._last.ties}
         return tuple(entry.index for entry in self.final[1:] if entry.index in ties)
-
-    @cached_property
-    def best_over_time(self) -> tuple[Improvement, ...]:
-        """Each time a candidate became the best so far, by first timing. Its last entry need not be the winner."""
-        return self._state.best_over_time()
 
     @cached_property
     def stages(self) -> StageSeconds:
@@ -404,22 +394,12 @@ class Result:
         return None if self.best is None else self.best.latency_ms
 
     @property
-    def strategy(self) -> str:
-        """The name of the strategy that ran."""
-        return self.header.strategy
-
-    @property
     def reference_ms(self) -> float | None:
         """The reference's median latency, ms, on the device of the final, else on the winner's."""
-        firsts, device = self._state.references, self.best.device if self.best is not None else ""
-        if self._last is not None:
-            device = self._last.device
-        timing = self._final_reference or firsts.get(device) or next(iter(firsts.values()), None)
+        firsts, measured = self._state.references, self._last or self.best
+        first = firsts.get(measured.device if measured is not None else "") or next(iter(firsts.values()), None)
+        timing = self._final_reference or first
         return None if timing is None else timing.latency_ms
-
-    @property
-    def _final_reference(self) -> Timing | None:
-        return None if self._last is None else self._last.reference
 
     @property
     def failures(self) -> tuple[Record, ...]:
