@@ -209,6 +209,15 @@ def test_candidates_whose_messages_differ_in_numbers_alone_are_one_group() -> No
     ]
 
 
+def test_of_many_reasons_the_first_are_shown_and_the_rest_is_counted() -> None:
+    stream = Stream(total=11)
+    for index in range(11):
+        stream.proposed(index).build_failed(index, f"reason {'abcdefghijk'[index]}")
+    lines = summary_text(folded(stream.finished())).splitlines()
+    first = lines.index("failures   1 failed to compile: reason a")
+    assert "for example" in lines[first + 1] and lines[-1].strip() == "3 more, for 3 other reasons"
+
+
 def test_no_stack_of_atunes_own_code_is_shown() -> None:
     detail = (
         "out of tape\nFatal Python error: Aborted\n\nCurrent thread 0x7f (most recent call first):\n"
