@@ -151,12 +151,6 @@ def test_the_final_is_credited_to_the_first_of_its_class_and_finds_an_aliased_de
     assert result.speedup_over_default == (4.0, 4.0, 4.0)
 
 
-def test_a_finalist_that_fails_later_does_not_win() -> None:
-    stream = Stream(total=2).candidate(0, 1.0).candidate(1, 2.0).final({0: [1.0], 1: [2.0]}).failed(0, kind="fault")
-    result = folded(stream.finished())
-    assert result.best_index == 1 and (result.measured, result.failed) == (1, 1)
-
-
 def test_wall_time_sums_the_parts_also_of_a_part_that_was_killed() -> None:
     stream = Stream(total=3, step_s=1.0).candidate(0, 1.0)  # killed after its last event, at second 4
     stream.resumed().candidate(1, 2.0).interrupted(10.0).resumed().candidate(2, 3.0).finished(20.0)

@@ -184,19 +184,6 @@ def test_the_table_marks_winner_tie_default_and_failed_and_ranks_timings_of_one_
     ]
 
 
-def test_the_baseline_has_its_own_row_and_counts_nowhere() -> None:
-    stream = Stream(total=2, default=BASELINE).candidate(BASELINE, 4.0).candidate(0, 1.0).candidate(1, 2.0)
-    result = folded(stream.final({0: [1.0], 1: [2.0], BASELINE: [4.0]}).finished())
-    assert (result.measured, result.remaining, len(result.records), len(result.measurements)) == (2, 0, 2, 3)
-    assert result.baseline is result.default is result.all_records[-1] and result.built == 2
-    rows = [line.split() for line in table(result).splitlines()[1:]]
-    assert [(row[2], " ".join(row[4:])) for row in rows] == [
-        ("0", "winner, final timing"),
-        ("1", "final timing"),
-        ("-1", "default, not in the space, final timing"),
-    ]
-
-
 def test_candidates_whose_messages_differ_in_numbers_alone_are_one_group() -> None:
     stream = Stream(total=5).ready()
     for index, said in enumerate(["12 of 64 differ: 1e-05", "3 of 64 differ: 0.5", "no f1", "no f2"]):

@@ -66,12 +66,6 @@ def test_the_page_has_the_rows_of_the_export_the_winner_first() -> None:
     assert data_of(page)["summary"] == {name: value for name, value in known.items() if name != "failures"}
 
 
-def test_times_the_winner_compares_timings_of_one_kind() -> None:
-    stream = Stream(total=3).candidate(0, 1.0).candidate(1, 2.0).candidate(2, 4.0).final({0: [2.0] * 3, 1: [3.0] * 3})
-    found = rows_of(page_from(stream))
-    assert [(row["index"], row["times_winner"]) for row in found] == [(0, 1.0), (1, 1.5), (2, 4.0)]
-
-
 def test_a_large_run_leaves_out_the_slowest_and_stays_below_two_megabytes(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream(total=6000)
     for i in range(6000):

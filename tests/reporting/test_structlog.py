@@ -77,13 +77,6 @@ async def test_a_structlog_that_nobody_gave_costs_no_run(configured: object, how
     assert [str(one.message).startswith(f"log: {why}") for one in warned] == [True] * bool(why)
 
 
-async def test_structlog_over_logging_shows_failures_with_their_text(caplog: pytest.LogCaptureFixture) -> None:
-    render = structlog.stdlib.render_to_log_kwargs
-    log = structlog.wrap_logger(logging.getLogger("app"), processors=[render], wrapper_class=structlog.BoundLogger)
-    await atune.tune(machine=FakeMachine(4, Script(fails={1: "timeout"})), log=log)
-    assert [record.text for record in caplog.records if record.msg == "benchmark_failed"]  # type: ignore[attr-defined]
-
-
 async def test_a_logger_of_logging_gets_each_entry_as_text_and_as_data(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "app"):
         result = await atune.tune(machine=FakeMachine(4), log=logging.getLogger("app"))
