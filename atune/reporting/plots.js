@@ -173,12 +173,9 @@ const PLOTS = {
   },
 };
 
-// The order of a timeline's lines: workers, then devices, those of a host next to each other, compile-10 after compile-9.
-function besides(one, other) {
-  const key = name => [name.startsWith("device "), name.replace(/^device /, "").replace(/\/?[^/]*$/, ""), name.length, name];
-  const [a, b] = [key(one), key(other)], i = a.findIndex((part, k) => part !== b[k]);
-  return i < 0 ? 0 : a[i] < b[i] ? -1 : 1;
-}
+// The order of a timeline's lines: workers, then devices; compile-10 comes after compile-9.
+const isDevice = name => name.startsWith("device ");
+const besides = (one, other) => isDevice(one) - isDevice(other) || one.localeCompare(other, "en", { numeric: true });
 
 PARTS.plots = parent => {
   const n = candidates.length, drawn = (on, id, title, text) => PARTS.plot(on, { id, title, text });
@@ -219,7 +216,6 @@ const COLUMNS = {
 };
 const ALWAYS = ["index", "latency_ms", "times_winner", "spread", "mark", "outcome"];  // also where all have the same in them
 const CELLS = { index: v => v < 0 ? "baseline" : v, mark: v => v ?? "", spread: v => v === null ? null : 100 * v };
-const CELL = 300;  // characters of a value in the table
 
 // The table of the candidates; an axis, or a fact, that is the same in all of them has no column.
 PARTS.candidates = parent => {
@@ -227,7 +223,8 @@ PARTS.candidates = parent => {
   const differ = values => new Set(values.filter(v => v !== null).map(textOf)).size > 1;
   const names = [...new Set(rows.flatMap(row => Object.keys(row.config)))], value = (row, name) => has(row, name) ? row.config[name] : null;
   const differing = names.filter(name => differ(rows.map(row => value(row, name))));
-  const ofAxis = name => ({ title: name, decimals: null, cell: row => { const v = value(row, name); return v === null || typeof v === "number" ? v : textOf(v).slice(0, CELL); } });
+  const shown = v => v === null || typeof v === "number" ? v : textOf(v);
+  const ofAxis = name => ({ title: name, decimals: null, cell: row => shown(value(row, name)) });
   const columns = Object.entries(COLUMNS).flatMap(([field, [title, decimals = null]]) => {
     if (field === "config") return (differing.length ? differing : names).map(ofAxis);
     if (!ALWAYS.includes(field) && !differ(rows.map(row => row[field]))) return [];
