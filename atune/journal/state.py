@@ -133,10 +133,9 @@ class StageSeconds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Span(msgspec.Struct, frozen=True, gc=False):
-    """What a worker or a device did with `candidates`, `first` among them, and in which seconds of the run."""
+    """What `on`, a worker or a device, did with `candidates`, `first` among them, and in which seconds of the run."""
 
     on: str
-    """The name of the worker or the device."""
     kind: Literal["lower", "build", "measure", "failed", "again", "final"]
     since: float
     until: float
