@@ -18,11 +18,11 @@ import msgspec
 
 from atune.errors import AtuneError
 from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidatePruned, Event
-from atune.journal.state import Entry, Improvement, StageSeconds, State, Status, header_in, status_of
+from atune.journal.state import Entry, Improvement, State, Status, header_in, status_of
 from atune.model.artifact import Artifact, MachineFacts, Roles, StaticFacts, source_path, what_failed
 from atune.model.candidate import BASELINE, MOST_SHOWN, Config, describe_config, shortened
 from atune.model.folders import loadable
-from atune.model.measurement import DISTURBS, FinalEntry, Measurement, Timing, ratio_interval
+from atune.model.measurement import DISTURBS, FinalEntry, Measurement, StageSeconds, Timing, ratio_interval
 from atune.model.roofline import ProblemWork, Roofline, problem_work, roofline
 
 SPREAD_LIMITS = {"perf_counter": 0.1}

@@ -40,7 +40,7 @@ from atune.journal.events import (
 from atune.model.artifact import ALIKE, RAN, STORED, MachineFacts, StaticFacts
 from atune.model.candidate import ADVISED, BASELINE, Config, with_tuples
 from atune.model.device import DeviceInfo
-from atune.model.measurement import Timing
+from atune.model.measurement import StageSeconds, Timing
 from atune.model.settings import Budget
 
 Status = Literal["measured", "failed", "pruned", "duplicate", "remaining"]
@@ -114,22 +114,6 @@ class Improvement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     latency_ms: float
     index: int
     """The candidate, as the result credits it."""
-
-
-class StageSeconds(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of compiling, which is lowering and building, and of first timings.
-
-    What failed to compile, the survey, the comparison of a compiler state and the final are not in them.
-    """
-
-    compile_s: float
-    """Summed over compile workers."""
-    compile_wall_s: float
-    """Seconds in which at least one worker compiled."""
-    benchmark_s: float
-    """Summed over devices."""
-    benchmark_wall_s: float
-    """Seconds in which at least one device measured."""
 
 
 class Span(msgspec.Struct, frozen=True, gc=False):
