@@ -1,6 +1,6 @@
 """The result of a run: its winner, and the outcome of every candidate.
 
-Users print a result, and write its page and its bundle, by its methods; `ABOVE` has the functions for that.
+Users print a result, and write its page and its bundle, by its methods, though modules above this one do it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured
 from atune.journal.state import Entry, Improvement, State, Status, header_in, status_of
 from atune.model.artifact import Artifact, MachineFacts, Roles, StaticFacts, source_path, what_failed
 from atune.model.candidate import BASELINE, MOST_SHOWN, Config, describe_config, shortened
-from atune.model.folders import cache_folder, is_cached, is_stored, untrusted
-from atune.model.measurement import DISTURBS, FinalEntry, Measurement, Timing, ratio_interval
+from atune.model.folders import loadable
+from atune.model.measurement import DISTURBS, FinalEntry, Measurement, StageSeconds, Timing, ratio_interval
 from atune.model.roofline import ProblemWork, Roofline, problem_work, roofline
 
 SPREAD_LIMITS = {"perf_counter": 0.1}
@@ -46,16 +46,6 @@ def noise_of(timings: MeasuredOn, contenders: MeasuredOn) -> list[str]:
     for device in dict.fromkeys(name for name, _ in timings):
         found += _clocks(device, [timing for name, timing in timings if name == device])
     return found
-
-
-def run_noise(state: State, final: Sequence[FinalEntry]) -> tuple[str, ...]:
-    """Return the signs that the machine was not quiet, a sentence each: others on its devices, then the timings."""
-    others = [message for message in state.warnings if DISTURBS in message]
-    firsts = [(m.device, m.timing) for m in state.ranked()]
-    finals = [(state.final.device, entry.timing) for entry in final] if state.final else []
-    most = max((entry.timing.n_samples for entry in final), default=0)
-    best = [(device, timing) for device, timing in finals if timing.n_samples == most]  # in the final to its end
-    return (*others, *noise_of([*state.references.items(), *firsts, *finals], best))
 
 
 def _scatter(contenders: MeasuredOn) -> list[str]:
@@ -185,34 +175,6 @@ class SameBits(msgspec.Struct, frozen=True, kw_only=True):
     seeds: int
 
 
-def same_bits(state: State) -> SameBits:
-    """Return how the measured outputs' bits compare with the default's."""
-    found = state.ranked()
-    having = {one.index for one in found if state.has_bits(one)}
-    return SameBits(
-        asked=state.same_bits,
-        winner=state.winner in having if having and state.winner is not None else None,
-        same=len(having),
-        measured=len(found),
-        classes=len({one.bits for one in found if one.bits}),
-        varying=sum(not one.repeats for one in found),
-        seeds=state.bits_seeds,
-    )
-
-
-def unlisted(state: State, baseline: Record | None, best: Record | None) -> str:
-    """Return which default won though the space does not list it, or was all that worked, as a sentence; else empty."""
-    if baseline is None or baseline.latency_ms is None:
-        return ""
-    if best is baseline:
-        return f"the winner, {describe_config(baseline.config)}, is your default, which the space does not list"
-    if state.winner is not None or state.finished is None or not (state.counts["failed"] or state.counts["pruned"]):
-        return ""
-    text = f"{describe_config(baseline.config)} ({baseline.latency_ms:.4g} ms)"
-    refused = f"; {state.header.refused}" if state.header and state.header.refused else ""
-    return f"nothing in the space worked; this is your default: {text}{refused}"
-
-
 def valid_finalists(state: State) -> tuple[FinalEntry, ...]:
     """Return the entries of the final whose candidates are still measured, by their credited index."""
     entries = state.final.entries if state.final else ()
@@ -220,41 +182,13 @@ def valid_finalists(state: State) -> tuple[FinalEntry, ...]:
     return tuple(FinalEntry(e.index, timing) for e, timing in firsts if isinstance(e.outcome, CandidateMeasured))
 
 
-def ties_of(state: State, final: Sequence[FinalEntry]) -> tuple[int, ...] | None:
-    """Return the credited index of those that tie with the winner; None where the final does not say, or lost it."""
-    if state.final is None or not final:
-        return None
-    if state.first(state.final.entries[0].index).index != final[0].index:
-        return None
-    ties = {state.first(index).index for index in state.final.ties}
-    return tuple(entry.index for entry in final[1:] if entry.index in ties)
-
-
-def roles_of(state: State, winner: int | None) -> Roles:
-    """Return the roles of the parameters, with the inputs that the winner was seen to write into."""
-    found = state.finished.roles if state.finished else Roles()
-    outcome = None if winner is None else state.outcome(winner)
-    if not isinstance(outcome, CandidateMeasured):
-        return found
-    writes = tuple(sorted({*found.writes, *outcome.writes}))
-    return msgspec.structs.replace(found, writes=writes, set_up=outcome.set_up)
-
-
 __all__ = ["Record", "Result", "State", "TuneResult"]
 
-ABOVE = {
-    "axis_importance": "atune.reporting.importance",
-    "Kernel": "atune.stages.measure.loader",
-    "report": "atune.reporting.report",
-    "save_bundle": "atune.frontends.api.save_bundle",
-    "printed": "atune.reporting.screen",
-    "summary_text": "atune.reporting.summary",
-}
-"""Modules, which import this one, of the functions behind methods of a result."""
 
-
-def _above(function: str, *arguments: Any) -> Any:
-    return getattr(importlib.import_module(ABOVE[function]), function)(*arguments)
+def _above(name: str) -> Any:
+    """Return a function of a module that imports this one, such as ``reporting.report.report``."""
+    module, _, function = name.rpartition(".")
+    return getattr(importlib.import_module(f"atune.{module}"), function)
 
 
 Ratio = tuple[float, float, float]
@@ -262,86 +196,62 @@ Ratio = tuple[float, float, float]
 
 
 class Result:
-    """The result of a run, made from events alone: a snapshot that later events do not change.
+    """The result of a run, computed from its events as far as it is asked for.
 
-    `Result.of` and `Result.from_events` return a `TuneResult` where there is a winner.
-
-    `journal`: path of the run's journal, None where none was written. `replayed`: its events come from a file, so its
-    kernel is loaded from the cache folder only. `header`: the run's first event. `total`: candidates of the space,
-    which is the sum of `measured`, `failed`, `pruned`, `duplicates` and `remaining`. `wall_s`: seconds of all parts of
-    the run. `finished`: it ended in order. `devices`: those that were used. `warnings`: the run's messages for the
-    user, first `about_default`: which default won though the space does not list it, or was all that worked.
-    `best_index`: that of the winner's code; None without one. The winner is the first entry of the final that still
-    stands. Without a final it is the measured candidate with the smallest latency; on a tie, with the smallest config
-    key. `records` holds every candidate of the space that was proposed. `baseline`: the record of the default
-    configuration where the space does not list it; it may win, and counts nowhere. `all_records`: these, and then the
-    baseline.
+    `Result.of` and `Result.from_events` return a `TuneResult` where there is a winner. The winner is the first entry of
+    the final that still stands. Without a final it is the measured candidate with the smallest latency; on a tie, with
+    the smallest config key.
     """
 
     def __init__(self, state: State, journal: str | Path | None = None, *, replayed: bool = False) -> None:
+        self._state = state
+        """Takes no more events."""
         self.journal = None if journal is None else str(journal)
-        self.header = header_in(state)
-        self.total = state.total
-        self.wall_s = state.wall_s
-        self.stages = state.seconds.stages
-        """Seconds of compiling and of measuring."""
-        self.finished = state.finished is not None
-        self.interrupted = state.interrupted is not None
-        """Whether the run was cut short; a run that was killed, or goes on, is neither that nor finished."""
-        self.memory_bytes = state.memory_bytes
-        """Device memory that any device's process used at most, its context's too; 0 on the CPU."""
+        """The path of the run's journal; None where none was written."""
+        self.replayed = replayed
+        """Whether its events come from a file, so that its kernel is loaded from the cache folder only."""
         self.cache_hit = False
         """Whether it comes from the result cache, or from another task's tuning, and nothing was tuned for it."""
-        self.devices = tuple(state.devices.values())
+        self.header = header_in(state)
+        """The run's first event."""
+        self.strategy = self.header.strategy
+        """The name of the strategy that ran."""
+        self.total = state.total
+        """Candidates of the space: the sum of `measured`, `failed`, `pruned`, `duplicates` and `remaining`."""
         self.measured = state.counts["measured"]
         self.failed = state.counts["failed"]
         self.pruned = state.counts["pruned"]
         self.duplicates = state.counts["duplicate"]
+        self.remaining = max(0, self.total - state.settled)
         self.built = state.built
         """Distinct codes that have a library."""
         self.stored = state.stored
         """The number of these that an earlier run compiled."""
-        self.remaining = max(0, self.total - state.settled)
+        self.wall_s = state.wall_s
+        """Seconds of all parts of the run."""
+        self.finished = state.finished is not None
+        """Whether it ended in order."""
+        self.interrupted = state.interrupted is not None
+        """Whether the run was cut short; a run that was killed, or goes on, is neither that nor finished."""
         self.reason = state.finished.reason if state.finished else ""
         """Why the run ended, as `RunFinished` has it; empty for one that did not finish."""
         self.chance = state.finished.chance if state.finished else None
         """By the budget ``auto``: the chance that one of the `remaining` is 2 % faster; None where nothing tells it."""
-        self.final: tuple[FinalEntry, ...] = valid_finalists(state)
-        """The finalists that still stand, by their credited index, fastest first; empty without a final."""
-        self._final = {e.index: e.timing for e in self.final}
-        self.ties: tuple[int, ...] | None = ties_of(state, self.final)
-        """Finalists that are statistically tied with the winner, or as fast; None without a final. The default is
-        preferred among equals, then the smallest config key."""
-        facts = (entry.facts for entry in state.entries.values())
-        self.work: ProblemWork = problem_work(facts, self.header.flops, self.header.bytes)
-        """The operations and bytes of one call, as the user gave them or as derived from the kernels."""
-        self._peaks = {device.id: device.peaks for device in self.devices}
-        self.best_index: int | None = None if state.winner is None else state.first(state.winner).index
-        made = {index: record_of(state, state.entries[index], self._final) for index in sorted(state.entries)}
-        self.baseline: Record | None = made.pop(BASELINE, None)
-        self.records = tuple(made.values())
-        self.all_records = self.records if self.baseline is None else (*self.records, self.baseline)
-        self._by_index = {record.index: record for record in self.all_records}
-        self.about_default = unlisted(state, self.baseline, self.best)
-        self.warnings = (*filter(None, [self.about_default]), *state.warnings)
-        self.same_bits: SameBits = same_bits(state)
-        """How the outputs' bits compare with the default's."""
-        self.measurements: tuple[Measurement, ...] = _measurements(state)
-        """First timings, one a measured candidate, by index; that of a baseline that may win has -1."""
-        self.best_over_time: tuple[Improvement, ...] = state.best_over_time()
-        """Each time a candidate became the best so far, by first timing. Its last entry need not be the winner."""
         self.kept = state.finished.kernel if state.finished else None
         """The winner's library as the journal names it; it may be gone since: see `artifact`."""
-        self.roles: Roles = roles_of(state, self.best_index)
-        """Which parameters are outputs, and what a call does with the others. Empty for a run that did not finish."""
-        self.replayed = replayed
-        self.noise: tuple[str, ...] = run_noise(state, self.final)
-        """The signs that the machine was not quiet, and what to do: a sentence each; empty without any."""
-        final = state.final if self.final else None
-        device = final.device if final is not None else self.best.device if self.best is not None else ""
-        firsts = state.references
-        self._final_reference = None if final is None else final.reference
-        self._reference = self._final_reference or firsts.get(device) or next(iter(firsts.values()), None)
+        self.devices = tuple(state.devices.values())
+        """Those that were used."""
+        self.memory_bytes = state.memory_bytes
+        """Device memory that any device's process used at most, its context's too; 0 on the CPU."""
+        self.best_index: int | None = None if state.winner is None else state.first(state.winner).index
+        """The index of the winner's code; None without one."""
+        self.best_over_time: tuple[Improvement, ...] = state.best_over_time()
+        """Each time a candidate became the best so far, by first timing. Its last entry need not be the winner."""
+        self.final: tuple[FinalEntry, ...] = valid_finalists(state)
+        """The finalists that still stand, by their credited index, fastest first; empty without a final."""
+        self._final = {entry.index: entry.timing for entry in self.final}
+        self._last = state.final if self.final else None
+        self._final_reference = None if self._last is None else self._last.reference
 
     @staticmethod
     def of(state: State, journal: str | Path | None = None, *, replayed: bool = False) -> Result:
@@ -354,13 +264,124 @@ class Result:
         """Fold `events`, in order, into a result, a `TuneResult` where it has a winner."""
         return Result.of(State.of(events), journal, replayed=replayed)
 
+    @cached_property
+    def _recorded(self) -> dict[int, Record]:
+        """The records by index, the baseline's with them."""
+        return {
+            index: record_of(self._state, entry, self._final) for index, entry in sorted(self._state.entries.items())
+        }
+
+    @cached_property
+    def records(self) -> tuple[Record, ...]:
+        """Every candidate of the space that was proposed, by index."""
+        return tuple(record for index, record in self._recorded.items() if index != BASELINE)
+
+    @cached_property
+    def all_records(self) -> tuple[Record, ...]:
+        """The `records`, and then the `baseline`."""
+        return self.records if self.baseline is None else (*self.records, self.baseline)
+
+    @property
+    def baseline(self) -> Record | None:
+        """The record of the default configuration where the space lacks it; it may win, and counts nowhere."""
+        return self._recorded.get(BASELINE)
+
+    @cached_property
+    def measurements(self) -> tuple[Measurement, ...]:
+        """First timings, one a measured candidate, by index; that of a baseline that may win has -1."""
+        state = self._state
+        entries = [state.entries[index] for index in sorted(state.first(one.index).index for one in state.ranked())]
+        return tuple(
+            Measurement(e.index, m.timing, m.checked, m.max_error, m.seconds, m.writes)
+            for e in entries
+            if isinstance(m := e.outcome, CandidateMeasured)
+        )
+
+    @cached_property
+    def ties(self) -> tuple[int, ...] | None:
+        """Finalists that are statistically tied with the winner, or as fast, by their credited index; None without a
+        final, or where its first has failed since. The default is preferred among equals, then the smallest config key.
+        """
+        first = self._state.first
+        if self._last is None or first(self._last.entries[0].index).index != self.final[0].index:
+            return None
+        ties = {first(index).index for index in self._last.ties}
+        return tuple(entry.index for entry in self.final[1:] if entry.index in ties)
+
+    @cached_property
+    def stages(self) -> StageSeconds:
+        """Seconds of compiling and of measuring."""
+        return self._state.seconds.stages
+
+    @cached_property
+    def about_default(self) -> str:
+        """Which default won though the space does not list it, or was all that worked, as a sentence; else empty."""
+        baseline, state = self.baseline, self._state
+        if baseline is None or baseline.latency_ms is None:
+            return ""
+        if self.best is baseline:
+            return f"the winner, {describe_config(baseline.config)}, is your default, which the space does not list"
+        if state.winner is not None or not self.finished or not (self.failed or self.pruned):
+            return ""
+        text = f"{describe_config(baseline.config)} ({baseline.latency_ms:.4g} ms)"
+        refused = f"; {self.header.refused}" if self.header.refused else ""
+        return f"nothing in the space worked; this is your default: {text}{refused}"
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """The run's messages for the user, first `about_default`."""
+        return (*filter(None, [self.about_default]), *self._state.warnings)
+
+    @cached_property
+    def noise(self) -> tuple[str, ...]:
+        """The signs that the machine was not quiet, and what to do, a sentence each: first others on its devices."""
+        others = [message for message in self._state.warnings if DISTURBS in message]
+        firsts = [(one.device, one.timing) for one in self._state.ranked()]
+        finals = [(self._last.device, entry.timing) for entry in self.final] if self._last else []
+        most = max((timing.n_samples for _, timing in finals), default=0)
+        best = [(device, timing) for device, timing in finals if timing.n_samples == most]  # in the final to its end
+        return (*others, *noise_of([*self._state.references.items(), *firsts, *finals], best))
+
+    @cached_property
+    def same_bits(self) -> SameBits:
+        """How the outputs' bits compare with the default's."""
+        state, found = self._state, self._state.ranked()
+        having = {one.index for one in found if state.has_bits(one)}
+        return SameBits(
+            asked=state.same_bits,
+            winner=state.winner in having if having and state.winner is not None else None,
+            same=len(having),
+            measured=len(found),
+            classes=len({one.bits for one in found if one.bits}),
+            varying=sum(not one.repeats for one in found),
+            seeds=state.bits_seeds,
+        )
+
+    @cached_property
+    def work(self) -> ProblemWork:
+        """The operations and bytes of one call, as the user gave them or as derived from the kernels."""
+        facts = (entry.facts for entry in self._state.entries.values())
+        return problem_work(facts, self.header.flops, self.header.bytes)
+
+    @cached_property
+    def roles(self) -> Roles:
+        """Which parameters are outputs, and what a call does with the others, with the inputs that the winner was seen
+        to write into. Empty for a run that did not finish.
+        """
+        found = self._state.finished.roles if self._state.finished else Roles()
+        outcome = None if self.best_index is None else self._state.outcome(self.best_index)
+        if not isinstance(outcome, CandidateMeasured):
+            return found
+        writes = tuple(sorted({*found.writes, *outcome.writes}))
+        return msgspec.structs.replace(found, writes=writes, set_up=outcome.set_up)
+
     @property
     def best(self) -> Record | None:
         """The winner's record, or the default's if that has the same code; None where nothing was measured."""
         default = self.default
         if self.default_wins and not (default is self.baseline and self.header.refused):
             return default
-        return None if self.best_index is None else self._by_index[self.best_index]
+        return None if self.best_index is None else self._recorded[self.best_index]
 
     @property
     def best_config(self) -> Config | None:
@@ -373,14 +394,12 @@ class Result:
         return None if self.best is None else self.best.latency_ms
 
     @property
-    def strategy(self) -> str:
-        """The name of the strategy that ran."""
-        return self.header.strategy
-
-    @property
     def reference_ms(self) -> float | None:
         """The reference's median latency, ms, on the device of the final, else on the winner's."""
-        return None if self._reference is None else self._reference.latency_ms
+        firsts, measured = self._state.references, self._last or self.best
+        first = firsts.get(measured.device if measured is not None else "") or next(iter(firsts.values()), None)
+        timing = self._final_reference or first
+        return None if timing is None else timing.latency_ms
 
     @property
     def failures(self) -> tuple[Record, ...]:
@@ -390,7 +409,7 @@ class Result:
     @property
     def default(self) -> Record | None:
         """The default configuration's record, which may be the `baseline`; None where there is none, or none yet."""
-        return None if self.header.default is None else self._by_index.get(self.header.default)
+        return None if self.header.default is None else self._recorded.get(self.header.default)
 
     @property
     def no_default(self) -> str:
@@ -447,12 +466,13 @@ class Result:
         """How near the winner comes to its device's peaks; None where the work of the problem is not known."""
         if self.best is None or self.best.timing is None:
             return None
-        return roofline(self.best.timing.latency_ms, self.work, self._peaks.get(self.best.device))
+        peaks = {device.id: device.peaks for device in self.devices}
+        return roofline(self.best.timing.latency_ms, self.work, peaks.get(self.best.device))
 
     @cached_property
     def axis_importance(self) -> Any:
         """Each axis' share of the variance of the latency's logarithm; None for fewer than 20 measurements."""
-        return _above("axis_importance", self)
+        return _above("reporting.importance.axis_importance")(self)
 
     @property
     def artifact(self) -> Artifact | None:
@@ -470,7 +490,7 @@ class Result:
         Inputs must have the shapes, dtypes and strides that it was tuned for. Called with the inputs, it returns the
         outputs. Called with every parameter, it writes into the given outputs. `as_op` makes a torch operator of it.
         """
-        return _above("Kernel", self._library(), self.roles)
+        return _above("stages.measure.loader.Kernel")(self._library(), self.roles)
 
     @cached_property
     def kernel_source(self) -> str:
@@ -486,11 +506,11 @@ class Result:
 
         Raises `AtuneError` where the run kept no journal, and `UsageError` where `path` cannot be written.
         """
-        from atune.journal.writer import write_output
+        from atune.journal.writer import write_output  # which imports this module
 
         if self.journal is None:
             raise AtuneError("the run kept no journal; give journal=, or a cache folder that can be written")
-        write_output(os.fspath(path), _above("report", self.journal).encode())
+        write_output(os.fspath(path), _above("reporting.report.report")(self.journal).encode())
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process: the kernel is loaded again where it is asked for."""
@@ -498,7 +518,7 @@ class Result:
 
     def __str__(self) -> str:
         """Return what the command line prints of it."""
-        return str(_above("printed", _above("summary_text", self)))
+        return str(_above("reporting.screen.printed")(_above("reporting.summary.summary_text")(self)))
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows of it: the text of the command line."""
@@ -548,34 +568,4 @@ class TuneResult(Result):
 
     def save_bundle(self, folder: str | os.PathLike[str]) -> str:
         """Write the winner as a bundle, the new folder `folder`: `atune.results.save_bundle` of this result alone."""
-        return str(_above("save_bundle", folder, [self]))
-
-
-def _measurements(state: State) -> tuple[Measurement, ...]:
-    indices = sorted(state.first(one.index).index for one in state.ranked())
-    return tuple(
-        Measurement(e.index, m.timing, m.checked, m.max_error, m.seconds, m.writes)
-        for index in indices
-        if isinstance(m := (e := state.entries[index]).outcome, CandidateMeasured)
-    )
-
-
-def loadable(artifact: Artifact | None, *, replayed: bool) -> Artifact:
-    """Return the library of a winner, once it is known to be there and to be safe to load.
-
-    `replayed`: its path comes from a file, and only a library of the cache folder is loaded. Raises `AtuneError`.
-    """
-    if artifact is None:
-        why = "there is no kernel: the run did not finish, or its winner's library could not be kept"
-        raise AtuneError(f"{why}; tune again")
-    path = artifact.path
-    if replayed and not is_cached(path):
-        # Loading a library runs its code, and a journal may come from a stranger.
-        raise AtuneError(f"{path} is outside the cache folder {cache_folder()}, and is not loaded; tune again")
-    if not Path(path).is_file():
-        raise AtuneError(f"the winner's library {path} is gone (cache cleaned, or another machine's); tune again")
-    if replayed and (why := untrusted(path)):
-        raise AtuneError(why)
-    if replayed and not (is_stored(path) and artifact.symbol.isidentifier()):
-        raise AtuneError(f"{path} is not the library that was kept under this name, and is not loaded; tune again")
-    return artifact
+        return str(_above("frontends.api.save_bundle.save_bundle")(folder, [self]))

@@ -40,7 +40,7 @@ from atune.journal.events import (
 from atune.model.artifact import ALIKE, RAN, STORED, MachineFacts, StaticFacts
 from atune.model.candidate import BASELINE, Config, with_tuples
 from atune.model.device import DeviceInfo
-from atune.model.measurement import Timing
+from atune.model.measurement import StageSeconds, Timing
 from atune.model.settings import Budget
 
 Status = Literal["measured", "failed", "pruned", "duplicate", "remaining"]
@@ -116,25 +116,15 @@ class Improvement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The candidate, as the result credits it."""
 
 
-class StageSeconds(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of compiling, which is lowering and building, and of first timings.
+class Span(msgspec.Struct, frozen=True, gc=False):
+    """What `on`, a worker or a device, did with `candidates`, `first` among them, and in which seconds of the run."""
 
-    What failed to compile, the survey, the comparison of a compiler state and the final are not in them.
-    """
-
-    compile_s: float
-    """Summed over compile workers."""
-    compile_wall_s: float
-    """Seconds in which at least one worker compiled."""
-    benchmark_s: float
-    """Summed over devices."""
-    benchmark_wall_s: float
-    """Seconds in which at least one device measured."""
-
-
-Span = tuple[str, str, float, float, int, int]
-"""What a worker or a device did: its name; ``lower``, ``build``, ``measure``, ``failed``, ``again`` or ``final``; from
-when and until when, in seconds of the run; the first candidate, and how many."""
+    on: str
+    kind: Literal["lower", "build", "measure", "failed", "again", "final"]
+    since: float
+    until: float
+    first: int
+    candidates: int = 1
 
 
 class Seconds:
@@ -156,8 +146,8 @@ class Seconds:
     @property
     def stages(self) -> StageSeconds:
         """Seconds of the two stages."""
-        compiling = [(since, until) for _, kind, since, until, *_ in self.spans if kind in ("lower", "build")]
-        measuring = [(since, until) for _, kind, since, until, *_ in self.spans if kind in _MEASURED.values()]
+        compiling = [(one.since, one.until) for one in self.spans if one.kind in ("lower", "build")]
+        measuring = [(one.since, one.until) for one in self.spans if one.kind in _MEASURED.values()]
         return StageSeconds(
             compile_s=round(sum(until - since for since, until in compiling), 3),
             compile_wall_s=round(_union_s(compiling), 3),
@@ -176,18 +166,18 @@ class Seconds:
                 self._began.clear()
                 return
             case CandidateLowered() if event.seconds:
-                self.spans.append((event.worker, "lower", max(0.0, now - event.seconds), now, event.index, 1))
+                self.spans.append(Span(event.worker, "lower", max(0.0, now - event.seconds), now, event.index))
             case ArtifactBuilt() if event.seconds and event.reason != FOUND and event.indices:
                 since, n = max(0.0, now - event.seconds), len(event.indices)
-                self.spans.append((event.worker, "build", since, now, event.indices[0], n))
+                self.spans.append(Span(event.worker, "build", since, now, event.indices[0], n))
             case BenchmarkStarted():
                 self._began[event.device] = now
             case CandidateMeasured() | BenchmarkFailed() | BenchmarkRepeated():
                 if (began := self._began.pop(event.device, None)) is not None:
-                    self.spans.append((event.device, _MEASURED[type(event)], began, now, event.index, 1))
+                    self.spans.append(Span(event.device, _MEASURED[type(event)], began, now, event.index))
             case FinalOrdered():  # it began when nothing compiled and nothing else was measured any more
-                begun = max([0.0, *(until for _, _, _, until, *_ in self.spans), *self.parts[-1:]])
-                self.spans.append((event.device, "final", min(begun, now), now, 0, len(event.entries)))
+                begun = max([0.0, *(one.until for one in self.spans), *self.parts[-1:]])
+                self.spans.append(Span(event.device, "final", min(begun, now), now, 0, len(event.entries)))
         self._part_s = max(self._part_s, now - self._part_started)
         if isinstance(event, RunFinished | RunInterrupted):
             self._end_part(event.wall_s)
@@ -197,7 +187,7 @@ class Seconds:
         self._part_s, self._part_started = 0.0, float("inf")
 
 
-_MEASURED: dict[type[Event], str] = {
+_MEASURED: dict[type[Event], Literal["measure", "failed", "again"]] = {
     CandidateMeasured: "measure",
     BenchmarkFailed: "failed",
     BenchmarkRepeated: "again",

@@ -19,7 +19,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Literal
 
-from atune.errors import UsageError, warn_caller
+from atune.errors import AtuneError, UsageError, warn_caller
+from atune.model.artifact import Artifact
 
 CACHE_VARIABLE = "ATUNE_CACHE_DIR"
 ARTIFACTS = "artifacts"
@@ -113,6 +114,27 @@ def is_stored(path: str) -> bool:
         return f"{hashlib.sha256(real.read_bytes()).hexdigest()}.so" == real.name
     except OSError:
         return False
+
+
+def loadable(artifact: Artifact | None, *, replayed: bool) -> Artifact:
+    """Return the library of a winner, once it is known to be there and to be safe to load.
+
+    `replayed`: its path comes from a file, and only a library of the cache folder is loaded. Raises `AtuneError`.
+    """
+    if artifact is None:
+        why = "there is no kernel: the run did not finish, or its winner's library could not be kept"
+        raise AtuneError(f"{why}; tune again")
+    path = artifact.path
+    if replayed and not is_cached(path):
+        # Loading a library runs its code, and a journal may come from a stranger.
+        raise AtuneError(f"{path} is outside the cache folder {cache_folder()}, and is not loaded; tune again")
+    if not Path(path).is_file():
+        raise AtuneError(f"the winner's library {path} is gone (cache cleaned, or another machine's); tune again")
+    if replayed and (why := untrusted(path)):
+        raise AtuneError(why)
+    if replayed and not (is_stored(path) and artifact.symbol.isidentifier()):
+        raise AtuneError(f"{path} is not the library that was kept under this name, and is not loaded; tune again")
+    return artifact
 
 
 def regular_file(path: str | os.PathLike[str]) -> IO[bytes]:

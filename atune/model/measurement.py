@@ -96,6 +96,22 @@ class FinalEntry(msgspec.Struct, frozen=True):
     timing: Timing
 
 
+class StageSeconds(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of compiling, which is lowering and building, and of first timings.
+
+    What failed to compile, the survey, the comparison of a compiler state and the final are not in them.
+    """
+
+    compile_s: float
+    """Summed over compile workers."""
+    compile_wall_s: float
+    """Seconds in which at least one worker compiled."""
+    benchmark_s: float
+    """Summed over devices."""
+    benchmark_wall_s: float
+    """Seconds in which at least one device measured."""
+
+
 def ratio_interval(slow: Timing, fast: Timing, level: float = 0.95) -> tuple[float, float, float]:
     """Return (low, median, high) of the round-by-round ratio slow / fast.
 

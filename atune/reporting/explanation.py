@@ -55,11 +55,6 @@ def facts_of(record: Record, arch: str, records: Sequence[Record] = ()) -> Facts
     return known
 
 
-def lines_of(facts: Facts) -> list[str]:
-    """Return facts as text, a line each."""
-    return [f"{name:<10} {value}" for name, value in facts]
-
-
 def _loop(one: LoopFacts) -> str:
     parts = [f"{_shape(one.extents)}: {one.slots} iterations a thread"]
     parts += [f"each done by {one.replication} threads"] if one.replication > 1 else []
@@ -79,10 +74,15 @@ def _shape(sizes: Sequence[int]) -> str:
     return "×".join(map(str, sizes))
 
 
-def record_data(record: Record, arch: str) -> dict[str, Any]:
-    """Return a record as ``--json`` prints it: its fields, a `machine` with every field, and its occupancy."""
+def record_data(record: Record, arch: str, result: Result | None = None) -> dict[str, Any]:
+    """Return a record as ``--json`` prints it: its fields, a `machine` with every field, and its occupancy.
+
+    `result`: where it comes from, which adds its journal, and its first `measurement`.
+    """
     machine = record.machine and msgspec.structs.asdict(record.machine)
-    more = {"machine": machine, "occupancy": occupancy(record, arch), "target": arch or "c"}
+    more: dict[str, Any] = {"machine": machine, "occupancy": occupancy(record, arch), "target": arch or "c"}
+    if result is not None:
+        more |= {"journal": result.journal, "measurement": _first(result, record)}
     found: dict[str, Any] = msgspec.to_builtins(msgspec.structs.asdict(record) | more)
     return found
 
@@ -106,11 +106,13 @@ def _first(result: Result, record: Record) -> Measurement | None:
     return next((one for one in result.measurements if one.index == record.credited), None)
 
 
-def story_text(result: Result, record: Record) -> str:
-    """Return what a result has of a record, for people, safe to print."""
+def record_lines(record: Record, arch: str, result: Result | None = None) -> list[str]:
+    """Return a record for people, safe to print: its configuration and its facts, and all that a `result` has of it."""
+    config = ("config", describe_config(record.config) or DEFAULTS)
+    if result is None:
+        return _lines([config, ("target", arch or "c"), *facts_of(record, arch)])
     header, measured = result.header, _first(result, record)
-    known = [("candidate", f"{record.index}: {record.status}"), ("config", describe_config(record.config) or DEFAULTS)]
-    known.append(("key", printable(record.key)))
+    known = [("candidate", f"{record.index}: {record.status}"), config, ("key", printable(record.key))]
     if record.same_as is not None:
         known.append(("same as", f"candidate {record.same_as}: the same code, compiled and measured once"))
     if record.message:
@@ -125,18 +127,16 @@ def story_text(result: Result, record: Record) -> str:
     if measured is not None:
         error = "" if measured.max_error is None else f", largest difference {measured.max_error:.3g}"
         known.append(("outputs", f"right{error}" if measured.checked else "not checked"))
-    known += facts_of(record, header.target.arch, result.all_records)
+    known += facts_of(record, arch, result.all_records)
     if record.facts is not None and header.origin:
         journal = shlex.quote(printable(str(result.journal)))
         known.append(("source", f"atune explain {journal} {record.index} --source"))
-    lines = lines_of(known)
+    lines = _lines(known)
     for name, text in (("printed", record.printed), ("written", record.detail)):
         if written := text.rstrip().splitlines():
             lines += [name, *(f"  {printable(line)}" for line in written)]
-    return "\n".join(lines)
+    return lines
 
 
-def story_data(result: Result, record: Record) -> dict[str, Any]:
-    """Return the same as ``--json`` prints it: `record_data`, and its first `measurement`."""
-    known = record_data(record, result.header.target.arch)
-    return known | {"journal": result.journal, "measurement": msgspec.to_builtins(_first(result, record))}
+def _lines(known: Facts) -> list[str]:
+    return [f"{name:<10} {value}" for name, value in known]

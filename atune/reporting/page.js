@@ -211,10 +211,7 @@ const PARTS = {
 
   plot(parent, part) { section(parent, part).dataset.plot = ""; },
 
-  pair(parent, part) {
-    const pair = add(parent, "div", { class: "pair" });
-    for (const one of part.items) PARTS[one.kind](pair, one);
-  },
+  text(parent, part) { written(section(parent, part), part.written); },
 };
 
 function begin() {

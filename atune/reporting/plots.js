@@ -1,12 +1,40 @@
-// The plots of one run.
-// A candidate: its latency, and for each axis of D.axes the place of its value, or null.
-const candidates = D.candidates.map(([index, ms, final, ...at], rank) => ({ index, ms, final, at, rank: rank + 1 }));
+// The plots of one run, and the table of its candidates: all of D.rows, whose cells have the names of D.fields.
+const S = D.summary, rows = D.rows.map(cells => Object.fromEntries(D.fields.map((name, i) => [name, cells[i]])));
+const count = n => n.toLocaleString("en"), textOf = value => typeof value === "string" ? value : python(value);
+const has = (row, name) => Object.hasOwn(row.config, name);
+const LONG_LABEL = 24;  // characters of an axis value from which on a plot cuts it
+
+// Labels with the middle of long ones left out, as long as all still differ.
+function cut(labels) {
+  const short = labels.map(v => v.length <= LONG_LABEL ? v : `${v.slice(0, LONG_LABEL / 2)}…${v.slice(1 - LONG_LABEL / 2)}`);
+  return new Set(short).size === labels.length ? short : labels;
+}
+
+// The axes of several values, those that mattered most first, each with its values in order: numbers by size, then texts.
+function axesOf(timed) {
+  const inSpace = timed.filter(row => row.index >= 0);
+  const names = new Set([...Object.keys(S.axis_importance?.shares ?? {}), ...inSpace.flatMap(row => Object.keys(row.config))]);
+  const number = v => typeof v === "number";
+  return [...names].map(name => {
+    const values = new Map(inSpace.filter(row => has(row, name)).map(row => [textOf(row.config[name]), row.config[name]]));
+    const order = [...values].sort(([a, x], [b, y]) => number(y) - number(x) || (number(x) && x - y) || (a < b ? -1 : 1)).map(([text]) => text);
+    return { name, labels: cut(order), places: new Map(order.map((text, i) => [text, i])) };
+  }).filter(axis => axis.labels.length > 1);
+}
+
+// A candidate that was measured: its row, its rank, and for each axis the place of its value, or null.
+const timed = rows.filter(row => row.status === "measured").sort((a, b) => a.latency_ms - b.latency_ms || a.index - b.index);
+const axes = axesOf(timed);
+const candidates = timed.map((row, i) => ({
+  ...row, ms: row.latency_ms, final: row.outcome === "final timing", rank: i + 1,
+  at: axes.map(axis => (has(row, axis.name) ? axis.places.get(textOf(row.config[axis.name])) : null) ?? null),
+}));
 const winner = candidates.find(c => c.index === D.winner), byDefault = candidates.find(c => c.index === D.default);
-const describe = c => D.axes.map((axis, i) => c.at[i] === null ? "" : `${axis.name}=${axis.labels[c.at[i]]}`).filter(Boolean).join("\n");
+const describe = c => axes.map((axis, i) => c.at[i] === null ? "" : `${axis.name}=${axis.labels[c.at[i]]}`).filter(Boolean).join("\n");
 const title = c => `${say(c.ms)} ms, ${c.index < 0 ? "the baseline" : `candidate ${c.index}`}\n${describe(c)}`;
 const rivals = [
-  ...(D.reference_ms ? [{ ms: D.reference_ms, text: `reference ${say(D.reference_ms)}` }] : []),
-  ...(D.default_ms && D.default !== D.winner ? [{ ms: D.default_ms, text: `default ${say(D.default_ms)}` }] : []),
+  ...(S.reference_ms ? [{ ms: S.reference_ms, text: `reference ${say(S.reference_ms)}` }] : []),
+  ...(S.default_ms && D.default !== D.winner ? [{ ms: S.default_ms, text: `default ${say(S.default_ms)}` }] : []),
 ];
 function scaled(values) {
   if (spread(values) <= 5) return { label: "ms", ticks: 6 };
@@ -36,7 +64,7 @@ function levels(values, end, side) {
 
 const PLOTS = {
   search(width) {
-    const steps = D.steps.map(([s, ms, tried, index]) => ({ s, ms, tried, index })), last = steps[steps.length - 1], end = Math.max(D.end_s, last.s);
+    const steps = S.best_over_time.map(step => ({ ...step, s: step.seconds, ms: step.latency_ms })), last = steps.at(-1), end = Math.max(S.wall_s, last.s);
     const line = [...steps, { ...last, s: end }];
     const [rules, labels, dy] = levels([...line, ...rivals].map(d => d.ms), last.ms, "right");
     return plot(width, {
@@ -46,24 +74,24 @@ const PLOTS = {
         rules,
         Plot.line(line, { x: "s", y: "ms", curve: "step-after", stroke: "var(--a)", strokeWidth: 2 }),
         Plot.dot(steps, { x: "s", y: "ms", r: 3.5, fill: "var(--a)", title: d => `${say(d.ms)} ms, candidate ${d.index}\nafter ${d.s.toFixed(1)} s, ${d.tried} tried`, tip: TIP }),
-        Plot.text([line[line.length - 1]], { x: "s", y: "ms", text: d => `${say(d.ms)} ms by first timing`, textAnchor: "end", dy, fontWeight: 600, fill: "var(--a)", stroke: "var(--bg)", strokeWidth: 4 }),
+        Plot.text([line.at(-1)], { x: "s", y: "ms", text: d => `${say(d.ms)} ms by first timing`, textAnchor: "end", dy, fontWeight: 600, fill: "var(--a)", stroke: "var(--bg)", strokeWidth: 4 }),
         labels,
       ],
     });
   },
 
   heat(width) {
-    const [x, y] = D.axes, best = new Map();
+    const [x, y] = axes, best = new Map();
     for (const c of candidates) {
       const key = `${c.at[0]} ${c.at[1]}`;
       if (c.at[0] !== null && c.at[1] !== null && !best.has(key)) best.set(key, c);
     }
-    const columns = x.labels.slice(0, 24), rows = y.labels.slice(0, 24), cells = [...best.values()].filter(c => c.at[0] < 24 && c.at[1] < 24);
-    const left = 20 + 7 * Math.max(...rows.map(v => v.length), y.name.length / 3), wide = (width - left) / columns.length, turned = Math.max(...columns.map(v => v.length)) * 7 > wide;
+    const columns = x.labels.slice(0, 24), lines = y.labels.slice(0, 24), cells = [...best.values()].filter(c => c.at[0] < 24 && c.at[1] < 24);
+    const left = 20 + 7 * Math.max(...lines.map(v => v.length), y.name.length / 3), wide = (width - left) / columns.length, turned = Math.max(...columns.map(v => v.length)) * 7 > wide;
     const across = { x: c => x.labels[c.at[0]], y: c => y.labels[c.at[1]] }, mine = winner && winner.at[0] !== null && winner.at[1] !== null ? [winner] : [];
     return plot(Math.min(width, left + 130 * columns.length), {
-      height: Math.max(120, 40 * rows.length + 80), marginLeft: left, marginTop: 30, marginBottom: turned ? 96 : 50, padding: .04,
-      x: { domain: columns, label: x.name, labelOffset: turned ? 86 : 40, tickRotate: turned ? -45 : 0, tickSize: 0 }, y: { domain: rows, label: y.name, labelAnchor: "top", labelArrow: "none", tickSize: 0 },
+      height: Math.max(120, 40 * lines.length + 80), marginLeft: left, marginTop: 30, marginBottom: turned ? 96 : 50, padding: .04,
+      x: { domain: columns, label: x.name, labelOffset: turned ? 86 : 40, tickRotate: turned ? -45 : 0, tickSize: 0 }, y: { domain: lines, label: y.name, labelAnchor: "top", labelArrow: "none", tickSize: 0 },
       color: { type: spread(cells.map(c => c.ms)) > 5 ? "log" : "linear", interpolate: t => `color-mix(in oklab, var(--fast) ${(100 - 100 * t).toFixed(1)}%, var(--slow))` },
       marks: [
         Plot.cell(cells, { ...across, fill: "ms", rx: 3 }),
@@ -92,12 +120,12 @@ const PLOTS = {
   },
 
   parallel(width) {
-    const names = [...D.axes.map(axis => axis.name), "ms"], shown = candidates.slice(0, 1500).reverse(), n = candidates.length;
+    const names = [...axes.map(axis => axis.name), "ms"], shown = candidates.slice(0, 1500).reverse(), n = candidates.length;
     const lows = candidates.map(c => Math.log(c.ms)), range = [lows[0], lows[n - 1]], height = 340, [top, bottom] = [44, height - 16];
     const wide = Math.max(84, 16 + 8 * Math.max(...names.map(name => name.length)));
-    const place = (c, k) => k === D.axes.length ? (range[1] > range[0] ? (Math.log(c.ms) - range[0]) / (range[1] - range[0]) : .5) : c.at[k] === null ? NaN : 1 - c.at[k] / (D.axes[k].labels.length - 1);
+    const place = (c, k) => k === axes.length ? (range[1] > range[0] ? (Math.log(c.ms) - range[0]) / (range[1] - range[0]) : .5) : c.at[k] === null ? NaN : 1 - c.at[k] / (axes[k].labels.length - 1);
     const points = shown.flatMap(c => names.map((name, k) => ({ c, k, name, y: place(c, k) })));
-    const labels = D.axes.flatMap((axis, k) => axis.labels.filter((_, i) => i % Math.ceil(axis.labels.length / 14) === 0).map(text => ({ name: axis.name, text: text.length > 12 ? `${text.slice(0, 5)}…${text.slice(-6)}` : text, y: 1 - axis.labels.indexOf(text) / (axis.labels.length - 1) })));
+    const labels = axes.flatMap((axis, k) => axis.labels.filter((_, i) => i % Math.ceil(axis.labels.length / 14) === 0).map(text => ({ name: axis.name, text: text.length > 12 ? `${text.slice(0, 5)}…${text.slice(-6)}` : text, y: 1 - axis.labels.indexOf(text) / (axis.labels.length - 1) })));
     for (const t of [0, .25, .5, .75, 1]) labels.push({ name: "ms", text: say(Number(Math.exp(range[0] + t * (range[1] - range[0])).toPrecision(3))), y: t });
     const strong = c => c.rank <= Math.max(1, n / 10);
     const svg = plot(Math.max(width, wide * names.length), {
@@ -123,22 +151,92 @@ const PLOTS = {
   },
 
   timeline(width, box) {
-    const rows = D.timeline.rows, end = D.timeline.end_s || 1, colours = { lower: "var(--soft)", build: "var(--a)", measure: "var(--b)", final: "var(--c)", failed: "var(--bad)" };
+    const colours = { lower: "var(--soft)", build: "var(--a)", measure: "var(--b)", final: "var(--c)", failed: "var(--bad)" };
     const words = { lower: "lowering", build: "compiling", measure: "measuring", final: "final benchmark", failed: "failed on the device" };
-    const spans = rows.flatMap(row => row.spans.map(([kind, from, to, what]) => ({ row: row.name, kind, from, to, what })));
+    const spans = D.spans.map(([on, kind, from, to, first, n]) => ({
+      row: kind === "lower" || kind === "build" ? on : `device ${on}`, kind, from, to,
+      what: kind === "final" ? `of ${n} candidates` : n === 1 ? `candidate ${first}` : `${n} candidates`,
+    }));
+    const end = Math.max(...spans.map(s => s.to)) || 1, names = [...new Set(spans.map(s => s.row))].sort(besides);
     const key = add(box, "p", { class: "key" });
     for (const kind of Object.keys(words)) if (spans.some(s => s.kind === kind)) { const one = add(key, "span"); add(one, "i", { style: `background: ${colours[kind]}` }); one.append(words[kind]); }
     return plot(width, {
-      height: 18 * rows.length + 70, marginLeft: 16 + 7 * Math.max(...rows.map(r => r.name.length)), marginTop: 24, padding: .12,
-      x: { domain: [Math.min(end / 2, ...spans.map(s => s.from)), end], label: "seconds since the run began", labelOffset: 38, ticks: Math.min(10, width / 80) }, y: { domain: rows.map(r => r.name), label: null, tickSize: 0 },
+      height: 18 * names.length + 70, marginLeft: 16 + 7 * Math.max(...names.map(name => name.length)), marginTop: 24, padding: .12,
+      x: { domain: [Math.min(end / 2, ...spans.map(s => s.from)), end], label: "seconds since the run began", labelOffset: 38, ticks: Math.min(10, width / 80) }, y: { domain: names, label: null, tickSize: 0 },
       marks: [
         Plot.barX(spans, { x1: "from", x2: s => Math.max(s.to, s.from + end / 2000), y: "row", fill: s => colours[s.kind] }),
-        Plot.ruleX(D.timeline.parts, { stroke: "var(--fg)", strokeDasharray: "4 3" }),
-        Plot.text(D.timeline.parts, { x: d => d, text: () => "resumed", frameAnchor: "top", dy: -12, fill: "currentColor" }),
+        Plot.ruleX(D.parts_began, { stroke: "var(--fg)", strokeDasharray: "4 3" }),
+        Plot.text(D.parts_began, { x: d => d, text: () => "resumed", frameAnchor: "top", dy: -12, fill: "currentColor" }),
         Plot.tip(spans, Plot.pointer({ x: s => (s.from + s.to) / 2, y: "row", title: s => `${words[s.kind]}, ${s.what}\n${say(s.from)} to ${say(s.to)} s`, maxRadius: 30, ...TIP })),
       ],
     });
   },
 };
 
-begin();
+// The order of a timeline's lines: workers, then devices; compile-10 comes after compile-9.
+const isDevice = name => name.startsWith("device ");
+const besides = (one, other) => isDevice(one) - isDevice(other) || one.localeCompare(other, "en", { numeric: true });
+
+PARTS.plots = parent => {
+  const n = candidates.length, drawn = (on, id, title, text) => PARTS.plot(on, { id, title, text });
+  const last = S.best_over_time.at(-1);
+  if (last) drawn(parent, "search", "Best latency so far", `By first timings. The last improvement came after ${last.seconds.toFixed(1)} s, when ${count(last.tried)} of the ${count(S.total - S.remaining)} candidates were tried.`);
+  if (S.measured) {
+    const pair = add(parent, "div", { class: "pair" }), names = axes.slice(0, 2).map(axis => axis.name).join(" and ");
+    if (axes.length > 1) drawn(pair, "heat", names, `The best latency in ms for each pair of values of ${names}, whatever the other axes are. The stronger the colour, the faster.`);
+    mattered(pair);
+  }
+  const left = D.timed > n ? ` The fastest ${count(n)} of ${count(D.timed)} are shown.` : "";
+  if (n > 1) drawn(parent, "rank", "Latency by rank", `Each measured candidate once, the fastest first. Orange ones were timed again in the final.${left}`);
+  if (n > 1 && axes.length > 2) drawn(parent, "parallel", "All axes at once", "A line for each candidate; the fastest tenth is strong, the winner orange. Drag along an axis to keep the lines that pass there, on several axes for those that pass all; click an axis to end it.");
+  const longest = D.all_spans > D.spans.length ? `Only the ${count(D.spans.length)} longest of ${count(D.all_spans)} spans are drawn.` : "";
+  if (D.spans.length) drawn(parent, "timeline", "Timeline", longest);
+};
+
+// The axes that mattered, with bars.
+function mattered(parent) {
+  const part = { id: "mattered", title: "Axes that mattered" }, found = S.axis_importance;
+  if (!found) return PARTS.facts(parent, { ...part, text: "Too few candidates were measured to tell." });
+  const shares = Object.entries(found.shares), most = Math.max(...shares.map(([, share]) => share), found.unexplained) || 1;
+  const bar = (share, rest) => ({ of: Number(Math.min(1, share / most).toFixed(3)), text: `\u00a0${(100 * share).toFixed(1)}\u00a0%`, rest });
+  const best = { config: S.best_config ?? {} }, value = name => has(best, name) ? textOf(best.config[name]) : "";
+  PARTS.facts(parent, {
+    ...part, heads: ["axis", "share", "winner's value"],
+    text: `How much of the differences in latency each axis explains by itself, from ${count(found.candidates)} candidates.`,
+    rows: [...shares.map(([name, share]) => [name, bar(share), value(name)]), ["combinations and noise", bar(found.unexplained, true), ""]],
+  });
+}
+
+// Columns of the table by the field of a row: title, and decimals; the axes stand in the place of config.
+const COLUMNS = {
+  index: ["candidate"], latency_ms: ["latency, ms"], times_winner: ["× winner", 2], spread: ["spread, %", 1], mark: ["mark"], config: [],
+  registers: ["registers"], stack_bytes: ["stack and spills, bytes"], smem_bytes: ["shared memory, bytes"], threads: ["threads a block"],
+  occupancy_blocks: ["occupancy, blocks"], fragment_registers: ["registers of fragments"], redundant: ["redundant iterations"],
+  code_bytes: ["code, bytes"], outcome: ["what became of it"],
+};
+const ALWAYS = ["index", "latency_ms", "times_winner", "spread", "mark", "outcome"];  // also where all have the same in them
+const CELLS = { index: v => v < 0 ? "baseline" : v, mark: v => v ?? "", spread: v => v === null ? null : 100 * v };
+
+// The table of the candidates; an axis, or a fact, that is the same in all of them has no column.
+PARTS.candidates = parent => {
+  if (!rows.length) return;
+  const differ = values => new Set(values.filter(v => v !== null).map(textOf)).size > 1;
+  const names = [...new Set(rows.flatMap(row => Object.keys(row.config)))], value = (row, name) => has(row, name) ? row.config[name] : null;
+  const differing = names.filter(name => differ(rows.map(row => value(row, name))));
+  const shown = v => v === null || typeof v === "number" ? v : textOf(v);
+  const ofAxis = name => ({ title: name, decimals: null, cell: row => shown(value(row, name)) });
+  const columns = Object.entries(COLUMNS).flatMap(([field, [title, decimals = null]]) => {
+    if (field === "config") return (differing.length ? differing : names).map(ofAxis);
+    if (!ALWAYS.includes(field) && !differ(rows.map(row => row[field]))) return [];
+    return [{ title, decimals, cell: row => CELLS[field] ? CELLS[field](row[field]) : row[field] }];
+  });
+  const left = rows.length < D.records ? ` Shown are ${count(rows.length)} of ${count(D.records)}; atune export --to csv has all.` : "";
+  PARTS.table(parent, {
+    id: "all", name: "candidates", title: "All candidates", columns,
+    text: `The winner first, then the others of the final by their final timing, then the rest by their first timing.${left}`,
+    rows: rows.map(row => ({
+      cells: columns.map(column => column.cell(row)), config: row.config,
+      class: row.mark?.startsWith("winner") ? "winner" : row.latency_ms === null ? "bad" : "",
+    })),
+  });
+};

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import shlex
 from collections import Counter
@@ -16,36 +15,31 @@ from typing import Any
 from atune.errors import AtuneError
 from atune.journal.events import Event
 from atune.journal.reader import JournalReader
-from atune.journal.result import Record, Result
+from atune.journal.result import Result
 from atune.journal.state import Seconds, State
 from atune.model.artifact import what_failed
-from atune.model.candidate import BASELINE, describe_config, printable, shortened
+from atune.model.candidate import describe_config, printable, shortened
 from atune.model.device import DeviceInfo
 from atune.reporting.explanation import facts_of
 from atune.reporting.export import ranking, rows, table
-from atune.reporting.importance import Importance, axis_importance
 from atune.reporting.progress import duration
-from atune.reporting.summary import MOST_GROUPS, PRUNED, FailureGroup, failure_groups, headline, summary_text
+from atune.reporting.summary import MOST_GROUPS, PRUNED, FailureGroup, failure_groups, headline, summary, summary_text
 
 DETAIL, LINE = 4000, 300
 """Most characters of a compiler's or device's output, and of the line for a candidate's failure."""
 SOURCE = 100_000
 """Most characters of the winner's source on the page."""
-MOST_BYTES, DEPTH = 2_000_000, 7
-"""A page is smaller: one of a stranger's journal is cut until it is. Deeper data is text on such a page."""
-MOST, PLAIN = 3000, 300
-"""Most candidates of the page's table, and of the one for readers without a script; the fastest come first."""
-COLUMNS: dict[str, tuple[str, int | None]] = {
-    "index": ("candidate", None), "latency_ms": ("latency, ms", None), "times_winner": ("× winner", 2),
-    "spread": ("spread, %", 1), "mark": ("mark", None), "config": ("", None), "registers": ("registers", None),
-    "stack_bytes": ("stack and spills, bytes", None), "smem_bytes": ("shared memory, bytes", None),
-    "threads": ("threads a block", None), "occupancy_blocks": ("occupancy, blocks", None),
-    "fragment_registers": ("registers of fragments", None), "redundant": ("redundant iterations", None),
-    "code_bytes": ("code, bytes", None), "outcome": ("what became of it", None),
-}  # fmt: skip
-"""Columns of the table by the field of a row: title, and decimals; ``config`` stands for the axes."""
-ALWAYS = ("index", "latency_ms", "times_winner", "spread", "mark", "outcome")
-"""Columns that are there even if all candidates have the same in them."""
+MOST_BYTES = 2_000_000
+"""A page is smaller: it leaves out the slowest candidates until it is. The text alone remains of what is larger yet."""
+MOST, PLAIN, CHARACTERS = 3000, 300, 200_000
+"""Most candidates of the page, and of the text for readers without a script, which has at most these characters."""
+SPANS = 3000
+"""Most spans that the timeline draws. A longer run shows its longest spans."""
+FIELDS = (
+    "index", "status", "latency_ms", "times_winner", "spread", "mark", "registers", "stack_bytes", "smem_bytes",
+    "threads", "occupancy_blocks", "fragment_registers", "redundant", "code_bytes", "outcome",
+)  # fmt: skip
+"""What the page takes of a row, next to the candidate's configuration."""
 
 
 def report(journal: str | Path) -> str:
@@ -57,23 +51,45 @@ def page_of(events: Iterable[Event], journal: Path | None = None) -> str:
     """Return the page for a run's events, in order; `journal` is where they lie, for the reader of the page."""
     state = State.of(events)
     result = Result.of(state, journal, replayed=True)
-    mattered = axis_importance(result)
-    data, setting = plot_data(result, mattered, state.seconds), environment(result)
+    setting = environment(result)
     if state.resumed is not None:
         setting.append(("parts", str(state.resumed.part + 1)))
         setting += [("accepted difference", text) for text in state.resumed.accepted]
     parts = [
         card(result),
         {"kind": "list", "title": "Warnings", "items": list(dict.fromkeys(result.warnings + result.noise))},
-        *_plots(result, mattered, data),
+        {"kind": "plots"},
         _failures(result),
-        _candidates(result),
+        {"kind": "candidates"},
         *_kernel(result),
         {"kind": "facts", "id": "environment", "title": "Environment", "rows": setting},
     ]
     plain = f"{summary_text(result)}\n\n{table(result, PLAIN)}"
     title = f"{printable(result.header.workload)} {describe_config(result.header.arguments)}".strip()
-    return page(title, parts, plain, data)
+    return page(title, parts, plain, run_data(result, state.seconds))
+
+
+def run_data(result: Result, seconds: Seconds) -> dict[str, Any]:
+    """Return what the page's script draws of a run: its summary, the fastest of its rows, and what was done when."""
+    records, default = ranking(result), result.default
+    found = rows(result, records[:MOST])
+    shown = [span for span in seconds.spans if span.kind != "again"]
+    longest = sorted(shown, key=lambda span: span.since - span.until)[:SPANS]
+    return {
+        "summary": {name: value for name, value in summary(result).items() if name != "failures"},
+        "fields": [*FIELDS, "config"],
+        "rows": [
+            [*(row[name] for name in FIELDS[:-1]), shortened(row["outcome"], LINE), record.config]
+            for record, row in zip(records, found, strict=False)
+        ],
+        "records": len(records),
+        "timed": sum(record.status == "measured" for record in records),
+        "winner": result.best_index,
+        "default": None if default is None else default.credited,
+        "spans": [[s.on, s.kind, round(s.since, 4), round(s.until, 4), s.first, s.candidates] for s in longest],
+        "all_spans": len(shown),
+        "parts_began": [round(began, 4) for began in seconds.parts],
+    }
 
 
 def card(result: Result) -> dict[str, Any]:
@@ -105,59 +121,6 @@ def measured_on(devices: Sequence[DeviceInfo]) -> str:
     return ", ".join(f"{count} × {name}" if count > 1 else name for name, count in counts.items()) or "no device"
 
 
-def _plots(result: Result, mattered: Importance | None, data: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the parts that the script draws from `data`, and the axes that mattered."""
-    steps, axes, n = data["steps"], data["axes"], len(data["candidates"])
-    parts, pair = [], list[dict[str, Any]]()
-    if steps:
-        text = f"By first timings. The last improvement came after {steps[-1][0]:.1f} s, when {steps[-1][2]:,} of the "
-        text += f"{result.total - result.remaining:,} candidates were tried."
-        parts.append(_plot("search", "Best latency so far", text))
-    if len(axes) > 1:
-        x, y = axes[0]["name"], axes[1]["name"]
-        text = f"The best latency in ms for each pair of values of {x} and {y}, whatever the other axes are. "
-        pair.append(_plot("heat", f"{x} and {y}", f"{text}The stronger the colour, the faster."))
-    if result.measured:
-        pair.append(_mattered(result, mattered))
-    parts.append({"kind": "pair", "items": pair})
-    if n > 1:
-        text = "Each measured candidate once, the fastest first. Orange ones were timed again in the final."
-        if data["left_out"]:
-            text += f" The fastest {n:,} of {n + data['left_out']:,} are shown."
-        parts.append(_plot("rank", "Latency by rank", text))
-    if n > 1 and len(axes) > 2:
-        text = "A line for each candidate; the fastest tenth is strong, the winner orange. Drag along an axis to keep "
-        text += "the lines that pass there, on several axes for those that pass all; click an axis to end it."
-        parts.append(_plot("parallel", "All axes at once", text))
-    if data["timeline"]["rows"]:
-        parts.append(_plot("timeline", "Timeline", data["timeline"]["text"]))
-    return parts
-
-
-def _plot(name: str, title: str, text: str) -> dict[str, Any]:
-    return {"kind": "plot", "id": name, "title": title, "text": text}
-
-
-def _mattered(result: Result, found: Importance | None) -> dict[str, Any]:
-    """Return the axes that mattered, with bars."""
-    part: dict[str, Any] = {"kind": "facts", "id": "mattered", "title": "Axes that mattered"}
-    if found is None:
-        return {**part, "text": "Too few candidates were measured to tell."}
-    text = f"How much of the differences in latency each axis explains by itself, from {found.candidates:,} candidates."
-    config = {} if result.best is None else result.best.config
-    most = max([*found.shares.values(), found.unexplained]) or 1.0
-    lines = [
-        [name, _bar(share / most, f"{100 * share:.1f}"), value_text(config[name]) if name in config else ""]
-        for name, share in found.shares.items()
-    ]
-    rest = ["combinations and noise", {**_bar(found.unexplained / most, f"{100 * found.unexplained:.1f}"), "rest": 1}]
-    return {**part, "text": text, "heads": ["axis", "share", "winner's value"], "rows": [*lines, [*rest, ""]]}
-
-
-def _bar(of: float, percent: str) -> dict[str, Any]:
-    return {"of": round(min(1.0, of), 3), "text": f"\u00a0{percent}\u00a0%"}
-
-
 def _failures(result: Result) -> dict[str, Any]:
     """Return the failures, grouped by reason, the most frequent first."""
     groups = failure_groups(result.records)
@@ -178,47 +141,6 @@ def _failure(group: FailureGroup) -> dict[str, Any]:
         "example": f"For example candidate {group.first.index}: {group.example}",
         "written": group.first.detail[-DETAIL:].splitlines(),
     }
-
-
-def _candidates(result: Result) -> dict[str, Any]:
-    """Return the table of the candidates; an axis, or a fact, that is the same in all of them has no column."""
-    records = ranking(result)
-    found = rows(result, records)
-    axes = list(dict.fromkeys(f"config.{name}" for record in records for name in record.config))
-    names = [name for field in COLUMNS for name in (axes if field == "config" else [field])]
-    differing = {name for name in names if len({str(v) for row in found if (v := row.get(name)) is not None}) > 1}
-    differing |= set() if differing & set(axes) else set(axes)
-    shown = [name for name in names if name in ALWAYS or name in differing]
-    heads = {**COLUMNS, **{axis: (axis.removeprefix("config."), None) for axis in axes}}
-    text = "The winner first, then the others of the final by their final timing, then the rest by their first timing."
-    if len(found) > MOST:
-        text += f" Shown are {MOST:,} of {len(found):,}; atune export --to csv has all."
-    return {
-        "kind": "table",
-        "id": "all",
-        "name": "candidates",
-        "title": "All candidates",
-        "text": text,
-        "columns": [{"title": heads[name][0], "decimals": heads[name][1]} for name in shown],
-        "rows": [
-            {
-                "cells": [_cell(row.get(name), heads[name][0]) for name in shown],
-                "class": "winner" if record is result.best else "" if record.timing else "bad",
-                "config": record.config,
-            }
-            for record, row in zip(records[:MOST], found, strict=False)
-        ],
-    }
-
-
-def _cell(value: Any, title: str) -> Any:
-    if title == "candidate" and value == BASELINE:
-        return "baseline"
-    if title == "mark":
-        return value or ""
-    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
-        return 100 * value if value is not None and title.endswith(", %") else value
-    return shortened(value_text(value), LINE)
 
 
 def _kernel(result: Result) -> list[dict[str, Any]]:
@@ -259,137 +181,40 @@ def _setting(value: Any) -> str:
     return "" if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-CANDIDATES = 5000
-"""Most candidates that the plots show, fastest first."""
-LONG = 24
-"""Characters of an axis value from which on a plot cuts it."""
-SPANS = 3000
-"""Most spans that the timeline draws. A longer run shows its longest spans."""
-
-
-def plot_data(result: Result, mattered: Importance | None, seconds: Seconds) -> dict[str, Any]:
-    """Return what the page's script draws. Each candidate names its values by their place in `axes`."""
-    timed = (record for record in result.all_records if record.status == "measured")
-    measured = sorted(timed, key=lambda record: (record.latency_ms or 0.0, record.index))
-    axes = _axes([record for record in measured if record is not result.baseline], mattered)
-    final = {entry.index for entry in result.final}
-    places = {name: {label: i for i, label in enumerate(labels)} for name, labels in axes.items()}
-    rows = [
-        [r.index, r.latency_ms, int(r.index in final)]
-        + [place.get(value_text(r.config[name])) if name in r.config else None for name, place in places.items()]
-        for r in measured[:CANDIDATES]
-    ]
-    default = result.default
-    return {
-        "axes": [{"name": name, "labels": _cut(labels)} for name, labels in axes.items()],
-        "candidates": rows,
-        "left_out": len(measured) - len(rows),
-        "winner": result.best_index,
-        "reference_ms": result.reference_ms,
-        "default": None if default is None else default.credited,
-        "default_ms": None if default is None else default.latency_ms,
-        "steps": [[s.seconds, s.latency_ms, s.tried, s.index] for s in result.best_over_time],
-        "end_s": result.wall_s,
-        "timeline": timeline_data(seconds),
-    }
-
-
-def _axes(records: Sequence[Record], mattered: Importance | None) -> dict[str, list[str]]:
-    """Return the axes of several values, those that mattered most first, each with its values in order, as text."""
-    names = list(mattered.shares) if mattered is not None else []
-    names += [name for name in dict.fromkeys(n for r in records for n in r.config) if name not in names]
-    axes = {name: in_order(r.config[name] for r in records if name in r.config) for name in names}
-    return {name: labels for name, labels in axes.items() if len(labels) > 1}
-
-
-def in_order(values: Iterable[Any]) -> list[str]:
-    """Return values as text, each once: numbers by size, then the others."""
-    known = {value_text(value): value for value in values}
-
-    def place(label: str) -> tuple[bool, float, str]:
-        value = known[label]
-        number = isinstance(value, int | float) and math.isfinite(value)
-        return not number, value if number else 0.0, label
-
-    return sorted(known, key=place)
-
-
-def value_text(value: Any) -> str:
-    """Return an axis value as text: a text, a truth and None as they are, anything else as JSON."""
-    return printable(str(value) if isinstance(value, str | bool | None) else json.dumps(value, default=str))
-
-
-def _cut(labels: list[str]) -> list[str]:
-    """Return labels with the middle of long ones left out, as long as all still differ."""
-    short = [v if len(v) <= LONG else f"{v[: LONG // 2]}…{v[1 - LONG // 2 :]}" for v in labels]
-    return short if len(set(short)) == len(labels) else labels
-
-
-def timeline_data(seconds: Seconds) -> dict[str, Any]:
-    """Return the data of the timeline's drawing: the longest spans of each worker and device, by their hosts."""
-
-    def place(name: str) -> tuple[bool, str, int, str]:
-        host = name.removeprefix("device ").rpartition("/")[0]  # node-0 of node-0/1; empty on one machine
-        return name.startswith("device "), host, len(name), name  # sorts compile-10 after compile-9
-
-    rows: dict[str, list[tuple[str, float, float, str]]] = {}
-    shown = [span for span in seconds.spans if span[1] != "again"]
-    drawn = sorted(shown, key=lambda one: one[2] - one[3])[:SPANS]
-    for on, kind, since, until, first, n in drawn:
-        what = f"of {n} candidates" if kind == "final" else f"candidate {first}" if n == 1 else f"{n} candidates"
-        name = on if kind in ("lower", "build") else f"device {on}"
-        rows.setdefault(name, []).append((kind, round(since, 4), round(until, 4), what))
-    return {
-        "rows": [{"name": name, "spans": rows[name]} for name in sorted(rows, key=place)],
-        "parts": [round(began, 4) for began in seconds.parts],
-        "end_s": max((until for _, _, _, until, *_ in shown), default=0.0),
-        "text": f"Only the {SPANS:,} longest of {len(shown):,} spans are drawn." if len(shown) > SPANS else "",
-    }
-
-
 LIBRARIES = ("d3", "plot.umd")
 """The scripts in `vendored` that draw the plots, unchanged, in the order in which the page loads them."""
 
 
 def page(title: str, parts: Iterable[Mapping[str, Any]], plain: str, data: Mapping[str, Any] | None = None) -> str:
-    """Return a page. `parts`: its sections, which PARTS of `page.js` draws by their ``kind``; empty ones are left out.
+    """Return a page. `parts`: its sections, which PARTS of the script draws by their ``kind``; empty ones are left out.
 
-    `plain`: the text for readers without a script. `data`: what the plots among the parts draw; None if there are none.
+    `plain`: the text for readers without a script. `data`: `run_data` for the parts that draw it; None without any.
     """
+    plain = plain[:CHARACTERS]
     shown = [part for part in parts if part.get("rows", True) and part.get("items", True)]
-    whole = _page(title, shown, plain, data)
-    for most in (1000, 100, 10):
-        if len(whole.encode()) < MOST_BYTES:
-            break
-        left = {"kind": "list", "title": "Cut", "items": ["The whole page is larger than 2 MB: atune export has all."]}
-        whole = _page(title, _cut_to([left, *shown], most), plain[: 100 * most], None)
+    content = {"title": title, "parts": shown, **(data or {})}
+    while len((whole := _page(content, plain, plots=data is not None)).encode()) >= MOST_BYTES:
+        if not content.get("rows"):
+            left = "The whole page is larger than 2 MB: atune export has all."
+            text = {"kind": "text", "title": "Cut", "text": left, "written": plain.splitlines()}
+            return _page({"title": title, "parts": [text]}, plain, plots=False)
+        content["rows"] = content["rows"][: len(content["rows"]) // 2]
     return whole
 
 
-def _page(title: str, parts: Iterable[Mapping[str, Any]], plain: str, data: Mapping[str, Any] | None) -> str:
-    content = _safe({"title": title, "parts": parts, **(data or {})})
-    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    drawn = "begin();" if data is None else file_text("plots.js")
+def _page(content: Mapping[str, Any], plain: str, *, plots: bool) -> str:
+    title = escape(content["title"])
+    text = json.dumps(_safe(content), separators=(",", ":"), allow_nan=False)
     texts = {
-        "@TITLE@": escape(title),
-        "@PAGE@": f"<noscript><h1>{escape(title)}</h1><pre>{escape(plain)}</pre></noscript>",
+        "@TITLE@": title,
+        "@PAGE@": f"<noscript><h1>{title}</h1><pre>{escape(plain)}</pre></noscript>",
         # Only "<" can end a script element or begin a comment in it, and a journal may come from a stranger.
         "@DATA@": text.replace("<", "\\u003c"),
-        "@LIBRARIES@": "" if data is None else "\n".join(map(_script, LIBRARIES)),
-        "@SCRIPT@": f"{file_text('page.js')}\n{drawn}",
+        "@LIBRARIES@": "\n".join(map(_script, LIBRARIES)) if plots else "",
+        "@SCRIPT@": "\n".join(map(file_text, ("page.js", *["plots.js"] * plots))) + "\nbegin();",
     }
     template = file_text("report_page.html")
     return re.sub("|".join(texts), lambda place: texts[place[0]], template)  # texts may hold "@DATA@"
-
-
-def _cut_to(value: Any, most: int, depth: int = 0) -> Any:
-    """Return data of a page without plots, with at most this many entries of each list, and short texts."""
-    if isinstance(value, Mapping) and depth < DEPTH:
-        return {str(name)[:most]: _cut_to(item, most, depth + 1) for name, item in list(value.items())[:most]}
-    if isinstance(value, list | tuple) and depth < DEPTH:
-        kept = [one for one in value if not (isinstance(one, Mapping) and one.get("kind") == "plot")]
-        return [_cut_to(one, most, depth + 1) for one in kept[:most]]
-    return value if value is None or isinstance(value, bool | int | float) else shortened(str(value), 4 * most)
 
 
 def _safe(value: Any) -> Any:

@@ -133,7 +133,7 @@ async def test_cancelling_does_not_wait_for_what_is_slow_in_a_thread(
 
 WAITED_FOR = {
     ("engine/engine.py", "edited_since"), ("engine/engine.py", "self.keep"),  # after the last measurement
-    ("frontends/api/tuner.py", "making"), ("frontends/api/tuner.py", "self._keep_one"),
+    ("frontends/api/tuner.py", "self._keep_one"),
     ("workers/local/machine.py", "store.evict"),
     ("workers/local/machine.py", "partial(shutil.rmtree, self.run_dir, ignore_errors=True)"),
     ("workers/cluster/ray_cluster.py", "_leave"),

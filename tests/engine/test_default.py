@@ -29,7 +29,7 @@ from atune.model.candidate import BASELINE
 from atune.model.device import DeviceLimits
 from atune.model.measurement import Timing
 from atune.model.settings import BenchmarkSettings
-from atune.reporting.explanation import record_at, story_text
+from atune.reporting.explanation import record_at, record_lines
 from atune.reporting.export import export, marks_of, ranking, table
 from atune.reporting.report import report
 from atune.reporting.summary import default_line, summary, summary_text
@@ -163,7 +163,7 @@ async def test_a_baseline_reads_alike_from_its_journal_and_is_shown_with_the_can
         assert result.speedup_over_default is not None and result.speedup_over_default[0] > 1
     assert "default, not in the space" in report(tmp_path / "j") and "x=1000" in table(result)
     assert b"-1," in export(tmp_path / "j", "csv") and len(export(tmp_path / "j", "csv").splitlines()) == 1 + 9 + 1
-    assert story_text(result, record_at(result, BASELINE)).startswith("candidate  -1: measured\n")
+    assert record_lines(record_at(result, BASELINE), "", result)[0] == "candidate  -1: measured"
 
 
 async def test_a_baseline_that_fails_is_said_in_a_line_and_is_no_candidates_failure() -> None:

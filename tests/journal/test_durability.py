@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import shutil
@@ -17,7 +16,7 @@ from atune.engine.search.strategies import MAKERS, FixedOrder
 from atune.errors import MachineError
 from atune.frontends.api.tuner import tune
 from atune.journal.events import BestChanged, CandidateMeasured, Event, RunFinished
-from atune.journal.reader import JournalReader, read
+from atune.journal.reader import read
 from atune.journal.writer import Journal
 from atune.testing import FakeClock, FakeMachine, Script
 
@@ -100,31 +99,6 @@ async def test_a_slow_disk_does_not_hold_the_device_up(
     first_best = next(i for i, e in enumerate(events) if isinstance(e, BestChanged))
     assert sum(isinstance(e, CandidateMeasured) for e in events[:first_best]) > 1
     assert isinstance(events[-1], RunFinished)
-
-
-async def test_a_disk_that_fills_up_ends_the_run_and_keeps_whole_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The write that meets the end of the disk is partial, as on a real one; its piece is taken back."""
-    path, room, write = tmp_path / "j", 20_000, os.write
-
-    def full(fd: int, data: bytes) -> int:
-        left = room - os.fstat(fd).st_size
-        if left <= 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return write(fd, data[:left])
-
-    monkeypatch.setattr("atune.journal.writer.os.write", full)
-    machine = FakeMachine(500)
-    with pytest.raises(MachineError, match=f"No space left on device: free some space, then .* {path} goes on$"):
-        await tune(machine=machine, journal=path)
-    assert machine.closed == 1
-    reader = JournalReader(path)
-    measured = sum(isinstance(e, CandidateMeasured) for e in reader)
-    assert measured >= 5 and not reader.torn_bytes and 19_000 < path.stat().st_size <= room
-    monkeypatch.setattr("atune.journal.writer.os.write", write)  # there is space again: it goes on
-    result = await tune(machine=FakeMachine(500), journal=path)
-    assert result.measured == 500 and sum(isinstance(e, CandidateMeasured) for e in read(path)) == 500
 
 
 async def test_a_folder_that_vanishes_ends_the_run(tmp_path: Path) -> None:

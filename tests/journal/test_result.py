@@ -27,11 +27,9 @@ from atune.journal.events import (
 )
 from atune.journal.reader import replay
 from atune.journal.result import Result, TuneResult
-from atune.journal.state import State
 from atune.model.artifact import Artifact, MachineFacts, StaticFacts
 from atune.model.candidate import BASELINE
 from atune.model.folders import artifacts_folder, cache_folder
-from atune.reporting.export import table
 from atune.reporting.report import report
 from atune.reporting.summary import summary
 
@@ -106,12 +104,6 @@ def test_a_duplicate_is_credited_to_the_first_in_the_spaces_order() -> None:
     assert [m.index for m in result.measurements] == [1, 4]
 
 
-def test_an_alias_known_before_the_measurement_gives_the_same_result() -> None:
-    early = Stream(total=2).proposed(1).proposed(0).aliased(0, 1).built(1).measured(1, 1.0).finished()
-    late = Stream(total=2).proposed(1).built(1).measured(1, 1.0).proposed(0).aliased(0, 1).finished()
-    assert folded(early).records == folded(late).records and folded(early).best_index == 0
-
-
 def test_an_alias_known_after_the_build_keeps_what_is_known_of_the_code() -> None:
     facts = MachineFacts(registers=40)
     for same_as in (1, BASELINE):
@@ -159,18 +151,6 @@ def test_the_final_is_credited_to_the_first_of_its_class_and_finds_an_aliased_de
     assert result.speedup_over_default == (4.0, 4.0, 4.0)
 
 
-def test_no_speedup_without_a_final_or_where_the_default_failed() -> None:
-    assert folded(Stream(total=2, default=0).candidate(0, 2.0).candidate(1, 1.0)).speedup_over_default is None
-    failed = Stream(total=2, default=0).candidate(0).candidate(1, 1.0).final({1: [1.0]}).finished()
-    assert folded(failed).speedup_over_default is None
-
-
-def test_a_finalist_that_fails_later_does_not_win() -> None:
-    stream = Stream(total=2).candidate(0, 1.0).candidate(1, 2.0).final({0: [1.0], 1: [2.0]}).failed(0, kind="fault")
-    result = folded(stream.finished())
-    assert result.best_index == 1 and (result.measured, result.failed) == (1, 1)
-
-
 def test_wall_time_sums_the_parts_also_of_a_part_that_was_killed() -> None:
     stream = Stream(total=3, step_s=1.0).candidate(0, 1.0)  # killed after its last event, at second 4
     stream.resumed().candidate(1, 2.0).interrupted(10.0).resumed().candidate(2, 3.0).finished(20.0)
@@ -183,31 +163,10 @@ def test_a_measurement_after_a_resumption_makes_the_old_final_void() -> None:
     assert folded(stream).best_index == 2 and folded(stream).final == ()
 
 
-def test_a_result_does_not_change_when_its_state_goes_on() -> None:
-    state = State()
-    for event in Stream(total=2).candidate(0, 2.0).events:
-        state.apply(event)
-    result = Result(state)
-    state.apply(CandidateMeasured(seq=9, time=0, mono=0, index=1, device="cpu", timing=timing(1.0), checked=False))
-    assert (result.best_index, result.measured) == (0, 1)
-
-
 def test_configs_come_back_from_json_as_the_kernel_takes_them() -> None:
     stream = Stream(total=1).candidate(0, 1.0, tile=(64, (1, 2)))
     result = Result.from_events(decode(encode(e)) for e in stream.events)
     assert result.best_config == {"tile": (64, (1, 2))}
-
-
-def test_the_table_is_sorted_and_shows_reasons_without_control_characters() -> None:
-    stream = (
-        Stream(total=4).candidate(0, 0.001414).candidate(1, 0.001409).proposed(2).build_failed(2, "bad\x1b[2J\nline")
-    )
-    text = table(folded(stream.proposed(3).aliased(3, 1)))
-    lines = text.splitlines()
-    assert [line.split()[2] for line in lines[1:]] == ["1", "3", "0", "2"]
-    assert [line.split()[0] for line in lines[1:]] == ["0.001409", "0.001409", "0.001414", "-"]
-    assert "same code as 1" in lines[2] and "compile: bad" in lines[4]
-    assert "\x1b" not in text and len(lines) == 5
 
 
 def artifact(path: object) -> Artifact:
@@ -270,12 +229,6 @@ def test_the_best_over_time_counts_candidates_and_seconds() -> None:
     }  # fmt: skip
 
 
-def test_the_seconds_of_a_resumed_run_add_up() -> None:
-    stream = Stream(total=3, step_s=1.0).candidate(0, 2.0).interrupted(10.0).resumed()
-    stream.candidate(1, 1.0)
-    assert [s.seconds for s in folded(stream).best_over_time] == [4.0, 10.0 + stream.events[-1].mono]
-
-
 def test_what_failed_later_is_no_step_and_the_best_without_it_is() -> None:
     """Candidate 1 was the best until the final found it wrong: steps follow what is known now."""
     stream = Stream(total=3).candidate(0, 3.0).candidate(1, 1.0).candidate(2, 2.0)
@@ -293,17 +246,6 @@ def test_figures_of_a_device_that_is_left_out_are_no_steps() -> None:
 def test_a_step_is_credited_to_the_first_with_its_code() -> None:
     stream = Stream(total=6).candidate(5, 1.0).proposed(3).lowered(3, "c5").aliased(3, 5)
     assert steps(stream) == [(3, 1, 1.0)]
-
-
-def test_the_axes_that_mattered_are_in_the_summary() -> None:
-    stream = Stream(total=24)
-    for index in range(24):
-        stream.candidate(index, 1.0 + index % 3, a=index % 3, b=index // 3 % 2)
-    result = folded(stream.proposed(24).finished())
-    found = summary(result)["axis_importance"]
-    assert result.axis_importance.shares == found["shares"]
-    assert found == {"shares": {"a": 1.0, "b": 0.0}, "unexplained": 0.0, "candidates": 24}
-    assert summary(folded(Stream(total=2).candidate(0, 1.0)))["axis_importance"] is None
 
 
 def test_a_result_with_a_winner_is_a_tune_result_and_another_is_none() -> None:

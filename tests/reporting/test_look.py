@@ -160,20 +160,6 @@ def test_following_a_journal_that_grows_line_by_line_and_is_torn_on_the_way(tmp_
     assert seen == events and isinstance(seen[-1], RunFinished)
 
 
-@pytest.mark.usefixtures("quick_looks")
-def test_following_a_damaged_journal_names_the_line(tmp_path: Path) -> None:
-    path, lines = tmp_path / "j", DATA.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:3], b"x" + lines[3], *lines[4:]]))
-
-    async def watch() -> None:
-        with anyio.fail_after(5):
-            async for _ in follow(path):
-                pass
-
-    with pytest.raises(JournalError, match="line 4: damaged"):
-        anyio.run(watch)
-
-
 def test_watch_shows_a_run_of_another_process_to_its_end(tmp_path: Path) -> None:
     path, lines = tmp_path / "j", DATA.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:30]))
@@ -190,10 +176,3 @@ def test_watch_shows_a_run_of_another_process_to_its_end(tmp_path: Path) -> None
         == json.loads(DATA.with_suffix(".json").read_text())["summary"]["best_config"]
     )
     assert b"measured" in err
-
-
-def test_merge_at_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one, two = run(tmp_path / "1", [0, 1]), run(tmp_path / "2", [1, 6])
-    assert main(["merge", str(one), str(two), "-o", str(tmp_path / "m"), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["best_config"] == {"x": 6} and "several outcomes" in found["warnings"][-1]

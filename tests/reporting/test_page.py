@@ -10,21 +10,18 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from event_streams import Stream, timing, write
+from event_streams import Stream, write
 from reporting.test_look import DATA, GPU_JOURNALS, RESULTS
 
-from atune.journal.events import BenchmarkStarted, CandidateMeasured, DeviceReady, RunStarted
 from atune.journal.reader import replay
 from atune.journal.result import Result
 from atune.model.artifact import what_failed
 from atune.model.candidate import BASELINE
 from atune.model.device import DeviceInfo
-from atune.reporting.export import ranking
-from atune.reporting.importance import axis_importance
-from atune.reporting.report import LIBRARIES, measured_on, page_of, report
-from atune.reporting.summary import failure_groups
+from atune.reporting.export import ranking, rows
+from atune.reporting.report import FIELDS, LIBRARIES, measured_on, page_of, report
+from atune.reporting.summary import failure_groups, summary
 
 LAYOUTS = RESULTS / "layouts" / "uneven.jsonl"
 """72 candidates of an H200, with registers, occupancy, rooflines and six failures, two of them hopeless compiles."""
@@ -39,19 +36,14 @@ def data_of(page: str) -> dict[str, Any]:
 
 
 def parts_of(page: str) -> dict[str, dict[str, Any]]:
-    """Return the page's parts by their kind or id, those of pairs among them."""
-    found: dict[str, dict[str, Any]] = {}
-    for part in data_of(page)["parts"]:
-        for one in (part, *(part["items"] if part["kind"] == "pair" else ())):
-            found[one.get("id", one["kind"])] = one
-    return found
+    """Return the page's parts by their id or kind."""
+    return {part.get("id", part["kind"]): part for part in data_of(page)["parts"]}
 
 
-def table_of(page: str) -> list[dict[str, Any]]:
-    """Return the rows of the page's table by the titles of its columns."""
-    part = parts_of(page)["all"]
-    titles = [column["title"] for column in part["columns"]]
-    return [dict(zip(titles, row["cells"], strict=True)) for row in part["rows"]]
+def rows_of(page: str) -> list[dict[str, Any]]:
+    """Return the rows that the page's table and plots show, by the names of their fields."""
+    data = data_of(page)
+    return [dict(zip(data["fields"], row, strict=True)) for row in data["rows"]]
 
 
 def page_from(stream: Stream) -> str:
@@ -64,34 +56,17 @@ def without_script(page: str) -> str:
     return html.unescape(" ".join(re.sub(r"<[^>]*>", " ", body).split()))
 
 
-def test_the_table_has_every_candidate_the_winner_first() -> None:
+def test_the_page_has_the_rows_of_the_export_the_winner_first() -> None:
     result, page = replay(LAYOUTS), report(LAYOUTS)
-    rows = table_of(page)
-    assert len(rows) == result.total == 72 and rows[0]["candidate"] == result.best_index
-    assert rows[0]["mark"] == "winner" and rows[0]["latency, ms"] == result.latency_ms
-    assert [row["candidate"] for row in rows] == [record.index for record in ranking(result)]
-    assert [row["what became of it"][:12] for row in rows].count("same code as") == result.duplicates == 44
-    assert rows[0]["what became of it"] == "final timing"
-    assert [row["class"] for row in parts_of(page)["all"]["rows"]].count("winner") == 1
+    found, records = rows_of(page), ranking(result)
+    assert found[0]["mark"] == "winner" and found[0]["latency_ms"] == result.latency_ms and len(found) == result.total
+    for row, record, exported in zip(found, records, rows(result, records), strict=True):
+        assert row == {name: exported[name] for name in FIELDS} | {"config": record.config}
+    known = json.loads(json.dumps(summary(result)))
+    assert data_of(page)["summary"] == {name: value for name, value in known.items() if name != "failures"}
 
 
-def test_the_table_has_a_column_for_each_fact_that_differs_and_none_that_does_not() -> None:
-    result, rows = replay(LAYOUTS), table_of(report(LAYOUTS))
-    assert {"registers", "threads a block", "occupancy, blocks"} <= rows[0].keys()
-    best = result.best
-    assert best is not None and best.machine is not None
-    assert rows[0]["registers"] == best.machine.registers
-    stream = Stream(total=2).candidate(0, 1.0, block=1, fixed="a").candidate(1, 2.0, block=2, fixed="a")
-    assert not {"fixed", "threads a block"} & table_of(page_from(stream))[0].keys()
-
-
-def test_times_the_winner_compares_timings_of_one_kind() -> None:
-    stream = Stream(total=3).candidate(0, 1.0).candidate(1, 2.0).candidate(2, 4.0).final({0: [2.0] * 3, 1: [3.0] * 3})
-    rows = table_of(page_from(stream))
-    assert [(row["candidate"], row["× winner"]) for row in rows] == [(0, 1.0), (1, 1.5), (2, 4.0)]
-
-
-def test_a_large_run_leaves_out_the_slowest_and_stays_below_two_megabytes() -> None:
+def test_a_large_run_leaves_out_the_slowest_and_stays_below_two_megabytes(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream(total=6000)
     for i in range(6000):
         config = {"block_M": i % 16, "block_N": i // 16 % 16, "threads": 32 * (i // 256), "layout": f"layout {i % 7}"}
@@ -101,9 +76,14 @@ def test_a_large_run_leaves_out_the_slowest_and_stays_below_two_megabytes() -> N
             stream.proposed(i, **config).lowered(i).build_failed(i, f"error e{i}\n" + "detail " * 500)
     page = page_from(stream)
     assert len(page.encode()) < 2_000_000
-    assert "The fastest 5,000 of 5,400 are shown." in parts_of(page)["rank"]["text"]
+    data, kept = data_of(page), rows_of(page)
+    assert (len(kept), data["records"], data["timed"]) == (3000, 6000, 5400)
+    assert max(row["latency_ms"] for row in kept) < 5.0 and (len(data["spans"]), data["all_spans"]) == (3000, 11400)
     assert "more reasons are in the journal" in parts_of(page)["failures"]["text"]
-    assert "Shown are 3,000 of 6,000" in parts_of(page)["all"]["text"] and len(table_of(page)) == 3000
+    monkeypatch.setattr("atune.reporting.report.MOST_BYTES", len(page.encode()) - 1)
+    assert [row["index"] for row in rows_of(page_from(stream))] == [row["index"] for row in kept[:1500]]
+    monkeypatch.setattr("atune.reporting.report.MOST_BYTES", 10**5)
+    assert data_of(page_from(stream))["parts"][0]["written"][0].startswith("winner     block_M=")
 
 
 class Links(HTMLParser):
@@ -133,7 +113,7 @@ def test_the_page_loads_nothing_and_no_text_of_a_journal_gets_out_of_its_data(tm
         assert links.found == ["data:,"] and "default-src 'none'" in page
         assert page.count("<script") == page.count("</script") == 2 + len(LIBRARIES) and "<img" not in page
     assert "\x1b" not in page and "'<b>'" not in page
-    assert data_of(page)["axes"][0]["name"] == "mode" and table_of(page)[0]["<b>"] == "@DATA@ @PAGE@"
+    assert rows_of(page)[0]["config"]["<b>"] == "@DATA@ @PAGE@"
 
 
 def test_without_a_script_the_page_has_the_text_of_the_screen_and_a_table() -> None:
@@ -182,42 +162,14 @@ def test_a_default_outside_of_the_space_that_wins_is_on_every_part_of_the_page()
         stream.candidate(index, 2.0 + index, block=index % 2, threads=index // 2)
     page = page_from(stream.final({BASELINE: [1.0] * 3, 0: [2.0] * 3}))
     assert any("Nothing in the space beats the default" in note for note in parts_of(page)["card"]["notes"])
-    data = data_of(page)
-    assert [row[0] for row in data["candidates"]] == [BASELINE, 0, 1, 2, 3] and data["winner"] == BASELINE
-    assert [axis["labels"] for axis in data["axes"]] == [["0", "1"], ["0", "1"]]  # those of the space alone
-    assert data["candidates"][0][3:] == [None, None]
-    assert [row["candidate"] for row in table_of(page)] == ["baseline", 0, 1, 2, 3]
-    assert [row["× winner"] for row in table_of(page)] == [1.0, 2.0, 3.0, 4.0, 5.0]
-
-
-def test_the_plots_are_of_the_axes_that_matter_most() -> None:
-    result, page = replay(LAYOUTS), report(LAYOUTS)
-    mattered, data = axis_importance(result), data_of(page)
-    assert mattered is not None and result.best is not None
-    first, second = [axis["name"] for axis in data["axes"]][:2]
-    assert [first, second] == [*mattered.shares][:2]
-    assert parts_of(page)["heat"]["title"] == f"{first} and {second}"
-    [best] = [row for row in data["candidates"] if row[0] == result.best_index]
-    assert data["axes"][0]["labels"][best[3]] == str(result.best.config[first])
-    shares = {row[0]: row[1]["text"].split()[0] for row in parts_of(page)["mattered"]["rows"]}
-    assert {name: f"{100 * share:.1f}" for name, share in mattered.shares.items()}.items() <= shares.items()
-
-
-def test_parallel_coordinates_begin_at_three_axes() -> None:
-    def parts(**more: int) -> set[str]:
-        stream = Stream(total=4)
-        for i in range(4):
-            stream.candidate(i, 1.0 + i, a=i % 2, b=i // 2, **dict.fromkeys(more, i))
-        return set(parts_of(page_from(stream)))
-
-    assert "parallel" in parts(c=1) and "parallel" not in parts() and "heat" in parts()
-    few = parts_of(page_from(Stream(total=1).candidate(0, 1.0)))["mattered"]
-    assert few["text"] == "Too few candidates were measured to tell."
+    assert data_of(page)["winner"] == BASELINE
+    found = [(row["index"], row["times_winner"]) for row in rows_of(page)]
+    assert found == [(BASELINE, 1.0), (0, 2.0), (1, 3.0), (2, 4.0), (3, 5.0)]
 
 
 def test_facts_layouts_and_rooflines_of_the_winner_stand_on_the_page() -> None:
     result = replay(LAYOUTS)
-    [kernel] = [part for part in data_of(report(LAYOUTS))["parts"] if part.get("id") == "kernel"]
+    kernel = parts_of(report(LAYOUTS))["kernel"]
     assert result.best is not None and result.best.machine is not None and result.roofline is not None
     known = dict(kernel["rows"])
     assert known["registers"] == f"{result.best.machine.registers} a thread" and "fragment s" in known
@@ -233,27 +185,10 @@ def test_the_source_is_on_the_page_where_it_was_kept(monkeypatch: pytest.MonkeyP
     assert source["summary"] == "3 lines, as compiled" and source["written"] == ["int a<b;", "… 18 more characters"]
 
 
-def test_the_final_is_on_the_device_s_line_of_time() -> None:
-    rows = {row["name"]: row["spans"] for row in data_of(report(LAYOUTS))["timeline"]["rows"]}
-    [(_, since, until, note)] = [span for span in rows["device 0"] if span[0] == "final"]
-    assert note == "of 7 candidates" and since < until
-    assert since == max(span[2] for spans in rows.values() for span in spans if span[0] != "final")
-
-
-def test_the_report_has_the_devices_by_host(tmp_path: Path) -> None:
-    devices, stream = ("b/0", "a/10", "a/9"), Stream(total=8)
-    stream.events[0] = msgspec.structs.replace(stream.events[0], devices=devices)
-    assert isinstance(stream.events[0], RunStarted)
-    for device in devices:
-        stream.add(DeviceReady, device=DeviceInfo(device, "H200"))
-    for index, device in enumerate(devices):
-        stream.proposed(index, block=index).lowered(index).built(index)
-        stream.add(BenchmarkStarted, index=index, device=device)
-        stream.add(CandidateMeasured, index=index, device=device, timing=timing(2.0 - index / 10), checked=True)
-    page = page_from(stream)
-    assert parts_of(page)["card"]["origin"][0].startswith("3 × H200, ")
-    named = [row["name"] for row in data_of(page)["timeline"]["rows"]]
-    assert named[-3:] == ["device a/9", "device a/10", "device b/0"]  # a host's devices next to each other
+def test_the_final_begins_once_all_else_has_ended() -> None:
+    *others, final = sorted(data_of(report(LAYOUTS))["spans"], key=lambda span: span[1] == "final")
+    on, kind, since, until, _, n = final
+    assert (on, kind, n) == ("0", "final", 7) and max(span[3] for span in others) == since < until
     assert measured_on([DeviceInfo("0", "H200"), DeviceInfo("1", "H200")]) == "2 × H200"
 
 

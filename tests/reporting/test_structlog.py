@@ -6,11 +6,9 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any, get_args
 
-import msgspec
 import pytest
 import structlog
 from drop_in_tuners import BLOCKS, cpu_tuner
@@ -24,10 +22,6 @@ from atune.reporting.log import DETAILS, WARNINGS, event_log, stream_logger
 from atune.testing import FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
-
-
-def as_json(logger: object, method: str, fields: MutableMapping[str, Any]) -> bytes:
-    return msgspec.json.encode(fields)
 
 
 async def test_a_run_is_logged_with_the_fields_of_its_events(configured: list[Any]) -> None:
@@ -49,23 +43,6 @@ async def test_a_run_is_logged_with_the_fields_of_its_events(configured: list[An
     with_samples = {entry["event"] for entry in configured if "samples_us" in str(entry)}
     assert with_samples == {f"{name}_details" for name in ("reference_measured", "candidate_measured", "final_ordered")}
     assert {entry["log_level"] for entry in configured if entry["event"] in with_samples} == {"debug"}
-
-
-async def test_msgspec_renders_each_entry() -> None:
-    """Into bytes, by the caller's own configuration; each event can be read back, but for the time."""
-    out = io.BytesIO()
-    processors = [structlog.processors.add_log_level, as_json]
-    log = structlog.wrap_logger(structlog.BytesLogger(out), processors=processors, wrapper_class=structlog.BoundLogger)
-    events: list[atune.events.Event] = []
-    await atune.tune(machine=FakeMachine(3), log=log, on_event=events.append)
-    lines = [json.loads(line) for line in out.getvalue().splitlines()]
-    merged: dict[int, Any] = {}
-    for line in lines:
-        text = {"message": line.pop("text")} if "text" in line else {}
-        merged[line["seq"]] = merged.get(line["seq"], {}) | line | text | {"time": 0.0}
-    decoded = [msgspec.convert(merged[event.seq], AnyEvent) for event in events]
-    assert decoded == [msgspec.structs.replace(event, time=0.0) for event in events]
-    assert all(line["time"].endswith("+00:00") for line in lines)
 
 
 async def test_a_run_that_goes_on_logs_what_is_new(configured: list[Any], tmp_path: Path) -> None:
@@ -98,13 +75,6 @@ async def test_a_structlog_that_nobody_gave_costs_no_run(configured: object, how
         assert not warned
         assert (await atune.tune(machine=FakeMachine(4))).measured == 4
     assert [str(one.message).startswith(f"log: {why}") for one in warned] == [True] * bool(why)
-
-
-async def test_structlog_over_logging_shows_failures_with_their_text(caplog: pytest.LogCaptureFixture) -> None:
-    render = structlog.stdlib.render_to_log_kwargs
-    log = structlog.wrap_logger(logging.getLogger("app"), processors=[render], wrapper_class=structlog.BoundLogger)
-    await atune.tune(machine=FakeMachine(4, Script(fails={1: "timeout"})), log=log)
-    assert [record.text for record in caplog.records if record.msg == "benchmark_failed"]  # type: ignore[attr-defined]
 
 
 async def test_a_logger_of_logging_gets_each_entry_as_text_and_as_data(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,9 +13,16 @@ import pytest
 import atune
 from atune.errors import AtuneError
 from atune.frontends.api.blocking import run_blocking
-from atune.journal.result import loadable
 from atune.model.artifact import Artifact
-from atune.model.folders import artifacts_folder, cache_folder, cache_folder_at, is_cached, is_stored, untrusted
+from atune.model.folders import (
+    artifacts_folder,
+    cache_folder,
+    cache_folder_at,
+    is_cached,
+    is_stored,
+    loadable,
+    untrusted,
+)
 from atune.testing import FakeMachine
 from atune.workers.storage.artifact_store import ArtifactStore, StateCheck, contents_of, recall, remember
 

@@ -271,8 +271,7 @@ class Tuner:
                     await self._record((self._listeners,))
             assert self._recorder is not None and self._engine is not None, "they have run"
             path, recalled = self._journal_path and str(self._journal_path), bool(self._engine.recalled)
-            making = partial(Result.of, self._recorder.state, path, replayed=self._continued or recalled)
-            made = await anyio.to_thread.run_sync(making)  # there may be very many candidates
+            made = Result.of(self._recorder.state, path, replayed=self._continued or recalled)
             self._result = winning(made)
             self._result.cache_hit = recalled
         except BaseException as error:

@@ -23,12 +23,11 @@ from atune.frontends.cli.tune_options import ProblemOptions
 from atune.journal.reader import replay
 from atune.journal.result import Record
 from atune.model.artifact import Artifact, source_path
-from atune.model.candidate import Config, describe_config, normalise, numbered
+from atune.model.candidate import Config, normalise, numbered
 from atune.model.device import parse_target
 from atune.model.options import options_of
 from atune.model.settings import CompileSettings
-from atune.reporting.explanation import facts_of, lines_of, record_at, record_data, story_data, story_text
-from atune.reporting.summary import DEFAULTS
+from atune.reporting.explanation import record_at, record_data, record_lines
 
 if TYPE_CHECKING:
     from atune.workers.processes.messages import Discovery
@@ -93,10 +92,8 @@ def _explain(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         data = [record_data(one, arch) | ({"source": source} if arguments.source else {}) for one, source in found]
         print_out(json.dumps({"candidates": data} if two else data[0]))
         return 0
-    texts = []
-    for one, source in found:
-        known = [("config", describe_config(one.config) or DEFAULTS), ("target", arch or "c"), *facts_of(one, arch)]
-        texts.append([*lines_of(known), *(source.splitlines() if two or arguments.source else ())])
+    shown = two or arguments.source
+    texts = [[*record_lines(one, arch), *(source.splitlines() if shown else ())] for one, source in found]
     context = len(texts[0]) if arguments.source else 2
     changes = list(difflib.unified_diff(texts[0], texts[1], "A", "B", n=context, lineterm="")) if two else texts[0]
     print_out("\n".join(changes or ["the facts and the source are the same"]))
@@ -157,6 +154,6 @@ def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
 
 def _show(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     result = replay(arguments.journal)
-    record = record_at(result, arguments.index)
-    print_out(json.dumps(story_data(result, record)) if arguments.json else story_text(result, record))
+    asked = record_at(result, arguments.index), result.header.target.arch, result
+    print_out(json.dumps(record_data(*asked)) if arguments.json else "\n".join(record_lines(*asked)))
     return 0

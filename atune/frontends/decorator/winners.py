@@ -21,10 +21,10 @@ from atune.frontends.api.pick import NO_FIGURES, picked
 from atune.frontends.api.tuner import discover, tune_apart
 from atune.frontends.decorator.call import Call
 from atune.frontends.decorator.options import OnMiss
-from atune.journal.result import TuneResult, loadable
+from atune.journal.result import TuneResult
 from atune.model.artifact import Artifact, Roles
 from atune.model.candidate import BASELINE, Config, config_key, describe_config, printable
-from atune.model.folders import read_file
+from atune.model.folders import loadable, read_file
 from atune.workers.processes.server import in_worker
 from atune.workers.storage.result_key import CacheEntry, read_exported, same_problem
 from atune.workload.workload import Workload
