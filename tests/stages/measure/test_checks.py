@@ -17,7 +17,7 @@ from atune.model.settings import BenchmarkSettings
 from atune.stages.measure.arguments import POISONS, KernelArguments, drawn
 from atune.stages.measure.check import Mismatch, expected_outputs, judged
 from atune.stages.measure.tensors import digest
-from atune.stages.measure.timer import CpuTimer, Timed, counts, still_wanted
+from atune.stages.measure.timer import CpuTimer, DeviceStream, Timed, counts, still_wanted
 from atune.workload.fingerprint import fingerprint
 from atune.workload.options import SUPPLIES
 from atune.workload.workload import Workload
@@ -440,9 +440,10 @@ def test_the_timer_restores_before_each_call_and_does_not_time_it() -> None:
 
     calls: list[str] = []
     timed = Timed(lambda: calls.append("call"), lambda: (calls.append("before"), time.sleep(0.01)))
-    samples = CpuTimer().samples(timed, 1, 3)
+    timer = CpuTimer(DeviceStream("cpu"))
+    samples = timer.samples(timed, 1, 3)
     assert calls == ["before", "call"] * 4 and max(samples) < 5_000
-    found = CpuTimer().interleaved([timed, Timed(lambda: None)], 4, 1)
+    found = timer.interleaved([timed, Timed(lambda: None)], 4, 1)
     assert [len(f) for f in found] == [4, 4] and max(found[0]) < 5_000
 
 
