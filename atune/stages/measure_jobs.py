@@ -1,54 +1,37 @@
-"""Entry points of a device's process, named after its jobs: begin, prepare, measure, bits, final, rest.
-
-Bytes in, bytes out. All jobs are done on the device's own stream.
-"""
+"""Entry points of a device's process, named after its jobs: bytes in, bytes out, and all work on its own stream."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import msgspec
 
+from atune.errors import in_one_line
 from atune.model.device import DeviceInfo
-from atune.model.jobs import BitsJob, FinalJob, MeasureJob, PrepareJob
+from atune.model.jobs import BitsJob, FinalJob, MeasureJob, PrepareJob, Started
 from atune.stages.measure import benchmark
-from atune.stages.measure.bits import BitsObserver
-from atune.stages.measure.bits import bits as bits_of
+from atune.stages.measure.bits import BitsObserver, digests
 from atune.stages.measure.clocks import ClocksObserver
+from atune.stages.measure.faults import kind_of
 from atune.stages.measure.memory import MemoryObserver
-from atune.stages.measure.observer import Observer
-
-J = TypeVar("J")
+from atune.stages.measure.neighbours import holders
+from atune.workers.system.resources import ShortOf
 
 
 def begin(payload: bytes) -> bytes:
-    """Make the device's context, before any artifact exists, once a process: `DeviceInfo` → `Started`."""
+    """Begin a run: `DeviceInfo` → `Started`. Raises `ShortOf` without memory for the device's context."""
     info = msgspec.msgpack.decode(payload, type=DeviceInfo)
-    observers: tuple[Observer, ...] = (BitsObserver(),)
-    if info.id != "cpu":
-        observers = (*observers, MemoryObserver(info.uuid), ClocksObserver())
-    return msgspec.msgpack.encode(benchmark.begin(info, observers))
-
-
-def prepare(payload: bytes) -> bytes:
-    """Make the inputs and run the reference: `PrepareJob` → `Prepared`."""
-    return _answered(benchmark.prepare, payload, PrepareJob)
-
-
-def measure(payload: bytes) -> bytes:
-    """Check and time a candidate: `MeasureJob` → `Measurement` or `Failure`."""
-    return _answered(benchmark.measure, payload, MeasureJob)
-
-
-def bits(payload: bytes) -> bytes:
-    """Call artifacts on inputs of other seeds: `BitsJob` → `Bits`."""
-    return _answered(bits_of, payload, BitsJob)
-
-
-def final(payload: bytes) -> bytes:
-    """Time the finalists in turn: `FinalJob` → `Finals`."""
-    return _answered(benchmark.final, payload, FinalJob)
+    try:
+        uuid = benchmark.begin(info)
+    except Exception as error:
+        if kind_of(error) != "out_of_memory":
+            raise
+        raise ShortOf(f"device memory: {in_one_line(error)} ({holders(info.uuid)})") from error
+    observers = (BitsObserver(), MemoryObserver(uuid), ClocksObserver(uuid)) if uuid else (BitsObserver(),)
+    benchmark.device.observers = observers
+    return msgspec.msgpack.encode(Started(info, benchmark.device.stream.handle))
 
 
 def rest(_: bytes) -> bytes:
@@ -57,7 +40,14 @@ def rest(_: bytes) -> bytes:
     return b""
 
 
-def _answered(do: Callable[[J], Any], payload: bytes, kind: type[J]) -> bytes:
+def _answered(do: Callable[[Any], Any], kind: type[Any], payload: bytes) -> bytes:
+    """Do the job of `kind` that `payload` holds."""
     job = msgspec.msgpack.decode(payload, type=kind)
     with benchmark.device.stream.current():
         return msgspec.msgpack.encode(do(job))
+
+
+prepare = partial(_answered, benchmark.prepare, PrepareJob)
+measure = partial(_answered, benchmark.measure, MeasureJob)
+bits = partial(_answered, digests, BitsJob)
+final = partial(_answered, benchmark.final, FinalJob)

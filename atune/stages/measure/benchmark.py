@@ -15,7 +15,7 @@ from atune.errors import UsageError, WorkloadError, in_one_line, message_of, who
 from atune.model.artifact import Artifact, Failure, KernelParam, Roles, fitting
 from atune.model.candidate import describe_config
 from atune.model.device import DeviceInfo
-from atune.model.jobs import FinalJob, Finals, MeasureJob, Prepared, PrepareJob, Started
+from atune.model.jobs import FinalJob, Finals, MeasureJob, Prepared, PrepareJob
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings
 from atune.stages.measure.arguments import POISONS, KernelArguments, called
@@ -55,35 +55,21 @@ class _Device:
 device = _Device()
 
 
-def begin(info: DeviceInfo, observers: tuple[Observer, ...]) -> Started:
-    """Make the device's context, before any artifact exists, once a process. Raises `ShortOf` without the memory."""
+def begin(info: DeviceInfo) -> str:
+    """Make the device's context, before any artifact exists, once a process. Returns the GPU's UUID as CUDA has it."""
     import torch
 
     if info.id == "cpu":
         torch.set_num_threads(1)  # the kernel runs on one core; so does the reference next to it
-        _make_timer(info)
-        device.observers = observers
-    elif not hasattr(device, "timer"):
-        device.observers = observers
-        try:
+    if not hasattr(device, "timer"):
+        if info.id != "cpu":
             torch.cuda.init()
-            _make_timer(info)  # which allocates, and so makes the context
-        except Exception as error:
-            if kind_of(error) != "out_of_memory":
-                raise
-            short = _recorded(Failure(-1, "out_of_memory", in_one_line(error)))
-            raise ShortOf(f"device memory: {short.message} ({short.doubt})") from error
-        visible = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
-        if info.uuid and visible != info.uuid:
-            raise RuntimeError(f"asked for {info.uuid}, CUDA shows {visible}")
-        for observer in observers:
-            observer.begin(visible)
-    return Started(info, device.stream.handle)
-
-
-def _make_timer(info: DeviceInfo) -> None:
-    device.stream = DeviceStream(info.id)
-    device.timer = make_timer(device.stream)
+        device.stream = DeviceStream(info.id)
+        device.timer = make_timer(device.stream)  # which allocates, and so makes the context
+    uuid = "" if info.id == "cpu" else f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+    if info.uuid and uuid != info.uuid:
+        raise RuntimeError(f"asked for {info.uuid}, CUDA shows {uuid}")
+    return uuid
 
 
 def rest() -> None:
@@ -91,8 +77,6 @@ def rest() -> None:
     release()
     device.prepared, device.spare = (), False
     device.best_ms.clear()
-    for observer in device.observers:
-        observer.rest()
 
 
 def _recorded(answer: Answer) -> Answer:

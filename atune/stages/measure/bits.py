@@ -32,17 +32,17 @@ class BitsObserver(Observer):
         return msgspec.structs.replace(answer, bits=self._digests[0], repeats=len({*self._digests}) == 1)
 
 
-def bits(job: BitsJob) -> Bits:
+def digests(job: BitsJob) -> Bits:
     """Call each artifact on inputs drawn with other seeds; nothing is judged."""
     benchmark.release()
     drawn = workload().inputs is None or isinstance(workload().inputs, DrawnInputs)
-    found = [_digests(job, seed) for seed in (job.seeds if drawn else ())]
+    found = [_of_seed(job, seed) for seed in (job.seeds if drawn else ())]
     return Bits(tuple(tuple(one[n] for one in found) for n in range(len(job.artifacts))))
 
 
-def _digests(job: BitsJob, seed: int) -> list[str]:
+def _of_seed(job: BitsJob, seed: int) -> list[str]:
     """Return the digest of each artifact's outputs for the inputs of one seed, which are freed then."""
-    digests, arguments, made = list[str](), None, None
+    found, arguments, made = list[str](), None, None
     for artifact in job.artifacts:
         form = artifact.params, fitting(artifact.roles, job.roles)
         if arguments is None or form != made:
@@ -51,6 +51,6 @@ def _digests(job: BitsJob, seed: int) -> list[str]:
         arguments.fill_outputs(POISONS[0])
         load(artifact)(*arguments.values)
         benchmark.device.timer.synchronise()
-        digests.append(arguments.digest())
+        found.append(arguments.digest())
         arguments.restore_inputs()
-    return digests
+    return found

@@ -19,9 +19,9 @@ THROTTLE = {
 
 
 class ClocksObserver(Observer):
-    """Adds the GPU's clocks to each timing. Facts that NVML does not tell are omitted."""
+    """Adds the clocks of the GPU `uuid` to each timing. Facts that NVML does not tell are omitted."""
 
-    def begin(self, uuid: str) -> None:
+    def __init__(self, uuid: str) -> None:
         self._uuid, self._nvml = uuid, None
         with suppress(Exception):  # no driver, no permission: measuring works without
             self._handle, self._nvml = handle(uuid), nvml()

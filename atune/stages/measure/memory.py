@@ -19,19 +19,16 @@ OWN_CONTEXT_BYTES = 1 << 30
 
 
 class MemoryObserver(Observer):
-    """Adds the device memory used to what is recorded, keeps the process within its limit, and explains a lack.
+    """Keeps the process on the GPU `uuid` within the session's limit, and tells what it used or why it lacks memory.
 
-    `uuid`: the GPU's.
+    Raises `WorkloadError` where the context alone exceeds the limit.
     """
 
     def __init__(self, uuid: str) -> None:
-        self._uuid, self._context_bytes = uuid, 0
-
-    def begin(self, uuid: str) -> None:
-        """Keep the process within the session's limit. Raises `WorkloadError` where the context alone exceeds it."""
         import torch
 
-        self._uuid, self._context_bytes = uuid, CONTEXT_BYTES
+        self._uuid = uuid
+        torch.cuda.reset_peak_memory_stats()
         if (limit := session().memory_bytes) is None:
             return
         if (left := limit - CONTEXT_BYTES) <= 0:
@@ -44,34 +41,23 @@ class MemoryObserver(Observer):
         import torch
 
         if isinstance(answer, Measurement | Finals):
-            used = self._context_bytes + torch.cuda.max_memory_reserved()
-            return msgspec.structs.replace(answer, memory_bytes=used)
+            return msgspec.structs.replace(answer, memory_bytes=CONTEXT_BYTES + torch.cuda.max_memory_reserved())
         return msgspec.structs.replace(answer, **self._why(answer)) if answer.kind == "out_of_memory" else answer
-
-    def rest(self) -> None:
-        import torch
-
-        torch.cuda.reset_peak_memory_stats()
 
     def _why(self, failure: Failure) -> dict[str, str]:
         """Return the doubt of a lack of memory, where others use the device, or a message that names the limit."""
         if others := self._others():
             return {"doubt": others}
-        limit = session().memory_bytes
-        return (
-            {}
-            if limit is None
-            else {"message": f"memory_limit allows {limit >> 20} MiB in this process: {failure.message}"}
-        )
+        if (limit := session().memory_bytes) is None:
+            return {}
+        return {"message": f"memory_limit allows {limit >> 20} MiB in this process: {failure.message}"}
 
     def _others(self) -> str:
         """Say how much memory others use, and who; empty where that is little, or leaves the limit free."""
         import torch
 
-        if not self._context_bytes:  # there was not even memory for it
-            return holders(self._uuid)
         (free, total), own, limit = torch.cuda.mem_get_info(), torch.cuda.memory_reserved(), session().memory_bytes
-        if limit is not None and free + own + self._context_bytes >= limit:
+        if limit is not None and free + own + CONTEXT_BYTES >= limit:
             return ""
         others = total - free - own - OWN_CONTEXT_BYTES
         if others <= 256 << 20:

@@ -15,9 +15,6 @@ Answer = TypeVar("Answer", bound="Measurement | Finals | Failure")
 class Observer:
     """Observes what a device's process measures. By itself a method does nothing, and returns what it is given."""
 
-    def begin(self, uuid: str) -> None:
-        """The process has made its context on the GPU `uuid`."""
-
     def before(self) -> None:
         """A candidate is going to be called."""
 
@@ -31,6 +28,3 @@ class Observer:
     def record(self, answer: Answer) -> Answer:
         """Return the answer to a job with what was observed."""
         return answer
-
-    def rest(self) -> None:
-        """Forget the run: another one has the process next."""

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from weakref import WeakSet, ref
 
+import msgspec
 import pytest
 import torch
 from processes import wait_until
@@ -21,6 +22,7 @@ from atune.model.artifact import Artifact, KernelParam, Roles
 from atune.model.device import DeviceInfo
 from atune.model.jobs import BitsJob, PrepareJob
 from atune.model.settings import BenchmarkSettings
+from atune.stages import measure_jobs
 from atune.stages.measure import benchmark, bits, memory, neighbours
 from atune.stages.measure.faults import kind_of
 from atune.workers.system.resources import ShortOf
@@ -142,14 +144,14 @@ def test_a_device_without_memory_names_who_holds_it(allocates: str, nvml: str, m
 
     monkeypatch.setattr(torch.cuda, "init", refuse if allocates == "the context" else lambda: None)
     monkeypatch.setattr(benchmark, "DeviceStream", refuse)
-    monkeypatch.setattr(benchmark.device, "observers", ())
-    info, message = DeviceInfo("0", "a GPU", "GPU-1"), "CUDA error: out of memory"
+    monkeypatch.delattr(benchmark.device, "timer", raising=False)
+    info, message = msgspec.msgpack.encode(DeviceInfo("0", "a GPU", "GPU-1")), "CUDA error: out of memory"
     with pytest.raises(ShortOf) as caught:
-        benchmark.begin(info, (memory.MemoryObserver("GPU-1"),))
+        measure_jobs.begin(info)
     assert str(caught.value) == f"device memory: RuntimeError: CUDA error: out of memory ({nvml})"
     message = "CUDA error: no kernel image is available"
     with pytest.raises(RuntimeError, match="no kernel image"):
-        benchmark.begin(info, (memory.MemoryObserver("GPU-1"),))
+        measure_jobs.begin(info)
 
 
 @pytest.mark.parametrize(
@@ -166,9 +168,9 @@ def test_inputs_wait_for_memory_that_others_hold(
 
     measuring(monkeypatch, refuse, "0", limit and limit << 30)
     monkeypatch.setattr(benchmark, "_spares_memory", lambda: False)
-    observer = memory.MemoryObserver("GPU-1")
-    observer._context_bytes = memory.CONTEXT_BYTES
     monkeypatch.setattr(memory, "session", benchmark.session)
+    observer = object.__new__(memory.MemoryObserver)
+    observer._uuid = "GPU-1"
     monkeypatch.setattr(benchmark.device, "observers", (observer,))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free_gib << 30, 80 << 30))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
@@ -203,5 +205,5 @@ def test_bits_are_compared_in_the_memory_that_there_is(monkeypatch: pytest.Monke
     monkeypatch.setattr(benchmark.device, "spare", True)
     one, other = (Artifact(n, "a.so", "f", (KernelParam("float32", (4,)),) * n, "c") for n in (1, 2))
     job = BitsJob((one, one, other), Roles(), (1, 2))
-    found = bits.bits(job)
+    found = bits.digests(job)
     assert found.digests == (("1 1", "2 1"), ("1 1", "2 1"), ("1 2", "2 2")) and most == [1, 1, 1, 1]
