@@ -96,15 +96,6 @@ def test_symbolic_dimensions_come_from_the_arguments_the_inputs_or_the_outputs_t
         arguments(workload(inputs=[torch.ones(8)]), *alone)
 
 
-def test_given_tensors_are_copied_and_must_fit() -> None:
-    given = torch.ones(4, 8)
-    made = arguments(workload(inputs=[given]), X, X)
-    made.values[0].zero_()
-    assert given.eq(1).all() and made.changed() == {0} == made.restore_inputs() and made.values[0].eq(1).all()
-    with pytest.raises(WorkloadError, match=r"parameter 0: the kernel takes float32 \[4, 8\].*; got float32 \[8, 4\]"):
-        arguments(workload(inputs=[torch.ones(8, 4)]), X, X)
-
-
 def test_the_reference_may_return_write_its_outputs_or_write_its_inputs() -> None:
     """All three are compared; a kernel that does nothing fails each."""
     returns = workload(reference=lambda x: x * 2)
@@ -164,16 +155,9 @@ def test_a_check_of_ones_own_returns_false_or_raises() -> None:
         assert "output 1" not in wrong.message, "it is the kernel's only output, whatever the check says"
 
 
-class Speechless(AssertionError):
-    def __str__(self) -> str:
-        raise RuntimeError("no words")
-
-
 RAISED_BY_CHECKS = {
     "raised ValueError: the outputs' rows are not sorted": ValueError("the outputs' rows are not sorted"),
     "raised KeyboardInterrupt: ": KeyboardInterrupt(),
-    "says: <no message: str() raised RuntimeError>": Speechless(),
-    "says: \\udcff": AssertionError("\udcff"),
 }
 
 
@@ -278,22 +262,17 @@ def outliers(kind: str) -> torch.Tensor:
     """Values of about 1, with some of 1e7."""
     ones = torch.rand(300, 128, generator=torch.Generator().manual_seed(0)) + 0.5
     match kind:
-        case "four":
-            ones.view(-1)[:4] = 1e7
         case "columns":
             ones[:, ::8] = 1e7
         case "rows":
             ones[::10] = 1e7
-        case "one row":
-            ones = ones[0]
-            ones[::7] = 1e7
         case "half":
             ones[torch.rand(ones.shape, generator=torch.Generator().manual_seed(1)) < 0.5] = 1e7
     return ones
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in FLOATS if "8" not in dtype])
-@pytest.mark.parametrize("kind", ["none", "four", "columns", "rows", "one row", "half"])
+@pytest.mark.parametrize("kind", ["columns", "rows", "half"])
 def test_large_values_let_no_zeros_pass(kind: str, dtype: str) -> None:
     right = outliers(kind).to(getattr(torch, dtype)).clamp(max=6e4)
     part = right < 10
@@ -417,17 +396,6 @@ def test_inputs_that_are_written_are_restored_before_each_call() -> None:
     assert arguments(workload(), X, X).restorer(()) is None
 
 
-def test_an_output_that_is_added_to_is_set_to_zero_first() -> None:
-    work = workload(reference=lambda x: x * 2, zero=[-1])
-
-    def add(x: torch.Tensor, out: torch.Tensor) -> None:
-        out.add_(x * 2)
-
-    assert judge(work, add, X, X) is None
-    wrong = judge(workload(reference=lambda x: x * 2), add, X, X)
-    assert wrong is not None and wrong.kind == "unwritten"  # the poison plus something is the poison still
-
-
 def test_the_timer_restores_before_each_call_and_does_not_time_it() -> None:
     import time
 
@@ -480,8 +448,8 @@ def test_digits_that_differ_are_in_the_message() -> None:
     assert ours != theirs
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool])
-@pytest.mark.parametrize("n", [0, 1, 7, 8, 1000, 9_000_001])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("n", [0, 1, 8, 1000, 9_000_001])
 def test_a_digest_is_equal_for_equal_bits_alone(dtype: torch.dtype, n: int) -> None:
     data = torch.randint(0, 2, (n,)).to(dtype)
     before = digest([data])
