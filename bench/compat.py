@@ -109,11 +109,11 @@ def child_retime(job: dict[str, Any]) -> None:
     """Compile the winners the same way, check them, and time them in turn."""
     import torch
 
-    from atune.stages.measure.timer import Timed, make_timer
+    from atune.stages.measure.timer import DeviceStream, Timed, make_timer
 
     module = load(Path(job["path"]))
     jit, inputs = kernel_of(module), module.inputs()
-    timer = make_timer("cpu" if jit.target == "c" else "cuda")
+    timer = make_timer(DeviceStream("cpu" if jit.target == "c" else "cuda"))
     expected = module.reference(*inputs).float()
     calls, correct = [], []
     for config in job["configs"]:

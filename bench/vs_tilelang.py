@@ -334,7 +334,7 @@ def child_retime(job: dict[str, Any]) -> None:
     from atune.stages.frontend.frontend import kernel_parameters, roles_of
     from atune.stages.measure.arguments import POISONS, KernelArguments
     from atune.stages.measure.check import expected_outputs, judged
-    from atune.stages.measure.timer import Timed, make_timer
+    from atune.stages.measure.timer import DeviceStream, Timed, make_timer
     from atune.workload.fingerprint import function_of
     from atune.workload.pickling import load, parse_file_ref
 
@@ -343,7 +343,7 @@ def child_retime(job: dict[str, Any]) -> None:
     device = "cpu" if on_cpu else "cuda"
     calls, found = [], []
     arguments: Any = None
-    timer = make_timer(device)
+    timer = make_timer(DeviceStream(device))
     for entry in job["entries"]:
         config = _tilelang_config(entry["config"])
         pass_configs = {**work.pass_configs, **config.pop(PASS_CONFIGS, {})}

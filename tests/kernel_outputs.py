@@ -26,7 +26,7 @@ def run_once(payload: bytes) -> bytes:
     arguments = benchmark._fit_arguments(artifact.params, Roles(outputs=(1,)))
     arguments.fill_outputs(0xFF)
     benchmark.load(artifact)(*arguments.values)
-    benchmark._device.timer.synchronise()
+    benchmark.device.timer.synchronise()
     return msgspec.msgpack.encode(
         [bytes(o.cpu().contiguous().view(torch.uint8).numpy().tobytes()) for o in arguments.outputs]
     )

@@ -26,8 +26,7 @@ from atune.stages.compile import elf, lowering
 from atune.stages.compile.codegen import answer, backend_context, by_nvcc
 from atune.stages.compile.facts import foreseen
 from atune.stages.frontend.frontend import elaborated, roles_of
-from atune.stages.session.session import discover as find_devices
-from atune.stages.session.session import session, workload
+from atune.stages.session.session import find_devices, session, workload
 from atune.workers.storage.artifact_store import StateCheck, remember, state_of
 from atune.workers.system.resources import check_machine
 from atune.workload.source_locations import detail_of

@@ -294,7 +294,7 @@ def test_a_gpu_that_nothing_finds_is_told_with_where_it_was_looked_for(
     monkeypatch.setattr(doctor, "SCRIPT", "")
     assert doctor._target("cuda", doctor.ARCH).advice == f"it lacks a GPU: NVML finds none{where}"
     with pytest.raises(TargetError, match=rf"\(NVML finds none{where}\): target c takes the CPU"):
-        session.discover("cuda", ("all",))
+        session.find_devices("cuda", ("all",))
 
 
 def test_help_and_version_are_quick_and_light() -> None:

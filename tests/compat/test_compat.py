@@ -38,7 +38,7 @@ from atune.model.folders import artifacts_folder
 from atune.model.settings import BenchmarkSettings, Budget
 from atune.stages.frontend.jit_kernel import jit_kernel
 from atune.stages.measure import benchmark
-from atune.stages.measure.timer import CpuTimer, Timed
+from atune.stages.measure.timer import CpuTimer, DeviceStream, Timed
 from atune.workers.local.workers import process_folders
 from atune.workers.storage.result_key import result_key
 
@@ -277,7 +277,7 @@ def test_a_candidate_that_is_stopped_early_has_true_samples(monkeypatch: pytest.
             return [100.0] * n_repeat
 
     timed = Timed(lambda: None)
-    monkeypatch.setattr(benchmark._device, "timer", OneTimer(), raising=False)
+    monkeypatch.setattr(benchmark.device, "timer", OneTimer(DeviceStream("cpu")), raising=False)
     # As fast as the best; twice as slow; as slow, where that is not slow enough; slower than a limit of one's own.
     for best_ms, factor, expected in ((0.1, None, 50), (0.05, None, 3), (0.05, 2.5, 50), (0.09, 1.05, 3)):
         settings = BenchmarkSettings(n_warmup=1, n_repeat=50, early_stop_factor=factor)

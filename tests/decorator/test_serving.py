@@ -272,7 +272,7 @@ def test_what_a_new_tuning_finds_is_used_and_kept(tuned: Any, engine: Engine, co
 @pytest.fixture
 def h100(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Discovery(Target("cuda", "sm_90a"), (DeviceInfo("0", "NVIDIA H100 80GB HBM3", arch="sm_90a"),))
-    monkeypatch.setattr("atune.stages.session.session.discover", lambda target, names: found)
+    monkeypatch.setattr("atune.stages.session.session.find_devices", lambda target, names: found)
     monkeypatch.setattr("atune.frontends.api.tuner._discovered", {})
 
 

@@ -109,7 +109,7 @@ async def test_two_runs_of_one_program_never_measure_at_once(
         try:
             return await call(worker, entry, *rest, **options)
         finally:
-            if entry.startswith("atune.stages.measure.benchmark:") and not entry.endswith("begin"):
+            if entry.startswith("atune.stages.measure_jobs:") and not entry.endswith("begin"):
                 spans.append((began, time.monotonic(), str(worker.pid)))
 
     monkeypatch.setattr(Worker, "call", watched)

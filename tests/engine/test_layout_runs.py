@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 from fake_runs import cut, finish
-from own_strategy import Own
 
 from atune import Space, layout, resume
 from atune.errors import UsageError
@@ -17,7 +16,6 @@ from atune.journal.writer import write_journal
 from atune.model.artifact import StaticFacts
 from atune.model.layouts import CONTAINED, Layouts, LoopFacts
 from atune.model.settings import Budget, CompileSettings
-from atune.reporting.summary import summary_text
 from atune.testing import FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
@@ -52,12 +50,6 @@ async def test_layouts_of_the_same_code_are_one_alternative() -> None:
     )
     run = await finish(found, compile=ONE)
     assert run.result.measured == 3 and run.result.duplicates == 3 and run.result.pruned == 3
-
-
-@pytest.mark.parametrize("loop", [layout.loops(2, 8), ["compiler", "vector2"]], ids=["layouts", "another axis"])
-async def test_the_compilers_own_layouts_are_told_of_for_an_axis_of_layouts_alone(loop: Any) -> None:
-    run = await finish(machine(Space(loop=loop), latency_ms=lambda c: 3.0 if c["loop"] == "compiler" else 1.0))
-    assert ("\nlayouts    the compiler's own layouts are 3.00" in summary_text(run.result)) is (len(loop) == 3)
 
 
 @pytest.mark.parametrize("strategy", ["exhaustive", "random", "bayesian"])
@@ -95,15 +87,6 @@ async def test_a_resumed_run_tries_the_further_layouts_of_a_configuration_whose_
     write_journal(str(tmp_path / "j"), [msgspec.structs.replace(event, seq=seq) for seq, event in enumerate(left)])
     result = await resume(tmp_path / "j", machine=failing, budget=budget)
     assert uncut.measured() == [record.index for record in result.records if record.status == "measured"] == [2, 5]
-
-
-async def test_a_resumed_strategy_is_told_the_past_and_counts_configurations_alone(tmp_path: Path) -> None:
-    space, before, after = Space(x=[1, 2, 3, 4, 5, 6], loop=layout.loops(2, 8)), Own(), Own()
-    journal = tmp_path / "run.jsonl"
-    await finish(machine(space), compile=ONE, strategy=before, budget=Budget(candidates=4), journal=journal)
-    result = await resume(journal, machine=machine(space), strategy=after, budget=Budget(candidates=6))
-    assert len(before.outcomes) == 4 * 3 and before.outcomes.items() <= after.outcomes.items()
-    assert result.measured == 6 and result.pruned == 12
 
 
 async def test_layouts_need_an_axis_of_layouts() -> None:

@@ -71,9 +71,8 @@ def test_an_extern_that_writes_outside_fails_alone_and_so_does_one_that_is_right
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("check", [True, False])
-def test_without_a_check_of_the_outputs_the_bounds_are_kept(target: str, check: bool) -> None:
-    result, events = tuned("BLOCKED", target, check=check, n_final=0)
+def test_without_a_check_of_the_outputs_the_bounds_are_kept(target: str) -> None:
+    result, events = tuned("BLOCKED", target, check=False, n_final=0)
     assert {e.kind for e in events if isinstance(e, BenchmarkFailed)} == {"out_of_bounds"} and result.measured == 8
 
 

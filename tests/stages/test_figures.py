@@ -53,7 +53,7 @@ def test_only_who_did_not_ask_for_the_cpu_is_told_that_it_is_the_target(
     target: str, wanted: tuple[str, ...], fallback: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "visible_gpus", list)
-    found = devices.discover(target, wanted)
+    found = devices.find_devices(target, wanted)
     assert (found.target.kind, found.fallback) == ("c", fallback)
 
 
@@ -62,6 +62,6 @@ def test_devices_that_measure_are_of_one_model(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(devices, "visible_gpus", lambda: models)
     monkeypatch.setattr(devices.tilelang, "nvcc", lambda: __file__)
     with pytest.raises(TargetError, match=r"of one model, and there is 0: H100, .* choose with --devices"):
-        devices.discover("auto", ("all",))
-    assert devices.discover("auto", ("1", "2")).devices == tuple(models[1:])
-    assert str(devices.discover("auto", ()).target) == "cuda (sm_90a)"  # only to compile
+        devices.find_devices("auto", ("all",))
+    assert devices.find_devices("auto", ("1", "2")).devices == tuple(models[1:])
+    assert str(devices.find_devices("auto", ()).target) == "cuda (sm_90a)"  # only to compile

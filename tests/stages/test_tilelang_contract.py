@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from operator import attrgetter
@@ -150,11 +149,6 @@ def other(place: str, value: Any) -> Callable[[pytest.MonkeyPatch], None]:
     return change
 
 
-def moved(module: str) -> Callable[[pytest.MonkeyPatch], None]:
-    """Return what makes importing `module` fail."""
-    return lambda patch: patch.setitem(sys.modules, module, None)  # type: ignore[arg-type]
-
-
 def without_field(patch: pytest.MonkeyPatch) -> None:
     patch.delitem(import_module("tilelang.jit").JITImpl.__annotations__, "target")
 
@@ -163,18 +157,9 @@ HOST, BUILDER = "tilelang.engine.lower:host_codegen", "tilelang.language.eager.b
 HOST_TAKES = "tilelang.engine.lower.host_codegen takes ({}) in place of (host_mod, context)"
 BREACHES = {
     "a function": (without(HOST), "tilelang.engine.lower.host_codegen is gone"),
-    "a module": (
-        moved("tilelang.backend.module"), "tilelang.backend.module.create_backend_context is gone",
-    ),
-    "a parameter's name": (other(HOST, lambda host_mod, module: 0), HOST_TAKES.format("host_mod, module")),
     "the order": (other(HOST, lambda context, host_mod: 0), HOST_TAKES.format("context, host_mod")),
     "one more parameter": (
         other(HOST, lambda host_mod, context, analyzer: 0), HOST_TAKES.format("host_mod, context, analyzer"),
-    ),
-    "a keyword of the public interface": (
-        other("tilelang:compile", lambda func, out_idx=None: 0),
-        "tilelang.compile takes (func, out_idx) in place of (func, *, out_idx, execution_backend, target, "
-        "target_host, verbose, pass_configs, compile_flags)",
     ),
     "a method's parameter": (
         other("tilelang:JITKernel.update_tuner_result", lambda self, latency, config: 0),
@@ -185,7 +170,6 @@ BREACHES = {
     "what is set when an object is made": (
         other(f"{BUILDER}:JITFunc.__post_init__", lambda self: None), f"{BUILDER}.JITFunc.p1_cache is gone",
     ),
-    "a part of tvm": (without("tilelang:tvm.ir.save_json"), "tilelang.tvm.ir.save_json is gone"),
     "a registered function": (
         other("tilelang:tvm.get_global_func", lambda name, allow_missing=False: name.startswith("tile") or None),
         "runtime.ModulePackImportsToTensor is gone; node.LoadJSON is gone",
@@ -211,25 +195,10 @@ def test_what_moved_is_named(change: Callable[..., None], said: str, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "value",
-    [
-        lambda host_mod, context, analyzer=None: 0,
-        lambda host_mod, context, *, analyzer=None: 0,
-        lambda host_mod, context, *rest, **options: 0,
-    ],
-    ids=["a parameter with a default", "a keyword with a default", "any"],
-)
-def test_what_may_be_added(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    other(HOST, value)(monkeypatch)
-    assert tilelang.breaches() == []
-
-
-@pytest.mark.parametrize(
     ("version", "tested"),
     [
-        ("0.1.14", True), ("0.1.15", True), ("0.1.15.post1", True), ("0.1.15+cu130.git0a1b2c", True),
-        ("0.1.13", False), ("0.1.16", False), ("0.1.16rc1", False), ("0.2.0", False), ("1.0", False),
-        ("0.0.dev0", False),
+        ("0.1.14", True), ("0.1.15.post1", True), ("0.1.15+cu130.git0a1b2c", True),
+        ("0.1.13", False), ("0.1.16rc1", False), ("0.2.0", False),
     ],
 )  # fmt: skip
 def test_only_an_untested_one_is_held_to_the_contract(
@@ -253,10 +222,3 @@ def test_the_drop_in_replaces_all_or_nothing(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(UsageError, match=r"tilelang\.autotuner\.tuner\.AutoTuneImpl is gone"):
         install()
     assert import_module("tilelang").autotune is theirs
-
-
-def test_each_name_is_looked_up_in_tilelang() -> None:
-    tilelangs = import_module("tilelang")
-    assert tilelang.compile is tilelangs.compile and tilelang.tvm is tilelangs.tvm
-    with pytest.raises(AttributeError, match=r"'atune\.stages\.tilelang' has no attribute 'par_compile'"):
-        _ = tilelang.par_compile

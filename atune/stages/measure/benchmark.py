@@ -1,4 +1,4 @@
-"""Artifact → Measurement, in the device's own process: load, check against the reference, time."""
+"""Artifact → Measurement, in the device's own process: load, check against the reference, time, and tell observers."""
 
 from __future__ import annotations
 
@@ -9,27 +9,22 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from atune.errors import UsageError, WorkloadError, in_one_line, message_of, whole_message
 from atune.model.artifact import Artifact, Failure, KernelParam, Roles, fitting
 from atune.model.device import DeviceInfo
-from atune.model.jobs import Bits, BitsJob, FinalJob, Finals, MeasureJob, Prepared, PrepareJob, Started
+from atune.model.jobs import FinalJob, Finals, MeasureJob, Prepared, PrepareJob
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings
-from atune.stages.measure.arguments import POISONS, DrawnInputs, KernelArguments, called
+from atune.stages.measure.arguments import POISONS, KernelArguments, called
 from atune.stages.measure.check import Mismatch, expected_outputs, judged, taken
+from atune.stages.measure.faults import kind_of
 from atune.stages.measure.loader import LoadError, load
-from atune.stages.measure.telemetry import Observer, holders, kind_of
-from atune.stages.measure.timer import PROBE, Timed, Timer, counts, make_timer, still_wanted
+from atune.stages.measure.observer import Answer, Observer
+from atune.stages.measure.timer import PROBE, DeviceStream, Timed, Timer, counts, make_timer, still_wanted
 from atune.stages.session.session import loaded_as, session, workload
 from atune.workers.system.resources import Resource, ShortOf, check_machine
 from atune.workload.source_locations import ask
 
-OWN_CONTEXT_BYTES = 1 << 30
-"""Device memory of our own CUDA context, at most; further use is by other processes."""
-CONTEXT_BYTES = 600 << 20
-"""That of an H100's context, which is counted."""
 AFTER_TIMING = " (once it had been timed)"
 OVERWRITTEN = "it changed memory that it was not given: what the reference gave, or the copies of the inputs"
 OWN: Resource = "files"
@@ -39,10 +34,9 @@ OWN: Resource = "files"
 class _Device:
     """This process's device: made by `begin`, used by every call after it."""
 
+    stream: DeviceStream
     timer: Timer
-    observer: Observer | None = None
-    context_bytes = 0
-    """Memory that the context takes; 0 on the CPU."""
+    observers: tuple[Observer, ...] = ()
     arguments: KernelArguments | None = None
     spare = False
     """Whether its memory was short: copies to restore inputs from are on the host since."""
@@ -50,114 +44,80 @@ class _Device:
     """Parameters for which the workload's inputs and reference are known to work."""
 
 
-_device = _Device()
+device = _Device()
 
 
-def begin(payload: bytes) -> bytes:
-    """Entry point: `DeviceInfo` → `Started`: make the device's context, before any artifact exists, once a process."""
-    info = msgspec.msgpack.decode(payload, type=DeviceInfo)
+def begin(info: DeviceInfo) -> str:
+    """Make the device's context, before any artifact exists, once a process. Returns the GPU's UUID as CUDA has it."""
     import torch
 
     if info.id == "cpu":
         torch.set_num_threads(1)  # the kernel runs on one core; so does the reference next to it
-        _device.timer = make_timer(info.id)
-    elif not hasattr(_device, "timer"):
-        try:
+    if not hasattr(device, "timer"):
+        if info.id != "cpu":
             torch.cuda.init()
-            _device.timer = make_timer(info.id)  # which allocates, and so makes the context
-        except Exception as error:
-            if kind_of(error) == "out_of_memory":
-                raise ShortOf(f"device memory: {in_one_line(error)} ({holders(info.uuid)})") from error
-            raise
-        _device.context_bytes = CONTEXT_BYTES
-        _limit_memory()
-        visible = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
-        if info.uuid and visible != info.uuid:
-            raise RuntimeError(f"asked for {info.uuid}, CUDA shows {visible}")
-        _device.observer = Observer(visible)
-    return msgspec.msgpack.encode(Started(info, _device.timer.handle))
+        device.stream = DeviceStream(info.id)
+        device.timer = make_timer(device.stream)  # which allocates, and so makes the context
+    uuid = "" if info.id == "cpu" else f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+    if info.uuid and uuid != info.uuid:
+        raise RuntimeError(f"asked for {info.uuid}, CUDA shows {uuid}")
+    return uuid
 
 
-def rest(_: bytes) -> bytes:
-    """Entry point: forget the run, and free its memory: another one has the process next."""
-    import torch
-
-    _release()
-    _device.prepared, _device.spare = (), False
-    if _device.context_bytes:
-        torch.cuda.reset_peak_memory_stats()
-    return b""
+def rest() -> None:
+    """Forget the run, and free its memory: another one has the process next."""
+    release()
+    device.prepared, device.spare = (), False
 
 
-def _limit_memory() -> None:
-    """Keep this process within the session's limit. Raises `WorkloadError` where the context alone exceeds it."""
-    import torch
-
-    limit = session().memory_bytes
-    if limit is None:
-        return
-    left = limit - _device.context_bytes
-    if left <= 0:
-        raise WorkloadError(
-            f"memory_limit: {limit >> 20} MiB a process, and CUDA's context takes {_device.context_bytes >> 20} MiB"
-        )
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, left / total))
-
-
-def _memory_bytes() -> int:
-    """Return the device memory that this process has used at most; 0 on the CPU."""
-    import torch
-
-    return _device.context_bytes and _device.context_bytes + torch.cuda.max_memory_reserved()
+def _recorded(answer: Answer) -> Answer:
+    for observer in device.observers:
+        answer = observer.record(answer)
+    return answer
 
 
 def _spares_memory() -> bool:
     """Keep copies on the host from now on, and free the device's memory. Returns False where that is so already."""
-    if _device.spare or session().device == "cpu":
+    if device.spare or session().device == "cpu":
         return False
-    _device.spare = True
-    _release()
+    device.spare = True
+    release()
     return True
 
 
-def prepare(payload: bytes) -> bytes:
-    """Entry point: `PrepareJob` → `Prepared`: make the inputs, run the reference, and time it if requested.
+def prepare(job: PrepareJob) -> Prepared:
+    """Make the inputs, run the reference, and time it if requested.
 
-    Raises `WorkloadError` if the memory does not suffice for that.
+    Raises `WorkloadError` if the memory does not suffice for that, and `ShortOf` if others use it.
     """
-    job, short = msgspec.msgpack.decode(payload, type=PrepareJob), ""
+    lack: Failure | None = None
     try:
         with workload().placed():
             _fit_arguments(job.params, job.roles, anew=True)
     except Exception as error:
         if kind_of(error) != "out_of_memory":
             raise
-        short = in_one_line(error)
-    if short:  # not in the handler: the error's frames hold what was made
+        lack = Failure(-1, "out_of_memory", in_one_line(error))
+    if lack is not None:  # not in the handler: the error's frames hold what was made
         if _spares_memory():
-            return prepare(payload)
-        what, remedy = f"the memory of {session().device}", "end other programs there"
-        if (limit := session().memory_bytes) is not None:
-            what, remedy = f"memory_limit, {limit >> 20} MiB for this process,", "allow more"
+            return prepare(job)
+        lack = _recorded(lack)
         told = (
-            f"Workload {workload().name}: {what} does not suffice for the inputs and the reference: make the problem "
-            f"smaller, or {remedy} ({short})"
+            f"Workload {workload().name}: the memory of {session().device} does not suffice for the inputs and the "
+            f"reference: make the problem smaller, or free memory there ({lack.message})"
         )
-        if others := _others():
-            raise ShortOf(f"device memory: {told}; {others}")
-        raise WorkloadError(told)
-    _device.prepared, reference = job.params, None
+        raise ShortOf(f"device memory: {told}; {lack.doubt}") if lack.doubt else WorkloadError(told)
+    device.prepared, reference = job.params, None
     if job.timed and (timed := _timed_reference()) is not None:
         settings = session().benchmark
         name = f"Workload {workload().name}: {called(workload(), 'the reference')}"
         reference = _timing(ask(name, lambda: _samples(timed, settings, None)), timed)
-    return msgspec.msgpack.encode(Prepared(reference, loaded_as()))
+    return Prepared(reference, loaded_as())
 
 
-def measure(payload: bytes) -> bytes:
-    """Entry point: `MeasureJob` → `Measurement` or `Failure`."""
-    return msgspec.msgpack.encode(_measured(msgspec.msgpack.decode(payload, type=MeasureJob)))
+def measure(job: MeasureJob) -> Measurement | Failure:
+    """Check and time a candidate."""
+    return _recorded(_measured(job))
 
 
 def _measured(job: MeasureJob) -> Measurement | Failure:
@@ -171,7 +131,7 @@ def _measured(job: MeasureJob) -> Measurement | Failure:
         check_machine(error, message_of(error), but=OWN)
         result = Failure(artifact.index, "load", in_one_line(error), whole_message(error))
     except UsageError as error:
-        if artifact.params == _device.prepared:
+        if artifact.params == device.prepared:
             raise  # the workload's mistake, not this candidate's
         result = Failure(artifact.index, "launch", message_of(error))
     except BaseException as error:
@@ -188,54 +148,22 @@ def _measured(job: MeasureJob) -> Measurement | Failure:
     if isinstance(result, Failure) and result.kind == "out_of_memory":
         if _spares_memory():
             return _measured(job)
-        _release()
-        limit, others = session().memory_bytes, _others()
-        if limit is None or others:
-            result = msgspec.structs.replace(result, doubt=others)
-        else:
-            message = f"memory_limit allows {limit >> 20} MiB in this process: {result.message}"
-            result = msgspec.structs.replace(result, message=message)
+        release()
     return result
 
 
 def _failed_call(error: BaseException, artifact: Artifact) -> Failure:
     """Return the failure of a candidate whose call raised: that it wrote out of bounds says more, where that is so."""
     kind, message = kind_of(error), in_one_line(error)
-    if kind == "launch" and _device.arguments is not None:
+    if kind == "launch" and device.arguments is not None:
         with contextlib.suppress(Exception):  # the device may not answer any more
-            if damage := _device.arguments.guards.damage():
+            if damage := device.arguments.guards.damage():
                 kind, message = "out_of_bounds", f"{damage}; then the call raised {message}"
     return Failure(artifact.index, kind, message, whole_message(error))
 
 
-def bits(payload: bytes) -> bytes:
-    """Entry point: `BitsJob` → `Bits`: call each artifact on inputs drawn with other seeds; nothing is judged."""
-    job = msgspec.msgpack.decode(payload, type=BitsJob)
-    _release()
-    drawn = workload().inputs is None or isinstance(workload().inputs, DrawnInputs)
-    found = [_digests(job, seed) for seed in (job.seeds if drawn else ())]
-    return msgspec.msgpack.encode(Bits(tuple(tuple(one[n] for one in found) for n in range(len(job.artifacts)))))
-
-
-def _digests(job: BitsJob, seed: int) -> list[str]:
-    """Return the digest of each artifact's outputs for the inputs of one seed, which are freed then."""
-    digests, arguments, made = list[str](), None, None
-    for artifact in job.artifacts:
-        form = artifact.params, fitting(artifact.roles, job.roles)
-        if arguments is None or form != made:
-            arguments, made = None, form  # its memory is free before new ones are made
-            arguments = _arguments(*form, seed)
-        arguments.fill_outputs(POISONS[0])
-        load(artifact)(*arguments.values)
-        _device.timer.synchronise()
-        digests.append(arguments.digest())
-        arguments.restore_inputs()
-    return digests
-
-
-def final(payload: bytes) -> bytes:
-    """Entry point: `FinalJob` → `Finals`: all timed in turn, every round in another order, and then checked again."""
-    job = msgspec.msgpack.decode(payload, type=FinalJob)
+def final(job: FinalJob) -> Finals:
+    """Time all in turn, every round in another order, and then check them again."""
     calls: list[Timed] = []
     kept: dict[Any, KernelArguments] = {}
     for artifact in job.artifacts:  # they may differ in their parameters
@@ -245,11 +173,11 @@ def final(payload: bytes) -> bytes:
         arguments = kept[form]
         call = functools.partial(load(artifact), *arguments.values)
         call()
-        _device.timer.synchronise()
+        device.timer.synchronise()
         calls.append(_timed(call, arguments.restorer(arguments.restore_inputs())))
     if (timed_reference := _timed_reference()) is not None:
         calls.append(timed_reference)
-    samples = _device.timer.interleaved(calls, job.rounds, session().benchmark.n_warmup)
+    samples = device.timer.interleaved(calls, job.rounds, session().benchmark.n_warmup)
     entries = [FinalEntry(a.index, _timing(s, c)) for a, s, c in zip(job.artifacts, samples, calls, strict=False)]
     failures = []
     for artifact, timed in zip(job.artifacts, calls, strict=False):
@@ -263,7 +191,7 @@ def final(payload: bytes) -> bytes:
             failures.append(Failure(artifact.index, wrong.kind, f"{wrong.message}{AFTER_TIMING}"))
         arguments.restore_inputs()
     reference = _timing(samples[-1], calls[-1]) if timed_reference is not None else None
-    return msgspec.msgpack.encode(Finals(tuple(entries), reference, tuple(failures), _memory_bytes()))
+    return _recorded(Finals(tuple(entries), reference, tuple(failures)))
 
 
 def _fit_arguments(params: tuple[KernelParam, ...], roles: Roles, *, anew: bool = False) -> KernelArguments:
@@ -272,10 +200,10 @@ def _fit_arguments(params: tuple[KernelParam, ...], roles: Roles, *, anew: bool 
     def fits(known: KernelArguments) -> bool:
         return (known.params, known.roles) == (params, roles) and not _spoilt(known)
 
-    if anew or _device.arguments is None or not fits(_device.arguments):
-        _device.arguments = None  # its memory is free before new ones are made
-        _device.arguments = _expecting(_arguments(params, roles))
-    return _device.arguments
+    if anew or device.arguments is None or not fits(device.arguments):
+        device.arguments = None  # its memory is free before new ones are made
+        device.arguments = _expecting(make_arguments(params, roles))
+    return device.arguments
 
 
 def _expecting(arguments: KernelArguments) -> KernelArguments:
@@ -290,14 +218,15 @@ def _spoilt(arguments: KernelArguments) -> bool:
     return session().benchmark.check and arguments.evidence() != arguments.seal
 
 
-def _arguments(params: tuple[KernelParam, ...], roles: Roles, seed: int = 0) -> KernelArguments:
+def make_arguments(params: tuple[KernelParam, ...], roles: Roles, seed: int = 0) -> KernelArguments:
+    """Return arguments for kernels of the workload, on the device of this process."""
     where = "cpu" if session().device == "cpu" else "cuda"
-    return KernelArguments(workload(), params, roles, where, seed, spare=_device.spare)
+    return KernelArguments(workload(), params, roles, where, seed, spare=device.spare)
 
 
 def _timed_reference() -> Timed | None:
     """Return the call of the reference; None where there is none, or where it judges."""
-    work, arguments = workload(), _device.arguments
+    work, arguments = workload(), device.arguments
     if work.reference is None or arguments is None or arguments.expected is None:
         return None
     fresh = arguments.fresh()
@@ -311,37 +240,36 @@ def _timed(call: Callable[[], Any], before: Callable[[], None] | None = None) ->
 def _checked_and_timed(
     artifact: Artifact, function: Callable[..., None], started: float, best_ms: float | None
 ) -> Measurement | Failure:
-    arguments, settings = _device.arguments, session().benchmark
+    arguments, settings = device.arguments, session().benchmark
     assert arguments is not None
     call = functools.partial(function, *arguments.values)
     arguments.guards.renew()
+    for observer in device.observers:
+        observer.before()
     wrong, worst = _called_and_judged(Timed(call), arguments, POISONS)
-    bits = "" if wrong else arguments.digest()
+    if wrong is None:
+        _observe_call(arguments)
     changed = arguments.restore_inputs()
     if wrong is not None:
         return Failure(artifact.index, wrong.kind, wrong.message)
     timed = _timed(call, arguments.restorer(changed))
     timing = _timing(_samples(timed, settings, best_ms if settings.adaptive else None), timed)
     wrong, worst_again = _called_and_judged(timed, arguments, POISONS[::-1])
-    repeats = wrong is None and arguments.digest() == bits
+    if wrong is None:
+        _observe_call(arguments)
     arguments.restore_inputs()
     if wrong is not None:
         return Failure(artifact.index, wrong.kind, f"{wrong.message}{AFTER_TIMING}")
     if worst is not None and worst_again is not None:
         worst = max(worst, worst_again)
     checked = settings.check and (workload().reference is not None or workload().check is not None)
-    return Measurement(
-        artifact.index,
-        timing,
-        checked,
-        worst,
-        _since(started),
-        tuple(sorted(changed)),
-        arguments.set_up,
-        bits=bits,
-        repeats=repeats,
-        memory_bytes=_memory_bytes(),
-    )
+    seconds, writes = _since(started), tuple(sorted(changed))
+    return Measurement(artifact.index, timing, checked, worst, seconds, writes, arguments.set_up)
+
+
+def _observe_call(arguments: KernelArguments) -> None:
+    for observer in device.observers:
+        observer.after_call(arguments)
 
 
 def _called_and_judged(
@@ -357,7 +285,7 @@ def _called_and_judged(
         if timed.before is not None:
             timed.before()
         timed.call()
-        _device.timer.synchronise()
+        device.timer.synchronise()
         if damage := arguments.guards.damage():
             return Mismatch("out_of_bounds", damage), None
         if not session().benchmark.check:
@@ -376,7 +304,7 @@ def _called_and_judged(
 
 def _samples(timed: Timed, settings: BenchmarkSettings, best_ms: float | None) -> list[float]:
     """Take samples until the candidate is known well enough. The checked call was a first warm-up."""
-    timer, factor = _device.timer, settings.early_stop_factor
+    timer, factor = device.timer, settings.early_stop_factor
     n_warmup, n_repeat = settings.n_warmup, settings.n_repeat
     if settings.warmup_ms is not None or settings.rep_ms is not None:
         n_warmup, n_repeat = counts(settings, statistics.median(timer.samples(timed, 1, PROBE)))
@@ -398,29 +326,19 @@ def _since(started: float) -> float:
 
 
 def _timing(samples_us: Sequence[float], timed: Timed) -> Timing:
-    conditions = _device.observer.now() if _device.observer is not None else None
-    return Timing.of(samples_us, _device.timer.method(timed), conditions)
+    timing = Timing.of(samples_us, device.timer.method(timed))
+    for observer in device.observers:
+        timing = observer.after(timing)
+    return timing
 
 
-def _release() -> None:
+def release() -> None:
+    """Free the memory of the inputs."""
     import gc
 
     import torch
 
-    _device.arguments = None
+    device.arguments = None
     gc.collect()
     if session().device != "cpu":
         torch.cuda.empty_cache()
-
-
-def _others() -> str:
-    """Say how much of the device's memory others use, and who; empty where that is little, or leaves the limit free."""
-    import torch
-
-    if _device.observer is None:
-        return ""
-    (free, total), own, limit = torch.cuda.mem_get_info(), torch.cuda.memory_reserved(), session().memory_bytes
-    if limit is not None and free + own + _device.context_bytes >= limit:
-        return ""
-    others, who = total - free - own - OWN_CONTEXT_BYTES, holders(_device.observer.uuid)
-    return f"other processes use about {others >> 20} MiB of the device's memory ({who})" if others > 256 << 20 else ""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -14,7 +15,7 @@ from atune.errors import WorkloadError, asked, message_of, name_and_message, nam
 from atune.model.artifact import FailureKind
 from atune.model.space import NoAnswer, defined, yes_or_no
 from atune.stages.measure.arguments import POISONS, KernelArguments, called
-from atune.stages.measure.telemetry import kind_of
+from atune.stages.measure.faults import kind_of
 from atune.stages.measure.tensors import same_bits
 from atune.workload.source_locations import ask
 from atune.workload.workload import Workload
@@ -247,56 +248,90 @@ def _compared(
         theirs = f"{'complex ' if ref.is_complex() else ''}{list(ref.shape)}"
         return Mismatch("mismatch", f"{label}: shape {list(out.shape)}, the reference's is {theirs}"), 0.0
     written = torch.ones_like(out, dtype=torch.bool) if unwritten is None else ~unwritten
-    exact = not (out.is_floating_point() or out.is_complex())
-    wide = torch.float32 if not exact and out.element_size() <= 2 and ref.element_size() <= 2 else torch.float64
-    wide = torch.complex128 if out.is_complex() else wide
-    got, want = out.to(wide), ref.to(wide)
-    name = str(out.dtype).removeprefix("torch.")
-    rtol = work.rtol if work.rtol is not None else (0.0 if exact else RTOL.get(name, 1e-2))
-    if work.atol is None and not exact and out.numel():
-        atols = [rtol * size for size in expected.sizes[i]]
-    else:
-        atols = [torch.tensor(work.atol or 0.0, dtype=torch.float64, device=out.device)]
-    largest = want.abs().nan_to_num(0, posinf=0).max().item() if out.numel() and not exact else 0.0
-    if not math.isfinite(max(atol.max().item() for atol in atols) + rtol * largest):
-        infinite = f"rtol {rtol:g} is an infinite tolerance for the reference's values, up to {largest:.3g}: give less"
-        return Mismatch("mismatch", f"{label}: {infinite}"), 0.0
+    pair = Pair(out, ref, *_wide(out, ref), written)
+    tolerance = _tolerance(work, pair, expected, i)
+    largest = pair.want.abs().nan_to_num(0, posinf=0).max().item() if out.numel() and not pair.exact else 0.0
+    if not math.isfinite(max(atol.max().item() for atol in tolerance.atols) + tolerance.rtol * largest):
+        rtol = f"rtol {tolerance.rtol:g} is an infinite tolerance for the reference's values, up to {largest:.3g}"
+        return Mismatch("mismatch", f"{label}: {rtol}: give less"), 0.0
+    bad, worst = _differing(pair, tolerance)
+    if int(bad.sum().item()) <= work.max_mismatched_ratio * out.numel():
+        return None, worst
+    return _described(label, pair, tolerance, bad, worst), worst
+
+
+class Pair(NamedTuple):
+    """An output and what is expected, as they are and wide enough for their difference; and what was `written`."""
+
+    out: Any
+    ref: Any
+    got: Any
+    want: Any
+    written: Any
+
+    @property
+    def exact(self) -> bool:
+        return not (self.out.is_floating_point() or self.out.is_complex())
+
+
+def _wide(out: Any, ref: Any) -> tuple[Any, Any]:
+    import torch
+
+    if out.is_complex():
+        return out.to(torch.complex128), ref.to(torch.complex128)
+    narrow = out.is_floating_point() and out.element_size() <= 2 and ref.element_size() <= 2
+    wide = torch.float32 if narrow else torch.float64
+    return out.to(wide), ref.to(wide)
+
+
+class Tolerance(NamedTuple):
+    """How much values may differ: by `rtol` of the reference's, and by any of `atols`, which broadcast to them."""
+
+    rtol: float
+    atols: list[Any]
+
+
+def _tolerance(work: Workload, pair: Pair, expected: Expected, i: int) -> Tolerance:
+    """Return the tolerance that the workload asks for, otherwise that of the dtype and of the values' usual sizes."""
+    import torch
+
+    name = str(pair.out.dtype).removeprefix("torch.")
+    rtol = work.rtol if work.rtol is not None else (0.0 if pair.exact else RTOL.get(name, 1e-2))
+    if work.atol is None and not pair.exact and pair.out.numel():
+        return Tolerance(rtol, [rtol * size for size in expected.sizes[i]])
+    return Tolerance(rtol, [torch.tensor(work.atol or 0.0, dtype=torch.float64, device=pair.out.device)])
+
+
+def _differing(pair: Pair, tolerance: Tolerance) -> tuple[Any, float]:
+    """Return a mask of the elements that differ by more than the tolerance, and the largest finite difference."""
+    out, ref, got, want, written = pair
     difference = (got - want).abs()
     finite = difference < math.inf  # no tolerance counts where one is infinite or NaN
-    excess = difference - rtol * want.abs()
-    near = functools.reduce(torch.logical_or, [excess <= atol.to(excess) for atol in atols])
+    excess = difference - tolerance.rtol * want.abs()
+    near = functools.reduce(operator.or_, [excess <= atol.to(excess) for atol in tolerance.atols])
     bad = ~((near & finite) | (got == want) | (got.isnan() & want.isnan() & written))
-    if exact and rtol == atols[0] == 0:
+    if pair.exact and tolerance.rtol == tolerance.atols[0] == 0:
         bad = out != ref  # not rounded: large integers differ by less than the wide type tells
-    bad |= ~written
-    worst = difference.masked_fill(~finite, 0).max().item() if out.numel() else 0.0
-    count = int(bad.sum().item())
-    if count <= work.max_mismatched_ratio * out.numel():
-        return None, worst
-    first = [int(i) for i in bad.nonzero()[0]]
-    at = tuple(first)
+    return bad | ~written, difference.masked_fill(~finite, 0).max().item() if out.numel() else 0.0
+
+
+def _described(label: str, pair: Pair, tolerance: Tolerance, bad: Any, worst: float) -> Mismatch:
+    """Say where an output is wrong, in how many elements, and by how much."""
+    out, ref, got, want, written = pair
+    count, place = int(bad.sum().item()), tuple(int(i) for i in bad.nonzero()[0])
+    if int((~written).sum().item()) == count:
+        return Mismatch("unwritten", _unwritten_of(label, ~written))
     where = f"{label}: {count} of {out.numel()} elements"
-    kept = int((~written).sum().item())
-    if kept == count:
-        return Mismatch("unwritten", _unwritten_of(label, ~written)), worst
-    lost = int((bad & ~torch.isfinite(got) & torch.isfinite(want)).sum().item())
-    if lost == count:
-        return Mismatch("non_finite", f"{where} are NaN or infinite, the first at {first}"), worst
-    ours, theirs = (tensor[at].item() for tensor in ((out, ref) if exact else (got, want)))
+    if int((bad & ~got.isfinite() & want.isfinite()).sum().item()) == count:
+        return Mismatch("non_finite", f"{where} are NaN or infinite, the first at {[*place]}")
+    ours, theirs = (tensor[place].item() for tensor in ((out, ref) if pair.exact else (got, want)))
     values = f"{ours:g} and not {theirs:g}"
-    if exact or f"{ours:g}" == f"{theirs:g}":
+    if pair.exact or f"{ours:g}" == f"{theirs:g}":
         values = f"{ours!r} and not {theirs!r}"
-    atol = max(atol.expand(out.shape)[at].item() for atol in atols)
-    detail = (
-        f"{where} differ by more than rtol {rtol:g}, atol {atol:.3g}: first at {first}, "
-        f"{values}; largest difference {worst:.3g}"
-    )
-    for what, there in (("NaN", want.isnan()), ("infinity", want.isinf())):
-        if bool((bad & there).any()):
-            detail += f"; the reference has {what} in {int(there.sum())} of {out.numel()}"
-    if kept:
-        detail += f"; {kept} of them were not written"
-    return Mismatch("mismatch", detail), worst
+    atol = max(atol.expand(out.shape)[place].item() for atol in tolerance.atols)
+    limits = f"rtol {tolerance.rtol:g}, atol {atol:.3g}"
+    said = f"{where} differ by more than {limits}: first at {[*place]}, {values}; largest difference {worst:.3g}"
+    return Mismatch("mismatch", said)
 
 
 def usual_sizes(tensor: Any) -> list[Any]:

@@ -7,6 +7,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,38 +35,60 @@ class Timed:
         return 5 if self.warm and self.before is None else 1
 
 
+class DeviceStream:
+    """The CUDA stream of one device, on which its process does all of its work. The CPU, ``cpu``, has none.
+
+    `handle`: CUDA's own for the stream; 0 on the CPU.
+    """
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self._stream: Any = None if device == "cpu" else torch.cuda.Stream()
+        self.handle: int = 0 if self._stream is None else self._stream.cuda_stream
+
+    def current(self) -> AbstractContextManager[Any]:
+        """Return a context in which torch, and kernels, which go to torch's current stream, work on this one."""
+        import torch
+
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+
 MAX_SAMPLES = 10_000
 
 
 class Timer(ABC):
-    """Takes samples in batches, in microseconds a call.
+    """Takes samples in batches, in microseconds a call, on `stream`.
 
-    `BATCH`, `BURST`: samples of a batch, which are taken without a break: at most, and of one call. `handle`: that of
-    the CUDA stream on which calls are queued; 0 on the CPU.
+    `BATCH`, `BURST`: samples of a batch, which are taken without a break: at most, and of one call.
     """
 
     BATCH = BURST = MAX_SAMPLES
-    handle = 0
+
+    def __init__(self, stream: DeviceStream) -> None:
+        self.stream = stream
 
     def samples(self, timed: Timed, n_warmup: int, n_repeat: int) -> list[float]:
         """Return `n_repeat` samples, after `n_warmup` calls that are not timed."""
-        self._warm(timed, n_warmup)
-        found: list[float] = []
-        while len(found) < n_repeat:
-            found += self._batch([timed] * min(self.BURST, n_repeat - len(found)))
-        return found
+        with self.stream.current():
+            self._warm(timed, n_warmup)
+            found: list[float] = []
+            while len(found) < n_repeat:
+                found += self._batch([timed] * min(self.BURST, n_repeat - len(found)))
+            return found
 
     def interleaved(self, calls: Sequence[Timed], rounds: int, n_warmup: int) -> list[list[float]]:
         """Return each call's samples; sample r of all calls is from round r, whose order rotates with r."""
-        for timed in calls:
-            self._warm(timed, n_warmup)
         n = len(calls)
         order = [(k + r) % n for r in range(rounds) for k in range(n)]
         found: list[list[float]] = [[] for _ in calls]
-        for start in range(0, len(order), self.BATCH):
-            part = order[start : start + self.BATCH]
-            for i, us in zip(part, self._batch([calls[i] for i in part]), strict=True):
-                found[i].append(us)
+        with self.stream.current():
+            for timed in calls:
+                self._warm(timed, n_warmup)
+            for start in range(0, len(order), self.BATCH):
+                part = order[start : start + self.BATCH]
+                for i, us in zip(part, self._batch([calls[i] for i in part]), strict=True):
+                    found[i].append(us)
         return found
 
     def _warm(self, timed: Timed, n: int) -> None:
@@ -151,15 +174,14 @@ class CudaTimer(Timer):
     """How many samples of one call a batch has. Effects shared by a batch's samples, such as the device's clock, differ
     between batches. So a median over several batches scatters less."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: DeviceStream) -> None:
         import torch
 
+        super().__init__(stream)
         self.torch = torch
-        self.stream = torch.cuda.Stream()
-        torch.cuda.set_stream(self.stream)
-        self.handle = self.stream.cuda_stream
         properties = torch.cuda.get_device_properties(0)
-        self.flush = torch.zeros(2 * properties.L2_cache_size // 4, dtype=torch.int32, device="cuda")
+        with stream.current():
+            self.flush = torch.zeros(2 * properties.L2_cache_size // 4, dtype=torch.int32, device="cuda")
         self.patience = 1.0
         """Factor of sleeps: doubled when the host was late, and reduced again when it is not."""
         self._alone: tuple[Any, Any] | None = None
@@ -268,9 +290,9 @@ class CudaTimer(Timer):
         return event(enable_timing=True), event(enable_timing=True)
 
 
-def make_timer(device: str) -> Timer:
-    """Return the timer of `device`: ``cpu``, or a GPU."""
-    return CpuTimer() if device == "cpu" else CudaTimer()
+def make_timer(stream: DeviceStream) -> Timer:
+    """Return the timer of calls on `stream`."""
+    return CudaTimer(stream) if stream.handle else CpuTimer(stream)
 
 
 PROBE = 3

@@ -138,7 +138,7 @@ def _telling(deadline_s: float) -> Generator[None, None, None]:
 # ---- devices, and the target that fits them. NVML is asked: no CUDA context is made
 
 
-def discover(text: str | Target, wanted: tuple[str, ...]) -> Discovery:
+def find_devices(text: str | Target, wanted: tuple[str, ...]) -> Discovery:
     """Resolve a target text and list its devices, of one model if any are `wanted`.
 
     Asks NVML, and makes no CUDA context. Raises `TargetError` if the target's devices or compilers are missing.

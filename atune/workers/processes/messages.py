@@ -24,9 +24,9 @@ DISCOVER = "atune.stages.compile_jobs:discover"
 COMPILE = "atune.stages.compile_jobs:"
 """Prefix of a compile worker's functions, which are named after jobs, such as ``lower``."""
 
-MEASURE = "atune.stages.measure.benchmark:"
+MEASURE = "atune.stages.measure_jobs:"
 """Prefix of a device process's functions, which are named after jobs, such as ``prepare``."""
-NEIGHBOURS = "atune.stages.measure.telemetry:neighbours"
+NEIGHBOURS = "atune.stages.measure.neighbours:neighbours"
 
 SERVICE_HEADER = "atune.stages.cicc.server:header"
 SERVICE_LISTEN = "atune.stages.cicc.server:listen"

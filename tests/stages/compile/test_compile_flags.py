@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
 from services import lowered_by
 
-from atune.errors import SpaceError
 from atune.frontends.api.tuner import tune
 from atune.journal.events import CandidateLowered, Event
 from atune.model.artifact import Artifact, Lowered
@@ -21,7 +19,7 @@ from atune.model.settings import CompileSettings
 from atune.workers.local.compile_worker import LocalCompileWorker
 from atune.workers.local.machine import LocalMachine
 from atune.workload.pickling import FileRef
-from atune.workload.workload import Workload, candidates_of, describe
+from atune.workload.workload import Workload, describe
 
 pytestmark = pytest.mark.anyio
 
@@ -107,12 +105,6 @@ async def test_flags_of_one_candidate_reach_nvcc_alone(file: Path) -> None:
         assert isinstance(first, Artifact) and isinstance(second, Artifact), (first, second)
         assert first.compiler == "cicc"
         assert (second.compiler, second.why) == ("nvcc", "nvcc, because compile flags are for nvcc")
-
-
-@pytest.mark.parametrize("flags", ["-O2", [1], {"-O2": True}])
-def test_flags_that_are_no_list_of_texts_are_refused(flags: Any) -> None:
-    with pytest.raises(SpaceError, match="compile_flags must be a list of flags"):
-        candidates_of(Workload(lambda a: a, [{"a": 1, "compile_flags": flags}]))
 
 
 def test_the_default_has_the_settings_flags() -> None:

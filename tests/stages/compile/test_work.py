@@ -62,11 +62,6 @@ def test_stages_and_block_orders_differ(lowered: Lowering) -> None:
     assert msgspec.structs.replace(both, stages=0, block_order="") == plain
 
 
-def test_producer_warps_are_not_among_the_threads_asked_for(lowered: Lowering) -> None:
-    staged = lowered("PRODUCT")[2]
-    assert staged.work is not None and staged.threads is not None and staged.threads > staged.work.threads == 128
-
-
 def test_a_kernel_that_moves_has_its_bytes_and_their_width(lowered: Lowering) -> None:
     narrow, wide = work(lowered("MOVED"))
     x, w = wide.reads
@@ -117,8 +112,3 @@ def test_a_kernel_that_is_not_understood_is_lowered_all_the_same(
     with session_of(FileRef(str(KERNELS), "ANY_ROWS"), tmp_path) as candidates:
         facts = lower(candidates[0]).facts
     assert facts.work is None and facts.threads == 128
-
-
-def test_a_journal_gives_back_the_work_that_it_was_given(lowered: Lowering) -> None:
-    facts = lowered("PRODUCT")[3]
-    assert msgspec.json.decode(msgspec.json.encode(facts), type=StaticFacts) == facts

@@ -20,10 +20,11 @@ from atune.errors import WorkloadError, in_one_line, whole_message
 from atune.journal.events import BenchmarkRepeated, DeviceLost, Event
 from atune.model.artifact import Artifact, KernelParam, Roles
 from atune.model.device import DeviceInfo
-from atune.model.jobs import Bits, BitsJob, PrepareJob
+from atune.model.jobs import BitsJob, PrepareJob
 from atune.model.settings import BenchmarkSettings
-from atune.stages.measure import benchmark, telemetry
-from atune.stages.measure.telemetry import kind_of
+from atune.stages import measure_jobs
+from atune.stages.measure import benchmark, bits, memory, neighbours
+from atune.stages.measure.faults import kind_of
 from atune.workers.system.resources import ShortOf
 
 KERNELS = Path(__file__).parents[2] / "device_fault_kernels.py"
@@ -32,24 +33,19 @@ FAULTS = [
     # torch (cudaGetErrorString)
     "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported",
     "CUDA error: an illegal memory access was encountered",
-    "CUDA error: misaligned address",
     "CUDA error: unspecified launch failure",
-    "CUDA error: the launch timed out and was terminated",
     "CUDA error: operation not supported on global/shared address space",
     "CUDA error: uncorrectable ECC error encountered",
     "CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error",
     # TVM (cuGetErrorName)
     "CUDALaunch Error: CUDA_ERROR_ILLEGAL_ADDRESS",
-    "CUDALaunch Error: CUDA_ERROR_ASSERT",
     "CUDAError: cuModuleUnload(module_[i]) failed with error: CUDA_ERROR_LAUNCH_FAILED",
     "CUDALaunch Error: CUDA_ERROR_INVALID_ADDRESS_SPACE",
-    "CUDALaunch Error: CUDA_ERROR_CONTAINED",
     # the runtime's names
     "cudaErrorAssert", "cudaErrorECCUncorrectable", "cudaErrorIllegalAddress", "cudaErrorLaunchFailure",
 ]  # fmt: skip
 OTHERS = {
     "CUDA error: invalid argument": "launch",
-    "CUDA error: too many resources requested for launch": "launch",
     "CUDALaunch Error: CUDA_ERROR_INVALID_VALUE": "launch",
     "Expected 3 arguments, unnecessary eccentric ones were given": "launch",
     "strides[0] of A must be 1024": "launch",
@@ -105,17 +101,17 @@ def test_inputs_that_do_not_fit_into_the_memory_are_the_workloads_mistake(
     tried, made = list[bool](), list[Any]()
 
     def refuse(*_: object, anew: bool) -> None:
-        tried.append(benchmark._device.spare)
+        tried.append(benchmark.device.spare)
         assert not [one for one in made if one() is not None], "the first ones take memory beside the second ones"
         inputs = torch.zeros(8)
         made.append(ref(inputs))
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 549755813632 bytes.")
 
     measuring(monkeypatch, refuse, device)
-    monkeypatch.setattr(benchmark, "_release", lambda: None)
-    monkeypatch.setattr(benchmark._device, "spare", False)
+    monkeypatch.setattr(benchmark, "release", lambda: None)
+    monkeypatch.setattr(benchmark.device, "spare", False)
     with pytest.raises(WorkloadError, match=rf"the memory of {device} does not suffice .*: make the problem smaller"):
-        benchmark.prepare(msgspec.msgpack.encode(PrepareJob((), Roles(), timed=True)))
+        benchmark.prepare(PrepareJob((), Roles(), timed=True))
     assert tried == found
 
 
@@ -129,8 +125,8 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         wait_until(lambda: comm.read_text() == "sleep\n", 10, "the sleep after its fork")
         listed = [SimpleNamespace(pid=pid, usedGpuMemory=70 << 30) for pid in (os.getpid(), sleeping.pid, ended.pid)]
         asked = SimpleNamespace(nvmlDeviceGetComputeRunningProcesses=lambda handle: listed)
-        monkeypatch.setattr(telemetry, "_nvml", lambda: asked)
-        monkeypatch.setattr(telemetry, "_handle", lambda uuid: uuid)
+        monkeypatch.setattr(neighbours, "nvml", lambda: asked)
+        monkeypatch.setattr(neighbours, "handle", lambda uuid: uuid)
         yield f"NVML names process {sleeping.pid} (sleep, 71680 MiB), process {ended.pid}"
         sleeping.kill()
 
@@ -141,14 +137,15 @@ def test_a_device_without_memory_names_who_holds_it(allocates: str, nvml: str, m
         raise RuntimeError(message)
 
     monkeypatch.setattr(torch.cuda, "init", refuse if allocates == "the context" else lambda: None)
-    monkeypatch.setattr(benchmark, "make_timer", refuse)
+    monkeypatch.setattr(benchmark, "DeviceStream", refuse)
+    monkeypatch.delattr(benchmark.device, "timer", raising=False)
     info, message = msgspec.msgpack.encode(DeviceInfo("0", "a GPU", "GPU-1")), "CUDA error: out of memory"
     with pytest.raises(ShortOf) as caught:
-        benchmark.begin(info)
+        measure_jobs.begin(info)
     assert str(caught.value) == f"device memory: RuntimeError: CUDA error: out of memory ({nvml})"
     message = "CUDA error: no kernel image is available"
     with pytest.raises(RuntimeError, match="no kernel image"):
-        benchmark.begin(info)
+        measure_jobs.begin(info)
 
 
 @pytest.mark.parametrize(
@@ -165,11 +162,14 @@ def test_inputs_wait_for_memory_that_others_hold(
 
     measuring(monkeypatch, refuse, "0", limit and limit << 30)
     monkeypatch.setattr(benchmark, "_spares_memory", lambda: False)
-    monkeypatch.setattr(benchmark._device, "observer", SimpleNamespace(uuid="GPU-1"))
+    monkeypatch.setattr(memory, "session", benchmark.session)
+    observer = object.__new__(memory.MemoryObserver)
+    observer._uuid = "GPU-1"
+    monkeypatch.setattr(benchmark.device, "observers", (observer,))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free_gib << 30, 80 << 30))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
     with pytest.raises(raised, match="does not suffice for the inputs and the reference") as caught:
-        benchmark.prepare(msgspec.msgpack.encode(PrepareJob((), Roles(), timed=True)))
+        benchmark.prepare(PrepareJob((), Roles(), timed=True))
     assert (nvml in str(caught.value)) == (raised is ShortOf)
 
 
@@ -191,12 +191,13 @@ def test_bits_are_compared_in_the_memory_that_there_is(monkeypatch: pytest.Monke
         def restore_inputs(self) -> None: ...
 
     monkeypatch.setattr(benchmark, "KernelArguments", Arguments)
-    monkeypatch.setattr(benchmark, "load", lambda artifact: lambda: None)
+    monkeypatch.setattr(bits, "load", lambda artifact: lambda: None)
+    monkeypatch.setattr(bits, "workload", lambda: SimpleNamespace(inputs=None))
     monkeypatch.setattr(benchmark, "workload", lambda: SimpleNamespace(inputs=None))
     monkeypatch.setattr(benchmark, "session", lambda: SimpleNamespace(device="cpu"))
-    monkeypatch.setattr(benchmark._device, "timer", SimpleNamespace(synchronise=lambda: None), raising=False)
-    monkeypatch.setattr(benchmark._device, "spare", True)
+    monkeypatch.setattr(benchmark.device, "timer", SimpleNamespace(synchronise=lambda: None), raising=False)
+    monkeypatch.setattr(benchmark.device, "spare", True)
     one, other = (Artifact(n, "a.so", "f", (KernelParam("float32", (4,)),) * n, "c") for n in (1, 2))
     job = BitsJob((one, one, other), Roles(), (1, 2))
-    found = msgspec.msgpack.decode(benchmark.bits(msgspec.msgpack.encode(job)), type=Bits)
+    found = bits.digests(job)
     assert found.digests == (("1 1", "2 1"), ("1 1", "2 1"), ("1 2", "2 2")) and most == [1, 1, 1, 1]

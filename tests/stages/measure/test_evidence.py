@@ -13,11 +13,11 @@ from stage_runs import session_of
 
 from atune.model.artifact import Artifact, Failure, KernelParam, Roles
 from atune.model.device import Target
-from atune.model.jobs import FinalJob, Finals, MeasureJob
+from atune.model.jobs import FinalJob, MeasureJob
 from atune.model.measurement import Measurement, Timing
 from atune.model.settings import BenchmarkSettings
 from atune.stages.measure import benchmark
-from atune.stages.measure.timer import CpuTimer
+from atune.stages.measure.timer import CpuTimer, DeviceStream
 from atune.stages.session import session
 from atune.workers.local.device_worker import LocalDeviceWorker
 from atune.workload.pickling import FileRef
@@ -54,8 +54,8 @@ def is_wrong(x: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def judging() -> Any:
-    assert benchmark._device.arguments is not None
-    return benchmark._device.arguments
+    assert benchmark.device.arguments is not None
+    return benchmark.device.arguments
 
 
 def artifact(kernel: Callable[..., None]) -> Artifact:
@@ -63,8 +63,7 @@ def artifact(kernel: Callable[..., None]) -> Artifact:
 
 
 def measured(kernel: Callable[..., None]) -> Measurement | Failure:
-    answer = benchmark.measure(msgspec.msgpack.encode(MeasureJob(artifact(kernel), ROLES)))
-    return msgspec.msgpack.decode(answer, type=Measurement | Failure)
+    return benchmark.measure(MeasureJob(artifact(kernel), ROLES))
 
 
 @pytest.fixture(autouse=True)
@@ -74,8 +73,8 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     settings = BenchmarkSettings(n_repeat=3)
     with session_of(FileRef(str(KERNELS), "MOODY"), tmp_path, Target("c"), benchmark=settings):
         monkeypatch.setattr(session._state, "session", msgspec.structs.replace(session.session(), device="cpu"))
-        monkeypatch.setattr(benchmark._device, "timer", CpuTimer(), raising=False)
-        monkeypatch.setattr(benchmark._device, "arguments", None)
+        monkeypatch.setattr(benchmark.device, "timer", CpuTimer(DeviceStream("cpu")), raising=False)
+        monkeypatch.setattr(benchmark.device, "arguments", None)
         monkeypatch.setattr(benchmark, "load", lambda artifact: globals()[artifact.symbol])
         yield
 
@@ -93,7 +92,7 @@ def test_who_changes_what_others_are_judged_by_fails_and_they_do_not(kernel: Cal
 
 def test_in_the_final_only_the_one_that_is_wrong_fails() -> None:
     job = FinalJob((artifact(double), artifact(overwrites_once_timed)), ROLES, 4)
-    finals = msgspec.msgpack.decode(benchmark.final(msgspec.msgpack.encode(job)), type=Finals)
+    finals = benchmark.final(job)
     assert len(calls) > 3 and [failure.kind for failure in finals.failures] == ["out_of_bounds"]
 
 

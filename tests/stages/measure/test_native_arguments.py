@@ -12,7 +12,6 @@ import atune
 import atune.bundle
 from atune.bundle.launch import gate
 from atune.compat.tilelang import autotune, set_autotune_inputs
-from atune.errors import WorkloadError
 from atune.model.artifact import Artifact, KernelParam, Roles
 from atune.model.settings import BenchmarkSettings
 from atune.stages.measure.loader import unless_empty
@@ -109,21 +108,16 @@ class Named(torch.Tensor):
 WRONG: dict[str, Callable[[], tuple[Any, Any, str]]] = {
     "negated input": lambda: (lazily(), torch.zeros(SIZE), r"lazily negated .*resolve_neg\(\)"),
     "negated output": lambda: (A, lazily(), r"lazily negated .*resolve_neg\(\)"),
-    "imaginary part": lambda: (torch.complex(A, A).conj().imag, A.clone(), "lazily negated|contiguous"),
-    "of a conjugate": lambda: (torch._neg_view(torch.complex(A, A)).conj(), A.clone(), "lazily|complex64"),
     "wrapper": lambda: (Wrapped(), A.clone(), "Wrapped"),
     "sparse": lambda: (A.to_sparse(), A.clone(), "sparse_coo|strides"),
-    "compressed": lambda: (torch.eye(SIZE).to_sparse_csr(), A.clone(), "(?i)sparse"),
     "meta": lambda: (A.to("meta"), A.clone(), "meta"),
     "gaps": lambda: (torch.zeros(2 * SIZE)[::2], A.clone(), "contiguous"),
-    "expanded": lambda: (torch.zeros(1).expand(SIZE), A.clone(), "contiguous|expanded"),
     "expanded output": lambda: (A, torch.zeros(1).expand(SIZE), "contiguous|expanded"),
 }
 
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("wrong", WRONG)
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 def test_a_tensor_that_is_more_than_its_memory_is_refused(doors: dict[str, Call], door: str, wrong: str) -> None:
     given, output, message = WRONG[wrong]()
     before = output.clone() if wrong.startswith("negated") else None
@@ -141,18 +135,10 @@ def test_a_tensor_with_memory_of_its_own_is_taken(doors: dict[str, Call], door: 
         assert torch.equal(output, -torch.Tensor(given))
 
 
-def test_an_operator_gets_what_torch_has_negated(doors: dict[str, Any]) -> None:
-    """torch's dispatcher does so before it calls one."""
-    for name in ("result", "decorated"):
-        op = doors[name].as_op(f"atune_native::{name}")
-        assert torch.equal(op(lazily()), A)
-
-
 STRIDED: dict[str, Callable[[], tuple[Any, ...]]] = {
     "negated": lambda: (lazily(stride=2), 1, "lazily negated"),
     "too large": lambda: (torch.zeros(1).expand(2**32 + SIZE), 1, "more than 2147483647 elements"),
     "int8": lambda: (A, 300, "int8, which cannot hold 300"),
-    "int8 below": lambda: (A, -129, "int8, which cannot hold -129"),
     "a half": lambda: (A, 1.5, r"int8, which cannot hold 1\.5"),
     "a text": lambda: (A, "1", "int8, which cannot hold '1'|number"),
 }
@@ -189,10 +175,8 @@ def test_elements_of_a_strided_output_are_apart(strided: dict[str, Call], door: 
 
 
 RANGES = {
-    "int8": (-128, 127), "uint8": (0, 255), "int16": (-(2**15), 2**15 - 1), "uint16": (0, 2**16 - 1),
-    "int32": (-(2**31), 2**31 - 1), "uint32": (0, 2**32 - 1), "int64": (-(2**63), 2**63 - 1),
-    "uint64": (0, 2**64 - 1), "bool": (0, 1), "float32": (-3.4028234e38, 3.4028234e38),
-    "float16": (-65504.0, 65504.0), "float64": (-1.7e308, 1.7e308),
+    "int8": (-128, 127), "uint16": (0, 2**16 - 1), "int64": (-(2**63), 2**63 - 1), "bool": (0, 1),
+    "float32": (-3.4028234e38, 3.4028234e38), "float16": (-65504.0, 65504.0), "float64": (-1.7e308, 1.7e308),
 }  # fmt: skip
 
 
@@ -209,12 +193,6 @@ def test_the_ranges_of_numbers(dtype: str) -> None:
         check([float("inf")]), check([float("nan")])
 
 
-@pytest.mark.parametrize(("kind", "value"), [("int32", 2**40), ("int8", 300), ("bool", 2), ("float32", 1e300)])
-def test_numbers_to_tune_with_fit_too(kind: str, value: Any) -> None:
-    with pytest.raises(WorkloadError, match=f"inputs do not fit: parameter 1: the kernel takes {kind}, which cannot"):
-        result_of(negated, A, value, kind=kind)
-
-
 def test_whole_shapes_may_have_more_elements_than_symbolic_ones() -> None:
     fixed = gate([KernelParam("int8", (2**16, 2**16))])
     fixed([torch.empty(2**16, 2**16, dtype=torch.int8, device="meta")])
@@ -222,37 +200,6 @@ def test_whole_shapes_may_have_more_elements_than_symbolic_ones() -> None:
         gate([KernelParam("int8", (2**16, "n"))])([torch.empty(2**16, 2**16, dtype=torch.int8, device="meta")])
     with pytest.raises(ValueError, match="more than 4294967296"):
         fixed([torch.empty(2**16, 2**32 + 2**16, dtype=torch.int8, device="meta")])
-
-
-@pytest.mark.gpu
-def test_what_a_gpu_kernel_would_take_for_something_else() -> None:
-    """Host code compares sizes of 32 bits, so that a dimension of 2**32 + 16 is 16 for it."""
-
-    def shifted(n: int | None, kind: str = "int32") -> Any:
-        size = N if n is None else n
-
-        @T.prim_func
-        def main(A: T.Tensor((size,), "int8"), s: getattr(T, kind), B: T.Tensor((size,), "int8")):
-            with T.Kernel(T.ceildiv(size, 128), threads=128) as b:
-                for i in T.Parallel(128):
-                    B[b * 128 + i] = A[b * 128 + i] + T.cast(s, "int8")
-
-        return main
-
-    given, large = (
-        torch.ones(256, dtype=torch.int8, device="cuda"),
-        torch.empty(2**32 + 256, dtype=torch.int8, device="cuda"),
-    )
-    for n in (None, 256):
-        work = atune.Workload(shifted, [{}], arguments={"n": n}, inputs=[given, 1])
-        made = [atune.run(work, progress=False, benchmark=FEW, cached=False).kernel]
-        with set_autotune_inputs(given, 1):
-            made.append(autotune(configs=[{}])(tilelang.jit(shifted, out_idx=-1))(n))
-        for call in made:
-            assert torch.equal(call(given, 2), given + 2)
-            for wrong in ((torch._neg_view(given), 1), (given, 2**40), (large, 1), (given.cpu(), 1)):
-                with pytest.raises((ValueError, TypeError, RuntimeError)):
-                    call(*wrong)
 
 
 @pytest.mark.parametrize("shapes", [(("n",), ("n",)), ((0,), (0,)), ((4,), ("n",)), ((4,), (8,))])

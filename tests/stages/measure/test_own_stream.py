@@ -15,7 +15,7 @@ import pytest
 import atune
 from atune.stages import tilelang
 from atune.stages.measure import timer
-from atune.stages.measure.timer import CudaTimer, Timed
+from atune.stages.measure.timer import CudaTimer, DeviceStream, Timed
 
 
 class Cuda:
@@ -45,9 +45,6 @@ class Cuda:
     def Stream(self) -> Any:
         self.streams += 1
         return type("Stream", (str,), {"cuda_stream": 7})(f"stream {self.streams}")
-
-    def set_stream(self, stream: str) -> None:
-        self.current = stream
 
     def default_stream(self) -> str:
         return "default"
@@ -101,17 +98,20 @@ def cuda(monkeypatch: pytest.MonkeyPatch, hooks: Hooks) -> Cuda:
 
 
 def test_all_that_the_timer_queues_goes_to_a_stream_of_its_own(cuda: Cuda) -> None:
-    clock = CudaTimer()
+    clock = CudaTimer(DeviceStream("0"))
     timed = Timed(cuda.launch, before=lambda: cuda.queue("restore"))
     assert clock.samples(timed, 2, 3) == [1.0] * 3
     assert clock.interleaved([timed, timed], 2, 1) == [[1.0] * 2] * 2
-    assert {stream for _, stream in cuda.log} == {clock.stream} != {"default"} and clock.handle == 7
+    assert {stream for _, stream in cuda.log} == {"stream 1"} and clock.stream.handle == 7
+    with clock.stream.current():
+        assert cuda.current == "stream 1"
+    assert cuda.current == "default", "it is torch's current one only meanwhile"
     assert {"sleep", "event", "flush", "restore", "launch"} <= {what for what, _ in cuda.log}
     assert clock.method(timed) == "events"
 
 
 def test_a_call_that_waits_for_the_device_is_timed_alone_on_the_default_stream(cuda: Cuda) -> None:
-    clock, waiting, other = CudaTimer(), Timed(cuda.wait), Timed(cuda.launch)
+    clock, waiting, other = CudaTimer(DeviceStream("0")), Timed(cuda.wait), Timed(cuda.launch)
     assert clock.samples(waiting, 1, 3) == [1.0] * 3
     assert clock.method(waiting) == "events, one call at a time"
     cuda.log.clear()
@@ -123,7 +123,7 @@ def test_a_call_that_waits_for_the_device_is_timed_alone_on_the_default_stream(c
 
 @pytest.mark.parametrize("late", [1, 2, 3])
 def test_a_host_that_is_late_by_chance_makes_no_call_one_that_waits(cuda: Cuda, late: int) -> None:
-    clock, timed = CudaTimer(), Timed(cuda.launch)
+    clock, timed = CudaTimer(DeviceStream("0")), Timed(cuda.launch)
     cuda.late = late
     assert clock.samples(timed, 0, 1) == [1.0]
     assert clock.method(timed) == ("events, one call at a time" if late == 3 else "events")  # thrice: no chance
@@ -132,7 +132,7 @@ def test_a_host_that_is_late_by_chance_makes_no_call_one_that_waits(cuda: Cuda, 
 def test_setting_and_resetting_an_l2_window_is_not_timed(cuda: Cuda, hooks: Hooks) -> None:
     for name, what in zip(tilelang.L2_WINDOW, ("set", "reset"), strict=True):
         hooks[name] = lambda *_, what=what: cuda.queue(what)
-    clock = CudaTimer()
+    clock = CudaTimer(DeviceStream("0"))
     set_window, reset_window = (hooks[name] for name in tilelang.L2_WINDOW)
 
     def call() -> None:
@@ -150,7 +150,10 @@ def test_setting_and_resetting_an_l2_window_is_not_timed(cuda: Cuda, hooks: Hook
 
 
 def test_a_warm_call_follows_another_one_of_itself_and_nothing_empties_the_cache(cuda: Cuda) -> None:
-    clock, calls = CudaTimer(), [Timed(functools.partial(cuda.queue, name), warm=True) for name in "ab"]
+    clock, calls = (
+        CudaTimer(DeviceStream("0")),
+        [Timed(functools.partial(cuda.queue, name), warm=True) for name in "ab"],
+    )
     assert clock.samples(calls[0], 0, 3) == pytest.approx([0.2] * 3)
     assert [what for what, _ in cuda.log] == ["sleep", "event", "a", *["event", *"aaaaa", "event"] * 3]
     cuda.log.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -35,36 +35,18 @@ def doubled(one: Kernel) -> Any:
     return one.as_op("atune_tests::doubled")
 
 
-def outputs(returned: Any) -> list[torch.Tensor]:
-    return [] if returned is None else list(returned) if isinstance(returned, (list, tuple)) else [returned]
-
-
 OPS = {name: CALLS[name] for name in ("several outputs", "symbolic", "numbers and tensors", "every parameter")}
-OPS |= {"a size that is an expression": EXPRESSION}
-
-
-@pytest.mark.parametrize(("kernel", "out_idx", "given"), OPS.values(), ids=OPS.keys())
-def test_torch_finds_nothing_wrong_with_the_operator_of_a_compiled_kernel(
-    kernel: Any, out_idx: Any, given: Callable[[str], Sequence[Any]]
-) -> None:
-    """`opcheck` compares the schema with what is written, fake with real outputs, and eager with traced calls."""
-    compiled = measured(kernel, out_idx)
-    op = compiled.as_op(fresh())
-    torch.library.opcheck(op, tuple(given("cpu")))
-    first, second = given("cpu"), given("cpu")
-    ours, plainly = (outputs(call) for call in (op(*first), compiled(*second)))
-    assert len(ours) == len(plainly) and all(map(torch.equal, ours, plainly))
-    assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(first, second, strict=True))
+EXPRESSED = "a size that is an expression"
+OPS |= {EXPRESSED: EXPRESSION}
 
 
 @pytest.mark.parametrize(
-    ("kernel", "out_idx", "given"),
-    [OPS[name] for name in ("several outputs", "a size that is an expression")],
+    ("make", "name"), [*((measured, name) for name in OPS), (plain, "several outputs"), (plain, EXPRESSED)]
 )
-def test_torch_finds_nothing_wrong_with_the_operator_of_a_result(
-    kernel: Any, out_idx: Any, given: Callable[[str], Sequence[Any]]
-) -> None:
-    torch.library.opcheck(plain(kernel, out_idx).as_op(fresh()), tuple(given("cpu")))
+def test_torch_finds_nothing_wrong_with_the_operator_of_a_result(make: Callable[..., Any], name: str) -> None:
+    """`opcheck` compares the schema with what is written, fake with real outputs, and eager with traced calls."""
+    kernel, out_idx, given = OPS[name]
+    torch.library.opcheck(make(kernel, out_idx).as_op(fresh()), tuple(given("cpu")))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, about its own
@@ -86,15 +68,6 @@ def test_symbolic_sizes_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> No
     for n in (3, 5, 8):
         assert torch.equal(around(numbers(n)), torch.cat([numbers(n)] * 2) + 1)
     assert counter.frame_count == 1
-
-
-def test_fake_tensors_get_the_shapes_that_real_ones_do(doubled: Any) -> None:
-    with FakeTensorMode():
-        found = doubled(torch.empty(N))
-        assert (found.shape, found.dtype, found.device.type) == ((N,), torch.float32, "cpu")
-        with pytest.raises(ValueError, match=r"parameter 0: the kernel takes float32 \[64\].*got float32 \[65\]"):
-            doubled(torch.empty(N + 1))
-    assert doubled(torch.empty(N, device="meta")).device.type == "meta"
 
 
 def test_what_a_kernel_writes_in_place_is_declared() -> None:
