@@ -54,7 +54,6 @@ class Engine:
         self._early_warnings = list[str]()
         """Warnings from before the start is recorded."""
         self._ended_by = "exhausted"
-        self._chance: float | None = None
 
     def _warn(self, message: str) -> None:
         """Record a warning of the machine, once the run's start is recorded."""
@@ -134,9 +133,8 @@ class Engine:
                 self._ended_by = "budget"
             await run.outcomes.acknowledge()
             await proposing.tell()
-            if start.strategy is not None and (enough := start.strategy.enough) is not None:
-                self._ended_by = "enough" if enough.reached else self._ended_by
-                self._chance = round(await proposing.aside(lambda: enough.chance), 4)
+            if start.strategy is not None and start.strategy.enough is not None and start.strategy.enough.reached:
+                self._ended_by = "enough"
             await final.time_finalists(await states.settle())
             until_ended.cancel_scope.cancel()
 
@@ -158,5 +156,4 @@ class Engine:
             reason=self._run.stopping or self._ended_by,
             kernel=winner,
             roles=roles,
-            chance=self._chance,
         )

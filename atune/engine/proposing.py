@@ -131,7 +131,7 @@ class ProposeStage:
 
     async def aside(self, function: Callable[[], T]) -> T:
         """Call a function of the strategy: in a thread where it may take long. Raises `StrategyError`."""
-        if self._learns or self._start.settings.budget.auto:
+        if self._learns:
             return await anyio.to_thread.run_sync(function, abandon_on_cancel=True)
         return function()
 

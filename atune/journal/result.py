@@ -304,8 +304,6 @@ class Result:
         self.remaining = max(0, self.total - state.settled)
         self.reason = state.finished.reason if state.finished else ""
         """Why the run ended, as `RunFinished` has it; empty for one that did not finish."""
-        self.chance = state.finished.chance if state.finished else None
-        """By the budget ``auto``: the chance that one of the `remaining` is 2 % faster; None where nothing tells it."""
         self.final: tuple[FinalEntry, ...] = valid_finalists(state)
         """The finalists that still stand, by their credited index, fastest first; empty without a final."""
         self._final = {e.index: e.timing for e in self.final}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 import numpy as np
@@ -156,19 +156,6 @@ class Bayesian:
     def _ask_for(self, candidate: int) -> None:
         self.asked[candidate] = None
         self._left[candidate] = False
-
-    def chances(self, better: float, tried: Container[int]) -> list[float] | None:
-        """Return, for each candidate with an estimate that is not `tried`, the chance that it is better than the best.
-
-        It takes less than `better` of the best's time then. None: nothing was measured.
-        """
-        if not any(self.latencies.get(one, math.inf) < math.inf for one in self._known):
-            return None
-        process = self._learned()
-        expected, deviation, best = self._predicted(process)
-        above = (best - math.log(better) - expected) / deviation
-        left = [one for one in self._known if one in process and self.indices[one] not in tried]
-        return [0.5 * math.erfc(above[process.at[one]] / math.sqrt(2)) for one in left]
 
     def _next(self) -> int:
         first = FIRST if self.budget is None else max(LEAST, min(FIRST, self.budget // 4))

@@ -8,15 +8,13 @@ from collections import Counter, deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+from atune.engine.search.enough import Enough
 from atune.errors import StrategyError, asked, name_and_message
 from atune.journal.events import CandidateMeasured
 from atune.journal.state import State
 from atune.model.candidate import Config, key_of
-
-if TYPE_CHECKING:
-    from atune.engine.search.enough import Enough
 
 AHEAD, FULL = 2, 16
 """A learning strategy may have `AHEAD` candidates for each compile worker outstanding, and always a `FULL` group."""
@@ -155,7 +153,7 @@ class Guarded:
     def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
         """Tell of an outcome. Raises `StrategyError`."""
         if self.enough is not None:
-            self.enough.tell(index, latency_ms, reason)
+            self.enough.tell(index, latency_ms)
         call = f"tell({index}, {latency_ms}, {reason!r})"
         asked(lambda: self.strategy.tell(index, latency_ms, reason), partial(self._raised, call), passes=False)
 
