@@ -15,7 +15,7 @@ import anyio.to_thread
 from anyio.streams.memory import MemoryObjectSendStream
 
 from atune.engine.interfaces import CompileWorker
-from atune.engine.run_state import AT_ONCE, Outcome
+from atune.engine.run_state import AT_ONCE
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import Screen
 from atune.engine.search.interface import Guarded, latency_or_reason
@@ -93,7 +93,6 @@ class ProposeStage:
         by_outcomes = start.settings.budget.auto and start.settings.pipeline
         self._learns = by_outcomes or not isinstance(plan.given, str) or learns(plan.given)
         self._outstanding = {candidate.index for candidate in plan.redo}
-        self._pending = deque[Outcome]()
 
     async def serve(self, workers: Sequence[CompileWorker], propose: MemoryObjectSendStream[Candidate]) -> None:
         """Propose until the strategy, the budget or the run ends. Raises `UsageError` and `SpaceError`."""
@@ -147,22 +146,17 @@ class ProposeStage:
             await self.tell()
         self._scheduled.held = False
 
-    def add_outcome(self, outcome: Outcome) -> None:
-        """Queue an outcome, which the strategy gets before it is asked again."""
-        self._pending.append(outcome)
-        self._outstanding.discard(outcome.index)
-        self._run.wake()
-
     async def tell(self) -> None:
         """Tell the strategy of the queued outcomes, and of those that come meanwhile. Raises `StrategyError`.
 
         It knows of no baseline: what the baseline has is that of the candidate with its code, if there is one.
         """
-        state, strategy = self._run.recorder.state, self._start.strategy
-        while self._pending and strategy is not None:
+        state, strategy, untold = self._run.recorder.state, self._start.strategy, self._run.outcomes.untold
+        while untold and strategy is not None:
             told = list[tuple[int, float | None, str]]()
-            for _ in range(min(AT_ONCE, len(self._pending))):
-                outcome = self._pending.popleft()
+            for _ in range(min(AT_ONCE, len(untold))):
+                outcome = untold.popleft()
+                self._outstanding.discard(outcome.index)
                 index = state.first(BASELINE).index if outcome.index == BASELINE else outcome.index
                 latency_ms, reason = outcome.latency_ms, ""
                 if latency_ms is None:
