@@ -7,6 +7,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -187,7 +188,6 @@ class FakeDeviceWorker:
         index = artifact.index
         config = machine.config_of(index)
         machine.measured[self.name].append(index)
-        machine.best_known.append(job.best_ms)
         before = machine.begun[index]
         machine.begun[index] += 1
         seconds = script.seconds(script.measure_s, "measure", index, config)
@@ -307,7 +307,34 @@ def _kernel(**config: object) -> None:
     """Represent a kernel that takes any configuration."""
 
 
-class FakeMachine:
+@dataclass(eq=False)
+class Calls:
+    """What a fake machine was asked for. Lists are in the order of the starts, and have failed calls, too."""
+
+    opened: int = 0
+    closed: int = 0
+    examined: list[int] = field(default_factory=list)
+    """Candidates in whose code the parameters' roles were looked for."""
+    elaborated: list[tuple[int, ...]] = field(default_factory=list)
+    lowered: list[int] = field(default_factory=list)
+    groups: list[tuple[int, ...]] = field(default_factory=list)
+    """Candidates that were compiled together."""
+    compared: list[int] = field(default_factory=list)
+    """Candidates whose libraries were compared with nvcc's."""
+    measured: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """Candidates by device."""
+    begun: Counter[int] = field(default_factory=Counter)
+    """Number of measurements of each candidate, on any device."""
+    finals: list[tuple[int, ...]] = field(default_factory=list)
+    starts: Counter[str] = field(default_factory=Counter)
+    """Starts of each device's process."""
+    cancelled: Counter[str] = field(default_factory=Counter)
+    """Cancelled calls, by stage."""
+    most_at_once: Counter[str] = field(default_factory=Counter)
+    """Largest number of calls at the same time, by stage."""
+
+
+class FakeMachine(Calls):
     """A `Machine` that follows a `Script` and counts calls.
 
     Parameters
@@ -352,49 +379,21 @@ class FakeMachine:
         device_name: str = "a fake device",
         target: str = "c",
     ) -> None:
+        super().__init__()
         self._workload = Workload(_kernel, configs) if isinstance(configs, Space) else None
-        self.configs: list[Config] = []
-        if isinstance(configs, int):
-            self.configs = [{"x": i} for i in range(configs)]
-        elif not isinstance(configs, Space):
-            self.configs = [dict(config) for config in configs]
+        listed = [{"x": i} for i in range(configs)] if isinstance(configs, int) else configs
+        self.configs: list[Config] = [] if isinstance(listed, Space) else [dict(config) for config in listed]
         self.script = script or Script()
         self.target = Target("c") if target == "c" else Target("cuda", target)
         self.clock = clock
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         self.default, self.refused, self.no_default = default, refused, no_default
         self.fingerprint = fingerprint or "fake"
-        self.opened = self.closed = 0
-        """Numbers of times that `open` was entered and left."""
-        self.examined: list[int] = []
-        """Candidates in whose code the parameters' roles were looked for."""
-        self.elaborated: list[tuple[int, ...]] = []
-        """Candidates of each call of `elaborate`, in the order of the starts."""
-        self.lowered: list[int] = []
-        """Candidates in the order in which lowering started."""
-        self.groups: list[tuple[int, ...]] = []
-        """Groups in the order in which building started. Includes failed ones."""
-        self.compared: list[int] = []
-        """Candidates in the order in which comparing their libraries with nvcc's started."""
-        self.measured: defaultdict[str, list[int]] = defaultdict(list)
-        """Candidates in the order in which measuring started, by device."""
-        self.begun: Counter[int] = Counter()
-        """Number of measurements started for each candidate, on any device."""
-        self.best_known: list[float | None] = []
-        """The best known latency given to each measurement, in the order of the starts."""
-        self.finals: list[tuple[int, ...]] = []
-        self.starts: Counter[str] = Counter()
-        """Starts of each device's process. Includes failed ones."""
-        self.cancelled: Counter[str] = Counter()
-        """Cancelled calls, by stage."""
-        self.most_at_once: Counter[str] = Counter()
-        """Largest number of calls at the same time, by stage."""
-        self._now_running: Counter[str] = Counter()
         self._given: dict[int, Config] = {}
         """Configurations of the candidates that workers were given, by index."""
         self._folder = Path()
         self._libraries = 0
-        self._kills: Counter[int] = Counter()
+        self._kills, self._now_running = Counter[int](), Counter[str]()
         self._compile_workers = [FakeCompileWorker(self, f"compile-{i}") for i in range(workers)]
         self._device_workers = [
             FakeDeviceWorker(self, DeviceInfo(f"fake-{i}", device_name, limits=limits or DeviceLimits()))
