@@ -1,9 +1,11 @@
-"""Programs written for tilelang's tuner, with one kernel, which bench/checkouts.py runs under atune."""
+"""The programs that bench/start.py runs: one kernel, the same in all, under tilelang's own tuner and under atune."""
 
 from __future__ import annotations
 
 import ast
 import itertools
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from common import ROOT
@@ -18,7 +20,11 @@ SPACES: dict[str, dict[str, list[Any]]] = {
 }  # fmt: skip
 """By target: configurations that all fit, of which each program gets as many as it is to have."""
 SIZES = {"cuda": (4096, 4096, 4096), "c": (256, 256, 256)}
+EDIT = {"cuda": ("C_local", "accumulators"), "c": ("tile", "accumulators")}
+"""What the edit renames in the kernel's body: its source and its generated code are others, its results the same."""
 INSTALL = "from atune.compat.tilelang import install\n\ninstall()\n"
+LATE = f"import tilelang\nimport torch\n{INSTALL}"
+"""A program that imported tilelang before: it has no more to do while the fork server imports."""
 DEVICE = {"cuda": 'target="cuda"', "c": 'target="c", execution_backend="cython"'}
 
 
@@ -43,13 +49,47 @@ def drop_in(target: str, count: int, head: str = "") -> str:
         f"@tilelang.jit(out_idx=[-1], {DEVICE[target]})",
     )
     call = (f"kernel = matmul{SIZES[target]}", "print(kernel.config, kernel.latency)")
+    return _program(target, count, call, decorators, head=head, last_import="from tilelang.autotuner import autotune")
+
+
+def compiled_only(target: str, count: int) -> str:
+    """Return a program in which tilelang compiles the configurations, in parallel as its tuner does; no measuring.
+
+    Stands in for tilelang's tuner where that cannot measure: it needs a GPU.
+    """
+    compile = f"tilelang.jit(matmul, out_idx=[-1], {DEVICE[target]}).par_compile"
+    return _program(target, count, (f"print(len({compile}([{{**SIZES, **config}} for config in CONFIGS])))",))
+
+
+def workload_file(target: str, count: int, *, edited: bool = False) -> str:
+    """Return a file for the command line, with `WORKLOAD` in it; `edited`: with another kernel body."""
+    workload = "WORKLOAD = atune.Workload(matmul, CONFIGS, arguments=SIZES, reference=reference)"
+    text = _program(target, count, (workload,), last_import="import atune")
+    before, after = EDIT[target]
+    return re.sub(rf"\b{before}\b", after, text) if edited else text
+
+
+def warmed(target: str, *, warm: bool) -> str:
+    """Return a program that tunes one candidate, and says at its first line that it will, or does not say so."""
+    head = "import atune\n\natune.warm()\n" if warm else "import atune\n"
+    run = f'atune.run("{EXAMPLES[target]}:WORKLOAD", budget=1, strategy="exhaustive")'
+    return f"{head}import tilelang\nimport torch\n\nprint({run}.best_config)\n"
+
+
+def _program(
+    target: str, count: int, last: Sequence[str], decorators: Sequence[str] = (), head: str = "", last_import: str = ""
+) -> str:
+    """Return a program with the kernel under `decorators`, and the lines `last` below it."""
     imports = (
-        "from typing import Any", "import tilelang", "import tilelang.language as T", "import torch",
-        "from tilelang.autotuner import autotune",
-    )  # fmt: skip
+        "from typing import Any",
+        "import tilelang",
+        "import tilelang.language as T",
+        "import torch",
+        last_import,
+    )
     values = (
         f"CONFIGS = {configurations(target, count)!r}",
         f"SIZES = {dict(zip('MNK', SIZES[target], strict=True))!r}",
     )
     functions = (function_source(target, "reference"), *decorators, function_source(target, "matmul"))
-    return "\n".join((head, *imports, *values, *functions, *call, ""))
+    return "\n".join((head, *imports, last_import, *values, *functions, *last, ""))

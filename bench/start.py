@@ -1,0 +1,299 @@
+"""From Enter to the first kernel: what starts early, what stays warm, and small tunings, in turn with tilelang's own.
+
+    python bench/start.py --target cuda --out bench/results/start
+    python bench/start.py --target cpu --only drop-in-1,hit --pairs 3
+
+Each row runs its variants in turn, `--pairs` times, each in a fresh process; the order turns with each pair. Caches are
+empty but where the row is about them. A row whose figure is a ratio divides within each pair. tilelang's own tuner
+needs a GPU: on the CPU a program in which tilelang compiles the same configurations, and measures nothing, stands in
+for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import start_programs as programs
+from common import ROOT, options, report
+from vs_tilelang import machine
+
+RUN_S = 300.0
+"""Longest that one process may take."""
+ATUNE = (sys.executable, "-m", "atune")
+NOT_EARLY = {"ATUNE_WARM": "off"}
+FILE = "tuned.py"
+EDITED = 20
+"""Configurations of the file that is edited and run again."""
+
+
+class Folder:
+    """Where one row's processes run: its caches can be emptied, and the rest of their environment stays."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        for name in ("cache", "tilelang", "tmp", "work"):
+            (path / name).mkdir(mode=0o700)
+        left_out = {"TILELANG_DISABLE_CACHE", "ATUNE_CACHE_DIR", "ATUNE_WARM"}
+        left_out.add("PYTHONDONTWRITEBYTECODE")  # users have compiled modules
+        self.env = {name: value for name, value in os.environ.items() if name not in left_out}
+        self.env |= {
+            "XDG_CACHE_HOME": str(path / "cache"),
+            "TILELANG_CACHE_DIR": str(path / "tilelang"),
+            "TMPDIR": str(path / "tmp"),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", "")))),
+        }
+
+    def empty_caches(self) -> None:
+        for name in ("cache", "tilelang"):
+            shutil.rmtree(self.path / name)
+            (self.path / name).mkdir(mode=0o700)
+
+    def write(self, name: str, text: str) -> str:
+        file = self.path / "work" / name
+        file.write_text(text)
+        return str(file)
+
+    def run(self, *command: str, **env: str) -> float:
+        """Return the seconds that a process took. Raises `SystemExit`, with what it said, where it failed."""
+        with (self.path / "output.txt").open("w+") as output:
+            began = time.perf_counter()
+            process = subprocess.Popen(
+                command, env={**self.env, **env}, cwd=self.path / "work", stdin=subprocess.DEVNULL,
+                stdout=output, stderr=output, start_new_session=True,
+            )  # fmt: skip
+            try:
+                status: int | str = process.wait(RUN_S)
+            except BaseException as error:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                if not isinstance(error, subprocess.TimeoutExpired):
+                    raise
+                status = f"none within {RUN_S:g} s"
+            seconds = time.perf_counter() - began
+            output.seek(0)
+            if status != 0:
+                raise SystemExit(f"{shlex.join(command)}: exit status {status}\n{output.read()[-3000:]}")
+        return seconds
+
+    def program(self, text: str, **env: str) -> float:
+        return self.run(sys.executable, self.write("program.py", text), **env)
+
+    def tune(self, workload: str, *more: str, **env: str) -> dict[str, float]:
+        """Run `atune tune`; return its wall seconds, those until the first lowering, and the winner's own."""
+        journal = self.path / "work" / "journal.jsonl"
+        journal.unlink(missing_ok=True)
+        began = time.time()
+        wall_s = self.run(*ATUNE, "tune", workload, "--journal", str(journal), "--json", *more, **env)
+        events = [json.loads(line)["event"] for line in journal.read_text().splitlines()]
+        return {"wall_s": wall_s, **figures(events, began)}
+
+
+def figures(events: Sequence[dict[str, Any]], began: float) -> dict[str, float]:
+    """Return the seconds from `began` to the first work on candidates, and to the winner, and the first one's own.
+
+    The first work is surveying the space or lowering. The winner is there once the last best so far is measured. A
+    candidate's own is its lowering, its library and its measuring, as its workers timed them.
+    """
+    lowered = [e for e in events if e["event"] == "candidate_lowered"]
+    surveyed = [e["time"] - e["seconds"] - began for e in events if e["event"] == "space_surveyed"]
+    own = [next((e for e in events if e["event"] == k), {}) for k in ("artifact_built", "candidate_measured")]
+    first = min(lowered, key=lambda e: e["time"] - e["seconds"])
+    start_s = min([first["time"] - first["seconds"] - began, *surveyed])
+    own_s = first["seconds"] + sum(e.get("seconds", 0.0) for e in own)
+    winner_s = max(e["time"] - began for e in events if e["event"] == "best_changed")
+    return {"start_s": start_s, "own_s": own_s, "winner_s": winner_s}
+
+
+Variant = Callable[[Folder], dict[str, float]]
+
+
+class Row(NamedTuple):
+    """One case: its variants by name, what is divided or subtracted in each pair, and the goal."""
+
+    variants: dict[str, Variant]
+    figure: str
+    """What `value` says of a pair, in words."""
+    value: Callable[[dict[str, dict[str, float]]], float]
+    goal: str = ""
+    beside: Mapping[str, Callable[[dict[str, dict[str, float]]], float]] = {}
+    """Further figures of each pair, by what they say."""
+
+
+def ratio(above: str, below: str) -> Callable[[dict[str, dict[str, float]]], float]:
+    return lambda pair: pair[above]["wall_s"] / pair[below]["wall_s"]
+
+
+def above_own(variant: str) -> Callable[[dict[str, dict[str, float]]], float]:
+    return lambda pair: pair[variant]["wall_s"] - pair[variant]["own_s"]
+
+
+def program(text: str, **env: str) -> Variant:
+    """Return a variant that runs a program with empty caches."""
+
+    def run(folder: Folder) -> dict[str, float]:
+        folder.empty_caches()
+        return {"wall_s": folder.program(text, **env)}
+
+    return run
+
+
+def tuned_file(target: str, count: int, *more: str, **env: str) -> Variant:
+    """Return a variant that tunes a file of `count` configurations with empty caches."""
+
+    def run(folder: Folder) -> dict[str, float]:
+        folder.empty_caches()
+        return folder.tune(f"{folder.write(FILE, programs.workload_file(target, count))}:WORKLOAD", *more, **env)
+
+    return run
+
+
+def rows(target: str) -> dict[str, Row]:
+    """Return all rows, by name."""
+    example = f"{programs.EXAMPLES[target]}:WORKLOAD"
+
+    def tune(*more: str, **env: str) -> Variant:
+        def run(folder: Folder) -> dict[str, float]:
+            folder.empty_caches()
+            return folder.tune(example, *more, **env)
+
+        return run
+
+    found = {
+        "budget-1": Row(
+            {"prior": tune("--budget", "1"), "no prior": tune("--budget", "1", "--strategy", "random")},
+            "prior: seconds above the candidate's own", above_own("prior"),
+            beside={"the same without the prior, which surveys all": above_own("no prior")},
+        ),
+        "edit": edit_row(target),
+        "hit": hit_row(target),
+        "warm": Row(
+            {name: program(programs.warmed(target, warm=name == "warm()")) for name in ("late", "warm()")},
+            "warm() / late", ratio("warm()", "late"),
+        ),
+    }  # fmt: skip
+    found |= {f"drop-in-{n}": drop_in_row(target, n, "at most 1" if n == 1 else "at most 0.5") for n in (1, 4, 10, 20)}
+    found |= {f"few-{n}": few_row(target, n) for n in (15, 20)}
+    late = drop_in_row(target, 1, "at most 1", programs.LATE)
+    return {**found, "drop-in-1-late": late}
+
+
+def drop_in_row(target: str, count: int, goal: str, head: str = programs.INSTALL) -> Row:
+    """Return the row of a program with `count` configurations under tilelang's tuner, and under atune's `install()`."""
+    atunes = programs.drop_in(target, count, head)
+    theirs = programs.drop_in(target, count) if target == "cuda" else programs.compiled_only(target, count)
+    variants = {"tilelang": program(theirs), "atune": program(atunes)}
+    if count == 1:
+        variants["atune, not early"] = program(atunes, **NOT_EARLY)
+    return Row(variants, "atune / tilelang", ratio("atune", "tilelang"), goal)
+
+
+def hit_row(target: str) -> Row:
+    """Return the row of a program that finds all its results: what starting early costs it."""
+    text = programs.drop_in(target, 1, programs.INSTALL)
+
+    def run(**env: str) -> Variant:
+        def again(folder: Folder) -> dict[str, float]:
+            file = folder.path / "work" / "program.py"
+            if not file.exists():
+                folder.program(text)  # tunes
+            return {"wall_s": folder.run(sys.executable, str(file), **env)}
+
+        return again
+
+    variants = {"early": run(), "not early": run(**NOT_EARLY)}
+    return Row(variants, "early / not early", ratio("early", "not early"), "at most 1.03")
+
+
+def edit_row(target: str) -> Row:
+    """Return the row of a file that is tuned, edited and tuned again, beside the first tuning with empty caches."""
+
+    def again(folder: Folder) -> dict[str, float]:
+        tuned_file(target, EDITED)(folder)
+        name = folder.write(FILE, programs.workload_file(target, EDITED, edited=True))
+        return folder.tune(f"{name}:WORKLOAD")
+
+    return Row(
+        {"cold": tuned_file(target, EDITED), "edited": again},
+        "edited / cold", ratio("edited", "cold"),
+        beside={"edited, to the winner / cold": lambda p: p["edited"]["winner_s"] / p["cold"]["wall_s"]},
+    )  # fmt: skip
+
+
+def few_row(target: str, count: int) -> Row:
+    """Return the row of `count` configurations, compiled as atune chooses, and all plain."""
+    return Row(
+        {"auto": tuned_file(target, count), "plain": tuned_file(target, count, "--no-cicc")},
+        "auto / plain", ratio("auto", "plain"),
+        beside={"to the winner: auto / plain": lambda p: p["auto"]["winner_s"] / p["plain"]["winner_s"]},
+    )  # fmt: skip
+
+
+def run_row(row: Row, pairs: int) -> dict[str, Any]:
+    """Run all variants in turn; return each one's figures, and those of the pairs."""
+    with tempfile.TemporaryDirectory(prefix="start-") as name:
+        return _in_turn(row, pairs, Folder(Path(name)))
+
+
+def _in_turn(row: Row, pairs: int, folder: Folder) -> dict[str, Any]:
+    names, runs = list(row.variants), list[dict[str, dict[str, float]]]()
+    for turn in range(pairs):
+        order = [names[(turn + i) % len(names)] for i in range(len(names))]
+        taken = {name: row.variants[name](folder) for name in order}
+        runs.append({name: {k: round(v, 3) for k, v in taken[name].items()} for name in names})
+    values = [round(row.value(one), 3) for one in runs]
+    beside = {name: [round(value(one), 3) for one in runs] for name, value in row.beside.items()}
+    walls = {name: round(statistics.median(one[name]["wall_s"] for one in runs), 3) for name in names}
+    return {"figure": row.figure, "goal": row.goal, "values": values, "median": statistics.median(values),
+            "median_wall_s": walls, "beside": beside, "pairs": runs}  # fmt: skip
+
+
+def lines_of(name: str, found: dict[str, Any]) -> list[list[str]]:
+    walls = ", ".join(f"{variant} {seconds:.2f}" for variant, seconds in found["median_wall_s"].items())
+    more = [["", "", figure, spread(values), ""] for figure, values in found["beside"].items()]
+    return [[name, walls, found["figure"], spread(found["values"]), found["goal"]], *more]
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def main() -> None:
+    given = options("From Enter to the first kernel.", 3000.0, target="cuda", pairs=5, only="")
+    target = {"cpu": "c", "c": "c", "cuda": "cuda"}.get(given.target)
+    if target is None:
+        raise SystemExit(f"--target: give cuda or cpu, got {given.target!r}")
+    every = rows(target)
+    asked = [name.strip() for name in given.only.split(",") if name.strip()] or list(every)
+    if unknown := [name for name in asked if name not in every]:
+        raise SystemExit(f"--only: {unknown[0]!r} is no row; there are {', '.join(every)}")
+    subprocess.run([sys.executable, "-c", "import tilelang"], check=True)  # the first would read it from the disk
+    results: dict[str, Any] = {"command": shlex.join(["python", "bench/start.py", *sys.argv[1:]]), "machine": machine()}
+    results["rows"] = {}
+    table = [["row", "median wall, s", "figure", "median (all)", "goal"]]
+    for name in asked:
+        load = os.getloadavg()[0]
+        found = results["rows"][name] = {**run_row(every[name], given.pairs), "load_before": round(load, 1)}
+        for line in lines_of(name, found):
+            table.append(line)
+            print("  ".join(line), file=sys.stderr, flush=True)
+        if given.out is not None:  # what is done stays, whatever comes
+            (given.out / f"start-{given.target}.json").write_text(json.dumps(results, indent=1) + "\n")
+    report(given, f"start-{given.target}", table, results)
+
+
+if __name__ == "__main__":
+    main()
