@@ -1,4 +1,4 @@
-"""Loading and launching a bundle's library, and its requirements on the machine.
+"""Loading and launching a library, which workers and bundles do alike, and a bundle's requirements on the machine.
 
 CUDA libraries are loaded by ``apache-tvm-ffi`` and tilelang's runtime, but without tilelang.
 """

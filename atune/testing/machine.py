@@ -60,16 +60,11 @@ class FakeCompileWorker:
 
     async def _lower(self, job: jobs.LowerJob) -> Lowered | Failure:
         machine, script, candidate, index = self.machine, self.machine.script, job.candidate, job.candidate.index
-        limit = machine.compile.compile_timeout_s
         machine.lowered.append(index)
         machine._given[index] = candidate.config
         seconds = script.seconds(script.lower_s, "lower", index, candidate.config)
-        if not await machine.spend("lower", seconds, limit):
-            return Failure(index, "timeout", f"lowering ran past compile_timeout_s={limit:g}")
-        if machine.killed(index, "lower"):
-            return Failure(index, "worker_lost", KILLED, doubt=KILLED)
-        if kind := script.failure(index, "lower"):
-            return Failure(index, kind, f"scripted to fail: {kind}", "output of the fake")
+        if failure := await self._failure("lower", index, seconds, "lowering"):
+            return failure
         return Lowered(
             index=index,
             code_key=script.code_key(candidate.config),
@@ -85,20 +80,26 @@ class FakeCompileWorker:
         machine, script, candidates = self.machine, self.machine.script, job.candidates
         if job.digests:
             return [Elaborated(one.index, ir_digest=script.ir_digest(one.config)) for one in candidates]
-        limit, answers = machine.compile.compile_timeout_s, list[Elaborated | Failure]()
+        answers = list[Elaborated | Failure]()
         machine.elaborated.append(tuple(candidate.index for candidate in candidates))
         for index, config in ((candidate.index, candidate.config) for candidate in candidates):
             seconds = script.seconds(script.elaborate_s, "elaborate", index, config)
-            in_time = await machine.spend("elaborate", seconds, limit)
-            if not in_time and len(candidates) > 1:
-                return jobs.GroupFailed("elaborating ran past the deadline")
-            if not in_time:
-                answers.append(Failure(index, "timeout", f"elaborating ran past compile_timeout_s={limit:g}"))
-            elif kind := script.failure(index, "elaborate"):
-                answers.append(Failure(index, kind, f"scripted to fail: {kind}", "output of the fake"))
-            else:
-                answers.append(Elaborated(index, script.facts(config)))
+            failure = await self._failure("elaborate", index, seconds, "elaborating")
+            if failure is not None and failure.kind == "timeout" and len(candidates) > 1:
+                return jobs.GroupFailed(failure.message)
+            answers.append(failure or Elaborated(index, script.facts(config)))
         return answers
+
+    async def _failure(self, stage: Stage, index: int, seconds: float, doing: str) -> Failure | None:
+        """Let the time of a candidate's stage pass. Return the failure that the script has for it."""
+        machine, limit = self.machine, self.machine.compile.compile_timeout_s
+        if not await machine.spend(stage, seconds, limit):
+            return Failure(index, "timeout", f"{doing} ran past compile_timeout_s={limit:g}")
+        if machine.killed(index, stage):
+            return Failure(index, "worker_lost", KILLED, doubt=KILLED)
+        if kind := machine.script.failure(index, stage):
+            return Failure(index, kind, f"scripted to fail: {kind}", "output of the fake")
+        return None
 
     async def _build(self, job: jobs.BuildJob) -> list[Built] | jobs.GroupFailed:
         machine, script, group = self.machine, self.machine.script, job.group
@@ -109,21 +110,17 @@ class FakeCompileWorker:
         each_s = [script.seconds(script.compile_s, "build", i, machine.config_of(i)) for i in indices]
         seconds = script.library_s + sum(each_s)
         kinds = [kind for i in indices if (kind := script.failure(i, "build"))]
+        message, doubt = f"scripted to fail: {''.join(kinds[:1])}", ""
         if not await machine.spend("build", seconds, limit):
-            kinds = ["timeout" if job.limit_s is None else "hopeless"]
+            kinds, message = ["timeout"], f"compiling ran past compile_timeout_s={limit:g}"
+            if job.limit_s is not None:
+                kinds, message = ["hopeless"], jobs.HOPELESS.format(limit_s=limit)
         if any(machine.killed(i, "build") for i in indices):
-            if len(group) > 1:
-                return jobs.GroupFailed(KILLED, KILLED)
-            return [Failure(indices[0], "worker_lost", KILLED, doubt=KILLED)]
+            kinds, message, doubt = ["worker_lost"], KILLED, KILLED
+        if kinds and len(group) > 1:
+            return jobs.GroupFailed(message, doubt)
         if kinds:
-            past = {
-                "timeout": f"compiling ran past compile_timeout_s={limit:g}",
-                "hopeless": jobs.HOPELESS.format(limit_s=limit),
-            }
-            message = past.get(kinds[0], f"scripted to fail: {kinds[0]}")
-            if len(group) > 1:
-                return jobs.GroupFailed(message)
-            return [Failure(indices[0], kinds[0], message, "output of the fake")]
+            return [Failure(indices[0], kinds[0], message, "output of the fake", doubt)]
         path = machine.new_library()
         return [
             Artifact(m.index, path, f"fake_{m.index}", m.params, "c", seconds, compiler=compiler, state=state)

@@ -237,15 +237,6 @@ async def test_a_winner_that_fails_in_the_final_gives_way_to_what_may_win(refuse
             await tune(machine=FakeMachine(1, script, default=OUTSIDE))
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-async def test_of_merged_journals_one_that_refuses_the_default_suffices(order: tuple[int, int], tmp_path: Path) -> None:
-    for number, refused in enumerate(["", REFUSED]):
-        machine = FakeMachine(4, FAST_OUTSIDE, default=OUTSIDE, refused=refused)
-        await tune(machine=machine, journal=tmp_path / f"{number}")
-    assert merge([tmp_path / f"{number}" for number in order], tmp_path / "m").best_index == 0
-    assert replay(tmp_path / "m").best_index == 0 and replay(tmp_path / "0").best_index == BASELINE
-
-
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize(("fails", "outcome"), [({}, (0.5, "")), ({BASELINE: "mismatch"}, (None, "mismatch"))])
 async def test_a_candidate_with_the_baselines_code_counts_and_the_strategy_gets_its_outcome(

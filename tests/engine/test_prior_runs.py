@@ -14,7 +14,7 @@ import pytest
 from fake_runs import copying, cut_before, of_kind, proposed
 
 from atune import NoWinner, Tuner, resume, tune
-from atune.errors import JournalError, SpaceError
+from atune.errors import JournalError
 from atune.journal.events import CandidateProposed, RunFinished, RunStarted, SpaceSurveyed, Warned
 from atune.journal.reader import replay
 from atune.model.artifact import StaticFacts
@@ -280,14 +280,6 @@ async def test_a_billion_points_are_tuned_under_a_budget(tmp_path: Path, strateg
     assert any("has 1,000,000,000 points: the run searches 3,000" in e.message for e in of_kind(tmp_path / "j", Warned))
 
 
-async def test_the_seed_alone_decides_what_is_drawn(tmp_path: Path) -> None:
-    tried = []
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        await tune(machine=large(), budget=30, strategy="random", seed=seed, journal=tmp_path / name)
-        tried.append([event.key for event in of_kind(tmp_path / name, CandidateProposed)])
-    assert tried[0] == tried[1] and not {*tried[0]} & {*tried[2]}
-
-
 @pytest.mark.parametrize("strategy", ["exhaustive", "random", "bayesian"])
 async def test_a_resumed_run_draws_the_same_and_tries_nothing_twice(tmp_path: Path, strategy: str) -> None:
     journal = tmp_path / "j"
@@ -305,17 +297,3 @@ async def test_other_constraints_are_another_space(tmp_path: Path) -> None:
     for machine in (large(where=()), large(axes={**DIGITS, "d8": list(range(11))}), large(axes={"d0": [1], "d1": [2]})):
         with pytest.raises(JournalError, match=r"the journal records another space: .* takes this one as advice"):
             await resume(tmp_path / "j", machine=machine, budget=10)
-
-
-def few(d0: int, d1: int, d2: int, d3: int, d4: int) -> bool:
-    return (d0, d1, d2, d3) == (7, 7, 7, 7) and d4 < 4
-
-
-async def test_constraints_may_leave_few_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    axes = {name: DIGITS[name] for name in list(DIGITS)[:5]} | {"d5": [0, 1]}
-    result = await tune(machine=large(few, axes), journal=tmp_path / "j")
-    assert (result.measured, result.total, result.remaining) == (8, 8, 0)
-    monkeypatch.setattr(workload, "MOST_LOOKS", 1000)
-    for options in ({}, {"d6": list(range(100))}):
-        with pytest.raises(SpaceError, match="Space is empty: no configuration satisfies the constraints"):
-            await tune(machine=large(lambda d0: False, axes | options), budget=10)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import msgspec
 import pytest
 from fake_runs import cut, proposed
 
@@ -36,7 +35,6 @@ from atune.model.device import DeviceLimits
 from atune.model.settings import BenchmarkSettings
 from atune.reporting.summary import summary
 from atune.testing import FakeMachine, Script
-from atune.workload.workload import WorkloadSpec
 
 pytestmark = pytest.mark.anyio
 
@@ -240,17 +238,6 @@ async def test_other_work_is_refused_with_a_list_and_can_be_accepted(
     assert result.best_index == 23 and not result.remaining
     [resumed] = [e for e in read(journal) if isinstance(e, RunResumed)]
     assert any(message.split("was")[0].split(": ")[-1][:8] in text for text in resumed.accepted)
-
-
-async def test_tuples_of_the_problem_are_the_same_after_a_journal(tmp_path: Path) -> None:
-    """A journal has them as lists."""
-
-    class Machine(FakeMachine):
-        async def describe(self, *, seed: int = 0) -> WorkloadSpec:
-            return msgspec.structs.replace(await super().describe(seed=seed), arguments={"shape": (1, 2)})
-
-    await tune(machine=Machine(4), journal=tmp_path / "j", budget=2)
-    assert (await resume(tmp_path / "j", machine=Machine(4), budget=4)).measured == 4
 
 
 async def test_a_finalist_that_compiles_to_other_code_is_left_out_with_a_warning(tmp_path: Path) -> None:
