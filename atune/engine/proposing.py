@@ -29,7 +29,7 @@ from atune.model.candidate import BASELINE, Candidate
 from atune.model.jobs import ElaborateJob, GroupFailed
 
 T = TypeVar("T")
-MOST = 4096
+SURVEYED = 4096
 """How many candidates are surveyed at most. Of more, the seed draws this many."""
 CHUNK, SHARES = 16, 2
 """A worker gets at most `CHUNK` candidates at once: those left, divided by `SHARES` times the workers. So all workers
@@ -213,7 +213,7 @@ class ProposeStage:
         until = began + min(limits, default=float("inf"))
         order = list(candidates.values())
         random.Random(settings.seed).shuffle(order)  # any beginning is spread over the space
-        survey = Survey(order[:MOST], going_on=lambda: not run.stopping and recorder.elapsed_s < until)
+        survey = Survey(order[:SURVEYED], going_on=lambda: not run.stopping and recorder.elapsed_s < until)
         async with anyio.create_task_group() as tasks:
             if self._learns:  # importing numpy takes as long as the survey
                 tasks.start_soon(partial(anyio.to_thread.run_sync, import_module, "numpy", abandon_on_cancel=True))

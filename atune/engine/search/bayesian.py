@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from atune.engine.search.interface import DUPLICATE, Encoding, Searched
 from atune.model.candidate import failed_values
 
-LEAST, FIRST = 4, 8
+LEAST, DRAWN = 4, 8
 """How many candidates are drawn at first: a quarter of a small budget, within these limits."""
 RANKED = 16
 """How many may be outstanding with a prior, at least."""
@@ -158,7 +158,7 @@ class Bayesian:
         self._left[candidate] = False
 
     def _next(self) -> int:
-        first = FIRST if self.budget is None else max(LEAST, min(FIRST, self.budget // 4))
+        first = DRAWN if self.budget is None else max(LEAST, min(DRAWN, self.budget // 4))
         early = len(self.asked) < first or min(self.latencies.values(), default=math.inf) == math.inf
         if self._shunned is None:
             self._shunned = self._last()
