@@ -104,7 +104,7 @@ def simulate_run(
     configs = {index: config for index, config in searched.configs.items() if index not in {*last}}
     searched = replace(searched, configs=configs)
     own = make(searched)
-    enough = Enough(own, searched) if auto and searched.prior else None
+    enough = Enough() if auto and searched.prior else None
     strategy = Guarded(own, recording.configs, searched.first, last, enough)
     machine = SimulatedMachine(recording, workers, devices)
     if searched.prior is not None:

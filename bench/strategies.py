@@ -4,8 +4,7 @@
 
 Plays every strategy of `--strategies` on every space of `--spaces` under `--budget`. With `--prior` strategies have its
 estimates, but for exhaustive and random, which take none. Writes table.md and result.json to results/strategies, with
-`--prior` to results/strategies_prior. Rows of result.json that `--spaces` and `--strategies` leave out stay. Needs no
-GPU and no torch.
+`--prior` to results/strategies_prior. Needs no GPU and no torch.
 """
 
 from __future__ import annotations
@@ -13,7 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shlex
 import statistics
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from pathlib import Path
 import msgspec
 from prior import facts_of
 from recording import Recording, read_recording
-from simulate import Summary, Trial, regrets, simulate
+from simulate import Summary, simulate
 from spaces import FOLDER, SPACES, SUFFIX
 
 from atune.model.settings import Budget
@@ -32,8 +33,6 @@ STRATEGIES = ("exhaustive", "random", "bayesian")
 BUDGET = "10%"
 LEAST_PART = 80
 """Candidates of a part of a space that is played by itself, at least."""
-MARKS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
-"""Shares of the budget at which the curves are told."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,8 +41,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     summary: Summary
     low_2pct: float
     high_2pct: float
-    curve: dict[str, float]
-    """Median regret by how many candidates were told of."""
     cpu_ms: float
     """CPU time a candidate, of the strategy and the simulation, in milliseconds."""
 
@@ -54,14 +51,6 @@ def interval(share: float, count: int) -> tuple[float, float]:
     middle = (share + z * z / (2 * count)) / (1 + z * z / count)
     half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
     return max(0.0, middle - half), min(1.0, middle + half)
-
-
-def curve(trials: list[Trial], best_ms: float, budget: int) -> dict[str, float]:
-    found = {}
-    for number in dict.fromkeys(max(1, round(mark * budget)) for mark in MARKS):
-        at = [regrets(trial, best_ms)[number - 1] for trial in trials if len(trial.curve) >= number]
-        found |= {str(number): round(statistics.median(at), 5)} if at else {}
-    return found
 
 
 def cpu_s() -> float:
@@ -85,7 +74,6 @@ def play(
         summary=summary,
         low_2pct=round(low, 3),
         high_2pct=round(high, 3),
-        curve=curve(trials, recording.best_ms, budget),
         cpu_ms=round(1e3 * (cpu_s() - before) / sum(len(trial.settled) for trial in trials), 2),
     )
 
@@ -100,16 +88,6 @@ def shown(row: Row) -> str:
     )
 
 
-def command(rows: list[Row], seeds: int, budget: str, prior: bool) -> str:
-    """Return the command that makes `rows`, but for ``--out``."""
-    names = list(dict.fromkeys(row.summary.strategy for row in rows))
-    parts = ["python bench/strategies.py", f"--seeds {seeds}"]
-    parts += [f"--budget {budget}"] if budget != BUDGET else []
-    parts += ["--prior"] if prior else []
-    parts += [f"--strategies {' '.join(names)}"] if set(names) != set(STRATEGIES) else []
-    return " ".join(parts)
-
-
 def overall(rows: list[Row]) -> str:
     """Return what all seeds came to, of all spaces together."""
     within = statistics.fmean(row.summary.within_2pct for row in rows)
@@ -118,12 +96,12 @@ def overall(rows: list[Row]) -> str:
     return f"{within:.0%} of all seeds came within 2 %; tried were {share:.1%} (median space), {of_all:.1%} of all."
 
 
-def page(rows: list[Row], seeds: int, budget: str, prior: bool) -> str:
+def page(rows: list[Row], command: str, seeds: int, budget: str, prior: bool) -> str:
     having = "with the prior (exhaustive and random take none)" if prior else "without a prior"
     lines = [
         "# Strategies on recorded spaces",
         "",
-        f"    {command(rows, seeds, budget, prior)}",
+        f"    {command}",
         "",
         f"Simulated, {seeds} seeds each, {having}, 16 compile workers and one",
         f"device. The budget is {budget.replace('%', ' % of the candidates')}. {overall(rows)}",
@@ -135,33 +113,7 @@ def page(rows: list[Row], seeds: int, budget: str, prior: bool) -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
         *map(shown, rows),
     ]
-    lines += ["", "Median regret, in per cent, after so many candidates:", ""]
-    for row in rows:
-        told = ", ".join(f"{number}: {100 * value:.2f}" for number, value in row.curve.items())
-        lines.append(f"- {row.space}, {row.summary.evaluations}, {row.summary.strategy}: {told}")
     return "\n".join(lines) + "\n"
-
-
-def kept(path: Path, spaces: list[str], strategies: list[str]) -> list[Row]:
-    """Return the rows of an earlier result.json that are not played now."""
-    if not path.exists():
-        return []
-    rows = msgspec.convert(json.loads(path.read_text())["rows"], list[Row])
-    return [row for row in rows if row.space not in spaces or row.summary.strategy not in strategies]
-
-
-def in_order(rows: list[Row]) -> list[Row]:
-    """Return rows by space, then by budget, then by strategy."""
-    spaces, strategies = ["gemm288", *SPACES], [*STRATEGIES, "prior"]
-
-    def place(name: str, names: list[str]) -> int:
-        return names.index(name) if name in names else len(names)
-
-    def key(row: Row) -> tuple[int, int, int]:
-        s = row.summary
-        return place(row.space, spaces), s.evaluations, place(s.strategy, strategies)
-
-    return sorted(rows, key=key)
 
 
 def recorded(space: str) -> Recording:
@@ -217,7 +169,8 @@ def main() -> None:
         return
     options.out = options.out or RESULTS / ("strategies_prior" if options.prior else "strategies")
     options.out.mkdir(parents=True, exist_ok=True)
-    rows, began = kept(options.out / "result.json", options.spaces, options.strategies), time.monotonic()
+    rows, began = list[Row](), time.monotonic()
+    command = f"python bench/strategies.py {shlex.join(sys.argv[1:])}"
     for space in options.spaces:
         recording = recorded(space)
         budget = Budget.parse(options.budget)
@@ -226,8 +179,7 @@ def main() -> None:
             seeds = 1 if strategy == "exhaustive" else options.seeds
             rows.append(play(space, recording, strategy, budget, seeds, min(options.processes, seeds), options.prior))
             print(f"{time.monotonic() - began:6.0f} s {shown(rows[-1])}", flush=True)
-        rows = in_order(rows)
-        (options.out / "table.md").write_text(page(rows, options.seeds, options.budget, options.prior))
+        (options.out / "table.md").write_text(page(rows, command, options.seeds, options.budget, options.prior))
         data = {"seeds": options.seeds, "rows": msgspec.to_builtins(rows)}
         (options.out / "result.json").write_text(json.dumps(data, indent=1) + "\n")
 

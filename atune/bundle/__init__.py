@@ -11,6 +11,8 @@
 
 This package imports nothing else of atune. It needs torch, and for CUDA ``apache-tvm-ffi``. It unpickles and imports
 nothing of a bundle. The libraries are machine code: load bundles of people whom you trust.
+
+`stages` and decorated kernels call their own libraries by the module `launch`, too, so that all calls refuse the same.
 """
 
 from atune.bundle.bundle import Bundle, load

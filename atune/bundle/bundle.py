@@ -31,7 +31,7 @@ from atune.bundle.manifest import (
     read_manifest,
 )
 
-OnMiss = Literal["error", "nearest"]
+OnOtherSizes = Literal["error", "nearest"]
 MOST_PLANS = 4096
 """Most signatures of calls that a bundle remembers. After that it begins anew."""
 SHOWN = 8
@@ -40,7 +40,7 @@ Taking = tuple[BundledKernel, dict[str, int]]
 """A kernel that takes a call's arguments, and the values of its symbolic dimensions."""
 
 
-def load(folder: str | os.PathLike[str], *, on_miss: OnMiss = "error") -> Bundle:
+def load(folder: str | os.PathLike[str], *, on_miss: OnOtherSizes = "error") -> Bundle:
     """Return the bundle in `folder`, a callable.
 
     Every file is compared with its digest. A library is loaded by the first call that needs it.
@@ -72,7 +72,7 @@ class Bundle:
     gradients are recorded.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, on_miss: OnMiss = "error") -> None:
+    def __init__(self, folder: str | os.PathLike[str], *, on_miss: OnOtherSizes = "error") -> None:
         if on_miss not in ("error", "nearest"):
             raise BundleError(f"on_miss must be 'error' or 'nearest', got {on_miss!r}")
         self.folder, self.on_miss = Path(folder), on_miss

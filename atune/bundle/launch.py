@@ -1,4 +1,4 @@
-"""Loading and launching a bundle's library, and its requirements on the machine.
+"""Loading and launching a library, which workers and bundles do alike, and a bundle's requirements on the machine.
 
 CUDA libraries are loaded by ``apache-tvm-ffi`` and tilelang's runtime, but without tilelang.
 """
@@ -48,7 +48,7 @@ Wrong = Callable[[str], Exception]
 """Makes the error for a call's arguments."""
 Launch = Callable[..., None]
 """Launches a kernel with all of its parameters."""
-MOST = 2**31 - 1
+COUNTABLE = 2**31 - 1
 """Most elements from a tensor's first to its last one, unless the code was compiled for more: sizes have 32 bits."""
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.39e38, "float32": 3.4028235e38}
 """About the largest numbers; larger ones would become infinite."""
@@ -97,7 +97,7 @@ def gate(params: Sequence[Any], wrong: Wrong = ValueError, outputs: Container[in
 
     numbers = [(i, param.dtype) for i, param in enumerate(params) if param.shape is None]
     fixed = [param.shape if param.shape and all(isinstance(n, int) for n in param.shape) else () for param in params]
-    tensors = [(i, max(MOST, math.prod(fixed[i]))) for i, param in enumerate(params) if param.shape is not None]
+    tensors = [(i, max(COUNTABLE, math.prod(fixed[i]))) for i, param in enumerate(params) if param.shape is not None]
     plain = {torch.Tensor, torch.nn.Parameter}
 
     def check(arguments: Sequence[Any]) -> None:
@@ -112,7 +112,7 @@ def gate(params: Sequence[Any], wrong: Wrong = ValueError, outputs: Container[in
     return check
 
 
-def refuse(what: str, tensor: Any, wrong: Wrong = ValueError, most: int = MOST, is_output: bool = False) -> None:
+def refuse(what: str, tensor: Any, wrong: Wrong = ValueError, most: int = COUNTABLE, is_output: bool = False) -> None:
     """Raise `wrong` if a tensor is more than its memory, or less, or spans more than `most` elements of it."""
     import torch
 

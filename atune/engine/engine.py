@@ -2,9 +2,9 @@
 
     strategy ─▶ proposals ─▶ compile workers ─▶ artifacts ─▶ device workers ─▶ final
 
-Proposals and artifacts are bounded memory object streams. The scheduler decides what a free compile worker does next.
-The engine itself never compiles, loads or runs anything. `compile_stage` and `benchmark_stage` serve the workers,
-and `final` runs the final.
+Proposals and artifacts are bounded memory object streams. Each compile worker and each device has a coroutine, that
+of `compile_stage` and `benchmark_stage`. The scheduler decides what a free compile worker does next, and `final` runs
+the final. The engine itself never compiles, loads or runs anything.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ class Engine:
         self._early_warnings = list[str]()
         """Warnings from before the start is recorded."""
         self._ended_by = "exhausted"
-        self._chance: float | None = None
 
     def _warn(self, message: str) -> None:
         """Record a warning of the machine, once the run's start is recorded."""
@@ -85,60 +84,63 @@ class Engine:
         await self.recorder.sync()
 
     async def _work(self, plan: Plan) -> None:
-        """Compile and measure the work that is left, and run the final."""
-        run, machine, start, settings = self._run, self.machine, self._start, self.settings
-        compile_workers, device_workers = start.compile_workers, machine.device_workers()
+        """Compile and measure the work that is left, side by side, and run the final."""
+        run, settings, workers = self._run, self.settings, self._start.compile_workers
+        devices = self.machine.device_workers()
         for message in self._early_warnings:
             self._warn(message)
-        n = len(compile_workers)
+        propose, proposals = anyio.create_memory_object_stream[Candidate](PROPOSALS_PER_WORKER * len(workers))
+        depth = ARTIFACTS_PER_DEVICE * len(devices) if settings.pipeline else float("inf")
+        deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
         scheduled = CompileState(
-            n, len(device_workers), plan.to_compile, settings.compile.group_size, settings.pipeline
+            len(workers), len(devices), plan.to_compile, settings.compile.group_size, settings.pipeline
         )
         screen = Screen(
-            run, plan.codes, skips=settings.budget.limited and settings.pipeline, layouts=start.layouts,
+            run, plan.codes, skips=settings.budget.limited and settings.pipeline, layouts=self._start.layouts,
             default=plan.default_index,
         )  # fmt: skip
-        proposing = ProposeStage(start, plan, scheduled, screen)
-        run.outcomes.tell = proposing.add_outcome
-        propose, proposals = anyio.create_memory_object_stream[Candidate](PROPOSALS_PER_WORKER * n)
-        depth = ARTIFACTS_PER_DEVICE * len(device_workers) if settings.pipeline else float("inf")
-        deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
         states = CompilerStates(run, plan.candidate)
+        proposing = ProposeStage(self._start, plan, scheduled, screen)
         compiling = CompileStage(
-            run, scheduled, proposals, screen.judge, deliver.send, hints=machine.hints, states=states,
+            run, scheduled, proposals, screen.judge, deliver.send, hints=self.machine.hints, states=states,
             timeout_s=settings.compile.compile_timeout_s,
         )  # fmt: skip
-        measuring = BenchmarkStage(run, device_workers, pipeline=settings.pipeline)
-        final = FinalStage(run, settings.benchmark, measuring, compile_workers, plan.candidate)
-
-        async def find_and_compile(worker: CompileWorker) -> None:
-            if plan.default and run.recorder.state.entry(plan.default[0].index).lowered:  # by an earlier part
-                lowered = await worker.run(LowerJob(plan.default[0]))
-                run.default = lowered if isinstance(lowered, Lowered) else None
-            await find_roles(run, worker, [*plan.default, *plan.candidates.values()])
-            await compiling.serve(worker)
+        measuring = BenchmarkStage(run, devices, pipeline=settings.pipeline)
+        final = FinalStage(run, settings.benchmark, measuring, workers, plan.candidate)
 
         async with anyio.create_task_group() as until_ended:
             until_ended.start_soon(run.outcomes.keep_synced)
-            until_ended.start_soon(find_and_compile, compile_workers[0])
-            for compile_worker in compile_workers[1:]:  # one may still compare a state after all is measured
+            until_ended.start_soon(self._find_and_compile, plan, workers[0], compiling)
+            for compile_worker in workers[1:]:  # one may still compare a state after all is measured
                 until_ended.start_soon(compiling.serve, compile_worker)
             async with proposals, deliver, artifacts, anyio.create_task_group() as tasks:
                 tasks.start_soon(keep_time, run, settings.budget.seconds)
-                tasks.start_soon(proposing.serve, compile_workers, propose)
+                tasks.start_soon(proposing.serve, workers, propose)
                 tasks.start_soon(measuring.serve, artifacts)
                 await compiling.ended()
                 deliver.close()
                 await run.measured.wait()
-            if (most := settings.budget.most(plan.total)) is not None and most < plan.total:
-                self._ended_by = "budget"
             await run.outcomes.acknowledge()
             await proposing.tell()
-            if start.strategy is not None and (enough := start.strategy.enough) is not None:
-                self._ended_by = "enough" if enough.reached else self._ended_by
-                self._chance = round(await proposing.aside(lambda: enough.chance), 4)
+            self._ended_by = self._what_ended(plan)
             await final.time_finalists(await states.settle())
             until_ended.cancel_scope.cancel()
+
+    async def _find_and_compile(self, plan: Plan, worker: CompileWorker, compiling: CompileStage) -> None:
+        """Have the first compile worker find the parameters' roles, and then compile."""
+        run = self._run
+        if plan.default and run.recorder.state.entry(plan.default[0].index).lowered:  # by an earlier part
+            lowered = await worker.run(LowerJob(plan.default[0]))
+            run.default = lowered if isinstance(lowered, Lowered) else None
+        await find_roles(run, worker, [*plan.default, *plan.candidates.values()])
+        await compiling.serve(worker)
+
+    def _what_ended(self, plan: Plan) -> str:
+        """Return the reason of `RunFinished` for a run that nothing stopped."""
+        strategy, most = self._start.strategy, self.settings.budget.most(plan.total)
+        if strategy is not None and strategy.enough is not None and strategy.enough.reached:
+            return "enough"
+        return "budget" if most is not None and most < plan.total else "exhausted"
 
     async def _finish(self) -> None:
         header = self.recorder.state.header
@@ -158,5 +160,4 @@ class Engine:
             reason=self._run.stopping or self._ended_by,
             kernel=winner,
             roles=roles,
-            chance=self._chance,
         )

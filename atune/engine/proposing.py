@@ -15,7 +15,7 @@ import anyio.to_thread
 from anyio.streams.memory import MemoryObjectSendStream
 
 from atune.engine.interfaces import CompileWorker
-from atune.engine.run_state import AT_ONCE, Outcome
+from atune.engine.run_state import AT_ONCE
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import Screen
 from atune.engine.search.interface import Guarded, latency_or_reason
@@ -29,7 +29,7 @@ from atune.model.candidate import BASELINE, Candidate
 from atune.model.jobs import ElaborateJob, GroupFailed
 
 T = TypeVar("T")
-MOST = 4096
+SURVEYED = 4096
 """How many candidates are surveyed at most. Of more, the seed draws this many."""
 CHUNK, SHARES = 16, 2
 """A worker gets at most `CHUNK` candidates at once: those left, divided by `SHARES` times the workers. So all workers
@@ -92,7 +92,6 @@ class ProposeStage:
         by_outcomes = start.settings.budget.auto and start.settings.pipeline
         self._learns = by_outcomes or not isinstance(plan.given, str) or learns(plan.given)
         self._outstanding = {candidate.index for candidate in plan.redo}
-        self._pending = deque[Outcome]()
 
     async def serve(self, workers: Sequence[CompileWorker], propose: MemoryObjectSendStream[Candidate]) -> None:
         """Propose until the strategy, the budget or the run ends. Raises `UsageError` and `SpaceError`."""
@@ -130,7 +129,7 @@ class ProposeStage:
 
     async def aside(self, function: Callable[[], T]) -> T:
         """Call a function of the strategy: in a thread where it may take long. Raises `StrategyError`."""
-        if self._learns or self._start.settings.budget.auto:
+        if self._learns:
             return await anyio.to_thread.run_sync(function, abandon_on_cancel=True)
         return function()
 
@@ -146,22 +145,17 @@ class ProposeStage:
             await self.tell()
         self._scheduled.held = False
 
-    def add_outcome(self, outcome: Outcome) -> None:
-        """Queue an outcome, which the strategy gets before it is asked again."""
-        self._pending.append(outcome)
-        self._outstanding.discard(outcome.index)
-        self._run.wake()
-
     async def tell(self) -> None:
         """Tell the strategy of the queued outcomes, and of those that come meanwhile. Raises `StrategyError`.
 
         It knows of no baseline: what the baseline has is that of the candidate with its code, if there is one.
         """
-        state, strategy = self._run.recorder.state, self._start.strategy
-        while self._pending and strategy is not None:
+        state, strategy, untold = self._run.recorder.state, self._start.strategy, self._run.outcomes.untold
+        while untold and strategy is not None:
             told = list[tuple[int, float | None, str]]()
-            for _ in range(min(AT_ONCE, len(self._pending))):
-                outcome = self._pending.popleft()
+            for _ in range(min(AT_ONCE, len(untold))):
+                outcome = untold.popleft()
+                self._outstanding.discard(outcome.index)
                 index = state.first(BASELINE).index if outcome.index == BASELINE else outcome.index
                 latency_ms, reason = outcome.latency_ms, ""
                 if latency_ms is None:
@@ -218,7 +212,7 @@ class ProposeStage:
         until = began + min(limits, default=float("inf"))
         order = list(candidates.values())
         random.Random(settings.seed).shuffle(order)  # any beginning is spread over the space
-        survey = Survey(order[:MOST], going_on=lambda: not run.stopping and recorder.elapsed_s < until)
+        survey = Survey(order[:SURVEYED], going_on=lambda: not run.stopping and recorder.elapsed_s < until)
         async with anyio.create_task_group() as tasks:
             if self._learns:  # importing numpy takes as long as the survey
                 tasks.start_soon(partial(anyio.to_thread.run_sync, import_module, "numpy", abandon_on_cancel=True))

@@ -190,7 +190,7 @@ class Run:
 
     def __init__(self, recorder: Recorder | None = None) -> None:
         self.recorder = recorder or Recorder()
-        self.outcomes = Outcomes(self.recorder)
+        self.outcomes = Outcomes(self.recorder, self.wake)
         self.artifacts: dict[int, Artifact] = {}
         """Libraries of the measured candidates, for the final."""
         self.lowered: Lowered | None = None
@@ -252,12 +252,12 @@ class Outcome:
 
 
 class Outcomes:
-    """Acknowledges outcomes: reports them to the strategy and the listeners as soon as they are on the disk."""
+    """Acknowledges outcomes: queues them for the strategy, and tells the listeners, as soon as they are on the disk."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-        self.tell: Callable[[Outcome], None] = lambda outcome: None
-        """Tells the strategy of an outcome, once there is a strategy."""
+    def __init__(self, recorder: Recorder, wake: Callable[[], None]) -> None:
+        self.recorder, self._wake = recorder, wake
+        self.untold: deque[Outcome] = deque()
+        """Outcomes on the disk, which the strategy gets before it is asked again."""
         self._unsynced: deque[Outcome] = deque()
         self._to_sync = anyio.Event()
         self._acknowledging = anyio.Lock()
@@ -283,7 +283,7 @@ class Outcomes:
             await self.acknowledge()
 
     async def acknowledge(self) -> None:
-        """Sync, then report the outcomes that were recorded before to the strategy and the listeners."""
+        """Sync, then acknowledge the outcomes that were recorded before."""
         async with self._acknowledging:
             count = len(self._unsynced)
             await self.recorder.sync()
@@ -292,7 +292,8 @@ class Outcomes:
     def _tell(self, count: int) -> None:
         for _ in range(count):
             outcome = self._unsynced.popleft()
-            self.tell(outcome)
+            self.untold.append(outcome)
+            self._wake()
             index, latency_ms = outcome.best or (None, 0.0)
             found = None if index is None else self.recorder.state.outcome(index)
             # The measurement of a device that was excluded since then does not count.

@@ -24,6 +24,7 @@ from atune.engine.interfaces import CompileWorker, Machine
 from atune.engine.run_state import Run
 from atune.engine.screen import LayoutChoice, layout_choice
 from atune.engine.search.devices import Figures
+from atune.engine.search.enough import Enough
 from atune.engine.search.interface import Guarded, Searched, Strategy, latency_or_reason
 from atune.engine.search.prior import CAN_RUN, figures_for, survey_fields
 from atune.engine.search.strategies import AUTO, chosen, make_strategy, uses_prior
@@ -375,11 +376,7 @@ class Plan:
         else:
             own = self.given
             getattr(own, "begin", lambda _: None)(searched)
-        enough = None
-        if self.budget.auto and searched.prior:
-            from atune.engine.search.enough import Enough  # imports numpy
-
-            enough = Enough(own, searched)
+        enough = Enough() if self.budget.auto and searched.prior else None
         strategy = Guarded(own, candidates, searched.first, last, enough)
         strategy.tell_all(past for past in _past(state) if past[0] in candidates)
         for index in self.suspects.keys() & candidates.keys():

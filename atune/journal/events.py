@@ -345,8 +345,6 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
     """The winner's place in its library, which is kept in the cache folder: all that loading it needs."""
     roles: Roles = Roles()
     """Which parameters are outputs, and what a call does with the others."""
-    chance: Quantity | None = None
-    """By the budget ``auto``: the chance that a candidate that was not tried is 2 % better; None without a prior."""
 
 
 class RunInterrupted(Event, frozen=True, kw_only=True, tag="run_interrupted"):

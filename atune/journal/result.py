@@ -235,8 +235,6 @@ class Result:
         """Whether the run was cut short; a run that was killed, or goes on, is neither that nor finished."""
         self.reason = state.finished.reason if state.finished else ""
         """Why the run ended, as `RunFinished` has it; empty for one that did not finish."""
-        self.chance = state.finished.chance if state.finished else None
-        """By the budget ``auto``: the chance that one of the `remaining` is 2 % faster; None where nothing tells it."""
         self.kept = state.finished.kernel if state.finished else None
         """The winner's library as the journal names it; it may be gone since: see `artifact`."""
         self.devices = tuple(state.devices.values())

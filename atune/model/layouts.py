@@ -67,7 +67,7 @@ class LoopFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Layouts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """The layouts of a kernel, in the order of its statements; at most `MOST` of each kind."""
+    """The layouts of a kernel, in the order of its statements; at most `MOST_LAYOUTS` of each kind."""
 
     fragments: tuple[FragmentFacts, ...] = ()
     loops: tuple[LoopFacts, ...] = ()
@@ -88,7 +88,7 @@ class Layouts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return sum(loop.access_bits for loop in self.loops)
 
 
-MOST = 64
+MOST_LAYOUTS = 64
 """Limit for each kind, because a journal keeps a candidate's facts in one line."""
 
 

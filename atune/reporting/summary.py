@@ -24,7 +24,7 @@ KEYS = (
     "best_config", "latency_ms", "reference_ms", "default_ms", "no_default", "measured", "failed", "pruned",
     "duplicates", "remaining", "total", "wall_s", "journal", "best_over_time", "axis_importance", "roofline", "reason",
     "reference_ratio", "default_ratio", "ties", "same_bits", "strategy", "warnings", "noise", "stages",
-    "memory_bytes", "cache_hit", "chance",
+    "memory_bytes", "cache_hit",
 )  # fmt: skip
 """Fields of a result that ``--json`` prints, in addition to the failures."""
 
@@ -120,15 +120,13 @@ def last_lines(result: Result) -> list[str]:
 
 def left_line(result: Result) -> str:
     """Return why the budget ``auto`` left the candidates that were not tried; empty under another."""
-    ended = {"enough": "enough is tried", "budget": "used up"}.get(result.reason)
-    if ended is None or not result.remaining:
+    if result.reason not in ("enough", "budget") or not result.remaining:
         return ""
-    if result.chance is not None:
-        chance = f"{100 * result.chance:.1f} %"
-        return f"{ended}: the chance that one of the {result.remaining} left is 2 % faster is {chance}, by the prior"
+    if result.reason == "enough":
+        return f"enough is tried: none of the last eight was 2 % faster, and {result.remaining} are left"
     by_auto = result.header.settings.get("budget", {}).get("auto")
     tenth = result.total - result.remaining == Budget(auto=True).most(result.total)
-    return f"{ended}: without a prior, auto tries a tenth, and at least {AUTO_LEAST}" if by_auto and tenth else ""
+    return f"used up: auto tries a tenth at most, or {AUTO_LEAST} if that is more" if by_auto and tenth else ""
 
 
 def next_lines(result: Result) -> list[Line]:

@@ -7,6 +7,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -59,16 +60,11 @@ class FakeCompileWorker:
 
     async def _lower(self, job: jobs.LowerJob) -> Lowered | Failure:
         machine, script, candidate, index = self.machine, self.machine.script, job.candidate, job.candidate.index
-        limit = machine.compile.compile_timeout_s
         machine.lowered.append(index)
         machine._given[index] = candidate.config
         seconds = script.seconds(script.lower_s, "lower", index, candidate.config)
-        if not await machine.spend("lower", seconds, limit):
-            return Failure(index, "timeout", f"lowering ran past compile_timeout_s={limit:g}")
-        if machine.killed(index, "lower"):
-            return Failure(index, "worker_lost", KILLED, doubt=KILLED)
-        if kind := script.failure(index, "lower"):
-            return Failure(index, kind, f"scripted to fail: {kind}", "output of the fake")
+        if failure := await self._failure("lower", index, seconds, "lowering"):
+            return failure
         return Lowered(
             index=index,
             code_key=script.code_key(candidate.config),
@@ -84,20 +80,26 @@ class FakeCompileWorker:
         machine, script, candidates = self.machine, self.machine.script, job.candidates
         if job.digests:
             return [Elaborated(one.index, ir_digest=script.ir_digest(one.config)) for one in candidates]
-        limit, answers = machine.compile.compile_timeout_s, list[Elaborated | Failure]()
+        answers = list[Elaborated | Failure]()
         machine.elaborated.append(tuple(candidate.index for candidate in candidates))
         for index, config in ((candidate.index, candidate.config) for candidate in candidates):
             seconds = script.seconds(script.elaborate_s, "elaborate", index, config)
-            in_time = await machine.spend("elaborate", seconds, limit)
-            if not in_time and len(candidates) > 1:
-                return jobs.GroupFailed("elaborating ran past the deadline")
-            if not in_time:
-                answers.append(Failure(index, "timeout", f"elaborating ran past compile_timeout_s={limit:g}"))
-            elif kind := script.failure(index, "elaborate"):
-                answers.append(Failure(index, kind, f"scripted to fail: {kind}", "output of the fake"))
-            else:
-                answers.append(Elaborated(index, script.facts(config)))
+            failure = await self._failure("elaborate", index, seconds, "elaborating")
+            if failure is not None and failure.kind == "timeout" and len(candidates) > 1:
+                return jobs.GroupFailed(failure.message)
+            answers.append(failure or Elaborated(index, script.facts(config)))
         return answers
+
+    async def _failure(self, stage: Stage, index: int, seconds: float, doing: str) -> Failure | None:
+        """Let the time of a candidate's stage pass. Return the failure that the script has for it."""
+        machine, limit = self.machine, self.machine.compile.compile_timeout_s
+        if not await machine.spend(stage, seconds, limit):
+            return Failure(index, "timeout", f"{doing} ran past compile_timeout_s={limit:g}")
+        if machine.killed(index, stage):
+            return Failure(index, "worker_lost", KILLED, doubt=KILLED)
+        if kind := machine.script.failure(index, stage):
+            return Failure(index, kind, f"scripted to fail: {kind}", "output of the fake")
+        return None
 
     async def _build(self, job: jobs.BuildJob) -> list[Built] | jobs.GroupFailed:
         machine, script, group = self.machine, self.machine.script, job.group
@@ -108,21 +110,17 @@ class FakeCompileWorker:
         each_s = [script.seconds(script.compile_s, "build", i, machine.config_of(i)) for i in indices]
         seconds = script.library_s + sum(each_s)
         kinds = [kind for i in indices if (kind := script.failure(i, "build"))]
+        message, doubt = f"scripted to fail: {''.join(kinds[:1])}", ""
         if not await machine.spend("build", seconds, limit):
-            kinds = ["timeout" if job.limit_s is None else "hopeless"]
+            kinds, message = ["timeout"], f"compiling ran past compile_timeout_s={limit:g}"
+            if job.limit_s is not None:
+                kinds, message = ["hopeless"], jobs.HOPELESS.format(limit_s=limit)
         if any(machine.killed(i, "build") for i in indices):
-            if len(group) > 1:
-                return jobs.GroupFailed(KILLED, KILLED)
-            return [Failure(indices[0], "worker_lost", KILLED, doubt=KILLED)]
+            kinds, message, doubt = ["worker_lost"], KILLED, KILLED
+        if kinds and len(group) > 1:
+            return jobs.GroupFailed(message, doubt)
         if kinds:
-            past = {
-                "timeout": f"compiling ran past compile_timeout_s={limit:g}",
-                "hopeless": jobs.HOPELESS.format(limit_s=limit),
-            }
-            message = past.get(kinds[0], f"scripted to fail: {kinds[0]}")
-            if len(group) > 1:
-                return jobs.GroupFailed(message)
-            return [Failure(indices[0], kinds[0], message, "output of the fake")]
+            return [Failure(indices[0], kinds[0], message, "output of the fake", doubt)]
         path = machine.new_library()
         return [
             Artifact(m.index, path, f"fake_{m.index}", m.params, "c", seconds, compiler=compiler, state=state)
@@ -187,7 +185,6 @@ class FakeDeviceWorker:
         index = artifact.index
         config = machine.config_of(index)
         machine.measured[self.name].append(index)
-        machine.best_known.append(job.best_ms)
         before = machine.begun[index]
         machine.begun[index] += 1
         seconds = script.seconds(script.measure_s, "measure", index, config)
@@ -307,7 +304,34 @@ def _kernel(**config: object) -> None:
     """Represent a kernel that takes any configuration."""
 
 
-class FakeMachine:
+@dataclass(eq=False)
+class Calls:
+    """What a fake machine was asked for. Lists are in the order of the starts, and have failed calls, too."""
+
+    opened: int = 0
+    closed: int = 0
+    examined: list[int] = field(default_factory=list)
+    """Candidates in whose code the parameters' roles were looked for."""
+    elaborated: list[tuple[int, ...]] = field(default_factory=list)
+    lowered: list[int] = field(default_factory=list)
+    groups: list[tuple[int, ...]] = field(default_factory=list)
+    """Candidates that were compiled together."""
+    compared: list[int] = field(default_factory=list)
+    """Candidates whose libraries were compared with nvcc's."""
+    measured: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """Candidates by device."""
+    begun: Counter[int] = field(default_factory=Counter)
+    """Number of measurements of each candidate, on any device."""
+    finals: list[tuple[int, ...]] = field(default_factory=list)
+    starts: Counter[str] = field(default_factory=Counter)
+    """Starts of each device's process."""
+    cancelled: Counter[str] = field(default_factory=Counter)
+    """Cancelled calls, by stage."""
+    most_at_once: Counter[str] = field(default_factory=Counter)
+    """Largest number of calls at the same time, by stage."""
+
+
+class FakeMachine(Calls):
     """A `Machine` that follows a `Script` and counts calls.
 
     Parameters
@@ -352,49 +376,21 @@ class FakeMachine:
         device_name: str = "a fake device",
         target: str = "c",
     ) -> None:
+        super().__init__()
         self._workload = Workload(_kernel, configs) if isinstance(configs, Space) else None
-        self.configs: list[Config] = []
-        if isinstance(configs, int):
-            self.configs = [{"x": i} for i in range(configs)]
-        elif not isinstance(configs, Space):
-            self.configs = [dict(config) for config in configs]
+        listed = [{"x": i} for i in range(configs)] if isinstance(configs, int) else configs
+        self.configs: list[Config] = [] if isinstance(listed, Space) else [dict(config) for config in listed]
         self.script = script or Script()
         self.target = Target("c") if target == "c" else Target("cuda", target)
         self.clock = clock
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         self.default, self.refused, self.no_default = default, refused, no_default
         self.fingerprint = fingerprint or "fake"
-        self.opened = self.closed = 0
-        """Numbers of times that `open` was entered and left."""
-        self.examined: list[int] = []
-        """Candidates in whose code the parameters' roles were looked for."""
-        self.elaborated: list[tuple[int, ...]] = []
-        """Candidates of each call of `elaborate`, in the order of the starts."""
-        self.lowered: list[int] = []
-        """Candidates in the order in which lowering started."""
-        self.groups: list[tuple[int, ...]] = []
-        """Groups in the order in which building started. Includes failed ones."""
-        self.compared: list[int] = []
-        """Candidates in the order in which comparing their libraries with nvcc's started."""
-        self.measured: defaultdict[str, list[int]] = defaultdict(list)
-        """Candidates in the order in which measuring started, by device."""
-        self.begun: Counter[int] = Counter()
-        """Number of measurements started for each candidate, on any device."""
-        self.best_known: list[float | None] = []
-        """The best known latency given to each measurement, in the order of the starts."""
-        self.finals: list[tuple[int, ...]] = []
-        self.starts: Counter[str] = Counter()
-        """Starts of each device's process. Includes failed ones."""
-        self.cancelled: Counter[str] = Counter()
-        """Cancelled calls, by stage."""
-        self.most_at_once: Counter[str] = Counter()
-        """Largest number of calls at the same time, by stage."""
-        self._now_running: Counter[str] = Counter()
         self._given: dict[int, Config] = {}
         """Configurations of the candidates that workers were given, by index."""
         self._folder = Path()
         self._libraries = 0
-        self._kills: Counter[int] = Counter()
+        self._kills, self._now_running = Counter[int](), Counter[str]()
         self._compile_workers = [FakeCompileWorker(self, f"compile-{i}") for i in range(workers)]
         self._device_workers = [
             FakeDeviceWorker(self, DeviceInfo(f"fake-{i}", device_name, limits=limits or DeviceLimits()))

@@ -11,7 +11,7 @@ from atune.model.artifact import FailureKind, StaticFacts
 from atune.model.candidate import Config, config_key
 
 Stage = Literal["elaborate", "lower", "build", "measure"]
-Seconds = float | Callable[[Config], float]
+Duration = float | Callable[[Config], float]
 
 STAGE_OF: dict[FailureKind, Stage] = {"lower": "lower", "codegen": "build", "compile": "build", "crash": "build"}
 """Default stage of a kind of failure. The stage of every other kind is measuring."""
@@ -54,11 +54,11 @@ class Script:
     latency_ms: Callable[[Config], float] = lambda config: 1.0
     final_ms: Callable[[Config], float] | None = None
     reference_ms: float | None = 2.0
-    elaborate_s: Seconds = 0.02
-    lower_s: Seconds = 0.1
+    elaborate_s: Duration = 0.02
+    lower_s: Duration = 0.1
     library_s: float = 1.0
-    compile_s: Seconds = 0.5
-    measure_s: Seconds = 0.2
+    compile_s: Duration = 0.5
+    measure_s: Duration = 0.2
     start_s: float = 1.0
     fails: Mapping[int, FailureKind | tuple[Stage, FailureKind]] = field(default_factory=dict)
     hangs: Mapping[int, Stage] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class Script:
             return self.plain_ms(config)
         return (self.final_ms if final and self.final_ms is not None else self.latency_ms)(config)
 
-    def seconds(self, seconds: Seconds, stage: Stage, index: int, config: Config) -> float:
+    def seconds(self, seconds: Duration, stage: Stage, index: int, config: Config) -> float:
         """Return what `stage` takes of candidate `index`: the script's `seconds`, or for ever."""
         if self.hangs.get(index) == stage:
             return math.inf

@@ -73,23 +73,12 @@ async def test_a_journal_is_read_as_it_was_recorded(tmp_path: Path) -> None:
     assert found.best_ms == 1.0
 
 
-async def test_the_command_prints_its_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_command_prints_what_a_strategy_came_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     journal = str(await recorded(tmp_path / "j"))
     main([journal, "--strategy", "random", "--budget", "50%", "--seeds", "9", "--json"])
     data = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert list(data) == [
-        "strategy", "evaluations", "seeds", "within_1pct", "within_2pct", "within_5pct", "regret_median",
-        "evaluations_to_2pct_median", "wall_s_median", "evaluations_median", "device_s_median",
-    ]  # fmt: skip
     assert (data["strategy"], data["evaluations"], data["seeds"]) == ("random", 4, 9)
     assert 0 < data["within_5pct"] < 1
-
-
-async def test_seconds_end_a_simulated_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    journal = str(await recorded(tmp_path / "j"))
-    main([journal, "--strategy", "random", "--budget", "0.5s", "--seeds", "3", "--json"])
-    data = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert 0 < data["evaluations_median"] < data["evaluations"]
 
 
 async def test_a_journal_in_which_nothing_was_measured_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Bundles for CUDA: what they hold, how they load without tilelang, and, on a GPU, what they compute.
 
-On a machine with a GPU: ``pytest tests/bundle/test_cuda_bundle.py``, and ``python bench/bundle.py --target cuda``.
+On a machine with a GPU: ``pytest tests/bundle/test_cuda_bundle.py``.
 """
 
 from __future__ import annotations

@@ -146,12 +146,6 @@ async def test_the_final_times_the_best_and_the_default() -> None:
     assert run.result.speedup_over_default is not None and run.result.speedup_over_default[0] > 1
 
 
-async def test_one_finalist_that_is_the_default_needs_no_final() -> None:
-    machine = FakeMachine(21, Script(latency_ms=valley(3)), default=3)
-    run = await finish(machine, benchmark=BenchmarkSettings(n_final=1))
-    assert not machine.finals and run.result.best_index == 3 and run.result.artifact is not None
-
-
 @pytest.mark.parametrize("pipeline", [True, False])
 async def test_a_budget_in_seconds(pipeline: bool) -> None:
     """What is under way ends, the final comes, and the rest is counted as remaining. Here a virtual second is 10 ms."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -97,14 +96,6 @@ def test_the_first_and_the_last_event_are_no_exception(kind: type[Event], tmp_pa
     with pytest.raises(SystemExit):  # at an event of an earlier part
         atune.run(machine=FakeMachine(8), journal=tmp_path / "j", on_event=Raising(SystemExit(3), RunStarted))
     assert atune.run(machine=FakeMachine(8), journal=tmp_path / "j").measured == 8
-
-
-def test_one_listener_that_raises_leaves_another_its_events() -> None:
-    out = io.StringIO()
-    log = structlog.wrap_logger(structlog.WriteLogger(out), processors=[structlog.processors.JSONRenderer()])
-    with pytest.raises(KeyError, match="oops"):
-        atune.run(machine=FakeMachine(40), on_event=Raising(KeyError("oops")), log=log)
-    assert "run_interrupted" in out.getvalue()
 
 
 @pytest.mark.parametrize("option", ["on_event", "log"])

@@ -6,16 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace as replaced
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import anyio
-import msgspec
 import pytest
-from event_streams import Stream
 from fake_runs import cut, proposed
 
-from atune.engine.compile_stage import find_roles
 from atune.errors import JournalError, UsageError
 from atune.frontends.api.resume import resume
 from atune.frontends.api.tuner import tune
@@ -25,7 +21,6 @@ from atune.journal.events import (
     CandidateLowered,
     CandidateMeasured,
     CandidateProposed,
-    DeviceLost,
     Event,
     FinalOrdered,
     FinalStarted,
@@ -34,16 +29,12 @@ from atune.journal.events import (
     Warned,
 )
 from atune.journal.reader import read, replay
-from atune.journal.state import State
 from atune.journal.writer import Journal
-from atune.model.artifact import Failure, Roles, StaticFacts
-from atune.model.candidate import Candidate
+from atune.model.artifact import Roles, StaticFacts
 from atune.model.device import DeviceLimits
-from atune.model.jobs import RolesJob
 from atune.model.settings import BenchmarkSettings
 from atune.reporting.summary import summary
 from atune.testing import FakeMachine, Script
-from atune.workload.workload import WorkloadSpec
 
 pytestmark = pytest.mark.anyio
 
@@ -128,31 +119,6 @@ async def test_roles_are_found_in_the_default(tmp_path: Path) -> None:
     assert (await tune(machine=machine)).roles == Roles((0,)) and machine.examined == [7, 0, 1, 2]
 
 
-async def test_roles_are_looked_for_again_where_the_worker_was_lost_and_no_further_where_they_cannot_be_found() -> None:
-    candidates = [Candidate(i, str(i), {}) for i in range(3)]
-    for doubt, found, asked in (("killed", Roles((0,)), 2), ("", Roles(), 1)):
-        answers, jobs = [Failure(2, "worker_lost", "lost", doubt=doubt), Roles((0,))], list[Any]()
-
-        async def answer(job: Any, answers: list[Any] = answers, jobs: list[Any] = jobs) -> Any:
-            jobs.append(job)
-            return answers[len(jobs) - 1]
-
-        run = SimpleNamespace(lowered=candidates[2], roles=Roles(), stopping=False, found_roles=anyio.Event())
-        await find_roles(cast(Any, run), cast(Any, SimpleNamespace(run=answer)), candidates)
-        assert run.roles == found and run.found_roles.is_set() and jobs == [RolesJob(candidates[2])] * asked
-
-
-async def test_a_run_goes_on_with_one_device_fewer(tmp_path: Path) -> None:
-    journal = tmp_path / "j"
-    await until(journal, nth(CandidateMeasured, 20), fake(devices=2))
-    before = {e.index: e.device for e in read(journal) if isinstance(e, CandidateMeasured)}
-    assert set(before.values()) == {"fake-0", "fake-1"}
-    await resume(journal, machine=fake(devices=1))
-    after = [(e.index, e.device) for e in read(journal) if isinstance(e, CandidateMeasured)]
-    assert len({index for index, _ in after}) == len(after) and after[: len(before)] == list(before.items())
-    assert {device for _, device in after[len(before) :]} == {"fake-0"} and replay(journal).finished
-
-
 async def test_only_the_finalists_are_compiled_again(tmp_path: Path) -> None:
     journal = tmp_path / "j"
     await until(journal, nth(CandidateMeasured, 20))
@@ -188,16 +154,6 @@ async def test_a_larger_budget_goes_on_and_a_used_up_one_does_not(tmp_path: Path
     await tune(machine=fake(), journal=tmp_path / "whole")
     assert comparable(journal) == comparable(tmp_path / "whole")
     assert len([e for e in read(journal) if isinstance(e, FinalOrdered)]) == 3
-
-
-async def test_wall_time_sums_the_parts(tmp_path: Path) -> None:
-    journal = tmp_path / "j"
-    await until(journal, nth(CandidateMeasured, 5))
-    first_s = replay(journal).wall_s
-    result = await resume(journal, machine=fake())
-    assert result.wall_s == replay(journal).wall_s > first_s > 0
-    monos = [e.mono for e in read(journal)]
-    assert monos == sorted(monos)
 
 
 async def test_a_candidate_that_the_program_died_of_twice_is_suspect_and_skipped(tmp_path: Path) -> None:
@@ -248,16 +204,6 @@ async def test_deaths_in_finals_count_though_they_tear_the_journal(tmp_path: Pat
     assert pairs.count((RunResumed, JournalRepaired)) == found.count(JournalRepaired) == 2
 
 
-def test_losses_in_finals_count_over_all_parts() -> None:
-    """Not those of an interruption in order. Earlier parts began with the repair."""
-    where: dict[str, Any] = {"worker": "cpu", "device": "cpu"}
-    final, lost = {**where, "indices": (0, 1)}, {**where, "reason": "killed"}
-    stream = Stream().add(FinalStarted, **final).resumed().add(FinalStarted, **final).interrupted().resumed()
-    stream.add(FinalStarted, **final).add(DeviceLost, **lost).add(DeviceLost, **lost)
-    stream.add(FinalStarted, **final).add(JournalRepaired, cut_bytes=9).resumed()
-    assert [State.of(stream.events[:n]).final_losses for n in range(13)] == [0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2, 2, 3]
-
-
 def version(machine: FakeMachine, **versions: str) -> FakeMachine:
     machine.versions = lambda: versions  # type: ignore[method-assign]
     return machine
@@ -292,17 +238,6 @@ async def test_other_work_is_refused_with_a_list_and_can_be_accepted(
     assert result.best_index == 23 and not result.remaining
     [resumed] = [e for e in read(journal) if isinstance(e, RunResumed)]
     assert any(message.split("was")[0].split(": ")[-1][:8] in text for text in resumed.accepted)
-
-
-async def test_tuples_of_the_problem_are_the_same_after_a_journal(tmp_path: Path) -> None:
-    """A journal has them as lists."""
-
-    class Machine(FakeMachine):
-        async def describe(self, *, seed: int = 0) -> WorkloadSpec:
-            return msgspec.structs.replace(await super().describe(seed=seed), arguments={"shape": (1, 2)})
-
-    await tune(machine=Machine(4), journal=tmp_path / "j", budget=2)
-    assert (await resume(tmp_path / "j", machine=Machine(4), budget=4)).measured == 4
 
 
 async def test_a_finalist_that_compiles_to_other_code_is_left_out_with_a_warning(tmp_path: Path) -> None:

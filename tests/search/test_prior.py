@@ -123,8 +123,6 @@ def test_a_product_that_warps_cannot_divide_cannot_run(arch: str, shape: dict[st
         ({"m": 192, "n": 256, "threads": 384, "stages": 2}, {"policy": 1, "sum_bits": 16}, True),
         ({"m": 64, "n": 768, "threads": 384, "stages": 2}, {"policy": 2}, False),  # the same of columns
         ({"m": 384, "n": 128, "threads": 384, "stages": 2}, {"policy": 1}, True),  # two instructions, of 64 rows each
-        ({"m": 128, "n": 512, "threads": 256, "stages": 2}, {"policy": 1}, True),  # it spills
-        ({"m": 192, "n": 192, "threads": 384, "stages": 2}, {"policy": 1, "in_registers": True}, True),
         ({"m": 192, "n": 200, "threads": 384, "stages": 2}, {"policy": 1}, True),
         ({"m": 192, "n": 200, "threads": 384, "stages": 2}, {"policy": 1, "in_registers": True}, False),
     ],
@@ -193,10 +191,7 @@ def test_a_device_has_the_figures_of_its_sheet(name: str, arch: str, sheet: str)
     assert (found.sms, found.memory_bytes_s) == (expected.sms, expected.memory_bytes_s)
 
 
-@pytest.mark.parametrize(
-    ("name", "board"),
-    [("h100", "H100"), ("H100-PCIe", "H100 PCIE"), ("rtx4090", "RTX 4090"), ("RTX 4090", "RTX 4090"), ("l40s", "L40S")],
-)
+@pytest.mark.parametrize(("name", "board"), [("H100-PCIe", "H100 PCIE"), ("rtx4090", "RTX 4090")])
 def test_a_board_that_is_not_here_is_named(name: str, board: str) -> None:
     found = device_named(name)
     assert found.name == board and figures(found).sms == SHEETS[board].sms

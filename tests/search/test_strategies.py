@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
 import pytest
 
-from atune.engine.search import bayesian
 from atune.engine.search import strategies as choosing
 from atune.engine.search.interface import Encoding, Guarded, Searched, Strategy
 from atune.engine.search.strategies import MAKERS, check_given, chosen, make_strategy
@@ -140,32 +138,6 @@ def test_neighbours_of_what_failed_to_lower_come_last(prior: bool) -> None:
     assert set(rest[-4:]) == {29, 36, 38, 45} and len(rest) == 64 - 5  # a step in x, a step in y
 
 
-def test_outcomes_cost_next_to_nothing_until_the_strategy_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So a thousand that come at once do not cost a thousand times what one does. The last one of each counts."""
-    counts = Counter[str]()
-
-    def counted(name: str, function: Any) -> Any:
-        return lambda *arguments: counts.update([name]) or function(*arguments)
-
-    monkeypatch.setattr(Encoding, "neighbours", counted("neighbours", Encoding.neighbours))
-    monkeypatch.setattr(bayesian, "failed_values", counted("values", bayesian.failed_values))
-    configs: dict[int, Config] = dict(enumerate({"x": x, "y": y} for x in range(40) for y in range(40)))
-    outcomes = [(i, None, "lower") if i % 5 < 2 else (i, 1.0 + i, "") for i in range(0, 1600, 2)]
-    again = [(i, 1.0 + i, "") for i in range(0, 1600, 20)]
-    final = {outcome[0]: outcome for outcome in [*outcomes, *again]}
-    shunned = []
-    for told in (final.values(), [*outcomes, *again], [*again, *outcomes[::-1], *again]):
-        strategy = bayesian.Bayesian(Searched(configs, 0))
-        counts.clear()
-        for outcome in told:
-            strategy.tell(*outcome)
-        assert not counts["values"] and counts["neighbours"] <= 640
-        asked = [strategy.ask() for _ in range(5)]
-        assert counts["values"] == 1 and strategy._shunned is not None and len({*asked}) == 5
-        shunned.append(strategy._shunned.tolist())
-    assert shunned[0] == shunned[1] == shunned[2] and 0 < sum(shunned[0]) < len(configs)
-
-
 def test_the_process_learns_what_fails_next_to_the_best() -> None:
     """The larger a candidate the faster, until it fails. Drawn blindly, half of the candidates would fail."""
     configs: dict[int, Config] = dict(enumerate({"x": x, "y": y} for x in range(1, 21) for y in range(1, 21)))
@@ -190,29 +162,6 @@ def test_each_candidate_comes_once_and_constraints_leave_draws_spread() -> None:
 @pytest.mark.parametrize(("budget", "most"), [(9, 4), (24, 6), (41, 10), (60, 24), (400, 32), (None, 16)])
 def test_under_a_small_budget_the_process_learns_before_most_is_asked_for(budget: int | None, most: int) -> None:
     assert Guarded(made("bayesian", budget=budget), CONFIGS).limit(32) == most
-
-
-def test_the_best_of_the_branch_with_the_worse_median_is_found() -> None:
-    """Drawn blindly, one seed in ten would find it."""
-
-    def ms(x: int, y: int, z: int, branch: int) -> float:
-        if branch:
-            return 1.2 + 0.05 * (abs(x - 3) + abs(y - 3) + abs(z - 1))
-        return 1.0 + 0.1 * (abs(x - 6) + abs(y - 1) + abs(z - 2))
-
-    points = itertools.product(range(8), range(8), range(4), range(2))
-    configs: dict[int, Config] = {
-        i: dict(zip(("x", "y", "z", "branch"), at, strict=True)) for i, at in enumerate(points)
-    }
-    best = 0
-    for seed in range(4):
-        strategy = make_strategy("bayesian", Searched(configs, seed, 60))
-        for _ in range(60):
-            index = strategy.ask()
-            assert index is not None
-            strategy.tell(index, latency := ms(**configs[index]))
-            best += latency == 1.0
-    assert best >= 3
 
 
 def test_values_that_all_failed_alike_come_last() -> None:
@@ -240,13 +189,6 @@ def test_a_large_space_is_searched_in_little_time() -> None:
         far.append(sum(abs(value - 7) for value in configs[index].values()))
         strategy.tell(index, 1.0 + far[-1])
     assert time.process_time() - began < 700 * 0.02 and 0 in far and len(strategy.asked) == 700  # type: ignore[attr-defined]
-
-
-def test_neighbours_follow_the_order_of_numbers_and_skip_what_constraints_refuse() -> None:
-    configs: list[Config] = [{"a": a, "b": b} for a, b in ((16, "x"), (128, "x"), (32, "x"), (32, "y"), (64, "z"))]
-    encoding = Encoding(configs)
-    assert {configs[n]["a"] for n in encoding.neighbours(2) if configs[n]["b"] == "x"} == {16, 128}
-    assert 3 in encoding.neighbours(2) and 4 not in encoding.neighbours(2)
 
 
 class Bad:

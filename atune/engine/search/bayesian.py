@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from atune.engine.search.interface import DUPLICATE, Encoding, Searched
 from atune.model.candidate import failed_values
 
-LEAST, FIRST = 4, 8
+LEAST, DRAWN = 4, 8
 """How many candidates are drawn at first: a quarter of a small budget, within these limits."""
 RANKED = 16
 """How many may be outstanding with a prior, at least."""
@@ -157,21 +157,8 @@ class Bayesian:
         self.asked[candidate] = None
         self._left[candidate] = False
 
-    def chances(self, better: float, tried: Container[int]) -> list[float] | None:
-        """Return, for each candidate with an estimate that is not `tried`, the chance that it is better than the best.
-
-        It takes less than `better` of the best's time then. None: nothing was measured.
-        """
-        if not any(self.latencies.get(one, math.inf) < math.inf for one in self._known):
-            return None
-        process = self._learned()
-        expected, deviation, best = self._predicted(process)
-        above = (best - math.log(better) - expected) / deviation
-        left = [one for one in self._known if one in process and self.indices[one] not in tried]
-        return [0.5 * math.erfc(above[process.at[one]] / math.sqrt(2)) for one in left]
-
     def _next(self) -> int:
-        first = FIRST if self.budget is None else max(LEAST, min(FIRST, self.budget // 4))
+        first = DRAWN if self.budget is None else max(LEAST, min(DRAWN, self.budget // 4))
         early = len(self.asked) < first or min(self.latencies.values(), default=math.inf) == math.inf
         if self._shunned is None:
             self._shunned = self._last()

@@ -8,15 +8,13 @@ from collections import Counter, deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+from atune.engine.search.enough import Enough
 from atune.errors import StrategyError, asked, name_and_message
 from atune.journal.events import CandidateMeasured
 from atune.journal.state import State
 from atune.model.candidate import Config, key_of
-
-if TYPE_CHECKING:
-    from atune.engine.search.enough import Enough
 
 AHEAD, FULL = 2, 16
 """A learning strategy may have `AHEAD` candidates for each compile worker outstanding, and always a `FULL` group."""
@@ -155,7 +153,7 @@ class Guarded:
     def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
         """Tell of an outcome. Raises `StrategyError`."""
         if self.enough is not None:
-            self.enough.tell(index, latency_ms, reason)
+            self.enough.tell(index, latency_ms)
         call = f"tell({index}, {latency_ms}, {reason!r})"
         asked(lambda: self.strategy.tell(index, latency_ms, reason), partial(self._raised, call), passes=False)
 
@@ -188,8 +186,8 @@ _ABSENT = object()
 """Marks configurations that have no value on an axis."""
 SPREAD = 4096
 """How many draws are spread. Later ones are plain, because that many cover all axes anyway."""
-TRIES = 48
-"""If a drawn point is no candidate, the one with the rarest values of this many others replaces it."""
+TRIES = 16
+"""The next one is that with the rarest values of so many that are drawn."""
 
 
 class Axis:
@@ -249,31 +247,27 @@ class Encoding:
     def spread_order(self, seed: int) -> Iterator[int]:
         """Yield each candidate once: first those that have each value of each axis about equally often, then the rest.
 
-        Each axis is drawn in rounds, as in a Latin hypercube (McKay, Beckman and Conover, Technometrics 1979): a round
-        has each value once. Where a drawn point is no candidate, one of `TRIES` drawn ones takes its place.
+        Each of the first ones is that of `TRIES` drawn ones whose values were drawn the least often.
         """
         rng = random.Random(seed)
         left = list(range(len(self.places)))
         rng.shuffle(left)
-        lengths = [len(axis.values) for axis in self.axes]
-        seen, counts, rounds = set[int](), [Counter[int]() for _ in lengths], [list[int]() for _ in lengths]
+        seen, counts = set[int](), [Counter[int]() for _ in self.axes]
 
         def met(candidate: int) -> int:
             """Return how often a candidate's values were drawn, those of long axes weighing more."""
             place = self.places[candidate]
-            return sum(count[digit] * length for count, digit, length in zip(counts, place, lengths, strict=True))
+            return sum(
+                count[value] * len(axis.values) for count, value, axis in zip(counts, place, self.axes, strict=True)
+            )
 
         for _ in range(min(SPREAD, len(left) // 4)):
-            for values, length in zip(rounds, lengths, strict=True):
-                values.extend([] if values else rng.sample(range(length), length))
-            found = self.at.get(tuple(values.pop() for values in rounds))
-            if found is None or found in seen:
-                drawn = [candidate for candidate in rng.choices(left, k=TRIES) if candidate not in seen]
-                found = min(drawn, key=met, default=None)
+            drawn = [candidate for candidate in rng.choices(left, k=TRIES) if candidate not in seen]
+            found = min(drawn, key=met, default=None)
             if found is not None:
                 seen.add(found)
-                for count, digit in zip(counts, self.places[found], strict=True):
-                    count[digit] += 1
+                for count, value in zip(counts, self.places[found], strict=True):
+                    count[value] += 1
                 yield found
         yield from (candidate for candidate in left if candidate not in seen)
 

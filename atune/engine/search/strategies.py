@@ -11,8 +11,8 @@ from atune.engine.search.interface import SPREAD, Encoding, Searched, Strategy, 
 from atune.errors import UsageError
 
 AUTO, EXHAUSTIVE, RANDOM, PRIOR, BAYESIAN = "auto", "exhaustive", "random", "prior", "bayesian"
-LARGE = 64
-"""Spaces of more candidates are not walked from end to end."""
+WALKED = 64
+"""Spaces of more candidates are not walked from end to end, but by the prior."""
 
 
 class FixedOrder:
@@ -48,7 +48,7 @@ def _exhaustive(searched: Searched) -> FixedOrder:
 
     Spaces often list their large and costly configurations last, whose compiles would end last.
     """
-    large = len(searched.configs) > LARGE
+    large = len(searched.configs) > WALKED
     return FixedOrder(EXHAUSTIVE, iter(_ranked(searched).ask, None) if large else searched.configs)
 
 
@@ -98,7 +98,7 @@ def uses_prior(strategy: str | Strategy, total: int) -> bool:
     """Tell whether a strategy, given itself or by name, uses a prior in a space of `total` candidates."""
     if not isinstance(strategy, str):
         return hasattr(strategy, "begin")
-    return strategy != RANDOM and (strategy != EXHAUSTIVE or total > LARGE)
+    return strategy != RANDOM and (strategy != EXHAUSTIVE or total > WALKED)
 
 
 def make_strategy(name: str, searched: Searched) -> Strategy:

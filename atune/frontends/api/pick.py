@@ -7,7 +7,7 @@ import random
 import anyio
 import msgspec
 
-from atune.engine.proposing import MOST, Survey
+from atune.engine.proposing import SURVEYED, Survey
 from atune.engine.search.devices import device_named
 from atune.engine.search.prior import can_run, choices, figures_for, hedged
 from atune.errors import UsageError
@@ -75,7 +75,7 @@ async def picked(workload: Workload | FileRef | str, n: int, device: DeviceInfo 
         target = await machine.assume(device)
         spec = await machine.describe()
         listed = numbered(spec.configs)
-        candidates = listed if len(listed) <= MOST else random.Random(0).sample(listed, MOST)
+        candidates = listed if len(listed) <= SURVEYED else random.Random(0).sample(listed, SURVEYED)
         figures = figures_for(target, machine.found.devices)
         survey, limit_s = Survey(candidates, going_on=lambda: True), PATIENCE_S + EACH_S * len(candidates)
         if figures is not None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from atune.model.artifact import BlockWork, StaticFacts
-from atune.model.layouts import MOST, FragmentFacts, Layouts, LoopFacts, mask_of
+from atune.model.layouts import MOST_LAYOUTS, FragmentFacts, Layouts, LoopFacts, mask_of
 from atune.stages import tilelang
 from atune.stages.compile.work import COPIES, bits_of, evaluated, nodes_of, region, size_of, work_of
 
@@ -208,8 +208,8 @@ def layouts_of(module: Any) -> Layouts:
         elif kind == "For" and "parallel_loop_layout" in node.annotations:
             loops.append((node, node.annotations["parallel_loop_layout"]))
     held = {buffer: layout for buffer, layout in buffers.items() if type(layout).__name__ == "Fragment"}
-    fragments = tuple(_fragment(*pair) for pair in [*held.items()][:MOST])
-    return Layouts(fragments=fragments, loops=tuple(_loop(*pair, held) for pair in loops[:MOST]))
+    fragments = tuple(_fragment(*pair) for pair in [*held.items()][:MOST_LAYOUTS])
+    return Layouts(fragments=fragments, loops=tuple(_loop(*pair, held) for pair in loops[:MOST_LAYOUTS]))
 
 
 def _ints(sizes: Any) -> tuple[int, ...]:
