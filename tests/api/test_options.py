@@ -14,8 +14,7 @@ import pytest
 import atune
 from atune.engine.search.strategies import SHOWN
 from atune.frontends.api.options import RunOptions, StrategyName, TargetName, TuneOptions
-from atune.frontends.cli.parsing import first_sentence
-from atune.frontends.cli.tune_options import ProblemOptions
+from atune.frontends.cli.options import CommandOptions, help_of
 from atune.frontends.decorator.options import AutotuneOptions
 from atune.model.device import parse_target
 from atune.model.options import MEANT, options_of
@@ -92,19 +91,19 @@ GROUPS = (
 def test_every_other_name_that_is_understood_leads_to_an_option() -> None:
     """A hint that is out of date would lead nowhere."""
     names = {name for group in GROUPS for name in group.__annotations__}
-    names |= {"space", *ProblemOptions.__annotations__, *inspect.signature(atune.compile_all).parameters}
+    names |= {"space", *CommandOptions.__annotations__, *inspect.signature(atune.compile_all).parameters}
     assert {option for options in MEANT.values() for option in options} <= names
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.__name__)
 def test_every_option_says_what_it_is(group: Any) -> None:
     """In sentences, the first of which is the help at the command line."""
-    fields = options_of(group)
-    assert fields.keys() == group.__annotations__.keys()
-    for name, field in fields.items():
-        assert re.fullmatch(r"[A-Z`].*\.", field.option.doc, re.DOTALL), name
-        assert not field.option.flag or len(first_sentence(field.option.doc)) < 200
-        field.checked("", field.default)
+    options = options_of(group)
+    assert options.keys() == group.__annotations__.keys()
+    for name, option in options.items():
+        assert re.fullmatch(r"[A-Z`].*\.", option.doc, re.DOTALL), name
+        assert not option.flag or len(help_of(option)) < 250
+        option.checked("", option.default)
 
 
 def test_all_ways_to_tune_take_the_same_options() -> None:
@@ -127,8 +126,8 @@ def test_help_of_a_function_shows_its_options() -> None:
         (atune.autotune, AutotuneOptions), (atune.Workload, WorkloadOptions),
     ):  # fmt: skip
         shown = " ".join(pydoc.plain(pydoc.render_doc(function)).replace("|", " ").split())
-        for name, field in options_of(group).items():
-            assert f"{name} {' '.join(field.option.doc.split())}" in shown
+        for name, option in options_of(group).items():
+            assert f"{name} {' '.join(option.doc.split())}" in shown
     assert inspect.signature(atune.run).parameters["seed"].default == 0
     assert atune.Workload.__init__.__doc__ == atune.Workload.__doc__
     assert "`workers`: Compile processes." in (atune.CompileSettings.__doc__ or "")

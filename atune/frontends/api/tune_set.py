@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Annotated, Any, Unpack
+from typing import Any, Unpack
 
 import anyio
 import anyio.to_thread
@@ -33,7 +33,7 @@ from atune.errors import (
     UsageError,
 )
 from atune.frontends.api.blocking import run_blocking, unwrapped
-from atune.frontends.api.options import RunOptions, TuneOptions, completed, named, progress_every_s
+from atune.frontends.api.options import RunOptions, SetOptions, completed, named, progress_every_s
 from atune.frontends.api.problems import Given, Problems
 from atune.frontends.api.ranking import Group, groups_of, wider
 from atune.frontends.api.resume import completed_by, origin_of
@@ -57,7 +57,7 @@ from atune.journal.set_folder import (
 from atune.journal.state import State
 from atune.journal.writer import write_output
 from atune.model.candidate import ADVISED, Advice, Problem, config_key, describe_config, distance
-from atune.model.options import Option, checked, documents, path
+from atune.model.options import checked, documents
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.model.space import Space
 from atune.reporting.progress import INTERVAL_S
@@ -164,23 +164,6 @@ class SetResult(Sequence[TunedProblem]):
 
     def _weights(self) -> list[float]:
         return [row.problem.weight for row in self.winners]
-
-
-class SetOptions(TuneOptions, total=False):
-    """Options of a run of a set. Those of `tune` hold for each problem."""
-
-    # fmt: off
-    journal: Annotated[str | os.PathLike[str] | None, Option(
-        "A folder with a journal for each problem, which is made if it is missing. A set whose folder is there is "
-        "continued: nothing is measured twice, and new problems are added.",
-        check=path, unset="a new folder in the cache folder",
-    )]
-    symbolic: Annotated[bool | None, Option(
-        "Rank configurations for all problems that differ in one size at once, on code in which it is symbolic. Each "
-        "problem then tries the first three with its number. False tunes each by itself.",
-        unset="on GPUs", page="how/shapes.md#many-sizes-at-once",
-    )]
-    # fmt: on
 
 
 @documents(SetOptions)

@@ -16,16 +16,15 @@ import msgspec
 
 from atune.errors import UsageError
 from atune.frontends.api.options import EngineOptions
+from atune.frontends.cli.options import CommandOptions, add_options
 from atune.frontends.cli.output import print_message, print_out
-from atune.frontends.cli.parsing import Parser, add_command, add_options
+from atune.frontends.cli.parsing import Parser, add_command
 from atune.frontends.cli.runs import add_accept, add_journal, add_workload, find_journal
-from atune.frontends.cli.tune_options import ProblemOptions
 from atune.journal.reader import replay
 from atune.journal.result import Record
 from atune.model.artifact import Artifact, source_path
 from atune.model.candidate import Config, describe_config, normalise, numbered
 from atune.model.device import parse_target
-from atune.model.options import options_of
 from atune.model.settings import CompileSettings
 from atune.reporting.explanation import facts_of, lines_of, record_at, record_data, story_data, story_text
 from atune.reporting.summary import DEFAULTS
@@ -50,12 +49,12 @@ def add_commands(commands: Any, shown: Parser) -> None:
     parser.add_argument("index", type=int, nargs="*", metavar="INDEX", help=text)
     text = "the configuration; give it twice to compare two [default: the kernel's defaults]"
     parser.add_argument("--config", action="append", default=[], metavar="a=1,b=2", help=text)
-    add_options(parser, [options_of(ProblemOptions)["arg"]])
-    add_options(parser, [options_of(EngineOptions)["target"]], unset="auto, or the journal's")
+    add_options(parser, CommandOptions, "arg")
+    add_options(parser, EngineOptions, "target", unset="auto, or the journal's")
     parser.add_argument("--source", action="store_true", help="also print the generated device source")
     add_workload(parser)
     add_accept(parser, "accept that compilers get a journal's settings")
-    add_options(parser, [options_of(CompileSettings)["compile_timeout_s"]])
+    add_options(parser, CompileSettings, "compile_timeout_s")
 
 
 def parse_config(text: str) -> Config:
@@ -125,8 +124,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
     """Return the workload, the configurations, and the target. Raises `UsageError`."""
     from atune.engine.start import check_code, check_parts
     from atune.frontends.api.problems import one_problem
-    from atune.frontends.api.resume import options_of as options_in
-    from atune.frontends.api.resume import origin_of
+    from atune.frontends.api.resume import options_of, origin_of
     from atune.workload.pickling import parse_file_ref
 
     what, indices, target = arguments.what, arguments.index, arguments.target
@@ -150,7 +148,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
             check_code(CompileSettings(), config, check_parts(arguments.accept))
         ref = origin_of(result.header, say=partial(print_message, kind="")) if given is None else given
         ref = msgspec.structs.replace(ref, arguments=result.header.arguments)
-        target = target or options_in(result.header)["target"]
+        target = target or options_of(result.header)["target"]
     parse_target(target)
     return ref, configs, target
 

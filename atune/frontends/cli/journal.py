@@ -17,10 +17,10 @@ from typing import Any
 
 from atune.frontends.api.options import RunOptions
 from atune.frontends.cli.main import show, show_set
+from atune.frontends.cli.options import CommandOptions, add_options
 from atune.frontends.cli.output import print_message, print_out, write
-from atune.frontends.cli.parsing import Parser, add_command, add_options, with_flags
+from atune.frontends.cli.parsing import Parser, add_command
 from atune.frontends.cli.runs import JOURNAL, add_accept, add_journal, add_workload, find_journal
-from atune.frontends.cli.tune_options import ScreenOptions
 from atune.journal.events import RunStarted
 from atune.journal.merge import merge
 from atune.journal.reader import follow, replay
@@ -29,7 +29,6 @@ from atune.journal.set_folder import header_of_set
 from atune.journal.state import finished, header_in
 from atune.journal.writer import is_written
 from atune.model.candidate import over_sizes
-from atune.model.options import options_of
 from atune.reporting.export import export
 from atune.workers.system.terminal import Interrupts
 
@@ -42,13 +41,11 @@ def add_commands(commands: Any, shown: Parser) -> None:
         add_journal(parser)
         return parser
 
-    of_run = options_of(RunOptions)
-
     resume = add("resume", _resume, "Continue an interrupted run")
     add_workload(resume)
     add_accept(resume, "accept that kernel, target, device, versions or settings differ")
-    add_options(resume, [of_run[name] for name in ("budget", "devices", "cluster")], unset="the journal's")
-    add_options(resume, with_flags(ScreenOptions))
+    add_options(resume, RunOptions, "budget", "devices", "cluster", unset="the journal's")
+    add_options(resume, CommandOptions, "quiet")
 
     every = "print every candidate"
     replay = add("replay", _replay, "Show a journal's result; runs no code")
@@ -100,14 +97,11 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.frontends.api.resume import completed_by, options_of, origin_of, read_state, resume
     from atune.frontends.api.tune_set import read_set, resume_set
     from atune.frontends.cli.tune import drive, drive_set
-    from atune.model.settings import Budget
 
     check_parts(arguments.accept)
     say = functools.partial(print_message, kind="")
     options: dict[str, Any] = {"accept": arguments.accept}
-    if arguments.budget is not None:
-        options["budget"] = Budget.parse(arguments.budget)
-    given = {"cluster": arguments.cluster, "devices": ",".join(arguments.devices)}
+    given = {"budget": arguments.budget, "cluster": arguments.cluster, "devices": ",".join(arguments.devices)}
     options |= {name: value for name, value in given.items() if value}
     journal, workload = arguments.journal, arguments.workload
     of_set = os.path.isdir(journal)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 OK, INTERRUPTED = 0, 130
 
 _COMMANDS = {
-    "tune_options": ("tune",),
+    "options": ("tune",),
     "runs": ("runs", "cache"),
     "journal": ("resume", "replay", "watch", "report", "export", "merge", "compare", "bundle"),
     "explain": ("show", "explain"),

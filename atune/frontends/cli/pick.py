@@ -6,9 +6,8 @@ import argparse
 import json
 from typing import Any
 
-from atune.frontends.cli.parsing import Parser, add_command, add_options
-from atune.frontends.cli.tune_options import WORKLOAD, ProblemOptions
-from atune.model.options import options_of
+from atune.frontends.cli.options import WORKLOAD, CommandOptions, add_options
+from atune.frontends.cli.parsing import Parser, add_command
 from atune.workers.system.terminal import Interrupts
 
 
@@ -20,7 +19,7 @@ def add_commands(commands: Any, shown: Parser) -> None:
     parser.add_argument("-n", type=int, default=3, metavar="N", help="how many [default: 3]")
     text = "choose for this GPU, such as H100 or RTX4090, which need not be here [default: this machine's]"
     parser.add_argument("--gpu", metavar="NAME", help=text)
-    add_options(parser, [options_of(ProblemOptions)["arg"]])
+    add_options(parser, CommandOptions, "arg")
 
 
 def _pick(arguments: argparse.Namespace, interrupts: Interrupts) -> int:

@@ -21,15 +21,14 @@ from atune.errors import NoWinner, UsageError
 from atune.frontends.api.options import TuneOptions
 from atune.frontends.api.problems import Problems, parse_sizes
 from atune.frontends.cli.main import INTERRUPTED, show_kept, show_set
+from atune.frontends.cli.options import with_flags
 from atune.frontends.cli.output import NO_WINNER, error_data, print_err, print_message, print_out, report_error
-from atune.frontends.cli.parsing import with_flags
 from atune.frontends.cli.runs import LATEST, find_journal
 from atune.journal.events import Event
 from atune.journal.result import Result
 from atune.journal.set_folder import has_begun, is_set
 from atune.journal.state import State
 from atune.model.device import device_names
-from atune.model.options import checked
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.reporting.log import event_log, stream_logger
 from atune.workers.storage.result_cache import ResultCache
@@ -106,7 +105,7 @@ def _options(arguments: argparse.Namespace, budget: Budget, journal: str) -> dic
 
     check_given(arguments.strategy)
     return {
-        **checked("", given(TuneOptions), TuneOptions),
+        **given(TuneOptions),
         "devices": device_names(",".join(arguments.devices) or "all"),
         "budget": budget,
         "warm": [one if one == "cache" else find_journal(one) for one in arguments.warm],
