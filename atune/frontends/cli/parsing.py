@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
 
     def _unknown(self, unknown: Sequence[str]) -> str:
         """Return the message for arguments that the command does not know."""
-        from atune.model.options import likely, python_ways  # it imports msgspec, without which there is help
+        from atune.model.options import likely, python_ways  # it imports msgspec, which --version does without
 
         wrong = next((one for one in unknown if one.startswith("-")), None)
         if wrong is None:
