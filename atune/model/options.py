@@ -31,7 +31,8 @@ def option(doc: str, **more: Any) -> msgspec.Meta:
         class RunOptions(TypedDict, total=False):
             seed: Annotated[Natural, option("Seed of the strategy.", default=0, flag="--seed", metavar="N")]
 
-    A type that only type checkers import is quoted, and is not checked. A setting has its default next to its type.
+    A type that only type checkers import is quoted, and is not checked: the module of such a TypedDict does without
+    ``from __future__ import annotations``, which would quote all. A setting has its default next to its type.
     """
     return msgspec.Meta(description=doc, extra=more)
 
