@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta
 
-from atune.engine.search.strategies import SHOWN
+from atune.engine.search.strategies import SHOWN, check_given
 from atune.errors import UsageError
 from atune.model.device import parse_target
 from atune.model.options import Natural, Settings, complete, described, option, path, refuse_unknown
@@ -31,6 +31,11 @@ TargetName = Literal["auto", "cuda", "c"]
 def check_target(where: str, value: Any) -> Any:
     """Return `value`. Raises `TargetError` unless it is a target."""
     parse_target(value)
+    return value
+
+
+def _strategy(where: str, value: Any) -> Any:
+    check_given(value)
     return value
 
 
@@ -84,7 +89,8 @@ class EngineOptions(TypedDict, total=False):
     strategy: Annotated["StrategyName | str | Strategy | None", option(
         f"How candidates are chosen: {', '.join(SHOWN)}. Or an object with a name, ``ask()`` and ``tell(index, "
         "latency_ms, reason)``. A resumed journal keeps its strategy.",
-        flag="--strategy", metavar="NAME", unset="auto, or the journal's", page="search.md", group="search",
+        check=_strategy, flag="--strategy", metavar="NAME", unset="auto, or the journal's", page="search.md",
+        group="search",
     )]
     prior: Annotated[bool, option(
         "Begin a search with the candidates that the prior estimates to be fastest: on CUDA, under a budget and in "

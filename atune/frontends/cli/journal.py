@@ -9,18 +9,12 @@ import argparse
 import functools
 import json
 import os
-import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from atune.frontends.api.options import RunOptions
 from atune.frontends.cli.main import show, show_set
-from atune.frontends.cli.options import CommandOptions, add_options
 from atune.frontends.cli.output import print_message, print_out, write
-from atune.frontends.cli.parsing import Parser, add_command
-from atune.frontends.cli.runs import JOURNAL, add_accept, add_journal, add_workload, find_journal
 from atune.journal.events import RunStarted
 from atune.journal.merge import merge
 from atune.journal.reader import follow, replay
@@ -33,66 +27,7 @@ from atune.reporting.export import export
 from atune.workers.system.terminal import Interrupts
 
 
-def add_commands(commands: Any, shown: Parser) -> None:
-    """Add the commands' parsers to `commands`. `shown` holds the options that all commands share."""
-
-    def add(name: str, command: Callable[..., int], text: str) -> Parser:
-        parser = add_command(commands, shown, name, command, text)
-        add_journal(parser)
-        return parser
-
-    resume = add("resume", _resume, "Continue an interrupted run")
-    add_workload(resume)
-    add_accept(resume, "accept that kernel, target, device, versions or settings differ")
-    add_options(resume, RunOptions, "budget", "devices", "cluster", unset="the journal's")
-    add_options(resume, CommandOptions, "quiet")
-
-    every = "print every candidate"
-    replay = add("replay", _replay, "Show a journal's result; runs no code")
-    replay.add_argument("--table", action="store_true", help=every)
-
-    watch = add("watch", _watch, "Follow a run that another process writes; runs no code")
-    watch.add_argument("--table", action="store_true", help=every)
-
-    report = add("report", _report, "Write a journal's report as one HTML page; runs no code")
-    report.add_argument(
-        "-o", "--output", metavar="FILE", help="the page's path, - for stdout [default: the journal's name, .html]"
-    )
-
-    export = add("export", _export, "Write a journal's records for other tools; runs no code")
-    export.add_argument("--to", required=True, metavar="csv|json", help="the format")
-    export.add_argument("-o", "--output", metavar="FILE", help="where [default: stdout]")
-
-    text = "Merge several journals of the same work into one; runs no code"
-    merge = add_command(commands, shown, "merge", _merge, text)
-    add_journal(merge, nargs="+")
-    merge.add_argument("-o", "--output", metavar="FILE", help="the new journal [default: none is written]")
-    merge.add_argument("--table", action="store_true", help=every)
-
-    text = "Compare the winners of two journals or folders of them; status 1 where one is slower; runs no code"
-    compare = add_command(commands, shown, "compare", _compare, text)
-    for name in ("before", "after"):
-        compare.add_argument(
-            name, metavar="J", type=find_journal, help=f"the journal {name}, as elsewhere; or a folder"
-        )
-    limit = "status 1 where a winner is slower by more, with its whole interval [default: 2%%]"
-    compare.add_argument("--fail-over", metavar="X%", type=_percentage, default=0.02, help=limit)
-
-    text = "Write winners and their libraries as a bundle; it runs without tilelang"
-    bundle = add_command(commands, shown, "bundle", _bundle, text)
-    add_journal(bundle, nargs="+", help=f"{JOURNAL}, or the folder of a set")
-    bundle.add_argument("-o", "--output", metavar="DIR", required=True, help="the new folder")
-    add_accept(bundle, "accept that compilers get a journal's settings")
-
-
-def _percentage(text: str) -> float:
-    """Read ``2%``. A number alone is refused: it may be meant as a share."""
-    if not re.fullmatch(r"\d+(\.\d*)?%", text):
-        raise argparse.ArgumentTypeError(f"must be a percentage, zero or more, such as 2%, got {text!r}")
-    return float(text[:-1]) / 100
-
-
-def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+def resume_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.engine.start import check_parts
     from atune.frontends.api.resume import completed_by, options_of, origin_of, read_state, resume
     from atune.frontends.api.tune_set import read_set, resume_set
@@ -135,7 +70,7 @@ def _finished(journal: str, header: RunStarted | None) -> str:
     return text + (anew if file else "")
 
 
-def _replay(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+def replay_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     if os.path.isdir(arguments.journal):
         from atune.frontends.api.tune_set import read_set
 
@@ -143,7 +78,7 @@ def _replay(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     return show(replay(arguments.journal), arguments)
 
 
-def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+def watch_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     import anyio
 
     from atune.reporting.progress import Progress
@@ -162,7 +97,7 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     return show(Result.of(progress.state, arguments.journal, replayed=True), arguments)
 
 
-def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+def report_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     journal = Path(arguments.journal)
     if journal.is_dir():
         from atune.reporting.set_table import set_report
@@ -175,18 +110,18 @@ def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     return write(page.encode(), arguments.output or output, "report  ", arguments)
 
 
-def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+def export_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     return write(export(arguments.journal, arguments.to), arguments.output or "-", "exported", arguments)
 
 
-def _merge(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+def merge_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     result = merge(arguments.journal, arguments.output)
     if arguments.output is None:
         print_message("nothing was written: add -o FILE to write the journal", kind="")
     return show(result, arguments)
 
 
-def _compare(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+def compare_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     import msgspec
 
     from atune.reporting.sets import compare
@@ -196,7 +131,7 @@ def _compare(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     return 1 if found.slower else 0
 
 
-def _bundle(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+def bundle_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.frontends.api.save_bundle import save_bundle
 
     results = [result for journal in arguments.journal for result in _winners(journal)]

@@ -1,4 +1,4 @@
-"""Options of commands: those of the command line alone, how each becomes an argument, and all of ``atune tune``."""
+"""Options of commands: those of the command line alone, and how each becomes an argument."""
 
 import argparse
 import re
@@ -6,10 +6,9 @@ from functools import partial
 from typing import Annotated, Any, TypedDict
 
 from atune.frontends.api.options import TuneOptions
-from atune.frontends.cli.parsing import Parser, add_command, name_of
+from atune.frontends.cli.parsing import Parser, name_of
 from atune.model.options import SWITCH, Option, option, options_of
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workers.system.terminal import Interrupts
 
 
 class CommandOptions(TypedDict):
@@ -53,14 +52,8 @@ def with_flags(group: type[Any]) -> list[Option]:
     return [one for one in options_of(group).values() if one.flag]
 
 
-def add_options(parser: Parser, group: type[Any], *names: str, unset: str = "") -> None:
-    """Add the arguments of options of a group. `unset`: their default, in words."""
-    for name in names:
-        add_option(parser, options_of(group)[name], parser, unset)
-
-
-def add_option(parser: Parser, option: Option, heading: Any, unset: str = "") -> None:
-    """Add the argument of an option under a heading of the help. `unset`: its default, in words."""
+def add_option(parser: Parser, heading: Any, option: Option, unset: str = "") -> None:
+    """Add the argument of an option under a heading of a parser's help. `unset`: its default, in words."""
     flags, how = option.flag.split("|"), dict[str, Any](default=None if unset else option.default)
     if option.repeat:
         how = {"action": "append", "default": [], "metavar": option.metavar}
@@ -97,33 +90,3 @@ def help_of(option: Option, unset: str = "") -> str:
     if not default and value is not None and value is not False and not skips(option):
         default = "on" if value is True else f"{value:g}" if isinstance(value, float) else str(value)
     return (f"do not {sentence}" if skips(option) else sentence) + (f" [default: {default}]" if default else "")
-
-
-_EXAMPLES = """\
-examples:
-  atune tune gemm.py                      # tune the workload of a file
-  atune tune gemm.py:GEMM --budget 10%    # try a tenth, the likeliest first
-  atune tune gemm.py --dry-run            # count the candidates, and stop"""
-
-
-def add_commands(commands: Any, shown: Parser) -> None:
-    """Add ``tune``. `shown` holds the options that all commands share."""
-    tune = add_command(commands, shown, "tune", _tune, "Tune a workload", epilog=_EXAMPLES)
-    tune.add_argument("workload", metavar="FILE.py[:NAME]", help=WORKLOAD)
-    for heading, options in groups().items():
-        group = tune.add_argument_group(heading)
-        for one in options:
-            add_option(tune, one, group)
-
-
-WORKLOAD = "the file, or package.module, and the name of its atune.Workload or decorated kernel if it has several"
-
-
-def _tune(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    if not arguments.dry_run:
-        from atune.workers.processes.server import warm_early
-
-        warm_early()
-    from atune.frontends.cli.tune import tune_command
-
-    return tune_command(arguments, interrupts)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
-from difflib import get_close_matches
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from atune.errors import UsageError
@@ -46,17 +45,18 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
-            known = list(action.choices)
+            from atune.model.options import likely  # it imports msgspec, which --version does without
+
             if re.fullmatch(r".+\.py(:\w*)?|[\w.]+:\w+", value):
                 raise UsageError(f"{self.prog} has no command {value}; did you mean {self.prog} tune {value}?")
-            near = get_close_matches(value.lower(), known, n=1)
-            meant = f"; did you mean {self.prog} {near[0]}?" if near else f"; there is {', '.join(known)}"
-            raise UsageError(f"{self.prog} has no command {value}{meant} (see {self.prog} --help)")
+            ways = {name: f"{self.prog} {name}" for name in action.choices}
+            hint = likely(value, ways, {}) or f"; there is {', '.join(ways)}"
+            raise UsageError(f"{self.prog} has no command {value}{hint} (see {self.prog} --help)")
         super()._check_value(action, value)
 
     def _unknown(self, unknown: Sequence[str]) -> str:
         """Return the message for arguments that the command does not know."""
-        from atune.model.options import likely, python_ways  # it imports msgspec, which --version does without
+        from atune.model.options import likely, python_ways  # as above
 
         wrong = next((one for one in unknown if one.startswith("-")), None)
         if wrong is None:
@@ -110,18 +110,3 @@ def _names(action: argparse.Action, no: bool) -> dict[str, str]:
 def name_of(flag: str) -> str:
     """Return the name of an option as Python writes it."""
     return flag.lstrip("-").replace("-", "_")
-
-
-def add_command(
-    commands: Any, shown: Parser, name: str, command: Callable[..., int], text: str, **options: Any
-) -> Parser:
-    """Add the parser of a command to `commands`. `shown` holds the options that all commands share.
-
-    `text`: what the command does, as the beginning of a sentence: its description, and up to a semicolon its line in
-    the help.
-    `options`: further ones of the parser.
-    """
-    help = f"{text[0].lower()}{text[1:]}".partition(";")[0]
-    parser: Parser = commands.add_parser(name, parents=[shown], help=help, description=f"{text}.", **options)
-    parser.set_defaults(command=command)
-    return parser

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, Required
 
 import msgspec
 
-from atune.engine.search.strategies import check_given
 from atune.errors import SpaceError, UsageError, WorkloadError
 from atune.frontends.api.options import ListenOptions, RunOptions, check_target
 from atune.model.candidate import COMPILE_FLAGS, RESERVED, Config, check_reserved
@@ -257,5 +256,4 @@ def tuning_options(tuning: str | Mapping[str, Any] | None) -> dict[str, Any]:
     benchmark = {name: value for name, value in chosen.items() if name in _BENCHMARK}
     compile = {name: value for name, value in chosen.items() if name in _COMPILE}
     run = checked("tuning", {name: chosen[name] for name in _RUN if name in chosen}, RunOptions)
-    check_given(run.get("strategy"))
     return {"benchmark": BenchmarkSettings(**benchmark), "compile": CompileSettings(**compile), **run}
