@@ -89,6 +89,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
         if self.check is not None:
             return self.check(where, value)
         if self.must or self.kind in _TYPED:
+            strict = strict or str(value).lower() == "null"  # which msgspec reads as None
             return converted(where, value, self.hint, self.must, error, strict=strict)
         return value
 

@@ -170,6 +170,7 @@ def test_earlier_runs_are_named_shortly(engine: Any, workload: str) -> None:
     ("options", "message"),
     [
         ("--rep 0", "--rep: must be a whole number >= 1, got '0'"),
+        ("--workers null", "--workers: must be a whole number, got 'null'"),
         ("--l2 hot", "--l2: must be 'cold' or 'warm', got 'hot'"),
         ("--memory-limit 4X", "--memory-limit: must be a size, such as '4GiB' or '512MiB', got '4X'"),
         ("--timeout nan", "--timeout: must be a number > 0.0, got 'nan'"),
