@@ -8,23 +8,20 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from atune.frontends.cli.parsing import SHARED, default_of, first_sentence, skips
-from atune.frontends.cli.tune_options import groups
+from atune.frontends.cli.options import groups, help_of, skips
+from atune.frontends.cli.parsing import SHARED
 
 DOCS = Path(__file__).parent
 
 
 def of_tune() -> Iterable[tuple[str, str]]:
     """Yield the rows of `atune tune`'s options: what ``--help`` says of them, and where the pages say more."""
-    for field in (field for fields in groups().values() for field in fields):
-        option = field.option
+    for option in (one for options in groups().values() for one in options):
         spelled = f"`{f'{option.flag} {option.metavar}'.rstrip()}`".replace("|", "`, `")
-        if field.default is True and not skips(field):
+        if option.default is True and not skips(option):
             spelled += f", `--no-{option.flag.removeprefix('--')}`"
-        text = f"do not {first_sentence(option.doc)}" if skips(field) else first_sentence(option.doc)
-        default = f" [default: {shown}]" if (shown := default_of(field)) else ""
         more = f" ([more]({option.page}))" if option.page else ""
-        yield spelled, text + default + more
+        yield spelled, help_of(option) + more
     for flag, text in SHARED.items():
         yield f"`{flag}`", text
     yield "`--help`", "show the options"

@@ -22,7 +22,7 @@ import pytest
 from packaging.requirements import Requirement
 from pages import FENCED, PAGES, ROOT, write_files
 
-from atune.frontends.cli.main import _COMMANDS, make_parser
+from atune.frontends.cli.main import make_parser
 
 BLOCK = re.compile(r"^```(sh|bash|shell|console)\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
 """Commands, and what they print where a page shows it right below."""
@@ -128,11 +128,9 @@ def blocks() -> Iterator[Block]:
 
 def of_help() -> Iterator[Block]:
     """Yield the examples at the end of each command's help, as one block each."""
-    for name in ("", *(name for names in _COMMANDS.values() for name in names)):
-        chosen = parser = make_parser(name)
-        if name:
-            actions = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
-            chosen = actions[0].choices[name]
+    parser = make_parser()
+    [commands] = [one.choices for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
+    for name, chosen in {"": parser, **commands}.items():
         if lines := re.findall(r"^  (atune .*)$", chosen.epilog or "", re.MULTILINE):
             yield Block(f"atune {name} --help", "\n".join(lines) + "\n")
 
@@ -170,7 +168,7 @@ def commands(block: Block, folder: Path) -> list[list[str]]:
 def of_atune(words: Sequence[str]) -> str:
     """Return why ``atune`` refuses these arguments; empty if it takes them."""
     try:
-        make_parser(words[0]).parse_args(words)
+        make_parser().parse_args(words)
     except SystemExit as end:
         return "" if end.code == 0 else f"exit {end.code}"
     except Exception as error:

@@ -1,20 +1,20 @@
-"""Options: each is defined once, as a field with an `Option` in its type. Checks, help, flags and tables follow."""
+"""Options: each is declared once, as a field with an `option` in its type. Checks, help, flags and tables follow."""
 
 from __future__ import annotations
 
-import builtins
+import functools
 import importlib
 import inspect
+import operator
 import os
 import re
 import reprlib
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
 from difflib import get_close_matches
-from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, ForwardRef, Required, TypeVar, get_args, get_origin
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, ForwardRef, Required, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
@@ -22,23 +22,43 @@ from atune.errors import UnknownOption, UsageError
 from atune.model.candidate import as_written
 
 F = TypeVar("F", bound=Callable[..., Any])
+S = TypeVar("S", bound=msgspec.Struct)
 
 
-@dataclass(frozen=True)
-class Option:
-    """An option's description, in addition to its name, its type and a setting's default.
+def option(doc: str, **more: Any) -> msgspec.Meta:
+    """Return the description of an option, as a part of its type. `more`: attributes of `Option`.
 
         class RunOptions(TypedDict, total=False):
-            seed: Annotated[Natural, Option("Seed of the strategy.", default=0, flag="--seed", metavar="N")]
+            seed: Annotated[Natural, option("Seed of the strategy.", default=0, flag="--seed", metavar="N")]
 
-    Values are checked by their type and its `msgspec.Meta`, or by `check`.
+    A type that only type checkers import is quoted, and is not checked: the module of such a TypedDict does without
+    ``from __future__ import annotations``, which would quote all. A setting has its default next to its type.
     """
+    return msgspec.Meta(description=doc, extra=more)
 
+
+def described(group: type[Any], name: str) -> msgspec.Meta:
+    """Return the description of an option of `group`, for another group that has it too."""
+    meta: msgspec.Meta = get_args(group.__annotations__[name])[-1]
+    return meta
+
+
+SWITCH = (bool, bool | None)
+"""Types of what is on or off."""
+_TYPED = (*SWITCH, int, int | None, float, float | None)
+
+
+class Option(msgspec.Struct, frozen=True, kw_only=True):
+    """An option of a group. Its values are checked by their type and its bounds, or by `check`."""
+
+    name: str
+    hint: Any
+    """Its type with bounds."""
+    kind: Any
+    """Its type without them, as `help` shows it."""
     doc: str
     """Sentences in the form of a docstring. The first is the help at the command line."""
-    _: KW_ONLY
     default: Any = None
-    """The default of a keyword. A setting has its default next to its type."""
     must: str = ""
     """The constraint in words, for the message, such as ``must be a text``. Without it, only bool and numbers are
     checked by their type."""
@@ -50,8 +70,8 @@ class Option:
     """The option of the command line, if it has one. ``--skip-…`` switches off what is on by default. Of flags that
     exclude each other, ``--quiet|--verbose``, each sets its own name."""
     metavar: str = ""
-    action: str = ""
-    """``repeat`` at the command line, where the type does not say so."""
+    repeat: bool = False
+    """Whether the command line takes it several times."""
     unset: str = ""
     """The default as text, where it is not a plain value."""
     page: str = ""
@@ -59,46 +79,19 @@ class Option:
     group: str = ""
     """The heading in the command line's help."""
 
+    def checked(self, where: str, value: Any, error: type[UsageError] = UsageError, *, strict: bool = True) -> Any:
+        """Return the value in its normal form. Raises `error`, which names `where`, or what its own check raises.
 
-@dataclass(frozen=True)
-class Field:
-    """An option of a group."""
-
-    name: str
-    kind: Any
-    """Its type. A class that only type checkers import is a stand-in of its name."""
-    default: Any
-    option: Option
-
-    @property
-    def bounded(self) -> Any:
-        """Its type without None, with its bounds."""
-        kinds = [kind for kind in get_args(self.kind) if kind is not NoneType] if self.optional else [self.kind]
-        return kinds[0] if len(kinds) == 1 else self.kind
-
-    @property
-    def plain(self) -> Any:
-        """Its type without None and bounds."""
-        return get_args(self.bounded)[0] if get_origin(self.bounded) is Annotated else self.bounded
-
-    @property
-    def shown(self) -> Any:
-        """Its type as `help` shows it."""
-        return self.plain | None if self.optional else self.plain
-
-    @property
-    def optional(self) -> bool:
-        return NoneType in get_args(self.kind)
-
-    def checked(self, where: str, value: Any, error: type[UsageError] = UsageError) -> Any:
-        """Return the value in its normal form. Raises `error`, or what the option's own check raises."""
-        option, name = self.option, f"{where}: {self.name}" if where else self.name
-        if value is None and (self.optional or self.default is None):
+        `strict`: refuse a text in place of a number.
+        """
+        if value is None and self.default is None:
             return value
-        if option.check is not None:
-            return option.check(name, value)
-        typed = option.must or self.plain in (bool, int, float)
-        return converted(name, value, self.kind, option.must, error) if typed else value
+        if self.check is not None:
+            return self.check(where, value)
+        if self.must or self.kind in _TYPED:
+            strict = strict or str(value).lower() == "null"  # which msgspec reads as None
+            return converted(where, value, self.hint, self.must, error, strict=strict)
+        return value
 
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -113,21 +106,23 @@ _WORDS = {"int": "a whole number", "float": "a number", "bool": "True or False",
 """Types in words, by msgspec's name."""
 
 
-def converted(name: str, value: Any, kind: Any, must: str = "", error: type[UsageError] = UsageError) -> Any:
-    """Return `value` as msgspec converts it to the type `kind`; a mapping stays as it is.
+def converted(
+    name: str, value: Any, kind: Any, must: str = "", error: type[UsageError] = UsageError, *, strict: bool = True
+) -> Any:
+    """Return `value` as msgspec converts it to the type `kind`, `strict` or not; a mapping stays as it is.
 
     Raises `error` with `name` and what the value `must` be, or else what msgspec says.
     """
     plain = as_written(value)  # numpy's numbers are Python's
     plain = float(plain) if isinstance(plain, float) else plain
     try:
-        found = msgspec.convert(plain, kind)
+        found = msgspec.convert(plain, kind, strict=strict)
     except msgspec.ValidationError as wrong:
-        raise error(f"{name} {must or f'must be {wanted(wrong)}'}, got {reprlib.repr(value)}") from None
+        raise error(f"{name} {must or f'must be {_wanted(wrong)}'}, got {reprlib.repr(value)}") from None
     return value if isinstance(value, Mapping) else found
 
 
-def wanted(wrong: msgspec.ValidationError) -> str:
+def _wanted(wrong: msgspec.ValidationError) -> str:
     """Return what a value must be, in msgspec's message that it is not."""
     text = str(wrong)
     if not text.startswith("Expected "):
@@ -152,50 +147,40 @@ def path(name: str, value: Any) -> Any:
     return value
 
 
-def options_of(kind: type[Any]) -> dict[str, Field]:
+def options_of(group: type[Any]) -> dict[str, Option]:
     """Return the options of a group by name: of a settings class, or of a TypedDict of keywords."""
-    if kind not in _KNOWN:
-        _KNOWN[kind] = _options_of(kind)
-    return _KNOWN[kind]
+    if group not in _KNOWN:
+        hints: dict[str, Any] = group.__annotations__
+        defaults: dict[str, Any] = {}
+        if issubclass(group, msgspec.Struct):
+            fields = msgspec.structs.fields(group)
+            hints, defaults = {one.name: one.type for one in fields}, {one.name: _default(one) for one in fields}
+        _KNOWN[group] = {name: _option(name, hint, defaults) for name, hint in hints.items()}
+    return _KNOWN[group]
 
 
-_KNOWN: dict[type[Any], dict[str, Field]] = {}
+_KNOWN: dict[type[Any], dict[str, Option]] = {}
 
 
-def _options_of(kind: type[Any]) -> dict[str, Field]:
-    if issubclass(kind, msgspec.Struct):
-        found = {field.name: (field.type, _default(field)) for field in msgspec.structs.fields(kind)}
-    else:
-        found = {name: (_evaluated(kind, hint), ...) for name, hint in kind.__annotations__.items()}
-    fields = {}
-    for name, (hint, default) in found.items():
-        hint = get_args(hint)[0] if get_origin(hint) is Required else hint
-        if get_origin(hint) is Annotated:
-            kind_, *more = get_args(hint)
-            [option] = [one for one in more if isinstance(one, Option)]
-            bounds = [one for one in more if one is not option]
-            kind_ = Annotated[(kind_, *bounds)] if bounds else kind_
-            fields[name] = Field(name, kind_, option.default if default is ... else default, option)
-    return fields
+def _option(name: str, hint: Any, defaults: Mapping[str, Any]) -> Option:
+    """Return an option from its type. `defaults`: of settings, by name."""
+    hint = get_args(hint)[0] if get_origin(hint) is Required else hint
+    kind, *_, meta = get_args(hint)
+    more = {"default": defaults[name]} if name in defaults else {}
+    return Option(name=name, hint=hint, kind=_unbounded(kind), doc=meta.description, **meta.extra, **more)
+
+
+def _unbounded(kind: Any) -> Any:
+    if isinstance(kind, ForwardRef):
+        return kind.__forward_arg__
+    alternatives = get_args(kind) if get_origin(kind) in (Union, UnionType) else [kind]
+    bare = [get_args(one)[0] if get_origin(one) is Annotated else one for one in alternatives]
+    return functools.reduce(operator.or_, bare)
 
 
 def _default(field: msgspec.structs.FieldInfo) -> Any:
     made = field.default_factory
     return field.default if made is msgspec.NODEFAULT else made()
-
-
-class _Names(dict[str, Any]):
-    """A module's names. One that only type checkers import is a class without anything."""
-
-    def __missing__(self, name: str) -> Any:
-        return getattr(builtins, name, None) or type(name, (), {"__module__": "builtins"})
-
-
-def _evaluated(kind: type[Any], hint: Any) -> Any:
-    if not isinstance(hint, ForwardRef):
-        return hint
-    module = sys.modules[str(hint.__forward_module__ or kind.__module__)]
-    return eval(hint.__forward_arg__, vars(module), _Names(vars(module)))
 
 
 def checked(
@@ -205,16 +190,17 @@ def checked(
 
     Raises `UnknownOption` for a name that the group lacks, and `error` for a wrong value. Messages name `where`.
     """
-    refuse_unknown(where, given, [*kind.__annotations__])
-    fields = options_of(kind)
-    return {name: fields[name].checked(where, value, error) for name, value in given.items()}
+    options = options_of(kind)
+    refuse_unknown(where, given, [*options])
+    place = f"{where}: " if where else ""
+    return {name: options[name].checked(f"{place}{name}", value, error) for name, value in given.items()}
 
 
 def complete(
     where: str, given: Mapping[str, Any], kind: type[Any], error: type[UsageError] = UsageError
 ) -> dict[str, Any]:
     """Return all options of the group `kind`: those `given`, as `checked` does, and the defaults of the others."""
-    defaults = {name: field.default for name, field in options_of(kind).items()}
+    defaults = {name: option.default for name, option in options_of(kind).items()}
     return defaults | checked(where, given, kind, error)
 
 
@@ -225,26 +211,25 @@ def documents(kind: type[Any]) -> Callable[[F], F]:
     """
 
     def decorate(function: F) -> F:
-        fields = options_of(kind).values()
+        options = options_of(kind).values()
         called: Any = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
-        before = [
-            p for p in inspect.signature(called).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD
-        ]
+        signature = inspect.signature(called)
+        before = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
         more = [
-            inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.shown)
-            for one in fields
+            inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.kind)
+            for one in options
         ]
-        called.__signature__ = inspect.signature(called).replace(parameters=[*before, *more])
-        function.__doc__ = inspect.cleandoc(function.__doc__ or "").replace("{options}", "\n".join(map(_entry, fields)))
-        called.__doc__ = function.__doc__
+        called.__signature__ = signature.replace(parameters=[*before, *more])
+        text = inspect.cleandoc(function.__doc__ or "").replace("{options}", "\n".join(map(_entry, options)))
+        function.__doc__ = called.__doc__ = text
         return function
 
     return decorate
 
 
-def _entry(field: Field) -> str:
-    default = field.option.unset or ("" if field.default in (None, ()) else repr(field.default))
-    return f"{field.name}\n{_wrapped(field.option.doc + (default and f' Default: {default}.'), '    ')}"
+def _entry(option: Option) -> str:
+    default = option.unset or ("" if option.default in (None, ()) else repr(option.default))
+    return f"{option.name}\n{_wrapped(option.doc + (default and f' Default: {default}.'), '    ')}"
 
 
 def _wrapped(text: str, indent: str = "") -> str:
@@ -252,32 +237,33 @@ def _wrapped(text: str, indent: str = "") -> str:
 
 
 if TYPE_CHECKING:
-    SettingsMeta = msgspec.StructMeta
+    _Refusing = msgspec.StructMeta
 else:
 
-    class SettingsMeta(type(msgspec.Struct)):
-        """Refuses a wrong keyword of a settings class, and documents its fields."""
-
-        def __init__(cls, *made: Any, **options: Any) -> None:
-            super().__init__(*made, **options)
-            fields = [_wrapped(f"`{field.name}`: {field.option.doc}") for field in options_of(cls).values()]
-            if fields:
-                raises = "Raises `UsageError`, with a suggestion, for a wrong name or value."
-                cls.__doc__ = "\n".join([f"{cls.__doc__}\n", *fields, f"\n{raises}"])
+    class _Refusing(type(msgspec.Struct)):
+        """Refuses a wrong keyword where a class is called: msgspec lets no class of its own define how it is made."""
 
         def __call__(cls, *values: Any, **options: Any) -> Any:
             refuse_unknown(cls.__name__, options, cls.__struct_fields__)
             return super().__call__(*values, **options)
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, metaclass=SettingsMeta):
-    """A group of options, each with an `Option` in its type. They are checked when it is made."""
+class Settings(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Refusing):
+    """A group of options, each with an `option` in its type. They are checked when it is made."""
 
     def __post_init__(self) -> None:
-        for name, field in options_of(type(self)).items():
-            given = getattr(self, name)
-            if (value := field.checked(type(self).__name__, given)) is not given:
+        given = {name: getattr(self, name) for name in self.__struct_fields__}
+        for name, value in checked(type(self).__name__, given, type(self)).items():
+            if value is not given[name]:
                 msgspec.structs.force_setattr(self, name, value)
+
+
+def documented(kind: type[S]) -> type[S]:
+    """Return the settings class `kind`, with its options in its docstring."""
+    options = [_wrapped(f"`{option.name}`: {option.doc}") for option in options_of(kind).values()]
+    raises = "Raises `UsageError`, with a suggestion, for a wrong name or value."
+    kind.__doc__ = "\n".join([f"{kind.__doc__}\n", *options, f"\n{raises}"])
+    return kind
 
 
 MEANT: dict[str, tuple[str, ...]] = {
@@ -319,9 +305,8 @@ def refuse_unknown(
     for name in given:
         if name not in known:
             ways = python_ways() if elsewhere is None else elsewhere
-            meant = likely(name, {option: repr(option) for option in known}, ways)
-            hint = f"did you mean {' or '.join(meant)}?" if meant else f"there is {', '.join(known)}"
-            raise UnknownOption(f"{where}: there is no option {name!r}; {hint}")
+            hint = likely(name, {option: repr(option) for option in known}, ways) or f"; there is {', '.join(known)}"
+            raise UnknownOption(f"{where}: there is no option {name!r}{hint}")
 
 
 def python_ways() -> dict[str, str]:
@@ -333,17 +318,17 @@ def python_ways() -> dict[str, str]:
     return ways
 
 
-def likely(name: str, known: Mapping[str, str], elsewhere: Mapping[str, str]) -> list[str]:
-    """Return how to write the options that `name` most likely means; nothing if no option is similar.
+def likely(name: str, known: Mapping[str, str], elsewhere: Mapping[str, str]) -> str:
+    """Return a question for the options that `name` most likely means; empty if no option is similar.
 
     `known`, `elsewhere`: how to write the options of this place and of others, by name.
     """
     ways = {**elsewhere, **known}
-    alike = [option for option in (name, *MEANT.get(name, ())) if option in ways]
-    if alike:
-        return [ways[option] for option in alike if option in known] or [ways[option] for option in alike]
-    near = [] if name in MEANT else get_close_matches(name.lower(), [*known, *elsewhere], n=1, cutoff=0.7)
-    return [ways[option] for option in near]
+    found = [option for option in (name, *MEANT.get(name, ())) if option in ways]
+    found = [option for option in found if option in known] or found
+    if not found and name not in MEANT:
+        found = get_close_matches(name.lower(), [*known, *elsewhere], n=1, cutoff=0.7)
+    return f"; did you mean {' or '.join(ways[option] for option in found)}?" if found else ""
 
 
 def meant(name: str, known: Iterable[str]) -> str:

@@ -1,7 +1,5 @@
 """The options of a workload, which `@autotune` has too. A wrong value is refused where it is given."""
 
-from __future__ import annotations
-
 import inspect
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +7,7 @@ from typing import Annotated, Any, TypedDict
 
 from atune.errors import WorkloadError, asked, name_and_message
 from atune.model.candidate import MUST_BE_PASS_CONFIGS
-from atune.model.options import Amount, Option, Share, converted
+from atune.model.options import Amount, Share, converted, option
 
 Inputs = Callable[..., Sequence[Any]] | Sequence[Any] | None
 Work = float | Callable[..., float] | None
@@ -50,62 +48,62 @@ class SharedOptions(TypedDict, total=False):
     """Options of a workload that `@autotune` has too."""
 
     # fmt: off
-    reference: Annotated[Callable[..., Any] | None, Option(
+    reference: Annotated[Callable[..., Any] | None, option(
         "A function of the inputs that returns the expected output, or a tuple of them. Without it no value is "
         "checked. For inputs that are updated in place, it writes into them likewise, or returns what they become. A "
         "reference that takes every parameter writes into the outputs.",
         must=_FUNCTION,
     )]
-    out_idx: Annotated[int | Sequence[int] | None, Option(
+    out_idx: Annotated[int | Sequence[int] | None, option(
         "Positions of the output parameters; an empty list for none. The default is `@tilelang.jit`'s `out_idx`, or "
         "what an eager kernel returns; else the parameters that the kernel writes and never reads, and `zero`.",
         must="must be a position of an output, such as -1, or several",
     )]
-    rtol: Annotated[Amount | None, Option(
+    rtol: Annotated[Amount | None, option(
         "Relative tolerance of the check, as in `torch.testing.assert_close`. The default depends on the output dtype.",
     )]
-    atol: Annotated[Amount | None, Option("Absolute tolerance of the check, like `rtol`.")]
-    max_mismatched_ratio: Annotated[Share, Option(
+    atol: Annotated[Amount | None, option("Absolute tolerance of the check, like `rtol`.")]
+    max_mismatched_ratio: Annotated[Share, option(
         "Share of elements that may lie outside the tolerances.", default=0.0, must="must be a share, from 0 to 1",
     )]
-    check: Annotated[Callable[..., Any] | None, Option(
+    check: Annotated[Callable[..., Any] | None, option(
         "A function that judges the outputs. It returns False, or raises, if they are wrong; else True or nothing. "
         "With a reference it gets ``(outputs, reference_outputs)``, like tilelang's `manual_check_prog`. Without one "
         "it gets ``(inputs, outputs)``. All are lists of tensors.",
         must="must be a function of the outputs",
     )]
-    supply: Annotated[Any, Option(
+    supply: Annotated[Any, option(
         "The name of a supply type of tilelang, such as ``'integer'`` or ``'uniform'``, for drawing inputs.",
         check=_supply,
     )]
-    setup: Annotated[Callable[..., Any] | None, Option(
+    setup: Annotated[Callable[..., Any] | None, option(
         "A function of the inputs. It is called after they are made on a device, and may change them in place. No call "
         "of the tuned kernel does that, so that a kernel whose inputs it changed is not handed out.",
         must=_FUNCTION,
     )]
-    restore: Annotated[Sequence[int] | None, Option(
+    restore: Annotated[Sequence[int] | None, option(
         "Positions of parameters to restore before each call. Inputs that the kernel writes into are detected and "
         "restored without this. A parameter that is named here is no output, unless `out_idx` names it.",
         default=(), must=_POSITIONS,
     )]
-    zero: Annotated[Sequence[int] | None, Option(
+    zero: Annotated[Sequence[int] | None, option(
         "Positions of parameters to set to zero before each call: outputs, and inputs where `out_idx` leaves them out. "
         "The tuned kernel does so, too, but for outputs that the caller gives.",
         default=(), must=_POSITIONS,
     )]
-    flops: Annotated[Work, Option(
+    flops: Annotated[Work, option(
         "The least operations of one call: a number, or a function of arguments of the problem, by name. Rooflines are "
         "computed from it. A timing faster than the device's peak is measured again in a fresh process.",
         check=_amount,
     )]
-    bytes: Annotated[Work, Option(
+    bytes: Annotated[Work, option(
         "The least bytes that one call moves to and from memory, like `flops`.", check=_amount,
     )]
-    default: Annotated[Mapping[str, Any] | None, Option(
+    default: Annotated[Mapping[str, Any] | None, option(
         "The configuration to compare the winner with. The default is the kernel's own parameter defaults.",
         must="must be a configuration as a dict, such as {'block': 64}",
     )]
-    name: Annotated[str | None, Option("The kernel's name in journals and reports.", must="must be a text")]
+    name: Annotated[str | None, option("The kernel's name in journals and reports.", must="must be a text")]
     # fmt: on
 
 
@@ -113,22 +111,22 @@ class WorkloadOptions(SharedOptions, total=False):
     """Options of `Workload`."""
 
     # fmt: off
-    inputs: Annotated[Inputs, Option(
+    inputs: Annotated[Inputs, option(
         "Tensors for the kernel's input parameters, or a function that returns them, or the only one. It gets the "
         "arguments of the problem that it names. If it names ``parameters``, it gets the kernel's input parameters "
         "with dtypes and shapes. torch is seeded before the call. By default, inputs are drawn from the parameters' "
         "shapes and dtypes.",
         check=check_inputs,
     )]
-    arguments: Annotated[Mapping[str, Any] | None, Option(
+    arguments: Annotated[Mapping[str, Any] | None, option(
         "The problem: values of the kernel's other parameters, such as ``{'M': 1024, 'N': 1024}``.",
         must="must be a dict of the kernel's other parameters, such as {'M': 1024}",
     )]
-    pass_configs: Annotated[Mapping[str, Any] | None, Option(
+    pass_configs: Annotated[Mapping[str, Any] | None, option(
         "TileLang pass configuration for every candidate, such as ``{'tl.enable_fast_math': True}``.",
         must=MUST_BE_PASS_CONFIGS,
     )]
-    source: Annotated[str | None, Option(
+    source: Annotated[str | None, option(
         "The kernel module's source text, for kernels made by `exec`, whose source Python cannot find.",
         must="must be the source text of the kernel's module",
     )]

@@ -58,16 +58,8 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("Workload", "arguments", 3, "arguments must be a dict of the kernel's other parameters, such as {'M': 1024}, got"),
     ("Workload", "inputs", 3, "inputs must be a list of tensors, or a function that returns one, got 3"),
     ("Workload", "reference", [*range(10**4)], "must be a function of the inputs, got [0, 1, 2, 3, 4, 5, ...]"),
-    ("Workload", "check", True, "check must be a function of the outputs, got True"),
-    ("Workload", "out_idx", 1.5, "out_idx must be a position of an output, such as -1, or several, got 1.5"),
-    ("Workload", "rtol", "1e-2", "rtol must be a number, got '1e-2'"),
-    *(("Workload", name, value, f"{name} must be ") for name in ("rtol", "atol") for value in NO_AMOUNT),
-    ("Workload", "max_mismatched_ratio", 5, "max_mismatched_ratio must be a share, from 0 to 1, got 5"),
-    ("Workload", "restore", 0, "restore must be positions of parameters, such as [0], got 0"),
-    *(("Workload", name, value, f"{name} {AMOUNT}") for name in ("flops", "bytes") for value in NO_AMOUNT),
-    ("Workload", "flops", "2*M", f"flops {AMOUNT} '2*M'"),
-    ("Workload", "default", 64, "default must be a configuration as a dict, such as {'block': 64}, got 64"),
-    ("Workload", "name", 3, "name must be a text, got 3"),
+    *(("Workload", "rtol", value, "rtol must be ") for value in ("1e-2", *NO_AMOUNT)),
+    *(("Workload", "flops", value, f"flops {AMOUNT}") for value in ("2*M", *NO_AMOUNT)),
     ("Workload", "supply", "gaussian", "supply 'gaussian' is unknown: give auto, integer, uniform"),
     # the decorator
     ("autotune", "space", [], "No configurations to tune: space is empty"),
@@ -75,17 +67,14 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("autotune", "space", {"blok": [16]}, "kernel takes no argument 'blok'; it takes M, block (did you mean 'block'?)"),
     ("autotune", "where", 3, "where: a constraint must be callable, got 3"),
     ("autotune", "key", 3, "key: give names of arguments, such as ['M', 'N'], got 3"),
-    ("autotune", "hints", 3, "autotune: hints must be a dict of the kernel's arguments"),
     ("autotune(hints)", "pass_configs", 3, "hints: pass_configs must be a dict"),
     ("autotune(hints)", "compile_flags", 3, "hints: compile_flags must be a list of flags"),
     ("autotune", "symbols", {"n": "128"}, "symbols must be a dict of sizes by name, such as {'n': 1024}, got"),
-    ("autotune", "tune_on", 3, "autotune: tune_on must be a function of the call's arguments, got 3"),
     ("autotune", "tuning", 3, "tuning: give a preset's name or a dict of options, such as {'budget': 40}, got 3"),
     ("autotune", "tuning", "fast", "there is no preset 'fast'; there is default, quick, thorough"),
     ("autotune", "default", {"blok": 16}, "kernel takes no argument 'blok'; it takes M, block"),
     ("autotune", "cache", 3, "cache must be a path, got 3"),
     ("autotune", "shipped", 3, "shipped must be a path, got 3"),
-    ("autotune", "on_miss", "guess", "on_miss must be 'tune', 'pick', 'default' or 'error', got 'guess'"),
     ("autotune", "target", "rocm", "not supported"),
     ("autotune(tuning)", "repeats", 3, "tuning: there is no option 'repeats'"),
     ("autotune(tuning)", "n_repeat", 0, "n_repeat must be a whole number >= 1, got 0"),
@@ -100,45 +89,31 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("run", "target", "hip", "target 'hip' is not supported: use auto, cuda"),
     ("run", "strategy", "genetic", "strategy 'genetic' is unknown; there is auto, exhaustive, random"),
     ("run", "devices", 0, "devices: give 'all', 'cpu' or device numbers such as [0, 1], got 0"),
-    ("run", "cluster", " ", "cluster must be auto, ray://HOST:10001 or HOST:6379, got ' '"),
     ("run", "compile", {"workers": 2}, "compile must be atune.CompileSettings(…), got {'workers': 2}"),
     ("run", "benchmark", atune.CompileSettings(), "benchmark must be atune.BenchmarkSettings(…), got"),
-    ("run", "pipeline", "no", "pipeline must be True or False, got 'no'"),
     *(("run", "budget", given, f"budget {given!r}: give auto, a number of") for given in ("many", "", 2.5, [1])),
     *(("run", "budget", value, "candidates must be a whole number") for value in (0, True)),
-    *(("run", "budget", value, "seconds must be a number > 0.0") for value in ("-5s", "0s")),
+    ("run", "budget", "-5s", "seconds must be a number > 0.0"),
     ("run", "budget", "120%", "percent must be a number <= 100.0, got 120.0"),
     # its settings
-    *(("CompileSettings", name, n, f"{name} must") for name in ("workers", "group_size") for n in NO_COUNT[:-1]),
-    *(("BenchmarkSettings", name, n, f"{name} must be") for name in ("n_repeat", "n_final_rounds") for n in NO_COUNT),
-    *(("BenchmarkSettings", name, n, f"{name} must be") for name in ("n_warmup", "n_final") for n in NO_COUNT[1:]),
-    *(("Budget", "candidates", n, "candidates must be a whole number") for n in NO_COUNT[:-1]),
-    *(("CompileSettings", "compile_timeout_s", n, "compile_timeout_s must be a number") for n in NO_NUMBER_ABOVE_0),
+    *(("CompileSettings", "workers", n, "workers must be a whole number") for n in NO_COUNT[:-1]),
+    *(("BenchmarkSettings", "n_repeat", n, "n_repeat must be a whole number") for n in NO_COUNT),
+    *(("BenchmarkSettings", "n_warmup", n, "n_warmup must be a whole number") for n in NO_COUNT[1:]),
     *(("BenchmarkSettings", "benchmark_timeout_s", n, "timeout_s must be a number") for n in NO_NUMBER_ABOVE_0),
-    *(("Budget", "seconds", n, "Budget: seconds must be a number") for n in NO_NUMBER_ABOVE_0),
-    ("CompileSettings", "flags", "-O1 -g", "must be a list of texts, such as ('-O2', '-g'), got '-O1 -g'"),
-    ("CompileSettings", "store", "no", "CompileSettings: store must be True or False, got 'no'"),
-    ("CompileSettings", "pass_configs", 3, "pass_configs must be a dict, such as {'tl.enable_fast_math': True}, got 3"),
-    ("CompileSettings", "target_host", "yes", "target_host must be a target such as 'c' or 'llvm', got 'yes'"),
-    ("BenchmarkSettings", "adaptive", 0, "adaptive must be True or False, got 0"),
     ("BenchmarkSettings", "early_stop_factor", 0.5, "early_stop_factor must be a number >= 1.0, got 0.5"),
+    ("BenchmarkSettings", "adaptive", 0, "adaptive must be True or False, got 0"),
+    ("CompileSettings", "flags", "-O1 -g", "must be a list of texts, such as ('-O2', '-g'), got '-O1 -g'"),
+    ("CompileSettings", "target_host", "yes", "target_host must be a target such as 'c' or 'llvm', got 'yes'"),
+    ("Budget", "seconds", 0, "Budget: seconds must be a number > 0.0, got 0"),
     # the drop-in, under tilelang's names
     ("set_profile_args", "warmup", -1, "warmup must be a whole number >= 0, got -1"),
     ("AutoTuner.run", "rep", 1.5, "rep must be a whole number, got 1.5"),
-    ("AutoTuner.run", "timeout", "x", "timeout must be a number, got 'x'"),
     ("drop_in.autotune", "supply_type", "foo", "supply_type 'foo' is unknown: give auto, integer"),
     ("drop_in.autotune", "ref_prog", 3, "ref_prog must be a function, got 3"),
-    ("set_profile_args", "rtol", "x", "rtol must be a number, got 'x'"),
     ("set_profile_args", "atol", float("nan"), "atol must be a number >= 0.0, got nan"),
-    ("drop_in.autotune", "max_mismatched_ratio", 2, "max_mismatched_ratio must be a number <= 1.0, got 2"),
-    ("drop_in.autotune", "skip_check", "no", "skip_check must be True or False, got 'no'"),
     ("set_profile_args", "backend", "foo", "backend must be 'event', 'cudagraph' or 'cupti', got 'foo'"),
-    ("AutoTuner.run", "early_stop_factor", 0.5, "early_stop_factor must be a number >= 1.0, got 0.5"),
     ("drop_in.autotune", "early_stop", "off", "early_stop must be True or False, got 'off'"),
-    ("drop_in.autotune", "do_not_specialize", [3], "do_not_specialize must be names of arguments, such as ['M', 'N']"),
     ("set_compile_args", "out_idx", "x", "out_idx must be a position of an output"),
-    ("set_compile_args", "pass_configs", 3, "pass_configs must be a dict, such as"),
-    ("set_compile_args", "verbose", "x", "verbose must be True or False, got 'x'"),
 ]  # fmt: skip
 
 
@@ -163,15 +138,10 @@ def test_a_decorator_refuses_what_a_workload_refuses() -> None:
         assert str(refused.value).startswith(f"autotune: {option} ")
 
 
-def returning(value: float) -> Any:
-    return lambda M: value
-
-
 @pytest.mark.parametrize("option", ["flops", "bytes"])
 def test_a_function_that_returns_no_amount_is_refused(option: str) -> None:
-    for value in NO_AMOUNT:
-        with pytest.raises(WorkloadError, match=f"Workload: {option} must be a number, zero or more"):
-            atune.Workload(kernel, SPACE, arguments={"M": 1}, **{option: returning(value)})
+    with pytest.raises(WorkloadError, match=f"Workload: {option} must be a number, zero or more"):
+        atune.Workload(kernel, SPACE, arguments={"M": 1}, **{option: lambda M: -1})
 
 
 def test_right_values_are_taken() -> None:

@@ -1,46 +1,46 @@
-"""The command line starts quickly: it adds the command that is asked for, and imports what that one needs."""
+"""The command line starts quickly: it imports the module of a command when that runs."""
 
 from __future__ import annotations
 
 import argparse
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 from processes import environment
 
-from atune.frontends.cli.main import _COMMANDS, make_parser
+from atune.frontends.cli.main import make_parser
 
 
-def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    [group] = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    return dict(group.choices)
+def functions_of(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield what carries out each command of a parser, as ``module:function``."""
+    inner = [one.choices for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
+    for commands in inner:
+        for command in commands.values():
+            yield from functions_of(command)
+    if not inner:
+        yield parser.get_default("command")
 
 
-EVERY = commands_of(make_parser())
+def test_each_command_has_a_function_that_carries_it_out() -> None:
+    for name in functions_of(make_parser()):
+        module, _, function = name.partition(":")
+        assert callable(getattr(import_module(f"atune.frontends.cli.{module}"), function))
 
 
-def test_the_table_names_every_command() -> None:
-    assert [name for names in _COMMANDS.values() for name in names] == list(EVERY)
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_a_command_alone_is_as_among_all(name: str) -> None:
-    alone = commands_of(make_parser(name))
-    assert alone[name].format_help() == EVERY[name].format_help()
-    assert len(alone) < len(EVERY)
-
-
-@pytest.mark.parametrize("word", ["", "nonsense", "--help"])
-def test_other_words_add_every_command(word: str) -> None:
-    assert list(commands_of(make_parser(word))) == list(EVERY)
-
-
-def test_the_version_needs_no_library() -> None:
-    heavy = ("anyio", "msgspec", "atune.frontends.cli.journal", "atune.journal")
-    program = f"import atexit, sys; atexit.register(lambda: print([m for m in {heavy} if m in sys.modules])); "
+@pytest.mark.parametrize(
+    ("option", "absent"),
+    [
+        ("--version", ("anyio", "msgspec", "atune.journal")),
+        ("--help", ("structlog", "torch", "tilelang", "atune.frontends.cli.runs")),
+    ],
+)
+def test_what_an_option_needs_not_is_not_imported(option: str, absent: tuple[str, ...]) -> None:
+    program = f"import atexit, sys; atexit.register(lambda: print([m for m in {absent} if m in sys.modules])); "
     program += "import atune.__main__ as entry; sys.exit(entry.main())"
     done = subprocess.run(
-        [sys.executable, "-c", program, "--version"], capture_output=True, text=True, env=environment(), timeout=30
+        [sys.executable, "-c", program, option], capture_output=True, text=True, env=environment(), timeout=30
     )
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]", done.stderr

@@ -17,23 +17,10 @@ from atune.errors import UsageError, WorkloadError
 from atune.frontends.cli.main import main
 
 
-def without_addresses(value: object) -> str:
-    """Return a parameter's name, which the processes that run the tests must agree on."""
-    return re.sub(" object at 0x[0-9a-f]+", "", str(value))
-
-
-@pytest.mark.parametrize(
-    ("space", "message"),
-    [
-        (3, "space: give axes, a list of configurations or a function that returns them, got 3"),
-        ([16, 64], "space: give dicts, such as [{'block': 32}, {'block': 64}], got [16, 64]"),
-        ({"blok": [16]}, "shift takes no argument 'blok'; it takes A, by, block (did you mean 'block'?)"),
-    ],
-    ids=without_addresses,
-)
-def test_a_function_that_returns_no_space_is_told_so(space: Any, message: str, tmp_path: Path) -> None:
+def test_a_function_that_returns_no_space_is_told_so(tmp_path: Path) -> None:
+    message = "space: give axes, a list of configurations or a function that returns them, got 3"
     with pytest.raises(atune.errors.SpaceError, match=re.escape(message)):
-        atune.autotune(shift, space=lambda A: space, cache=tmp_path)(torch.zeros(64))
+        atune.autotune(shift, space=lambda A: 3, cache=tmp_path)(torch.zeros(64))
 
 
 @pytest.mark.parametrize("option", ["space", "key", "tune_on"])

@@ -155,7 +155,7 @@ def test_a11_an_execution_backend_that_the_target_lacks_is_refused(target: str, 
 def test_a12_devices_can_be_named() -> None:
     """`benchmark_devices` names the GPUs to measure on; at the command line `--devices` can be repeated."""
     assert planned(benchmark_multi_gpu=True, benchmark_devices=[1, 0, 1]).devices == ("1", "0")
-    given = make_parser("tune").parse_args(["tune", "gemm.py", "--devices", "0", "--devices", "1"])
+    given = make_parser().parse_args(["tune", "gemm.py", "--devices", "0", "--devices", "1"])
     assert given.devices == ["0", "1"]
 
 
@@ -348,7 +348,7 @@ def test_a28_each_option_of_the_pull_request_is_taken_or_answered(options: str, 
     wrong = pytest.raises(UsageError, match=re.escape(f"{answer} (see atune tune --help)"))
     for one in options.split(", "):
         with wrong if answer else nullcontext():
-            make_parser("tune").parse_args(["tune", "gemm.py", *one.split()])
+            make_parser().parse_args(["tune", "gemm.py", *one.split()])
 
 
 # ---- experiments

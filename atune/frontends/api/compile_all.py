@@ -6,7 +6,7 @@ import importlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypedDict, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import anyio
 import anyio.to_thread
@@ -19,34 +19,18 @@ from atune.engine.scheduler import CompileState
 from atune.engine.screen import LayoutChoice, Verdict
 from atune.errors import CompileFailed, warn_caller
 from atune.frontends.api.blocking import run_blocking
-from atune.frontends.api.options import EngineOptions
+from atune.frontends.api.options import CompileAllOptions
 from atune.journal.result import Record, record_of
 from atune.model.artifact import Artifact, Lowered, Roles, fitting, source_path
 from atune.model.candidate import Candidate, numbered
 from atune.model.device import Target
 from atune.model.folders import artifacts_folder, untrusted
-from atune.model.options import Option, complete, documents, options_of
+from atune.model.options import complete, documents
 from atune.model.settings import CompileSettings
 from atune.workers.local.machine import LocalMachine
 from atune.workers.processes.server import refuse_in_worker
-from atune.workload.options import WorkloadOptions
 from atune.workload.pickling import WorkloadRef, ship
 from atune.workload.workload import Workload, WorkloadSpec, describe
-
-_OF_WORKLOAD, _OF_TUNE = options_of(WorkloadOptions), options_of(EngineOptions)
-
-
-class CompileAllOptions(TypedDict, total=False):
-    """Options of `compile_all`. All but one are those of `Workload` and `tune`."""
-
-    # fmt: off
-    arguments: Annotated[Mapping[str, Any] | None, _OF_WORKLOAD["arguments"].option]
-    out_idx: Annotated[int | Sequence[int] | None, _OF_WORKLOAD["out_idx"].option]
-    pass_configs: Annotated[Mapping[str, Any] | None, _OF_WORKLOAD["pass_configs"].option]
-    target: Annotated[str, _OF_TUNE["target"].option]
-    compile: Annotated[CompileSettings | None, _OF_TUNE["compile"].option]
-    ignore_errors: Annotated[bool, Option("Return None for each kernel that failed to compile.", default=False)]
-    # fmt: on
 
 
 @documents(CompileAllOptions)

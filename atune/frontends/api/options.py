@@ -1,7 +1,5 @@
 """The options of a run: of `tune`, `run`, `resume`, `run_resume` and `Tuner`, and of `atune tune`."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import os
@@ -10,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta
 
-from atune.engine.search.strategies import SHOWN
+from atune.engine.search.strategies import SHOWN, check_given
 from atune.errors import UsageError
 from atune.model.device import parse_target
-from atune.model.options import Natural, Option, Settings, complete, path, refuse_unknown
+from atune.model.options import Natural, Settings, complete, described, option, path, refuse_unknown
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.workload.options import WorkloadOptions
 
 if TYPE_CHECKING:
     from atune.engine.interfaces import Machine
@@ -32,6 +31,11 @@ TargetName = Literal["auto", "cuda", "c"]
 def check_target(where: str, value: Any) -> Any:
     """Return `value`. Raises `TargetError` unless it is a target."""
     parse_target(value)
+    return value
+
+
+def _strategy(where: str, value: Any) -> Any:
+    check_given(value)
     return value
 
 
@@ -60,54 +64,55 @@ class EngineOptions(TypedDict, total=False):
     """Options of a run: what it does, and where."""
 
     # fmt: off
-    target: Annotated[TargetName | str, Option(
+    target: Annotated[TargetName | str, option(
         "Target: auto, cuda, an arch such as sm_90a, or c. ``auto`` is CUDA if there is a GPU, else the CPU.",
         default="auto", check=check_target, flag="--target", group="where",
     )]
-    devices: Annotated[str | Sequence[str | int], Option(
+    devices: Annotated[str | Sequence[str | int], option(
         "Devices to measure on: all, cpu, or numbers of GPUs.",
-        default="all", flag="--devices", metavar="all|cpu|0,1", action="repeat", group="where",
+        default="all", flag="--devices", metavar="all|cpu|0,1", repeat=True, group="where",
     )]
-    cluster: Annotated[Annotated[str, Meta(pattern=r"\S")] | None, Option(
+    cluster: Annotated[Annotated[str, Meta(pattern=r"\S")] | None, option(
         "Run on the nodes of a Ray cluster: auto, or its address. Needs ``ray``. `devices` and "
         "`CompileSettings.workers` then hold for each node.",
         must="must be auto, ray://HOST:10001 or HOST:6379", flag="--cluster", metavar="ADDRESS",
         unset="this machine alone", page="cluster.md",
         group="where",
     )]
-    budget: Annotated[int | str | Budget | None, Option(
+    budget: Annotated[int | str | Budget | None, option(
         "Stop after N candidates, a share of them, or a time (90s, 2m, 1h). Or at the first of several (40,90s). With "
         "auto, once another is hardly 2 % better. None tries the whole space. A budget covers all parts of a resumed "
         "run.",
         check=lambda where, value: Budget.parse(value),
         flag="--budget", metavar="N|10%|90s|auto", unset="all", page="search.md#budgets", group="search",
     )]
-    strategy: Annotated[StrategyName | str | Strategy | None, Option(
+    strategy: Annotated["StrategyName | str | Strategy | None", option(
         f"How candidates are chosen: {', '.join(SHOWN)}. Or an object with a name, ``ask()`` and ``tell(index, "
         "latency_ms, reason)``. A resumed journal keeps its strategy.",
-        flag="--strategy", metavar="NAME", unset="auto, or the journal's", page="search.md", group="search",
+        check=_strategy, flag="--strategy", metavar="NAME", unset="auto, or the journal's", page="search.md",
+        group="search",
     )]
-    prior: Annotated[bool, Option(
+    prior: Annotated[bool, option(
         "Begin a search with the candidates that the prior estimates to be fastest: on CUDA, under a budget and in "
         "spaces of more than 64 candidates. A strategy of your own can rank them otherwise.",
         default=True, page="search.md#the-prior",
     )]
-    seed: Annotated[Natural, Option(
+    seed: Annotated[Natural, option(
         "Seed of the strategy. It determines all random draws.",
         default=0, flag="--seed", metavar="N", group="search",
     )]
-    pipeline: Annotated[bool, Option(
+    pipeline: Annotated[bool, option(
         "Measure candidates while others compile. False starts measuring after all compiling, for comparison.",
         default=True, flag="--pipeline", group="compiling",
     )]
-    compile: Annotated[CompileSettings | None, Option("`CompileSettings`.", check=_settings(CompileSettings))]
-    benchmark: Annotated[BenchmarkSettings | None, Option("`BenchmarkSettings`.", check=_settings(BenchmarkSettings))]
-    accept: Annotated[Sequence[str], Option(
+    compile: Annotated[CompileSettings | None, option("`CompileSettings`.", check=_settings(CompileSettings))]
+    benchmark: Annotated[BenchmarkSettings | None, option("`BenchmarkSettings`.", check=_settings(BenchmarkSettings))]
+    accept: Annotated[Sequence[str], option(
         "Parts of the work in which an existing journal may differ: ``kernel``, ``target``, ``device``, ``versions``, "
         "``settings``.",
         default=(),
     )]
-    machine: Annotated[Machine | None, Option(
+    machine: Annotated["Machine | None", option(
         "A machine with its own workload, compilers and devices, such as `atune.testing.FakeMachine`.",
     )]
     # fmt: on
@@ -117,17 +122,17 @@ class ListenOptions(TypedDict, total=False):
     """Who hears of a run."""
 
     # fmt: off
-    on_event: Annotated[Callable[[Event], None] | None, Option(
+    on_event: Annotated["Callable[[Event], None] | None", option(
         "A plain function, called with each event in the event loop: keep it short. What it raises ends the run, whose "
         "journal can be resumed. It gets the events of a resumed run's earlier parts first.",
         check=_listener,
     )]
-    log: Annotated[Log | None, Option(
+    log: Annotated["Log | None", option(
         "A logger of structlog or of `logging`, or False for none. Each event becomes an entry with its name and "
         "fields, its run and its workload: `atune.reporting.log.event_log`.",
         unset="the program's structlog, if it was configured",
     )]
-    progress: Annotated[bool | None, Option(
+    progress: Annotated[bool | None, option(
         "Show progress on stderr, or in the cell of a notebook. None does so on a terminal and in a notebook, and "
         "elsewhere shows a line after 5 s and then one a minute, unless `on_event` or `log` is given. A `Tuner` shows "
         "it for True alone.",
@@ -144,28 +149,53 @@ class TuneOptions(RunOptions, total=False):
     """Options of a new run."""
 
     # fmt: off
-    journal: Annotated[str | os.PathLike[str] | None, Option(
+    journal: Annotated[str | os.PathLike[str] | None, option(
         "Write the journal to this file, or continue the one that is there. A journal of other work is refused, and "
         "folders are not made.",
         check=path, flag="--journal", metavar="FILE", unset="a new file in the cache folder",
         group="output",
     )]
-    cached: Annotated[bool | None, Option(
+    cached: Annotated[bool | None, option(
         "Return what the result cache has of the same work, and run nothing. None runs, and begins with the winner "
         "that it has; False ignores it.",
         unset="begin with its winner", flag="--cached", page="cache.md", group="search",
     )]
-    on_miss: Annotated[Literal["tune", "error"], Option(
+    on_miss: Annotated[Literal["tune", "error"], option(
         "With `cached`, where the result cache has no result of the work: tune, or fail (error). It then raises "
         "`CacheMiss`.",
         default="tune", must="must be 'tune' or 'error'", flag="--on-miss", metavar="tune|error", page="cache.md",
         group="search",
     )]
-    warm: Annotated[Warm, Option(
+    warm: Annotated["Warm", option(
         "Start from the best configurations of an earlier journal of this kernel; `cache` takes those of the result "
         "cache. From Python it may be a result, too, or a list.",
-        flag="--warm", metavar="J", action="repeat", page="search.md#warm-start", group="search",
+        flag="--warm", metavar="J", repeat=True, page="search.md#warm-start", group="search",
     )]
+    # fmt: on
+
+
+class SetOptions(TuneOptions, total=False):
+    """Options of a run of a set. Those of `tune` hold for each problem."""
+
+    # fmt: off
+    journal: Annotated[str | os.PathLike[str] | None, option(
+        "A folder with a journal for each problem, which is made if it is missing. A set whose folder is there is "
+        "continued: nothing is measured twice, and new problems are added.",
+        check=path, unset="a new folder in the cache folder",
+    )]
+    # fmt: on
+
+
+class CompileAllOptions(TypedDict, total=False):
+    """Options of `compile_all`. All but one are those of `Workload` and `tune`."""
+
+    # fmt: off
+    arguments: Annotated[Mapping[str, Any] | None, described(WorkloadOptions, "arguments")]
+    out_idx: Annotated[int | Sequence[int] | None, described(WorkloadOptions, "out_idx")]
+    pass_configs: Annotated[Mapping[str, Any] | None, described(WorkloadOptions, "pass_configs")]
+    target: Annotated[str, described(EngineOptions, "target")]
+    compile: Annotated[CompileSettings | None, described(EngineOptions, "compile")]
+    ignore_errors: Annotated[bool, option("Return None for each kernel that failed to compile.", default=False)]
     # fmt: on
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Annotated, Any, Unpack
+from typing import Any, Unpack
 
 import anyio
 import anyio.to_thread
@@ -32,7 +32,7 @@ from atune.errors import (
     UsageError,
 )
 from atune.frontends.api.blocking import run_blocking, unwrapped
-from atune.frontends.api.options import RunOptions, TuneOptions, completed, named, progress_every_s
+from atune.frontends.api.options import RunOptions, SetOptions, completed, named, progress_every_s
 from atune.frontends.api.problems import Given, Problems
 from atune.frontends.api.resume import completed_by, origin_of
 from atune.frontends.api.tuner import named_work, tuner_on
@@ -50,7 +50,7 @@ from atune.journal.set_folder import (
 )
 from atune.journal.writer import write_output
 from atune.model.candidate import Problem, config_key, describe_config, distance
-from atune.model.options import Option, checked, documents, path
+from atune.model.options import checked, documents
 from atune.model.settings import Budget, CompileSettings
 from atune.model.space import Space
 from atune.reporting.progress import INTERVAL_S
@@ -151,18 +151,6 @@ class SetResult(Sequence[TunedProblem]):
         `space`: that of the workload, where the set was tuned by the name of a file, and its constraints take sizes.
         """
         return replace(dispatch_rule(self.regret_matrix(), space or self._space), fixed=self._fixed)
-
-
-class SetOptions(TuneOptions, total=False):
-    """Options of a run of a set. Those of `tune` hold for each problem."""
-
-    # fmt: off
-    journal: Annotated[str | os.PathLike[str] | None, Option(
-        "A folder with a journal for each problem, which is made if it is missing. A set whose folder is there is "
-        "continued: nothing is measured twice, and new problems are added.",
-        check=path, unset="a new folder in the cache folder",
-    )]
-    # fmt: on
 
 
 @documents(SetOptions)

@@ -16,12 +16,10 @@ import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from atune.frontends.cli.output import NO_WINNER, print_out
-from atune.frontends.cli.parsing import Parser, add_command
 from atune.model.requirements import REQUIRES, is_tested
 from atune.workers.system.terminal import Interrupts
 
@@ -66,12 +64,7 @@ class Check(msgspec.Struct, frozen=True):
     advice: str = ""
 
 
-def add_commands(commands: Any, shown: Parser) -> None:
-    """Add ``doctor``. `shown` holds the options that all commands share."""
-    add_command(commands, shown, "doctor", _doctor, "Show what this machine can tune and what is missing")
-
-
-def _doctor(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+def doctor_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     checks = list[Check]()
     for check in examine():  # each as it is known: trying a target takes long
         checks.append(check)

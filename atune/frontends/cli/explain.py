@@ -10,22 +10,18 @@ import os
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from atune.errors import UsageError
-from atune.frontends.api.options import EngineOptions
 from atune.frontends.cli.output import print_message, print_out
-from atune.frontends.cli.parsing import Parser, add_command, add_options
-from atune.frontends.cli.runs import add_accept, add_journal, add_workload, find_journal
-from atune.frontends.cli.tune_options import ProblemOptions
+from atune.frontends.cli.runs import find_journal
 from atune.journal.reader import replay
 from atune.journal.result import Record
 from atune.model.artifact import Artifact, source_path
 from atune.model.candidate import Config, normalise, numbered
 from atune.model.device import parse_target
-from atune.model.options import options_of
 from atune.model.settings import CompileSettings
 from atune.reporting.explanation import record_at, record_data, record_lines
 
@@ -33,28 +29,6 @@ if TYPE_CHECKING:
     from atune.workers.processes.messages import Discovery
     from atune.workers.system.terminal import Interrupts
     from atune.workload.pickling import FileRef
-
-
-def add_commands(commands: Any, shown: Parser) -> None:
-    """Add the commands' parsers to `commands`. `shown` holds the options that all commands share."""
-    text = "Show one candidate of a journal whole; runs no code"
-    parser = add_command(commands, shown, "show", _show, text)
-    add_journal(parser)
-    text = "the candidate [default: the winner, or else the first that failed]"
-    parser.add_argument("index", type=int, nargs="?", metavar="INDEX", help=text)
-    text = "Show what a configuration compiles to: layouts, registers, occupancy. Give two to see what differs"
-    parser = add_command(commands, shown, "explain", _explain, text)
-    parser.add_argument("what", metavar="FILE.py[:NAME]|J", help="a workload, or a journal of one")
-    text = "candidates of the journal [default: its winner]"
-    parser.add_argument("index", type=int, nargs="*", metavar="INDEX", help=text)
-    text = "the configuration; give it twice to compare two [default: the kernel's defaults]"
-    parser.add_argument("--config", action="append", default=[], metavar="a=1,b=2", help=text)
-    add_options(parser, [options_of(ProblemOptions)["arg"]])
-    add_options(parser, [options_of(EngineOptions)["target"]], unset="auto, or the journal's")
-    parser.add_argument("--source", action="store_true", help="also print the generated device source")
-    add_workload(parser)
-    add_accept(parser, "accept that compilers get a journal's settings")
-    add_options(parser, [options_of(CompileSettings)["compile_timeout_s"]])
 
 
 def parse_config(text: str) -> Config:
@@ -79,7 +53,7 @@ def parse_config(text: str) -> Config:
     return config
 
 
-def _explain(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+def explain_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     import anyio
 
     ref, configs, target = _asked(arguments)
@@ -122,8 +96,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
     """Return the workload, the configurations, and the target. Raises `UsageError`."""
     from atune.engine.start import check_code, check_parts
     from atune.frontends.api.problems import one_problem
-    from atune.frontends.api.resume import options_of as options_in
-    from atune.frontends.api.resume import origin_of
+    from atune.frontends.api.resume import options_of, origin_of
     from atune.workload.pickling import parse_file_ref
 
     what, indices, target = arguments.what, arguments.index, arguments.target
@@ -147,12 +120,12 @@ def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
             check_code(CompileSettings(), config, check_parts(arguments.accept))
         ref = origin_of(result.header, say=partial(print_message, kind="")) if given is None else given
         ref = msgspec.structs.replace(ref, arguments=result.header.arguments)
-        target = target or options_in(result.header)["target"]
+        target = target or options_of(result.header)["target"]
     parse_target(target)
     return ref, configs, target
 
 
-def _show(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+def show_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     result = replay(arguments.journal)
     asked = record_at(result, arguments.index), result.header.target.arch, result
     print_out(json.dumps(record_data(*asked)) if arguments.json else "\n".join(record_lines(*asked)))

@@ -9,18 +9,12 @@ import argparse
 import functools
 import json
 import os
-import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from atune.frontends.api.options import RunOptions
 from atune.frontends.cli.main import show, show_set
 from atune.frontends.cli.output import print_message, print_out, write
-from atune.frontends.cli.parsing import Parser, add_command, add_options, with_flags
-from atune.frontends.cli.runs import JOURNAL, add_accept, add_journal, add_workload, find_journal
-from atune.frontends.cli.tune_options import ScreenOptions
 from atune.journal.events import RunStarted
 from atune.journal.merge import merge
 from atune.journal.reader import follow, replay
@@ -28,85 +22,20 @@ from atune.journal.result import Result
 from atune.journal.set_folder import header_of_set
 from atune.journal.state import finished, header_in
 from atune.journal.writer import is_written
-from atune.model.options import options_of
 from atune.reporting.export import export
 from atune.workers.system.terminal import Interrupts
 
 
-def add_commands(commands: Any, shown: Parser) -> None:
-    """Add the commands' parsers to `commands`. `shown` holds the options that all commands share."""
-
-    def add(name: str, command: Callable[..., int], text: str) -> Parser:
-        parser = add_command(commands, shown, name, command, text)
-        add_journal(parser)
-        return parser
-
-    of_run = options_of(RunOptions)
-
-    resume = add("resume", _resume, "Continue an interrupted run")
-    add_workload(resume)
-    add_accept(resume, "accept that kernel, target, device, versions or settings differ")
-    add_options(resume, [of_run[name] for name in ("budget", "devices", "cluster")], unset="the journal's")
-    add_options(resume, with_flags(ScreenOptions))
-
-    every = "print every candidate"
-    replay = add("replay", _replay, "Show a journal's result; runs no code")
-    replay.add_argument("--table", action="store_true", help=every)
-
-    watch = add("watch", _watch, "Follow a run that another process writes; runs no code")
-    watch.add_argument("--table", action="store_true", help=every)
-
-    report = add("report", _report, "Write a journal's report as one HTML page; runs no code")
-    report.add_argument(
-        "-o", "--output", metavar="FILE", help="the page's path, - for stdout [default: the journal's name, .html]"
-    )
-
-    export = add("export", _export, "Write a journal's records for other tools; runs no code")
-    export.add_argument("--to", required=True, metavar="csv|json", help="the format")
-    export.add_argument("-o", "--output", metavar="FILE", help="where [default: stdout]")
-
-    text = "Merge several journals of the same work into one; runs no code"
-    merge = add_command(commands, shown, "merge", _merge, text)
-    add_journal(merge, nargs="+")
-    merge.add_argument("-o", "--output", metavar="FILE", help="the new journal [default: none is written]")
-    merge.add_argument("--table", action="store_true", help=every)
-
-    text = "Compare the winners of two journals or folders of them; status 1 where one is slower; runs no code"
-    compare = add_command(commands, shown, "compare", _compare, text)
-    for name in ("before", "after"):
-        compare.add_argument(
-            name, metavar="J", type=find_journal, help=f"the journal {name}, as elsewhere; or a folder"
-        )
-    limit = "status 1 where a winner is slower by more, with its whole interval [default: 2%%]"
-    compare.add_argument("--fail-over", metavar="X%", type=_percentage, default=0.02, help=limit)
-
-    text = "Write winners and their libraries as a bundle; it runs without tilelang"
-    bundle = add_command(commands, shown, "bundle", _bundle, text)
-    add_journal(bundle, nargs="+", help=f"{JOURNAL}, or the folder of a set")
-    bundle.add_argument("-o", "--output", metavar="DIR", required=True, help="the new folder")
-    add_accept(bundle, "accept that compilers get a journal's settings")
-
-
-def _percentage(text: str) -> float:
-    """Read ``2%``. A number alone is refused: it may be meant as a share."""
-    if not re.fullmatch(r"\d+(\.\d*)?%", text):
-        raise argparse.ArgumentTypeError(f"must be a percentage, zero or more, such as 2%, got {text!r}")
-    return float(text[:-1]) / 100
-
-
-def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+def resume_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.engine.start import check_parts
     from atune.frontends.api.resume import completed_by, options_of, origin_of, read_state, resume
     from atune.frontends.api.tune_set import read_set, resume_set
     from atune.frontends.cli.tune import drive, drive_set
-    from atune.model.settings import Budget
 
     check_parts(arguments.accept)
     say = functools.partial(print_message, kind="")
     options: dict[str, Any] = {"accept": arguments.accept}
-    if arguments.budget is not None:
-        options["budget"] = Budget.parse(arguments.budget)
-    given = {"cluster": arguments.cluster, "devices": ",".join(arguments.devices)}
+    given = {"budget": arguments.budget, "cluster": arguments.cluster, "devices": ",".join(arguments.devices)}
     options |= {name: value for name, value in given.items() if value}
     journal, workload = arguments.journal, arguments.workload
     of_set = os.path.isdir(journal)
@@ -140,7 +69,7 @@ def _finished(journal: str, header: RunStarted | None) -> str:
     return text + (anew if file else "")
 
 
-def _replay(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+def replay_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     if os.path.isdir(arguments.journal):
         from atune.frontends.api.tune_set import read_set
 
@@ -148,7 +77,7 @@ def _replay(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     return show(replay(arguments.journal), arguments)
 
 
-def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+def watch_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     import anyio
 
     from atune.reporting.progress import Progress
@@ -167,7 +96,7 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     return show(Result.of(progress.state, arguments.journal, replayed=True), arguments)
 
 
-def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+def report_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     journal = Path(arguments.journal)
     if journal.is_dir():
         from atune.reporting.set_table import set_report
@@ -180,18 +109,18 @@ def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     return write(page.encode(), arguments.output or output, "report  ", arguments)
 
 
-def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+def export_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     return write(export(arguments.journal, arguments.to), arguments.output or "-", "exported", arguments)
 
 
-def _merge(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+def merge_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     result = merge(arguments.journal, arguments.output)
     if arguments.output is None:
         print_message("nothing was written: add -o FILE to write the journal", kind="")
     return show(result, arguments)
 
 
-def _compare(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+def compare_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     import msgspec
 
     from atune.reporting.sets import compare
@@ -201,7 +130,7 @@ def _compare(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     return 1 if found.slower else 0
 
 
-def _bundle(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+def bundle_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.frontends.api.save_bundle import save_bundle
 
     results = [result for journal in arguments.journal for result in _winners(journal)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib
 import json
 import os
 import shlex
@@ -23,7 +22,7 @@ from atune.frontends.cli.output import (
     print_out,
     report_error,
 )
-from atune.frontends.cli.parsing import SHARED, Parser
+from atune.frontends.cli.parsing import Parser
 from atune.version import __version__
 from atune.workers.system.terminal import Interrupts, discard, prepare
 
@@ -32,17 +31,6 @@ if TYPE_CHECKING:
     from atune.journal.result import Result
 
 OK, INTERRUPTED = 0, 130
-
-_COMMANDS = {
-    "tune_options": ("tune",),
-    "runs": ("runs", "cache"),
-    "journal": ("resume", "replay", "watch", "report", "export", "merge", "compare", "bundle"),
-    "explain": ("show", "explain"),
-    "pick": ("pick",),
-    "doctor": ("doctor",),
-}
-"""The modules whose `add_commands` adds these commands, in the order of the help. A command line imports what it needs,
-because all of them take longer than the rest of the start."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,11 +56,12 @@ def _run(argv: Sequence[str], *, keep: bool) -> int:
     arguments: argparse.Namespace | None = None
     with Interrupts(keep=keep) as interrupts:
         try:
-            arguments = make_parser(*argv[:1]).parse_args(argv)
+            arguments = make_parser(bare=argv[:1] == ["--version"]).parse_args(argv)
             if getattr(arguments, "quiet", False) and arguments.verbose:
                 raise UsageError("--quiet: --verbose logs every event on stderr: leave one of them out")
-            status: int = arguments.command(arguments, interrupts)
-            return status
+            from atune.frontends.cli.commands import run_command  # it needs packages, which may be missing
+
+            return run_command(arguments, interrupts)
         except SystemExit as error:  # --help and --version
             try:
                 sys.stdout.flush()
@@ -134,21 +123,14 @@ def show_kept(result: Result, arguments: argparse.Namespace) -> int:
         return OK if result.best is not None else NO_WINNER
 
 
-def make_parser(word: str = "") -> Parser:
-    """Return the parser of the command line. `word`: its first word.
-
-    If that is a command, the others are left out; with ``--version`` all are.
-    """
+def make_parser(*, bare: bool = False) -> Parser:
+    """Return the parser of the command line. `bare`: without commands, and what they import."""
     parser = Parser(prog="atune", description="Tune TileLang kernels.", epilog=_EXAMPLES)
     parser.add_argument("--version", action="version", version=f"atune {__version__}")
-    known = word == "--version" or any(word in names for names in _COMMANDS.values())
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    shown = Parser(add_help=False)
-    for option, text in SHARED.items():
-        shown.add_argument(option, action="store_true", help=text)
-    for module, names in _COMMANDS.items():
-        if word in names or not known:
-            importlib.import_module(f"atune.frontends.cli.{module}").add_commands(commands, shown)
+    if not bare:
+        from atune.frontends.cli.commands import add_commands
+
+        add_commands(parser)
     return parser
 
 

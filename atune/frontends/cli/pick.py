@@ -4,29 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
 
-from atune.frontends.cli.parsing import Parser, add_command, add_options
-from atune.frontends.cli.tune_options import WORKLOAD, ProblemOptions
-from atune.model.options import options_of
 from atune.workers.system.terminal import Interrupts
 
 
-def add_commands(commands: Any, shown: Parser) -> None:
-    """Add ``pick``. `shown` holds the options that all commands share."""
-    text = "Name the configurations that are likely the fastest; compiles and measures nothing"
-    parser = add_command(commands, shown, "pick", _pick, text)
-    parser.add_argument("workload", metavar="FILE.py[:NAME]", help=WORKLOAD)
-    parser.add_argument("-n", type=int, default=3, metavar="N", help="how many [default: 3]")
-    text = "choose for this GPU, such as H100 or RTX4090, which need not be here [default: this machine's]"
-    parser.add_argument("--gpu", metavar="NAME", help=text)
-    add_options(parser, [options_of(ProblemOptions)["arg"]])
-
-
-def _pick(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.workers.processes.server import warm_early
-
-    warm_early()
+def pick_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     import msgspec
 
     from atune.frontends.api.pick import pick

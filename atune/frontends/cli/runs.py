@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from atune.errors import AtuneError, UsageError
+from atune.frontends.cli.commands import SHOWN
 from atune.frontends.cli.output import print_lines, print_out, write
-from atune.frontends.cli.parsing import Parser, add_command
 from atune.journal.reader import JournalReader
 from atune.journal.set_folder import LOCK, is_set, listed
 from atune.journal.state import State
@@ -28,44 +28,6 @@ from atune.workers.storage.result_key import open_sizes
 from atune.workers.system.terminal import Interrupts
 
 LATEST, FINISHED = "latest", "finished"
-SHOWN = 20
-"""Runs that are listed without ``--all``."""
-JOURNAL = "the journal: a path, latest, or a number or the start of a name in atune runs"
-
-
-def add_commands(commands: Any, shown: Parser) -> None:
-    """Add ``runs``, ``cache`` and its commands. `shown` holds the options that all commands share."""
-    runs = add_command(commands, shown, "runs", _runs, "List earlier runs")
-    runs.add_argument("--all", action="store_true", help=f"list all, and not only the newest {SHOWN}")
-    text = "List, clear or export the results of tunings"
-    cache = commands.add_parser("cache", help=f"{text[0].lower()}{text[1:]}", description=f"{text}.")
-    inner = cache.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for name, command, text in (
-        ("ls", _ls, "List the results, newest first"),
-        ("clear", _clear, "Remove results and the cache's journals of them; all of them without --kernel or --key"),
-        ("export", _export, "Write results as JSON, to ship them"),
-    ):
-        parser = add_command(inner, shown, name, command, text)
-        parser.add_argument("--kernel", metavar="NAME", help="only results of kernels with this name")
-        parser.add_argument("--key", metavar="KEY", help="only results whose key begins with this")
-        if name == "export":
-            parser.add_argument("-o", "--output", metavar="FILE", help="where [default: stdout]")
-
-
-def add_journal(parser: Parser, **how: Any) -> None:
-    """Add the argument for a journal, `J`. `how`: what else argparse is told."""
-    parser.add_argument("journal", **{"metavar": "J", "help": JOURNAL, "type": find_journal, **how})
-
-
-def add_accept(parser: Parser, help: str) -> None:
-    """Add the option that accepts parts of a journal's work."""
-    parser.add_argument("--accept", action="append", default=[], metavar="PART", help=f"{help}; repeatable")
-
-
-def add_workload(parser: Parser) -> None:
-    """Add the option that names the workload of a journal."""
-    text = "the workload, if not the one that the journal names"
-    parser.add_argument("--workload", metavar="FILE.py:NAME", help=text)
 
 
 def find_journal(text: str) -> str:
@@ -96,7 +58,7 @@ def _listed() -> list[tuple[Path, list[IndexedRun]]]:
     return [*found.items()]
 
 
-def _runs(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+def runs_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     found = _listed()
     chosen = found if arguments.all or arguments.json else found[:SHOWN]
     runs = [
@@ -168,7 +130,7 @@ def _unfinished(written: bool) -> str:
 # The results
 
 
-def _ls(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+def ls_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     entries = ResultCache().entries(kernel=arguments.kernel, key=arguments.key)
     if arguments.json:
         print_out(json.dumps({"results": [{"key": entry.key, **msgspec.to_builtins(entry)} for entry in entries]}))
@@ -185,14 +147,14 @@ def _ls(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     return 0
 
 
-def _clear(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+def clear_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     cache, some = ResultCache(), arguments.kernel is not None or arguments.key is not None
     removed = cache.clear(cache.answers(kernel=arguments.kernel, key=arguments.key) if some else None)
     print_out(json.dumps({"removed": removed}) if arguments.json else f"removed    {removed}")
     return 0
 
 
-def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+def export_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     chosen = {"kernel": arguments.kernel, "key": arguments.key}
     if any(chosen.values()) and not ResultCache().answers(**chosen):
         raise UsageError("the result cache has no such result: atune cache ls lists what it has")

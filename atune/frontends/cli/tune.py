@@ -16,20 +16,18 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 
-from atune.engine.search.strategies import check_given
 from atune.errors import NoWinner, UsageError
 from atune.frontends.api.options import TuneOptions
 from atune.frontends.api.problems import Problems, parse_sizes
 from atune.frontends.cli.main import INTERRUPTED, show_kept, show_set
+from atune.frontends.cli.options import with_flags
 from atune.frontends.cli.output import NO_WINNER, error_data, print_err, print_message, print_out, report_error
-from atune.frontends.cli.parsing import with_flags
 from atune.frontends.cli.runs import LATEST, find_journal
 from atune.journal.events import Event
 from atune.journal.result import Result
 from atune.journal.set_folder import is_set, journals_in
 from atune.journal.state import State
 from atune.model.device import device_names
-from atune.model.options import checked
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.reporting.log import event_log, stream_logger
 from atune.workers.storage.result_cache import ResultCache
@@ -42,7 +40,6 @@ if TYPE_CHECKING:
 
 def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     """Tune the workload that `arguments` name and print the result. Raises `UsageError` before anything starts."""
-    budget = Budget.parse(arguments.budget)
     if arguments.journal == LATEST:
         arguments.journal = find_journal(LATEST)
     workload = parse_file_ref(arguments.workload, "atune tune")
@@ -50,7 +47,7 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     several = any(len(values) > 1 for values in sizes.values())
     set_too = sizes and is_set(Path(arguments.journal or ""))
     if arguments.problems is not None or several or set_too:
-        return _tune_set(workload, Problems(arguments.problems or (), **sizes), budget, arguments, interrupts)
+        return _tune_set(workload, Problems(arguments.problems or (), **sizes), arguments, interrupts)
     workload = msgspec.structs.replace(workload, arguments={name: value for name, (value,) in sizes.items()})
     if arguments.dry_run or arguments.compile_only:
         refused = {
@@ -63,17 +60,17 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         from atune.frontends.cli.preview import compile_only_command, dry_run_command
 
         command = dry_run_command if arguments.dry_run else compile_only_command
-        return command(workload, _options(arguments, budget, ""), arguments)
-    return _tune_once(workload, budget, arguments, interrupts)
+        return command(workload, _options(arguments, ""), arguments)
+    return _tune_once(workload, arguments, interrupts)
 
 
-def _tune_once(workload: FileRef, budget: Budget, arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+def _tune_once(workload: FileRef, arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     """Tune, and return the exit status."""
     journal = ResultCache().new_path(Path(workload.path).stem) if arguments.journal is None else arguments.journal
     if not journal:
         raise UsageError("--journal: the path is empty: give a file")
     journal = str(Path(journal))
-    options = _options(arguments, budget, journal)
+    options = _options(arguments, journal)
     if os.path.isfile(journal) and os.path.getsize(journal):
         print_message(f"{journal} exists: its run is resumed if the work is the same", kind="")
 
@@ -82,9 +79,7 @@ def _tune_once(workload: FileRef, budget: Budget, arguments: argparse.Namespace,
     return drive(partial(tune, workload, **options), journal, arguments, interrupts)
 
 
-def _tune_set(
-    workload: FileRef, problems: Problems, budget: Budget, arguments: argparse.Namespace, interrupts: Interrupts
-) -> int:
+def _tune_set(workload: FileRef, problems: Problems, arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     """Tune each of `problems` and print the table. Returns 0 if each has a winner."""
     from atune.frontends.api.tune_set import tune_set
 
@@ -92,23 +87,22 @@ def _tune_set(
         if getattr(arguments, option):
             raise UsageError(f"--{option.replace('_', '-')} takes one problem: give each argument one value")
     folder = arguments.journal or str(ResultCache().new_path(Path(workload.path).stem).with_suffix(""))
-    options = _options(arguments, budget, folder)
+    options = _options(arguments, folder)
     if is_set(Path(folder)):
         print_message(f"{folder} exists: its problems are continued if the work is the same", kind="")
     return drive_set(partial(tune_set, workload, problems, **options), folder, arguments, interrupts)
 
 
-def _options(arguments: argparse.Namespace, budget: Budget, journal: str) -> dict[str, Any]:
+def _options(arguments: argparse.Namespace, journal: str) -> dict[str, Any]:
     """Return the arguments of `tune` that the options describe. Raises `UsageError`."""
 
     def given(kind: type[Any]) -> dict[str, Any]:
         return {field.name: getattr(arguments, field.name) for field in with_flags(kind)}
 
-    check_given(arguments.strategy)
     return {
-        **checked("", given(TuneOptions), TuneOptions),
+        **given(TuneOptions),
         "devices": device_names(",".join(arguments.devices) or "all"),
-        "budget": budget,
+        "budget": arguments.budget or Budget(),
         "warm": [one if one == "cache" else find_journal(one) for one in arguments.warm],
         "journal": journal,
         "compile": CompileSettings(**given(CompileSettings)),

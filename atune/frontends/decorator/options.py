@@ -1,7 +1,5 @@
 """Options of `@atune.autotune`: names, types and documentation, the checks when the decorator is made, and presets."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,12 +7,11 @@ from typing import Annotated, Any, Literal, Required
 
 import msgspec
 
-from atune.engine.search.strategies import check_given
 from atune.errors import SpaceError, UsageError, WorkloadError
 from atune.frontends.api.options import ListenOptions, RunOptions, check_target
 from atune.model.candidate import COMPILE_FLAGS, RESERVED, Config, check_reserved
 from atune.model.device import device_names
-from atune.model.options import Count, Option, checked, complete, path, refuse_unknown
+from atune.model.options import Count, checked, complete, option, path, refuse_unknown
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.model.space import Constraint, Space
 from atune.reporting.log import event_log
@@ -39,57 +36,57 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
     """Options of `autotune`. Those of a workload and of listeners are the same as theirs."""
 
     # fmt: off
-    space: Required[Annotated[Any, Option(
+    space: Required[Annotated[Any, option(
         "Axes as a dict, a list of configurations, a `Space`, or a function that returns one of these. The function "
         "gets the caller's arguments, and is called for each new form of call.",
     )]]
-    where: Annotated[Callable[..., Any] | Sequence[Callable[..., Any]], Option(
+    where: Annotated[Callable[..., Any] | Sequence[Callable[..., Any]], option(
         "Constraints on axes, as for `Space`.", default=(),
     )]
-    key: Annotated[Any, Option(
+    key: Annotated[Any, option(
         "The key of a tuning: names of arguments, or a function of the call's arguments. By default, every argument "
         "that is not tuned. An eager kernel's dimensions count as arguments.",
         unset="all arguments",
     )]
-    do_not_specialize: Annotated[str | Sequence[str], Option(
+    do_not_specialize: Annotated[str | Sequence[str], option(
         "Names of arguments that do not count in the key. Those that the space sets are tuned whatever a call gives.",
         default=(),
     )]
-    hints: Annotated[Mapping[str, Any] | None, Option(
+    hints: Annotated[Mapping[str, Any] | None, option(
         "Arguments of the kernel, or other names that an axis may have (``occupancy``), with one value for every "
         "configuration. A hint must not be an axis too. A function as the value gets the target (``sm_90a``, ``c``).",
         must="must be a dict of the kernel's arguments, such as {'threads': 128}",
     )]
-    tuning: Annotated[str | Mapping[str, Any] | None, Option(
+    tuning: Annotated[str | Mapping[str, Any] | None, option(
         "The name of a preset (``quick``, ``default``, ``thorough``, ``pick``), or a dict of options, which may name a "
         "``preset``.",
         unset="the preset `default`",
     )]
-    inputs: Annotated[Any, Option(
+    inputs: Annotated[Any, option(
         "As for `Workload`. ``'call'`` tunes on copies of the call's tensors. By default, inputs are drawn. Tuning "
         "never touches a call's own tensors.",
         check=lambda where, it: it if isinstance(it, str) and it == "call" else check_inputs(where, it),
     )]
-    tune_on: Annotated[Callable[..., Any] | None, Option(
+    tune_on: Annotated[Callable[..., Any] | None, option(
         "A function of the call's arguments that returns other arguments for tuning, by name, such as scratch tensors "
         "or a smaller batch. The kernel is launched with the call's own arguments.",
         must="must be a function of the call's arguments",
     )]
-    symbols: Annotated[Mapping[str, Count] | None, Option(
+    symbols: Annotated[Mapping[str, Count] | None, option(
         "Sizes of symbolic dimensions to tune for, by name, if no tensor of the call tells them.",
         must="must be a dict of sizes by name, such as {'n': 1024}",
     )]
-    target: Annotated[str | None, Option("As for `tune`.", check=check_target, unset="that of `@tilelang.jit`")]
-    devices: Annotated[str | Sequence[str | int], Option("As for `tune`.", default="all")]
-    cache: Annotated[bool | PathLike, Option(
+    target: Annotated[str | None, option("As for `tune`.", check=check_target, unset="that of `@tilelang.jit`")]
+    devices: Annotated[str | Sequence[str | int], option("As for `tune`.", default="all")]
+    cache: Annotated[bool | PathLike, option(
         "The result cache: True for the user's, False for none, or a folder.", default=True, check=_cache,
     )]
-    on_miss: Annotated[OnMiss, Option(
+    on_miss: Annotated[OnMiss, option(
         "If no result is known: ``tune``, ``pick`` by the prior without measuring, use the ``default`` configuration, "
         "or raise `CacheMiss` (``error``).",
         default="tune", must=ON_MISS,
     )]
-    shipped: Annotated[PathLike | Sequence[PathLike], Option(
+    shipped: Annotated[PathLike | Sequence[PathLike], option(
         "Files that `atune cache export` wrote. They are read after the result cache and before tuning.", default=(),
     )]
     # fmt: on
@@ -259,5 +256,4 @@ def tuning_options(tuning: str | Mapping[str, Any] | None) -> dict[str, Any]:
     benchmark = {name: value for name, value in chosen.items() if name in _BENCHMARK}
     compile = {name: value for name, value in chosen.items() if name in _COMPILE}
     run = checked("tuning", {name: chosen[name] for name in _RUN if name in chosen}, RunOptions)
-    check_given(run.get("strategy"))
     return {"benchmark": BenchmarkSettings(**benchmark), "compile": CompileSettings(**compile), **run}

@@ -1,0 +1,165 @@
+"""The commands: what each takes, and the function that carries it out, whose module is imported when it does."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+from functools import partial
+from typing import Any
+
+from atune.frontends.api.options import EngineOptions, RunOptions
+from atune.frontends.cli.options import CommandOptions, add_option, groups
+from atune.frontends.cli.parsing import SHARED, Parser
+from atune.model.options import options_of
+from atune.model.settings import CompileSettings
+from atune.workers.system.terminal import Interrupts
+
+SHOWN = 20
+"""Runs that are listed without ``--all``."""
+_JOURNAL = "the journal: a path, latest, or a number or the start of a name in atune runs"
+_WORKLOAD = "the file, or package.module, and the name of its atune.Workload or decorated kernel if it has several"
+_EXAMPLES = """\
+examples:
+  atune tune gemm.py                      # tune the workload of a file
+  atune tune gemm.py:GEMM --budget 10%    # try a tenth, the likeliest first
+  atune tune gemm.py --dry-run            # count the candidates, and stop"""
+
+
+def run_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    """Carry out the command that was parsed. Returns the exit status."""
+    module, _, function = arguments.command.partition(":")
+    if module in ("tune", "pick") and not getattr(arguments, "dry_run", False):
+        from atune.workers.processes.server import warm_early  # the other commands start no processes
+
+        warm_early()
+    status: int = getattr(importlib.import_module(f"atune.frontends.cli.{module}"), function)(arguments, interrupts)
+    return status
+
+
+def add_commands(parser: Parser) -> None:
+    """Add the commands to the parser of the command line, in the order of its help."""
+    add = partial(_add, parser.add_subparsers(title="commands", required=True, metavar="COMMAND"))
+    workload = _taking("workload", metavar="FILE.py[:NAME]", help=_WORKLOAD)
+    another = _taking("--workload", metavar="FILE.py:NAME", help="the workload, if not the one that the journal names")
+    journal, table = _journal(), _taking("--table", action="store_true", help="print every candidate")
+    accept = partial(_taking, "--accept", action="append", default=[], metavar="PART")
+    settings = accept(help="accept that compilers get a journal's settings; repeatable")
+    output = partial(_taking, "-o", "--output", metavar="FILE")
+
+    add("tune", "tune:tune_command", "Tune a workload", workload, _of_tune(), epilog=_EXAMPLES)
+
+    listed = _taking("--all", action="store_true", help=f"list all, and not only the newest {SHOWN}")
+    add("runs", "runs:runs_command", "List earlier runs", listed)
+
+    cache = add("cache", "", "List, clear or export the results of tunings")
+    add_kept = partial(_add, cache.add_subparsers(title="commands", required=True, metavar="COMMAND"))
+    kernel = _taking("--kernel", metavar="NAME", help="only results of kernels with this name")
+    key = _taking("--key", metavar="KEY", help="only results whose key begins with this")
+    add_kept("ls", "runs:ls_command", "List the results, newest first", kernel, key)
+    text = "Remove results and the cache's journals of them; all of them without --kernel or --key"
+    add_kept("clear", "runs:clear_command", text, kernel, key)
+    text = "Write results as JSON, to ship them"
+    add_kept("export", "runs:export_command", text, kernel, key, output(help="where [default: stdout]"))
+
+    parts = accept(help="accept that kernel, target, device, versions or settings differ; repeatable")
+    told = _of(RunOptions, "budget", "devices", "cluster", unset="the journal's")
+    shown = _of(CommandOptions, "quiet")
+    add("resume", "journal:resume_command", "Continue an interrupted run", journal, another, parts, told, shown)
+    add("replay", "journal:replay_command", "Show a journal's result; runs no code", journal, table)
+    add("watch", "journal:watch_command", "Follow a run that another process writes; runs no code", journal, table)
+    page = output(help="the page's path, - for stdout [default: the journal's name, .html]")
+    add("report", "journal:report_command", "Write a journal's report as one HTML page; runs no code", journal, page)
+    to = _taking("--to", required=True, metavar="csv|json", help="the format")
+    text = "Write a journal's records for other tools; runs no code"
+    add("export", "journal:export_command", text, journal, to, output(help="where [default: stdout]"))
+    text = "Merge several journals of the same work into one; runs no code"
+    merged = output(help="the new journal [default: none is written]")
+    add("merge", "journal:merge_command", text, _journal(nargs="+"), merged, table)
+    text = "Compare the winners of two journals or folders of them; status 1 where one is slower; runs no code"
+    two = [_journal(name, help=f"the journal {name}, as elsewhere; or a folder") for name in ("before", "after")]
+    limit = "status 1 where a winner is slower by more, with its whole interval [default: 2%%]"
+    over = _taking("--fail-over", metavar="X%", type=_percentage, default=0.02, help=limit)
+    add("compare", "journal:compare_command", text, *two, over)
+    text = "Write winners and their libraries as a bundle; it runs without tilelang"
+    journals, folder = (
+        _journal(nargs="+", help=f"{_JOURNAL}, or the folder of a set"),
+        output(metavar="DIR", required=True, help="the new folder"),
+    )
+    add("bundle", "journal:bundle_command", text, journals, folder, settings)
+
+    which = "the candidate [default: the winner, or else the first that failed]"
+    index = _taking("index", type=int, nargs="?", metavar="INDEX", help=which)
+    add("show", "explain:show_command", "Show one candidate of a journal whole; runs no code", journal, index)
+    text = "Show what a configuration compiles to: layouts, registers, occupancy. Give two to see what differs"
+    what = _taking("what", metavar="FILE.py[:NAME]|J", help="a workload, or a journal of one")
+    which = "candidates of the journal [default: its winner]"
+    indices = _taking("index", type=int, nargs="*", metavar="INDEX", help=which)
+    which = "the configuration; give it twice to compare two [default: the kernel's defaults]"
+    config = _taking("--config", action="append", default=[], metavar="a=1,b=2", help=which)
+    sizes, target = _of(CommandOptions, "arg"), _of(EngineOptions, "target", unset="auto, or the journal's")
+    source = _taking("--source", action="store_true", help="also print the generated device source")
+    limit_s = _of(CompileSettings, "compile_timeout_s")
+    taken = (what, indices, config, sizes, target, source, another, settings, limit_s)
+    add("explain", "explain:explain_command", text, *taken)
+
+    text = "Name the configurations that are likely the fastest; compiles and measures nothing"
+    number = _taking("-n", type=int, default=3, metavar="N", help="how many [default: 3]")
+    which = "choose for this GPU, such as H100 or RTX4090, which need not be here [default: this machine's]"
+    add("pick", "pick:pick_command", text, workload, number, _taking("--gpu", metavar="NAME", help=which), sizes)
+    add("doctor", "doctor:doctor_command", "Show what this machine can tune and what is missing")
+
+
+def _add(commands: Any, name: str, command: str, text: str, *taken: Parser, **options: Any) -> Parser:
+    """Add a command, which the function `command` of a module of this folder carries out; without one, others do.
+
+    `text`: what it does, as the beginning of a sentence: its description, and up to a semicolon its line in the help.
+    """
+    help = f"{text[0].lower()}{text[1:]}".partition(";")[0]
+    shared = [_taking(flag, action="store_true", help=what) for flag, what in SHARED.items()] if command else []
+    parser: Parser = commands.add_parser(name, parents=[*shared, *taken], help=help, description=f"{text}.", **options)
+    parser.set_defaults(**({"command": command} if command else {}))
+    return parser
+
+
+def _taking(*names: str, **how: Any) -> Parser:
+    """Return what gives an argument to the commands that have it among their parents."""
+    parser = Parser(add_help=False)
+    parser.add_argument(*names, **how)
+    return parser
+
+
+def _journal(name: str = "journal", **how: Any) -> Parser:
+    """Return the argument that names a journal, J."""
+    return _taking(name, **{"metavar": "J", "help": _JOURNAL, "type": _found, **how})
+
+
+def _found(text: str) -> str:
+    from atune.frontends.cli.runs import find_journal  # it imports the result cache
+
+    return find_journal(text)
+
+
+def _percentage(text: str) -> float:
+    """Read ``2%``. A number alone is refused: it may be meant as a share."""
+    if not re.fullmatch(r"\d+(\.\d*)?%", text):
+        raise argparse.ArgumentTypeError(f"must be a percentage, zero or more, such as 2%, got {text!r}")
+    return float(text[:-1]) / 100
+
+
+def _of(group: type[Any], *names: str, unset: str = "") -> Parser:
+    """Return the arguments of options of a group. `unset`: their default, in words."""
+    parser = Parser(add_help=False)
+    for name in names:
+        add_option(parser, parser, options_of(group)[name], unset)
+    return parser
+
+
+def _of_tune() -> Parser:
+    """Return the arguments of ``tune`` under their headings."""
+    parser = Parser(add_help=False)
+    for heading, options in groups().items():
+        group = parser.add_argument_group(heading)
+        for one in options:
+            add_option(parser, group, one)
+    return parser
