@@ -213,7 +213,7 @@ def test_the_decorator_s_arguments_are_attributes_as_there() -> None:
     assert (kernel.warmup, kernel.rep, kernel.timeout, kernel.rtol) == (1, 5, 50, 1e-2)
     assert (kernel.ref_prog, kernel.supply_prog, kernel.early_stop_factor) == (doubled, None, 3.0)
     kernel.rep = 7
-    benchmark = kernel.call_of((64,), {}).options.run["benchmark"]
+    benchmark = kernel.call_of((64,), {}).options.plan.settings.benchmark
     assert (benchmark.n_repeat, benchmark.early_stop_factor) == (7, 3.0)
     kernel.rep = 0
     with pytest.raises(ArgumentError, match=r"^rep must be a whole number >= 1, got 0"):
