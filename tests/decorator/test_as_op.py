@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,30 +63,3 @@ def test_a_call_whose_gradient_would_be_lost_is_refused(tuned: Any) -> None:
         kernel(A)
     with torch.no_grad():
         assert torch.equal(kernel(A), A + 1)
-
-
-def test_a_result_says_what_its_winner_writes(tmp_path: Path) -> None:
-    """What measuring saw is declared, also by a result that is read from a journal."""
-    benchmark = atune.BenchmarkSettings(check=False, **{**TUNING, "n_final": 0})
-    work = atune.Workload(add_into, [{"block": 16}], out_idx=[-1], name="add_into")
-    result = atune.run(work, target="c", benchmark=benchmark, journal=tmp_path / "j.jsonl")
-    found = atune.replay(tmp_path / "j.jsonl")
-    for i, each in enumerate((result, found)):
-        op = each.kernel.as_op(f"atune_decorated::add_into_{i}")
-        assert str(op._opoverload._schema).endswith("(Tensor(a0!) p0, Tensor p1) -> Tensor")
-        A, B = torch.ones(64), torch.full((64,), 2.0)
-        assert torch.equal(op(A, B), torch.full((64,), 6.0)) and torch.equal(A, torch.full((64,), 3.0))
-
-
-def add_into(block: int) -> Any:
-    """A += B, and C = A * 2."""
-    import tilelang.language as T
-
-    @T.prim_func
-    def main(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32"), C: T.Tensor((64,), "float32")):
-        with T.Kernel(T.ceildiv(64, block)) as bx:
-            for i in T.serial(block):
-                A[bx * block + i] = A[bx * block + i] + B[bx * block + i]
-                C[bx * block + i] = A[bx * block + i] * T.float32(2.0)
-
-    return main

@@ -27,7 +27,6 @@ def without_addresses(value: object) -> str:
     [
         (3, "space: give axes, a list of configurations or a function that returns them, got 3"),
         ([16, 64], "space: give dicts, such as [{'block': 32}, {'block': 64}], got [16, 64]"),
-        ({"blok": [16]}, "shift takes no argument 'blok'; it takes A, by, block (did you mean 'block'?)"),
     ],
     ids=without_addresses,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import itertools
 import re
 import sys
 import threading
@@ -12,6 +13,7 @@ import weakref
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from types import NoneType
 from typing import Any, TypeVar, Unpack, overload
 
 import anyio.to_thread
@@ -20,7 +22,7 @@ import msgspec
 from atune.errors import AtuneError, MachineError, SpaceError, UsageError, WorkerError
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.compile_all import plain_library
-from atune.frontends.decorator.call import Call, Entry, TunableKernel, TunedCall, launcher, raw_key
+from atune.frontends.decorator.call import Call, Entry, TunableKernel, TunedCall, launcher
 from atune.frontends.decorator.options import ON_MISS, TUNING, AutotuneOptions, OnMiss, Options, checked_options
 from atune.frontends.decorator.winners import Winner, Winners
 from atune.journal.result import TuneResult
@@ -39,6 +41,7 @@ from atune.workload.packing import Packed, pack, unpack
 from atune.workload.pickling import ship
 from atune.workload.workload import Workload, candidates_of, describe, outputs_named
 
+_PLAIN = frozenset({int, float, str, bool, NoneType, bytes})
 T = TypeVar("T")
 Use = Callable[[Artifact | None], T]
 
@@ -203,8 +206,21 @@ class TunedKernel(TunableKernel):
         raise NotImplementedError
 
     def form_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
-        """Return a key of the call's form, without analysing it."""
-        return raw_key(args, kwargs, self._described, self._tensor, self._at_run_time)
+        """Return a key of the call's form, without analysing it. It must be fast, because every call needs it.
+
+        Tensors count by dtype, shape and strides. Values of different types differ, even if Python compares them equal.
+        Of numbers that a compiled kernel takes at run time only the type counts.
+        """
+        parts: list[Any] = []
+        for name, value in itertools.chain(enumerate(args), sorted(kwargs.items()) if kwargs else ()):
+            kind = type(value)
+            if kind is self._tensor:
+                parts += (name, value.dtype, value.shape, value.stride())
+            elif kind in _PLAIN:
+                parts += (name, kind, None if name in self._at_run_time else value or repr(value))  # 0.0 is not -0.0
+            else:
+                parts += (name, self._described(value))
+        return tuple(parts)
 
     def _described(self, value: Any) -> Hashable:
         if isinstance(value, self._tensor):  # a subclass, such as torch.nn.Parameter

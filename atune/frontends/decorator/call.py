@@ -8,11 +8,10 @@ import importlib
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from numbers import Number
-from types import NoneType
 from typing import Any
 
 import msgspec
@@ -33,7 +32,6 @@ from atune.workload.workload import Workload, not_taken
 
 PROBES = 64
 """Configurations that are tried for what is asked of a kernel before its tuning."""
-_PLAIN = frozenset({int, float, str, bool, NoneType, bytes})
 
 
 class Arguments:
@@ -75,31 +73,6 @@ class Arguments:
             except TypeError as error:
                 raise UsageError(f"{option}: its function must take a call as it is written: {error}") from error
         return function(*self.args, **self.kwargs)
-
-
-def raw_key(
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    describe: Callable[[Any], Any],
-    tensor: type,
-    at_run_time: Container[int | str] = (),
-) -> Hashable:
-    """Return a key of the call's form. It must be fast, because every call needs it.
-
-    `tensor` is torch's tensor type. Tensors count by dtype, shape and strides, and `describe` returns the key of other
-    objects. Values of different types differ, even if Python compares them equal. `at_run_time` holds positions and
-    names of numbers that a compiled kernel takes at run time: only their type counts.
-    """
-    parts: list[Any] = []
-    for name, value in itertools.chain(enumerate(args), sorted(kwargs.items()) if kwargs else ()):
-        kind = type(value)
-        if kind is tensor:
-            parts += (name, value.dtype, value.shape, value.stride())
-        elif kind in _PLAIN:
-            parts += (name, kind, None if name in at_run_time else value or repr(value))  # 0.0 is not -0.0
-        else:
-            parts += (name, describe(value))
-    return tuple(parts)
 
 
 Entry = Callable[..., Any]
