@@ -37,6 +37,7 @@ from atune.model.settings import BenchmarkSettings, Budget
 from atune.stages.frontend.jit_kernel import jit_kernel
 from atune.stages.measure import benchmark
 from atune.stages.measure.timer import CpuTimer, Timed
+from atune.stages.tilelang import REPLACED
 from atune.workers.local.workers import process_folders
 from atune.workers.storage.result_key import result_key
 
@@ -232,8 +233,6 @@ def test_uninstall_puts_everything_back() -> None:
 
 
 def everywhere() -> list[tuple[str, str]]:
-    from atune.stages.tilelang import REPLACED
-
     return [(place, name) for name, places in REPLACED.items() for place in places]
 
 

@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 from msgspec import Meta
 
 from atune.engine.start import EngineSettings
@@ -258,11 +259,7 @@ def resolved_target(target: Any) -> Target:
     if kind is not None and not isinstance(target, Target):  # a TVM target
         target = {"kind": str(kind), "arch": str(target.attrs.get("arch", ""))} if kind == "cuda" else str(kind)
     found = parse_target(target)
-    if found is None:
-        import torch
-
-        found = Target("cuda") if torch.cuda.is_available() else Target("c")
-    return found
+    return found or Target("cuda" if torch.cuda.is_available() else "c")
 
 
 def _devices(target: Target, given: Mapping[str, Any]) -> tuple[str, ...]:
@@ -270,9 +267,7 @@ def _devices(target: Target, given: Mapping[str, Any]) -> tuple[str, ...]:
         return ("all",)
     if given.get("benchmark_multi_gpu"):
         return tuple(str(device) for device in dict.fromkeys(given.get("benchmark_devices", ()))) or ("all",)
-    torch = sys.modules.get("torch")
-    current = torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else 0
-    return (str(current),)
+    return (str(torch.cuda.current_device() if torch.cuda.is_initialized() else 0),)
 
 
 BACKENDS = {"cuda": ("tvm_ffi", "cython", "nvrtc"), "c": ("cython",)}

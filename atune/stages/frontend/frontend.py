@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from atune.bundle.launch import size_of
 from atune.errors import SpaceError, UsageError, WorkloadError, name_and_message, type_of
 from atune.model.artifact import KernelParam, Roles
@@ -112,8 +114,6 @@ def _numbers_wanted() -> Generator[None, None, None]:
 
 def tagged(value: Any) -> Any:
     """Return `value` with data in place of dtypes and symbolic variables, which `elaborate` turns back."""
-    import torch
-
     if isinstance(value, tilelang.tvm.tirx.Var):
         return {DYNAMIC: str(value.name)}
     if isinstance(value, tilelang.tvm.DataType):
@@ -157,11 +157,7 @@ def _value(value: Any, symbols: dict[str, Any]) -> Any:
         return symbols[name]
     if tag == DTYPE:
         return tilelang.tvm.DataType(name)
-    if tag == TORCH_DTYPE:
-        import torch
-
-        return getattr(torch, name)
-    return value
+    return getattr(torch, name) if tag == TORCH_DTYPE else value
 
 
 def elaborated(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, Any], target: Any) -> Any:
