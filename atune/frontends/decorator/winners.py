@@ -86,10 +86,8 @@ class Winners:
         """Held by the thread that asks the prior."""
         self._settled: set[str] = set()
         """Problems, as texts, that this program tuned, and does not tune again where nothing can be used."""
-        self._running: dict[str, int] = {}
-        """The threads that tune, by key."""
-        self._lock = threading.Lock()
-        """Held by who looks whether a key is tuned by another, and begins where it is not."""
+        self._running: dict[str, tuple[int, object]] = {}
+        """The threads that tune, by key, each with a token of the task's own."""
 
     def forget(self, meant: Callable[[str], bool]) -> None:
         """Forget the winners in memory of the keys, as text, that are `meant`; and what could not be used."""
@@ -132,7 +130,7 @@ class Winners:
             return self.find(call.launch, on_miss)  # what is tuned in its place has nothing for it
         if call.problem_text in self._settled:
             raise next(iter(self._failures(call).values()), SpaceError(self._missing(call)))
-        if self._running.get(call.key_text) == threading.get_ident():
+        if self._running.get(call.key_text, (0,))[0] == threading.get_ident():
             raise UsageError(
                 f"a task of this thread's event loop is tuning {self._name}, and waiting here would block that "
                 "task. Before the call, await tune_async(…) with the same arguments"
@@ -218,16 +216,14 @@ class Winners:
 
         `whole`: one that is known must be the best of its tuning.
         """
-        begun = False
-        while not begun:
+        mine = threading.get_ident(), object()
+        while self._running.get(call.key_text) is not mine:
             if call.key_text in self._running:
                 await anyio.sleep(WAIT_S)
             elif (known := await self._look(call, whole)) is not None:
                 return known, False
             else:
-                with self._lock:
-                    if begun := call.key_text not in self._running:
-                        self._running[call.key_text] = threading.get_ident()
+                self._running.setdefault(call.key_text, mine)  # at once, so that one of several threads begins
         try:
             if (known := await self._look(call, whole)) is not None:  # another has ended meanwhile
                 return known, False
