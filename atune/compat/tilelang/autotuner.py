@@ -35,7 +35,7 @@ from atune.compat.tilelang.environment import (
 )
 from atune.errors import AtuneError, InputsMissing, NoWinner, SpaceError, UsageError
 from atune.frontends.decorator.autotuned import TunedKernel, explicit_kernel
-from atune.frontends.decorator.call import Arguments, Call, Encoder, Entry
+from atune.frontends.decorator.call import Call, Encoder, Entry
 from atune.frontends.decorator.options import Options, lazy_callback, listed, names_in
 from atune.frontends.decorator.winners import Winner
 from atune.journal.result import TuneResult
@@ -195,10 +195,8 @@ class TextEncoder(Encoder):
         self._tables.setdefault(name, {})[data] = value
         return data
 
-    def space(self, given: Any, options: Options, asked: Arguments) -> Space:
-        if callable(given):  # without names that are left out, as there
-            given = (asked.without(options.leave_out) if options.leave_out else asked).ask("configs", given)
-        for config in listed("configs", given):
+    def space(self, call: Call, given: Any) -> Space:
+        for config in listed("configs", call.ask("configs", given) if callable(given) else given):
             for name in RESERVED & config.keys():
                 check_reserved(name, config[name], "configs")
             data = {n: v if n in RESERVED else _data_of(v) for n, v in config.items()}
@@ -375,7 +373,7 @@ def result_of(kernel: TilelangKernel, call: Call) -> AutotuneResult:
         warn_once(f"tunable parameters {call.explicit}", "are given in the call: nothing is tuned")
     winner, compiled = (None, explicit_kernel(call)) if call.explicit else kernel.chosen(call)
     if winner is None:
-        compiled.config = {name: value for name, value in call.given.values.items() if name in call.tunables}
+        compiled.config = {name: value for name, value in call.values.items() if name in call.tunables}
     return AutotuneResult(
         latency=None if winner is None else winner.latency_ms,
         config=compiled.config,
@@ -447,13 +445,12 @@ class AutoTuneImpl(TilelangKernel):
 
     def _result(self, call: Call) -> AutotuneResult:
         """Return the result for the call's key: calls that differ in what does not specialize share it, as there."""
-        counts = {n: v for n, v in call.given.given.items() if n not in call.options.leave_out}
+        counts = {n: v for n, v in call.given.items() if n not in call.options.leave_out}
         key = self.form_of((), counts) if call.explicit else call.tuned.key_text
         found = self.results.get(key) or result_of(self, call)
-        there = call.given.without(call.options.leave_out) if call.options.leave_out else call.given
-        form = tuple(tilelang.tuner._normalize_value(one, sort_dict_items=True) for one in (there.args, there.kwargs))
+        form = tuple(tilelang.tuner._normalize_value(one, sort_dict_items=True) for one in call.written())
         if not call.explicit:
-            found.kernel.made_by = self, call.given.args, call.given.kwargs
+            found.kernel.made_by = self, call.args, call.kwargs
         with contextlib.suppress(TypeError):  # of a value that cannot be hashed, as there
             self._tuner_cache[form] = found.kernel, found.config  # first: `results` alone mean that it was cleared
             self.results.setdefault(key, found)

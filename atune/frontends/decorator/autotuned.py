@@ -111,7 +111,7 @@ def load_kernel(
 def explicit_kernel(call: Call) -> Any:
     """Return the kernel of a call that gives the tunable arguments itself."""
     hints = {} if call.owner.is_jit else call.own_hints
-    return load_kernel(call, call.owner.kernel, {**hints, **call.given.given}, {})
+    return load_kernel(call, call.owner.kernel, {**hints, **call.given}, {})
 
 
 def _roles(call: Call, kernel: Any, written: Mapping[str, Any], config: Config, winner: Winner | None) -> Roles:
@@ -231,7 +231,7 @@ class TunedKernel(TunableKernel):
         """Find the kernel for calls of this form, and remember it."""
         call = self.call_of(args, kwargs)
         tuned = None if call.explicit else call.tuned
-        if lacking := [name for name in call.names if name not in call.given.values]:
+        if lacking := [name for name in call.names if name not in call.values]:
             raise TypeError(f"{self.__name__} lacks the argument {lacking[0]!r}")
         if call.eager and not self._at_run_time:
             places = {i for i, name in enumerate(self.signature.parameters) if name in call.names}
@@ -246,7 +246,7 @@ class TunedKernel(TunableKernel):
         """Return what calls of this form do from now on."""
         kernel = self.kernel_for(call)
         if call.eager:
-            return launcher(kernel, call.names, self.signature, call.given.args)
+            return launcher(kernel, call.names, self.signature, call.args)
         return lambda args, kwargs: kernel  # a lazy kernel gives it
 
     # Kernels
@@ -267,10 +267,10 @@ class TunedKernel(TunableKernel):
         """Return what to tune for a call. With `tune_on`, its arguments differ from the launch's."""
         if call.options.tune_on is None:
             return call.tuned
-        other = call.given.ask("tune_on", call.options.tune_on)
+        other = call.ask("tune_on", call.options.tune_on)
         if not isinstance(other, Mapping):
             raise UsageError(f"tune_on must return arguments by name, such as {{'A': scratch}}, got {other!r}")
-        return TunedCall(self.call_of((), {**call.given.given, **other}), launch=call.tuned)
+        return TunedCall(self.call_of((), {**call.given, **other}), launch=call.tuned)
 
     def kernel_of(self, tuned: TunedCall, winner: Winner) -> Any:
         """Return the kernel of a call with a configuration. A new kernel uses the library that was measured.

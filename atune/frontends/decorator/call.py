@@ -34,47 +34,6 @@ PROBES = 64
 """Configurations that are tried for what is asked of a kernel before its tuning."""
 
 
-class Arguments:
-    """A call's arguments by name. `given`: the caller's arguments in the signature's order, with extra ones last."""
-
-    __slots__ = ("args", "given", "kwargs", "values")
-
-    def __init__(self, kernel: TunableKernel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        parameters = kernel.signature.parameters
-        known = {n: v for n, v in kwargs.items() if n in parameters or kernel.takes_any}
-        unknown = {n: v for n, v in kwargs.items() if n not in known}
-        bound = kernel.signature.bind_partial(*args, **known).arguments
-        for name in list(bound):
-            if parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
-                raise UsageError(f"the kernel's *{name} cannot be tuned over: give its parameters names")
-            if parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-                bound.update(bound.pop(name))
-        self.args, self.kwargs = args, dict(kwargs)
-        self.given: dict[str, Any] = {**bound, **unknown}
-        defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
-        everything = {**defaults, **self.given}
-        self.values: dict[str, Any] = {n: everything[n] for n in (*parameters, *everything) if n in everything}
-        """The arguments with the signature's defaults."""
-
-    def without(self, names: Container[str]) -> Arguments:
-        """Return all arguments but those of these `names`, by name and with the defaults."""
-        found = copy.copy(self)
-        found.args, found.kwargs = (), {name: value for name, value in self.values.items() if name not in names}
-        return found
-
-    def ask(self, option: str, function: Callable[..., Any]) -> Any:
-        """Call the user's `function`, which `option` gives, with the caller's arguments as they were written.
-
-        Raises `UsageError` if it takes others.
-        """
-        with suppress(ValueError):  # a function whose signature Python does not know
-            try:
-                inspect.signature(function).bind(*self.args, **self.kwargs)
-            except TypeError as error:
-                raise UsageError(f"{option}: its function must take a call as it is written: {error}") from error
-        return function(*self.args, **self.kwargs)
-
-
 Entry = Callable[..., Any]
 """The function that serves calls of one form. It takes the call's ``args`` and ``kwargs``."""
 
@@ -103,9 +62,9 @@ class Encoder:
         """Return a value as the kernel gets it; its plain form is the data for it."""
         return self.frontend.tagged(value)
 
-    def space(self, given: Any, options: Options, asked: Arguments) -> Space:
-        """Return the space of a call: what the function that is `given` for it returns, `asked` as the call is."""
-        space = copy.copy(as_space(asked.ask("space", given), options.where))
+    def space(self, call: Call, given: Any) -> Space:
+        """Return the space of a call: what the function that is `given` for it returns."""
+        space = copy.copy(as_space(call.ask("space", given), call.options.where))
         space.of_call = True
         return space
 
@@ -137,10 +96,28 @@ class TunableKernel:
         self.data = self.encoder(self.frontend).data
         self._eager: bool | None = None if self.is_jit else False
 
-    def is_eager(self, given: Arguments, probes: Sequence[Config]) -> bool:
-        """Tell whether a call runs the kernel; a lazy one is returned."""
+    def bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return a call's arguments by name, in the signature's order: those given, and all with their defaults.
+
+        Extra ones come last. Raises `TypeError` as Python does, and `UsageError` for a parameter such as ``*args``.
+        """
+        parameters = self.signature.parameters
+        known = {n: v for n, v in kwargs.items() if n in parameters or self.takes_any}
+        unknown = {n: v for n, v in kwargs.items() if n not in known}
+        bound = self.signature.bind_partial(*args, **known).arguments
+        for name in list(bound):
+            if parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
+                raise UsageError(f"the kernel's *{name} cannot be tuned over: give its parameters names")
+            if parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+                bound.update(bound.pop(name))
+        given = {**bound, **unknown}
+        everything = {n: p.default for n, p in parameters.items() if p.default is not p.empty} | given
+        return given, {n: everything[n] for n in (*parameters, *everything) if n in everything}
+
+    def is_eager(self, values: Mapping[str, Any], probes: Sequence[Config]) -> bool:
+        """Tell whether a call with these arguments runs the kernel; a lazy one is returned."""
         if self._eager is None:
-            self._eager = self.frontend.is_eager(self.kernel, given.values, probes)
+            self._eager = self.frontend.is_eager(self.kernel, values, probes)
         return self._eager
 
     def means(self, given: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
@@ -173,21 +150,45 @@ class Call:
             for name, value in options.hints.items()
         }
         check_hints(self.hints)
-        self.given = Arguments(owner, args, kwargs)
+        self.args, self.kwargs = args, dict(kwargs)
+        self.given, self.values = owner.bound(args, kwargs)
+        """The caller's own arguments by name; and these with the kernel's defaults."""
         fixed = isinstance(options.space, Space)
-        self.space: Space = options.space if fixed else self.encoder.space(options.space, options, self.given)
+        self.space: Space = options.space if fixed else self.encoder.space(self, options.space)
         names = set(self.space.axes) or {name for config in self.space.points({}).given() for name in config}
         refuse_clash(names - RESERVED, self.hints)
         self.tunables = frozenset(names - RESERVED - owner.launch_hints)
         self.own_hints = {name: value for name, value in self.hints.items() if name not in RESERVED}
         """The hints that count as arguments."""
         owner.check_names(self.tunables | self.own_hints.keys())
-        self.explicit = sorted(self.tunables & self.given.given.keys() - options.leave_out)
-        self.eager = owner.is_eager(self.given, self.probes())
+        self.explicit = sorted(self.tunables & self.given.keys() - options.leave_out)
+        self.eager = owner.is_eager(self.values, self.probes())
         if not self.eager:
             self.refuse_unknown(owner.signature.parameters, "")
         self.names = owner.frontend.tensor_names(owner.kernel) if self.eager else ()
         """The parameters that each call gives at run time."""
+
+    def written(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments as functions of the caller's get them: as they were written.
+
+        For tilelang's tuner they come by name and with the defaults where the options leave names out, without these.
+        """
+        if not (self.options.like_tilelang and self.options.leave_out):
+            return self.args, self.kwargs
+        return (), {name: value for name, value in self.values.items() if name not in self.options.leave_out}
+
+    def ask(self, option: str, function: Callable[..., Any]) -> Any:
+        """Call the user's `function`, which `option` gives, with the arguments as they were written.
+
+        Raises `UsageError` if it takes others.
+        """
+        args, kwargs = self.written()
+        with suppress(ValueError):  # a function whose signature Python does not know
+            try:
+                inspect.signature(function).bind(*args, **kwargs)
+            except TypeError as error:
+                raise UsageError(f"{option}: its function must take a call as it is written: {error}") from error
+        return function(*args, **kwargs)
 
     def probes(self) -> list[Config]:
         """Return configurations for tracing before the problem is known: the defaults, then those of the space."""
@@ -199,7 +200,7 @@ class Call:
 
     def refuse_unknown(self, known: Container[str], more: str) -> None:
         """Raise `TypeError` for an argument that is none of the `known` ones."""
-        unknown = sorted(name for name in self.given.given if name not in known)
+        unknown = sorted(name for name in self.given if name not in known)
         if unknown and not self.owner.takes_any:
             takes = f"it takes {', '.join(self.owner.signature.parameters)}{more}"
             raise TypeError(f"{self.owner.__name__} takes no argument {unknown[0]!r}; {takes}")
@@ -243,14 +244,14 @@ class TunedCall:
 
     def __init__(self, call: Call, launch: TunedCall | None = None) -> None:
         self.call, self.owner, self.options, self.launch = call, call.owner, call.options, launch or self
-        owner, options, given = self.owner, self.options, call.given
+        owner, options = self.owner, self.options
         self.space = call.space
-        self.tensors = {n: given.values[n] for n in call.names if n in given.values}
+        self.tensors = {n: call.values[n] for n in call.names if n in call.values}
         for name, tensor in self.tensors.items():
             refuse(f"{owner.__name__}: argument {name!r}", tensor)
             if not (hasattr(tensor, "stride") or isinstance(tensor, Number)):
                 raise UsageError(f"{owner.__name__}: {name} must be a tensor, got {type_of(tensor)}")
-        plain = {n: v for n, v in given.values.items() if n not in call.names and n not in call.tunables}
+        plain = {n: v for n, v in call.values.items() if n not in call.names and n not in call.tunables}
         plain |= call.own_hints
         self.arguments, self.written, sizes = dict[str, Any](), dict[str, Any](), dict[str, Any]()
         """The arguments as data, and as the kernel gets them."""
@@ -288,7 +289,7 @@ class TunedCall:
         key, leave_out, problem = self.options.key, self.options.leave_out, self.problem
         hints = {name: value for name, value in problem.items() if name in self.call.hints}
         if callable(key):
-            return {"key": self.owner.frontend.encode(self.call.given.ask("key", key), "what key returned"), **hints}
+            return {"key": self.owner.frontend.encode(self.call.ask("key", key), "what key returned"), **hints}
         unknown = [("key", name) for name in key or () if name not in problem]
         if not self.options.like_tilelang:  # whose tuner takes names that are no arguments
             lacking = leave_out - problem.keys() - self.call.tunables
@@ -300,7 +301,7 @@ class TunedCall:
     def _take(self, values: Mapping[str, Any]) -> None:
         """Add arguments. A default that no call gave and that is no data, such as infinity, is left to the kernel."""
         for name, value in values.items():
-            left = name in self.owner.signature.parameters and name not in {*self.call.given.given, *self.call.hints}
+            left = name in self.owner.signature.parameters and name not in {*self.call.given, *self.call.hints}
             if left and isinstance(value, float) and not math.isfinite(value):
                 continue  # text stands for it in the drop-in
             with suppress(*((UsageError,) if left else ())):
