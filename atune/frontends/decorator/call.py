@@ -30,7 +30,7 @@ from atune.workers.storage.result_key import same_problem
 from atune.workload.fingerprint import function_of, launch_hints
 from atune.workload.workload import Workload, not_taken
 
-PROBES = 64
+PROBES = 16
 """Configurations that are tried for what is asked of a kernel before its tuning."""
 
 
@@ -194,7 +194,8 @@ class Call:
         """Return configurations for tracing before the problem is known: the defaults, then those of the space."""
         axes = self.space.axes
         if not axes:
-            return [{}, *map(self.encoder.given, itertools.islice(self.space.points({}).given(), PROBES))]
+            most = None if self.options.like_tilelang else PROBES
+            return [{}, *map(self.encoder.given, itertools.islice(self.space.points({}).given(), most))]
         fixed = {name: values for name, values in axes.items() if not callable(values)}
         return [{}, *({n: v[i % len(v)] for n, v in fixed.items()} for i in range(4))]
 
