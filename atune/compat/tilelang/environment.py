@@ -17,7 +17,6 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 from msgspec import Meta
 
 from atune.engine.start import EngineSettings
@@ -259,7 +258,11 @@ def resolved_target(target: Any) -> Target:
     if kind is not None and not isinstance(target, Target):  # a TVM target
         target = {"kind": str(kind), "arch": str(target.attrs.get("arch", ""))} if kind == "cuda" else str(kind)
     found = parse_target(target)
-    return found or Target("cuda" if torch.cuda.is_available() else "c")
+    if found is None:
+        import torch  # heavy: no module imports it at its top
+
+        found = Target("cuda") if torch.cuda.is_available() else Target("c")
+    return found
 
 
 def _devices(target: Target, given: Mapping[str, Any]) -> tuple[str, ...]:
@@ -267,7 +270,9 @@ def _devices(target: Target, given: Mapping[str, Any]) -> tuple[str, ...]:
         return ("all",)
     if given.get("benchmark_multi_gpu"):
         return tuple(str(device) for device in dict.fromkeys(given.get("benchmark_devices", ()))) or ("all",)
-    return (str(torch.cuda.current_device() if torch.cuda.is_initialized() else 0),)
+    torch = sys.modules.get("torch")
+    current = torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else 0
+    return (str(current),)
 
 
 BACKENDS = {"cuda": ("tvm_ffi", "cython", "nvrtc"), "c": ("cython",)}

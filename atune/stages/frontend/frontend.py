@@ -11,8 +11,6 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from atune.bundle.launch import size_of
 from atune.errors import SpaceError, UsageError, WorkloadError, name_and_message, type_of
 from atune.model.artifact import KernelParam, Roles
@@ -114,6 +112,8 @@ def _numbers_wanted() -> Generator[None, None, None]:
 
 def tagged(value: Any) -> Any:
     """Return `value` with data in place of dtypes and symbolic variables, which `elaborate` turns back."""
+    import torch  # heavy: no module imports it at its top
+
     if isinstance(value, tilelang.tvm.tirx.Var):
         return {DYNAMIC: str(value.name)}
     if isinstance(value, tilelang.tvm.DataType):
@@ -157,7 +157,11 @@ def _value(value: Any, symbols: dict[str, Any]) -> Any:
         return symbols[name]
     if tag == DTYPE:
         return tilelang.tvm.DataType(name)
-    return getattr(torch, name) if tag == TORCH_DTYPE else value
+    if tag == TORCH_DTYPE:
+        import torch  # heavy, as above
+
+        return getattr(torch, name)
+    return value
 
 
 def elaborated(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, Any], target: Any) -> Any:
