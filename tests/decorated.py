@@ -13,6 +13,7 @@ from workloads import scale as scale
 import atune
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.cached_tune import CachedWork, tune_work
+from atune.frontends.api.tuner import RunPlan
 from atune.journal.result import TuneResult
 from atune.workers.storage.result_cache import ResultCache
 
@@ -33,6 +34,11 @@ def workload(
 ) -> atune.Workload:
     space = space or atune.Space(factor=[1, 2], block=[16, 64])
     return atune.Workload(kernel, space, arguments={"n": n}, reference=doubled, name=name, **options)
+
+
+def cached_work(workload: atune.Workload, **options: Any) -> CachedWork:
+    """Return a workload with the plan of these options of `tune`."""
+    return CachedWork(workload, RunPlan.of("tune", {"cached": False, **options}))
 
 
 def run_cached(work: CachedWork, cache: ResultCache, **options: Any) -> TuneResult:

@@ -15,7 +15,7 @@ from tilelang.autotuner import param
 import atune
 from atune.compat.tilelang import AutoTuner, CompileArgs, ProfileArgs, autotune
 from atune.compat.tilelang.autotuner import TilelangKernel
-from atune.compat.tilelang.environment import plan
+from atune.compat.tilelang.environment import plan as planned_options
 
 BLOCKS = [{"block": 16}, {"block": 32}]
 ON_CPU = CompileArgs(target="c", execution_backend="cython")
@@ -66,7 +66,7 @@ class Place:
 
 
 def workload_of(tuner: AutoTuner) -> atune.Workload:
-    return tuner.call_of(TilelangKernel(tuner.fn), {}).workload
+    return tuner.call_of(TilelangKernel(tuner.fn), {}).tuned.workload
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -79,15 +79,16 @@ def planned(**given: Any) -> Any:
     for record, defaults in ((CompileArgs, {"target": "sm_90a"}), (ProfileArgs, {})):
         own = {field.name for field in dataclasses.fields(record)} & given.keys()
         records.append(record(**{**defaults, **{name: given.pop(name) for name in own}}))
-    found = plan(*records, given)
-    return SimpleNamespace(**found.pop("run"), **found)
+    found = planned_options(*records, given)
+    plan = found["plan"]
+    return SimpleNamespace(**found, **vars(plan.settings), devices=plan.devices, progress=plan.progress)
 
 
 def key(n: int = 64, out_idx: int = -1, **profile: Any) -> str:
     """Return the key of the result that such a tuner finds."""
     made: Any = cpu_tuner(n=n, **profile)
     made.compile_args = dataclasses.replace(made.compile_args, out_idx=[out_idx])
-    return str(made.call_of(TilelangKernel(made.fn), {}).work.key.text)
+    return str(made.call_of(TilelangKernel(made.fn), {}).tuned.work.key.text)
 
 
 def saved_by_tilelang(folder: Path) -> None:

@@ -15,6 +15,7 @@ from decorated import TUNING, scale_jit
 import atune
 from atune.frontends.api import cached_tune
 from atune.frontends.api.cached_tune import CachedWork
+from atune.frontends.api.tuner import RunPlan
 from atune.frontends.decorator import autotuned, winners
 from atune.journal.events import CandidateLowered, CandidateMeasured, CandidateProposed, RunFinished
 from atune.journal.result import Result
@@ -34,13 +35,13 @@ class Engine:
         self.refuses: set[int] = set()
         """Blocks that are not measured."""
 
-    async def __call__(self, workload: Workload, **options: Any) -> Result:
-        kept = {name: options.pop(name, None) for name in ("use", "cache", "begun", "recall")}
-        self.runs.append((workload, {**options, "refresh": kept["use"] == "refresh"}))
+    async def __call__(self, workload: Workload, plan: RunPlan) -> Result:
+        settings = vars(plan.settings)
+        self.runs.append((workload, {**vars(plan), **settings, "refresh": settings["cache"] == "refresh"}))
         await anyio.sleep(self.seconds)
         if self.error is not None:
             raise self.error
-        work, now = CachedWork(workload, **options), float(len(self.runs))
+        work, now = CachedWork(workload, plan), float(len(self.runs))
         spec, keys = work.spec, [config_key(config) for config in work.spec.configs]
         events: list[Any] = [msgspec.structs.replace(work.header, time=now)]
         for i, config in enumerate(spec.configs):
@@ -58,22 +59,22 @@ class Engine:
         events.append(
             RunFinished(seq=len(events), time=now, mono=0.0, wall_s=0.0, reason="exhausted", roles=Roles((1,)))
         )
-        journal = None if kept["begun"] is None else kept["begun"][0]
+        journal = None if plan.begun is None else plan.begun[0]
         for event in events:
-            if options.get("on_event"):
-                options["on_event"](event)
+            if plan.on_event is not None:
+                plan.on_event(event)
             if journal is not None:
                 journal.append(event)
-        if journal is not None:
-            kept["cache"].add(journal.path)
+        if journal is not None and plan.cache is not None:
+            plan.cache.add(journal.path)
         return Result.from_events(events)
 
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     fake = Engine()
-    monkeypatch.setattr(cached_tune, "tune_apart", fake)
-    monkeypatch.setattr(winners, "tune_apart", fake)
+    monkeypatch.setattr(cached_tune, "tune_planned", fake)
+    monkeypatch.setattr(winners, "tune_planned", fake)
     return fake
 
 

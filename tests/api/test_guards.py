@@ -21,6 +21,7 @@ import asyncio
 import tilelang.language as T
 import atune
 from atune.frontends.api.cached_tune import CachedWork, tune_work
+from atune.frontends.api.tuner import RunPlan
 from atune.workers.storage.result_cache import ResultCache
 
 
@@ -53,7 +54,7 @@ def written(folder: Path, last: str, body: str = "pass", name: str = "tunes.py")
     [
         "atune.run(WORKLOAD, target='c')",
         "asyncio.run(atune.tune(WORKLOAD, target='c', journal='never'))",
-        "asyncio.run(tune_work(CachedWork(WORKLOAD, target='c'), ResultCache()))",
+        "asyncio.run(tune_work(CachedWork(WORKLOAD, RunPlan.of('tune', {'target': 'c'})), ResultCache()))",
         "atune.compile_all(kernel, [{'x': 0}], target='c')",
     ],
 )

@@ -62,8 +62,8 @@ def test_a_module_that_tunes_while_it_is_imported_does_not_wait_for_itself(tmp_p
         "import anyio, atune\n"
         "from atune.frontends.api import tuner\n"
         "def kernel(N, block=32): pass\n"
-        "async def finished(made): return type(made).__name__\n"
-        "tuner._finished = finished\n"
+        "async def alone(made): return type(made).__name__\n"
+        "tuner.Tuner._alone = alone\n"
         "print(anyio.run(tuner.tune, atune.Workload(kernel, [{'block': 1}], arguments={'N': 8})))\n"
     )
     done = subprocess.run(

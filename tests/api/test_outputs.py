@@ -242,11 +242,3 @@ def test_what_setup_changed_is_not_handed_out(tmp_path: Path) -> None:
     W = torch.zeros(1, dtype=torch.int32)
     harmless = tuned(kernels.counted, **{**options, "setup": lambda X, W: None}, inputs=[drawn(N), W])
     assert harmless.kernel(drawn(N), W).shape == (N,)
-
-
-def test_compiled_kernels_have_the_outputs_of_tuned_ones() -> None:
-    [doubled], X = atune.compile_all(kernels.doubled, [{"block": 16}], target="c"), drawn(N)
-    assert torch.equal(doubled(X), X * 2)
-    [added], S, rows = atune.compile_all(kernels.added, [{"block": 16}], target="c"), torch.zeros(N), drawn(ROWS, N)
-    assert added(rows, S) is None
-    torch.testing.assert_close(S, rows.sum(0))

@@ -58,7 +58,7 @@ def test_one_line_makes_it_tilelangs(name: str, tmp_path: Path) -> None:
 def test_examples_compile(name: str) -> None:
     module = loaded(EXAMPLES / f"{name}.py")
     tuned, configs = configs_of(module)
-    work = tuned.call_of(module.arguments(), {}).workload
+    work = tuned.call_of(module.arguments(), {}).tuned.workload
     kernels = atune.compile_all(
         work.kernel, [configs[0], configs[-1]], arguments=work.arguments, out_idx=work.out_idx, target="sm_90a"
     )

@@ -30,7 +30,7 @@ def compiled_here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def forbid(patch: pytest.MonkeyPatch, *, workers: bool = True) -> None:
     """Let nothing be tuned; and with `workers` start none to compile."""
-    patch.delattr(cached_tune, "tune_apart")
+    patch.delattr(cached_tune, "tune_planned")
     if workers:
         patch.delattr("atune.frontends.decorator.autotuned._built")
 

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from decorated import QUICK, TUNING, doubled, scale, workload
+from decorated import QUICK, TUNING, cached_work, doubled, scale, workload
 
 import atune
 from atune.errors import NoWinner, UsageError
 from atune.frontends.api import cached_tune
-from atune.frontends.api.cached_tune import CachedWork
 from atune.frontends.cli.main import main
 from atune.frontends.cli.runs import find_journal
 from atune.journal.events import BenchmarkFailed
@@ -38,7 +37,7 @@ def test_a_decorated_kernel_takes_what_a_run_found(monkeypatch: pytest.MonkeyPat
     found = atune.run(workload(), target="c", benchmark=QUICK)
     [entry] = ResultCache().entries()
     assert entry.config == found.best_config and entry.parts.problem == {"n": 256}
-    monkeypatch.delattr(cached_tune, "tune_apart")  # nothing may be tuned
+    monkeypatch.delattr(cached_tune, "tune_planned")  # nothing may be tuned
     kernel = decorated()
     result = kernel.tune(256)
     assert result.cache_hit and result.best_config == found.best_config
@@ -106,7 +105,7 @@ def test_the_command_line_tunes_a_decorated_kernel(
         result = atune.replay(json.loads(capsys.readouterr().out)["journal"])
         assert result.header and result.header.arguments == {"n": int(n)}
         assert (ResultCache().entries()[0].created == before) == known
-    monkeypatch.delattr(cached_tune, "tune_apart")  # nothing may be tuned
+    monkeypatch.delattr(cached_tune, "tune_planned")  # nothing may be tuned
     kernel: Any = importlib.import_module("scaled_kernel").scaled
     assert kernel.tune(256).cache_hit
     assert "(tuned for n=320)" in repr(atune.tunings())
@@ -119,7 +118,7 @@ def test_a_run_without_a_winner_keeps_why() -> None:
     wrong = atune.Workload(scale, {"block": [16, 64]}, arguments={"n": 256}, reference=halved)
     with pytest.raises(NoWinner):
         atune.run(wrong, target="c", benchmark=QUICK)
-    work = CachedWork(wrong, target="c", benchmark=QUICK)
+    work = cached_work(wrong, target="c", benchmark=QUICK)
     known = ResultCache().known(work.key.work, work.configs.values())
     assert ResultCache().entries() == [] and len(known) == 2
     assert {one.kind for _, one in known.values() if isinstance(one, BenchmarkFailed)} == {"mismatch"}

@@ -40,11 +40,8 @@ AXES = {"block": BLOCKS}
 SHARED = {"key function": {"key": one_key}, "key names": {"key": ["factor"]}, "left out": {"do_not_specialize": "n"}}
 ASKING: dict[str, dict[str, Any]] = {
     "where": {"space": AXES, "where": divides},
-    "several": {"space": AXES, "where": [lambda block: block > 8, divides]},
     "any arguments": {"space": AXES, "where": any_arguments},
     "a default of its own": {"space": AXES, "where": lambda block, n=96, other=3: n % block == 0},
-    "configurations": {"space": [{"block": block} for block in BLOCKS], "where": divides},
-    "Space": {"space": atune.Space(AXES, where=divides)},
     "computed axis": {"space": atune.Space(block=lambda n: [block for block in BLOCKS if n % block == 0])},
     "function of the call": {"space": lambda n, **_: [{"block": b} for b in BLOCKS if n % b == 0]},
 }
@@ -102,18 +99,6 @@ def test_what_tune_on_tuned_is_asked_for_with_the_sizes_of_the_call(tuned: Any, 
     for _ in range(2):
         assert only.best_config(24) == {"block": 24}  # tuned for itself, once
         assert [workload.arguments["n"] for workload, _ in engine.runs] == [96, 32, 24]
-
-
-def test_what_serves_is_listed_with_what_it_was_tuned_for(tuned: Any, engine: Engine) -> None:
-    kernel = tuned(space=AXES, where=divides, key=["factor"], name="served")
-    kernel.best_config(96), kernel.best_config(192), kernel.best_config(48)
-    mine = [one for one in atune.tunings() if one.kernel == "served"]
-    assert [(one.key, one.config["block"], one.tuned_for["n"]) for one in mine] == [
-        ({"factor": 1}, 32, 96), ({"factor": 1}, 24, 96),
-    ]  # fmt: skip
-    assert "(tuned for n=96)" in str(atune.tunings())
-    kernel.clear_cache()
-    assert kernel.best_config(48) == {"block": 24} and len(engine.runs) == 2
 
 
 # Winners that cannot be used

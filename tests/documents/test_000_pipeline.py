@@ -267,9 +267,9 @@ def test_a23_a_second_run_of_a_tuner_forgets_the_first_ones_arguments() -> None:
     """What one `run` of a tuner was asked for does not hold for its next one."""
     one = cpu_tuner()
     asked = ({"use_pipeline": False, "rep": 9}, {})
-    first, second = (one.call_of(TilelangKernel(one.fn), given).options.run for given in asked)
-    assert (first["pipeline"], first["benchmark"].n_repeat) == (False, 9)
-    assert (second["pipeline"], second["benchmark"].n_repeat) == (True, 5)
+    first, second = (one.call_of(TilelangKernel(one.fn), given).options.plan.settings for given in asked)
+    assert (first.pipeline, first.benchmark.n_repeat) == (False, 9)
+    assert (second.pipeline, second.benchmark.n_repeat) == (True, 5)
 
 
 def test_a24_the_programs_current_gpu_is_the_one_that_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

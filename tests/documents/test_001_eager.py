@@ -155,7 +155,7 @@ def test_e10_another_program_finds_what_was_tuned(tuned: SimpleNamespace, monkey
 def test_e11_the_configurations_count_in_the_key(tuned: SimpleNamespace) -> None:
     """The key of a result has the configurations themselves, whether a list or a function gives them."""
     same, other = (tilelang.autotune(configs=one, **QUICK)(shift) for one in (BLOCKS, BLOCKS[:1]))
-    own, listed, fewer = (one.call_of((tuned.A,), {}).work.key for one in (tuned.eager, same, other))
+    own, listed, fewer = (one.call_of((tuned.A,), {}).tuned.work.key for one in (tuned.eager, same, other))
     assert own == listed and own.space != fewer.space
 
 

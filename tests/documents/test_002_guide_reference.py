@@ -384,7 +384,7 @@ def test_b53_a_timeout_holds_for_every_configuration() -> None:
     made = cpu_tuner(warmup=7, rep=11, timeout=13)
     calls = [made.call_of(TilelangKernel(made.fn), given) for given in ({}, {"rep": 17})]
     calls.append(made.set_profile_args(rep=3).call_of(TilelangKernel(made.fn), {}))
-    asked = [call.options.run["benchmark"] for call in calls]
+    asked = [call.options.plan.settings.benchmark for call in calls]
     assert [(s.n_warmup, s.n_repeat, s.benchmark_timeout_s) for s in asked] == [(7, 11, 13), (7, 17, 13), (25, 3, 180)]
 
 

@@ -59,7 +59,7 @@ def test_d1_a_call_tunes_and_runs_the_winner(tuned: Any, monkeypatch: pytest.Mon
     assert torch.equal(kernel(A), A + 1) and torch.equal(A, before)
     result = kernel.tune(A)
     assert result.cache_hit and result.measured == 2 and not result.failed  # checked against the reference
-    monkeypatch.setattr(cached_tune, "tune_apart", None)
+    monkeypatch.setattr(cached_tune, "tune_planned", None)
     B = torch.randn(256)
     assert torch.equal(kernel(B), B + 1) and torch.equal(kernel(A=B), B + 1) and torch.equal(kernel(B, 1), B + 1)
     compiled = kernel.compile(n=256)

@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 import tilelang
 import torch
-from decorated import TUNING, scale
+from decorated import TUNING, cached_work, scale
 
 import atune
 from atune.compat.tilelang import autotune
 from atune.errors import JournalError
-from atune.frontends.api.cached_tune import CachedWork
 from atune.frontends.cli.main import main
 from atune.journal.events import BenchmarkStarted, CandidateLowered
 from atune.journal.reader import read
@@ -245,7 +244,7 @@ def test_what_cannot_be_compared_is_named_and_not_used(tmp_path: Path, monkeypat
 
 
 def test_the_digest_is_the_same_in_workers_and_for_any_place_of_the_source() -> None:
-    work = CachedWork(atune.Workload(scale, {"block": [16]}, arguments={"n": 64}), target="c")
+    work = cached_work(atune.Workload(scale, {"block": [16]}, arguments={"n": 64}), target="c")
     result = atune.run(work.workload, **OPTIONS)
     [lowered] = [e for e in read(result.journal) if isinstance(e, CandidateLowered) and e.index == 0]
     assert lowered.ir_digest == work.digest({"n": 64}, {"block": 16}) != work.digest({"n": 64}, {"block": 32})

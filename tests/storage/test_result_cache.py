@@ -22,13 +22,13 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 from cache_entries import events, key_of, put, run_of
-from decorated import QUICK, doubled, run_cached, workload
+from decorated import QUICK, cached_work, doubled, run_cached, workload
 from processes import environment, wait_until
 
 import atune
 from atune.errors import NoWinner, UsageError
 from atune.frontends.api import cached_tune as cached
-from atune.frontends.api.cached_tune import CachedWork, tune_work
+from atune.frontends.api.cached_tune import tune_work
 from atune.frontends.api.warm_start import recaller
 from atune.journal.events import (
     BenchmarkFailed,
@@ -481,22 +481,22 @@ def test_a_kernel_that_was_called_keeps_its_key() -> None:
     """tilelang writes its own form of `out_idx` into a kernel that it compiles."""
     import decorated
 
-    before = CachedWork(workload(kernel=decorated.scale_jit), target="c").key.text
+    before = cached_work(workload(kernel=decorated.scale_jit), target="c").key.text
     decorated.scale_jit(64, block=16)
     assert decorated.scale_jit.out_idx == [1]
-    assert CachedWork(workload(kernel=decorated.scale_jit), target="c").key.text == before
+    assert cached_work(workload(kernel=decorated.scale_jit), target="c").key.text == before
 
 
 def test_the_key_holds_space_settings_and_problem() -> None:
-    plain = CachedWork(workload(), target="c").key
+    plain = cached_work(workload(), target="c").key
     assert plain.device and plain.versions["tilelang"] and plain.target == "c"
-    assert CachedWork(workload(), target="c", benchmark=QUICK).key.work != plain.work
-    assert CachedWork(workload(atune.Space(factor=[2], block=[16])), target="c").key.work == plain.work
-    assert CachedWork(workload(atune.Space(factor=[2], block=[16])), target="c").key.text != plain.text
-    assert CachedWork(workload(), target="c", budget=2).key.text != plain.text
+    assert cached_work(workload(), target="c", benchmark=QUICK).key.work != plain.work
+    assert cached_work(workload(atune.Space(factor=[2], block=[16])), target="c").key.work == plain.work
+    assert cached_work(workload(atune.Space(factor=[2], block=[16])), target="c").key.text != plain.text
+    assert cached_work(workload(), target="c", budget=2).key.text != plain.text
     bucket = workload()
     bucket.key = {"bucket": 8}
-    found = CachedWork(bucket, target="c").key
+    found = cached_work(bucket, target="c").key
     assert found.problem == {"bucket": 8} and found.tuned_for == {"n": 256}
 
 
@@ -504,7 +504,7 @@ def test_the_key_holds_space_settings_and_problem() -> None:
 
 
 def run_here(cache: ResultCache, space: atune.Space | None = None, on_event: Any = None, **options: Any) -> Result:
-    work = CachedWork(workload(space), target="c", benchmark=QUICK, on_event=on_event)
+    work = cached_work(workload(space), target="c", benchmark=QUICK, on_event=on_event)
     return run_cached(work, cache, **options)
 
 
@@ -512,7 +512,7 @@ def test_a_second_tuning_is_a_look_up(cache: ResultCache, monkeypatch: pytest.Mo
     first = run_here(cache)
     assert not first.cache_hit and first.best_config is not None and first.best_config["factor"] == 2
     with monkeypatch.context() as patch:
-        patch.delattr(cached, "tune_apart")  # nothing may be tuned
+        patch.delattr(cached, "tune_planned")  # nothing may be tuned
         again = run_here(cache)
     assert again.cache_hit and again.best_config == first.best_config
     assert again.records == first.records
@@ -558,7 +558,7 @@ def test_without_a_winner_the_next_call_tries_again(cache: ResultCache) -> None:
 
 
 def test_a_journal_of_the_cache_that_is_damaged_costs_nothing(cache: ResultCache) -> None:
-    work = CachedWork(workload(), target="c", benchmark=QUICK)
+    work = cached_work(workload(), target="c", benchmark=QUICK)
     journal, _ = opened(cache, work.header)
     journal.close()
     Path(journal.path).write_bytes(b"rubbish\n" + b"".join(map(line_of, events(1.0))))
@@ -591,8 +591,7 @@ def test_of_cached_tunes_at_the_same_time_one_measures(cache: ResultCache, monke
 
 KILLED = """
 import os, sys
-from decorated import QUICK, run_cached, workload
-from atune.frontends.api.cached_tune import CachedWork
+from decorated import QUICK, cached_work, run_cached, workload
 from atune.journal.events import CandidateMeasured
 from atune.workers.storage.result_cache import ResultCache
 
@@ -600,7 +599,7 @@ def die(event):
     if isinstance(event, CandidateMeasured):
         os.kill(os.getpid(), 9)
 
-run_cached(CachedWork(workload(), target="c", benchmark=QUICK, on_event=die), ResultCache(sys.argv[1]))
+run_cached(cached_work(workload(), target="c", benchmark=QUICK, on_event=die), ResultCache(sys.argv[1]))
 """
 
 
@@ -623,9 +622,9 @@ def test_the_journal_of_other_sizes_with_the_same_key_is_not_taken_up(cache: Res
     first, other = (workload(n=n) for n in (256, 320))
     for one in (first, other):
         one.key = {"bucket": 8}
-    with opened(cache, header := CachedWork(first, target="c").header)[0] as journal:
+    with opened(cache, header := cached_work(first, target="c").header)[0] as journal:
         journal.append(header)
-    for asks, n_events in ((CachedWork(other, target="c").header, 0), (header, 1)):
+    for asks, n_events in ((cached_work(other, target="c").header, 0), (header, 1)):
         journal, past = opened(cache, asks)
         journal.close()
         assert len(past) == n_events
@@ -669,7 +668,7 @@ def test_a_waiting_run_elaborates_once_and_without_a_lock(cache: ResultCache, mo
 
 
 def test_an_interrupted_run_of_another_kernel_is_not_continued(cache: ResultCache) -> None:
-    work = CachedWork(workload(), target="c", benchmark=QUICK)
+    work = cached_work(workload(), target="c", benchmark=QUICK)
     config, common = {"factor": 1, "block": 16}, {"time": 1.0, "mono": 0.0, "index": 0}
     with opened(cache, work.header)[0] as journal:
         journal.append(work.header)
@@ -686,7 +685,7 @@ def test_an_interrupted_run_of_another_kernel_is_not_continued(cache: ResultCach
 
 
 def test_a_run_that_was_continued_with_other_work_is_not_taken_up(cache: ResultCache) -> None:
-    work = CachedWork(workload(), target="c", benchmark=QUICK)
+    work = cached_work(workload(), target="c", benchmark=QUICK)
     with opened(cache, work.header)[0] as journal:
         journal.append(work.header)
         journal.append(
@@ -701,7 +700,7 @@ def test_a_run_that_was_continued_with_other_work_is_not_taken_up(cache: ResultC
 def test_a_tuning_that_is_cancelled_while_it_begins_leaves_no_lock(
     cache: ResultCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work, may, ended = CachedWork(workload(), target="c", benchmark=QUICK), threading.Event(), threading.Event()
+    work, may, ended = cached_work(workload(), target="c", benchmark=QUICK), threading.Event(), threading.Event()
     begin = cache.begin
 
     def slow(header: RunStarted, **options: Any) -> Any:

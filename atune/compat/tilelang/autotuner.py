@@ -34,8 +34,8 @@ from atune.compat.tilelang.environment import (
     warn_once,
 )
 from atune.errors import AtuneError, InputsMissing, NoWinner, SpaceError, UsageError
-from atune.frontends.decorator.autotuned import TunedKernel, load_kernel
-from atune.frontends.decorator.call import Arguments, Call, Entry
+from atune.frontends.decorator.autotuned import TunedKernel, explicit_kernel
+from atune.frontends.decorator.call import Call, Encoder, Entry
 from atune.frontends.decorator.options import Options, lazy_callback, listed, names_in
 from atune.frontends.decorator.winners import Winner
 from atune.journal.result import TuneResult
@@ -175,67 +175,46 @@ class ByText:
         return make(**values)
 
 
-class TilelangKernel(TunedKernel):
-    """A kernel whose arguments need not be data, such as enums and functions: text stands for others in keys."""
+class TextEncoder(Encoder):
+    """Takes any value: a text stands for one that is no data, such as a function. Configurations keep their values."""
 
-    def data(self, value: Any, where: str) -> Any:
-        return _data_of(value)
-
-
-class TilelangCall(Call):
-    """A call of a `TilelangKernel`. The configurations, too, have the caller's own values."""
-
-    def __init__(
-        self, owner: TilelangKernel, options: Options, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, frontend: Any) -> None:
+        super().__init__(frontend)
         self._given: dict[str, tuple[Config, Config]] = {}
         """Configurations by key: as a kernel that is `ByText` takes them, and with the caller's own values."""
         self._tables: dict[str, dict[str, Any]] = {}
         """``tables[parameter][text]``: the caller's own value."""
-        super().__init__(owner, options, args, kwargs)
 
-    def _space(self) -> Space:
-        configs = self.options.space
-        if callable(configs):
-            asked, left_out = self.given, self.options.leave_out
-            if left_out:  # as there: by name, with the defaults
-                counts = {name: value for name, value in asked.values.items() if name not in left_out}
-                asked = Arguments(self.owner, (), counts)
-            configs = asked.ask("configs", configs)
-        for given in listed("configs", configs):
-            for name in RESERVED & given.keys():
-                check_reserved(name, given[name], "configs")
-            data = {n: v if n in RESERVED else self._data(n, v) for n, v in given.items()}
-            written = {n: v if n in RESERVED else self._written(n, v) for n, v in given.items()}
-            self._given.setdefault(config_key(data), (written, given))
-        return Space([written for written, _ in self._given.values()])
+    def data(self, value: Any, where: str) -> Any:
+        return _data_of(value)
 
-    def _written(self, name: str, value: Any) -> Any:
+    def written(self, name: str, value: Any) -> Any:
         data = _data_of(value)
         if not isinstance(data, str) or type(value) is str:
-            return super()._written(name, value)
+            return super().written(name, value)
         self._tables.setdefault(name, {})[data] = value
         return data
 
-    def _probes(self) -> list[Config]:
-        return [{}, *(given for _, given in self._given.values())]
+    def space(self, call: Call, given: Any) -> Space:
+        for config in listed("configs", call.ask("configs", given) if callable(given) else given):
+            for name in RESERVED & config.keys():
+                check_reserved(name, config[name], "configs")
+            data = {n: v if n in RESERVED else _data_of(v) for n, v in config.items()}
+            written = {n: v if n in RESERVED else self.written(n, v) for n, v in config.items()}
+            self._given.setdefault(config_key(data), (written, config))
+        return Space([written for written, _ in self._given.values()])
 
-    def _key(self) -> Any:
-        """Return the key. As with tilelang's tuner, names that are no arguments may be left out of it."""
-        return {name: value for name, value in self.problem.items() if name not in self.options.leave_out}
+    def given(self, config: Config) -> Config:
+        return self._given.get(config_key(config), (config, config))[1]  # the kernel's defaults are not among them
 
-    def _drawn(self, params: Sequence[KernelParam], symbols: Mapping[str, int], scalars: Sequence[Any]) -> Any:
-        with contextlib.suppress(UsageError):
-            return super()._drawn(params, symbols, scalars)
-        return None  # the run says what is missing
+    def kernel(self, kernel: Any) -> Any:
+        return ByText(kernel, self._tables) if self._tables else kernel
 
-    def as_given(self, config: Config) -> Config:
-        _, given = self._given.get(config_key(config), (config, None))
-        return super().as_given(config) if given is None else given  # the kernel's defaults are not among them
 
-    @functools.cached_property
-    def kernel(self) -> Any:
-        return ByText(super().kernel, self._tables) if self._tables else super().kernel
+class TilelangKernel(TunedKernel):
+    """A kernel whose arguments need not be data, such as enums and functions: text stands for others in keys."""
+
+    encoder = TextEncoder
 
 
 def _data_of(value: Any) -> Any:
@@ -349,10 +328,10 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
         with drop_in():
             return result_of(kernel, self.call_of(kernel, asked))
 
-    def call_of(self, kernel: TilelangKernel, asked: Mapping[str, Any], do_not_specialize: Any = ()) -> TilelangCall:
+    def call_of(self, kernel: TilelangKernel, asked: Mapping[str, Any], do_not_specialize: Any = ()) -> Call:
         """Return the analysed call of `kernel` with this tuner's arguments, and those `asked` for `run`."""
         args, kwargs = self._kernel_parameters or ((), ())
-        return TilelangCall(kernel, self._options(asked, do_not_specialize), tuple(args), dict(kwargs))
+        return Call(kernel, self._options(asked, do_not_specialize), tuple(args), dict(kwargs))
 
     def _options(self, asked: Mapping[str, Any], do_not_specialize: Any) -> Options:
         """Return this tuner's arguments as options of atune's decorator."""
@@ -392,9 +371,9 @@ def result_of(kernel: TilelangKernel, call: Call) -> AutotuneResult:
     """Return the result of a call. Tunes if it is unknown."""
     if call.explicit:
         warn_once(f"tunable parameters {call.explicit}", "are given in the call: nothing is tuned")
-    winner, compiled = (None, load_kernel(call)) if call.explicit else kernel.chosen(call)
+    winner, compiled = (None, explicit_kernel(call)) if call.explicit else kernel.chosen(call)
     if winner is None:
-        compiled.config = {name: value for name, value in call.given.values.items() if name in call.tunables}
+        compiled.config = {name: value for name, value in call.values.items() if name in call.tunables}
     return AutotuneResult(
         latency=None if winner is None else winner.latency_ms,
         config=compiled.config,
@@ -448,7 +427,7 @@ class AutoTuneImpl(TilelangKernel):
         with drop_in():
             return self._result(self.call_of(args, kwargs))
 
-    def call_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TilelangCall:
+    def call_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         tuner = self.get_tuner()
         tuner.set_kernel_parameters((args, kwargs), {})
         asked = checked(self._values({*RUN, "tuning"} & {*self._given} - {*PROFILE}))
@@ -457,8 +436,8 @@ class AutoTuneImpl(TilelangKernel):
     def _values(self, names: Iterable[str]) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names}
 
-    def entry_of(self, call: Call) -> Entry:
-        return self.launched(call, self._result(call).kernel)
+    def kernel_for(self, call: Call) -> Any:
+        return self._result(call).kernel
 
     def _entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         with drop_in():
@@ -466,15 +445,12 @@ class AutoTuneImpl(TilelangKernel):
 
     def _result(self, call: Call) -> AutotuneResult:
         """Return the result for the call's key: calls that differ in what does not specialize share it, as there."""
-        counts = {n: v for n, v in call.given.given.items() if n not in call.options.leave_out}
-        key = self.form_of((), counts) if call.explicit else call.key_text
+        counts = {n: v for n, v in call.given.items() if n not in call.options.leave_out}
+        key = self.form_of((), counts) if call.explicit else call.tuned.key_text
         found = self.results.get(key) or result_of(self, call)
-        there: Any = call.given.args, call.given.kwargs
-        if left_out := call.options.leave_out:
-            there = (), {name: value for name, value in call.given.values.items() if name not in left_out}
-        form = tuple(tilelang.tuner._normalize_value(one, sort_dict_items=True) for one in there)
+        form = tuple(tilelang.tuner._normalize_value(one, sort_dict_items=True) for one in call.written())
         if not call.explicit:
-            found.kernel.made_by = self, call.given.args, call.given.kwargs
+            found.kernel.made_by = self, call.args, call.kwargs
         with contextlib.suppress(TypeError):  # of a value that cannot be hashed, as there
             self._tuner_cache[form] = found.kernel, found.config  # first: `results` alone mean that it was cleared
             self.results.setdefault(key, found)

@@ -19,7 +19,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from atune.engine.start import EngineSettings
 from atune.errors import InputsMissing, NoWinner, SpaceError, UsageError, warn_caller
+from atune.frontends.api.tuner import RunPlan
 from atune.model.candidate import MUST_BE_PASS_CONFIGS
 from atune.model.device import Target, parse_target
 from atune.model.folders import TILELANG_FOLDER
@@ -186,7 +188,7 @@ NO_DEADLINE_S = 7 * 24 * 3600.0
 
 
 def plan(compile_args: Any, profile: Any, run: Mapping[str, Any], tensors: str = "") -> dict[str, Any]:
-    """Return where to run, arguments of `jit_kernel` for winners, and options of `atune.tune`.
+    """Return what tilelang's arguments mean, as `Options`: the target, the plan, and arguments of `jit_kernel`.
 
     `run`: the arguments of `AutoTuner.run`, which come before those of the profile. `tensors`: who gives the inputs;
     empty where they are drawn. Raises `ArgumentError` and `TargetError`. Warns of arguments without a meaning here.
@@ -214,18 +216,17 @@ def plan(compile_args: Any, profile: Any, run: Mapping[str, Any], tensors: str =
     ):
         if ignored and given.get(name):
             warn_once(name, why)
-    options = {
-        "budget": Budget(auto=True) if given.get("tuning") == "quick" else None,
-        "pipeline": given.get("use_pipeline", True),
-        "progress": compile_args.verbose or Output(sys.stderr).isatty(),
-        "compile": CompileSettings(
+    settings = EngineSettings(
+        budget=Budget(auto=given.get("tuning") == "quick"),
+        pipeline=given.get("use_pipeline", True),
+        compile=CompileSettings(
             workers=workers(),
             group_size=None if grouped is None else given.get("group_compile_size", 2) if grouped else 1,
             compile_timeout_s=COMPILE_TIMEOUT_S if compile_timeout_s is None else float(compile_timeout_s),
             target_host=host,
             store=bool(tilelang.env.is_cache_enabled()),
         ),
-        "benchmark": BenchmarkSettings(
+        benchmark=BenchmarkSettings(
             n_warmup=given["warmup"],
             n_repeat=given["rep"],
             benchmark_timeout_s=timeout if timeout > 0 and math.isfinite(timeout) else NO_DEADLINE_S,
@@ -235,15 +236,18 @@ def plan(compile_args: Any, profile: Any, run: Mapping[str, Any], tensors: str =
             early_stop_factor=given.get("early_stop_factor"),
             l2="warm" if profile.backend == "cudagraph" else "cold",
         ),
-    }
+    )
     # The engine then says that there is no GPU.
     unseen = str(compile_args.target) in ("None", "auto") and target.kind == "c" and not visible_gpus()
     jit = {"out_idx": compile_args.out_idx, "execution_backend": backend, "target_host": host}
     return {
-        "run": options,
+        "plan": RunPlan(
+            settings=settings,
+            devices=_devices(target, given),
+            progress=compile_args.verbose or Output(sys.stderr).isatty(),
+        ),
         "jit": {**jit, "verbose": compile_args.verbose},
         "target": "auto" if unseen else target.arch or target.kind,
-        "devices": _devices(target, given),
         "on_miss": "pick" if given.get("tuning") == "pick" else "tune",
     }
 
@@ -255,7 +259,7 @@ def resolved_target(target: Any) -> Target:
         target = {"kind": str(kind), "arch": str(target.attrs.get("arch", ""))} if kind == "cuda" else str(kind)
     found = parse_target(target)
     if found is None:
-        import torch
+        import torch  # heavy: no module imports it at its top
 
         found = Target("cuda") if torch.cuda.is_available() else Target("c")
     return found

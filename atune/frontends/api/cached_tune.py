@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -18,8 +19,7 @@ from atune.engine.run_state import opened_aside
 from atune.engine.search.prior import figures_for
 from atune.engine.start import POLL_S, CacheUse, Kernels, KnownResult, Recall
 from atune.frontends.api.blocking import in_time
-from atune.frontends.api.options import completed
-from atune.frontends.api.tuner import discover, engine_settings, tune_apart
+from atune.frontends.api.tuner import RunPlan, discover, tune_planned
 from atune.journal.events import CandidateAliased, CandidateLowered, CandidateProposed, Event, RunStarted
 from atune.journal.result import TuneResult
 from atune.model.artifact import StaticFacts
@@ -32,18 +32,13 @@ from atune.workload.workload import Workload, WorkloadSpec, describe
 
 
 class CachedWork:
-    """A workload with its tuning options: its cache key, and the parts of that key.
+    """A workload with the plan of its tuning: its cache key, and the parts of that key. Raises as `tune` does."""
 
-    `options`: as for `atune.tune`. Raises `UsageError` as `tune` does.
-    """
-
-    def __init__(self, workload: Workload, **options: Any) -> None:
-        given = completed("tune", options)
-        self.workload, self.options = workload, options
+    def __init__(self, workload: Workload, plan: RunPlan) -> None:
+        self.workload, self.plan, self.settings = workload, plan, plan.settings
         self._digests = dict[bytes, str]()
-        self.settings = engine_settings(given)
         self.spec: WorkloadSpec = in_time(lambda: describe(workload, seed=self.settings.seed))
-        self.target, self.devices = discover(given["target"], given["devices"])
+        self.target, self.devices = discover(plan.target, plan.devices)
         self.versions = installed_versions()
 
     def still(self, arguments: Any, recorded: Sequence[tuple[Config, str]]) -> bool:
@@ -149,7 +144,8 @@ async def tune_work(work: CachedWork, cache: ResultCache, *, refresh: bool = Fal
                 return KnownResult(history(header, work.configs, known)) if known else KnownResult()
 
         use: CacheUse = "refresh" if refresh else ""
-        return await tune_apart(work.workload, use=use, cache=cache, begun=begun, recall=recall, **work.options)
+        plan = replace(work.plan, cache=cache, begun=begun).with_settings(cache=use, recall=recall)
+        return await tune_planned(work.workload, plan)
     finally:
         reader.shutdown(wait=False)
         if journal is not None:

@@ -176,6 +176,7 @@ async def compiled(
 
 def raise_failures(records: Sequence[Record]) -> None:
     """Raise `CompileFailed` if a record is a failure, with counted reasons and an example of the most frequent."""
+    # rare, and not needed to import atune
     from atune.reporting.summary import example_lines, failure_groups, group_lines
 
     if failed := [one for one in records if one.kind]:

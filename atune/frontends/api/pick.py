@@ -10,9 +10,10 @@ import msgspec
 from atune.engine.proposing import SURVEYED, Survey
 from atune.engine.search.devices import device_named
 from atune.engine.search.prior import can_run, choices, figures_for, hedged
+from atune.engine.start import EngineSettings
 from atune.errors import UsageError
 from atune.frontends.api.blocking import run_blocking
-from atune.frontends.api.tuner import machine_for
+from atune.frontends.api.tuner import RunPlan, named_work
 from atune.model.candidate import Config, numbered
 from atune.model.device import DeviceInfo
 from atune.model.options import Count, converted
@@ -68,8 +69,8 @@ def pick(workload: Workload | FileRef | str, n: int = 3, gpu: str | None = None)
 
 async def picked(workload: Workload | FileRef | str, n: int, device: DeviceInfo | None) -> Picked:
     """Do what `pick` does. `device`: choose for it; None for this machine's."""
-    settings = CompileSettings(cicc=False, store=False)
-    machine = machine_for(workload, cluster=None, target="auto", devices=("all",), compile=settings)
+    plan = RunPlan(settings=EngineSettings(compile=CompileSettings(cicc=False, store=False)))
+    machine = plan.machine_for(named_work(workload)[0])
     assert isinstance(machine, LocalMachine)
     async with machine.open():
         target = await machine.assume(device)

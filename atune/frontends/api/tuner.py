@@ -7,13 +7,13 @@ import inspect
 import os
 import shlex
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import anyio
 import anyio.lowlevel
@@ -24,7 +24,7 @@ from atune.engine.engine import Engine
 from atune.engine.interfaces import Machine
 from atune.engine.run_state import Listener, Listeners, Recorder, opened_aside
 from atune.engine.search.strategies import check_given
-from atune.engine.start import CacheUse, EngineSettings, Recall, check_parts
+from atune.engine.start import EngineSettings, check_parts
 from atune.errors import AtuneError, UsageError, name_and_message, warn_caller
 from atune.frontends.api.blocking import importing, of_the_machine, run_blocking, unwrapped, winning
 from atune.frontends.api.options import TuneOptions, completed, named
@@ -36,7 +36,7 @@ from atune.journal.writer import Journal
 from atune.model.device import DeviceInfo, Target, device_names
 from atune.model.options import documents
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.reporting.progress import Progress
+from atune.reporting.progress import Progress, is_watched
 from atune.workers.local.machine import LocalMachine, Shared
 from atune.workers.processes.messages import Discovery
 from atune.workers.processes.server import refuse_in_worker
@@ -44,6 +44,9 @@ from atune.workers.storage.artifact_store import ArtifactStore
 from atune.workers.storage.result_cache import Begun, ResultCache
 from atune.workload.pickling import FileRef, parse_file_ref, ship
 from atune.workload.workload import Workload, WorkloadSpec, describe, head, tuned_by_calls
+
+if TYPE_CHECKING:
+    from atune.reporting.log import Log
 
 
 class EventHistory:
@@ -120,44 +123,76 @@ def named_work(workload: object) -> tuple[Workload | FileRef, str]:
     return given, given.name if isinstance(given, Workload) else Path(given.path).stem
 
 
-def machine_for(
-    workload: Workload | FileRef | str | None,
-    *,
-    cluster: str | None,
-    target: str,
-    devices: Sequence[str],
-    **settings: CompileSettings | BenchmarkSettings,
-) -> Machine:
-    """Return the compilers and devices for `workload`; nothing is started yet. Raises `UsageError`."""
-    given, _ = named_work(workload)
-    spec: WorkloadSpec | None = None
-    if isinstance(given, Workload):
-        # Where the space asks functions of the user's, a process does that can be ended.
-        spec = (describe if given.space.stands_at_once else head)(given, given.origin())
-    reference = ship(given) if isinstance(given, Workload) else given
-    options: dict[str, Any] = {"spec": spec, "target": target, "devices": devices, **settings}
-    if cluster is None:
-        return LocalMachine(reference, **options)
-    from atune.workers.cluster.machine import ClusterMachine
-    from atune.workers.cluster.ray_cluster import ray_agents
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """What to do with a workload, where, and who hears of it: the options of a run, checked, as one value."""
 
-    return ClusterMachine(partial(ray_agents, address=cluster), reference, **options)
+    settings: EngineSettings
+    target: str = "auto"
+    devices: tuple[str, ...] = ("all",)
+    cluster: str | None = None
+    machine: Machine | None = None
+    """The caller's own machine, which has its workload."""
+    journal: Path | None = None
+    on_event: Listener | None = None
+    log: Log | None = None
+    progress: bool | None = None
+    cache: ResultCache | None = None
+    """Where the run is indexed, and its journal lies if nobody gave one; None for the user's."""
+    begun: Begun | None = None
+    """The open journal that `ResultCache.begin` returned, with its events; its folder may lack one."""
+    shared: Shared | None = None
+    """The processes of runs that take place at the same time; None for some of this run's own."""
 
+    @classmethod
+    def of(cls, where: str, options: Mapping[str, object]) -> RunPlan:
+        """Return the plan that `options` of `tune` ask for. Raises `UsageError`, which names `where`."""
+        given = completed(where, options)
+        settings = EngineSettings(
+            budget=Budget.parse(given["budget"]),
+            prior=given["prior"],
+            compile=given["compile"] or CompileSettings(),
+            benchmark=given["benchmark"] or BenchmarkSettings(),
+            strategy=given["strategy"],
+            seed=given["seed"],
+            pipeline=given["pipeline"],
+            accept=check_parts(given["accept"]),
+            advise=adviser(given["warm"]),
+            recall=recaller(given["cached"], given["on_miss"], unless_asked=given["machine"] is None),
+        )
+        check_given(settings.strategy, pipeline=settings.pipeline)
+        return cls(
+            settings=settings,
+            target=given["target"],
+            devices=device_names(given["devices"]),
+            cluster=given["cluster"],
+            machine=given["machine"],
+            journal=None if given["journal"] is None else Path(given["journal"]),
+            on_event=given["on_event"],
+            log=given["log"],
+            progress=given["progress"],
+        )
 
-def engine_settings(given: TuneOptions) -> EngineSettings:
-    """Return what all of the options `given` ask of a run. Raises `UsageError`."""
-    return EngineSettings(
-        budget=Budget.parse(given["budget"]),
-        prior=given["prior"],
-        compile=given["compile"] or CompileSettings(),
-        benchmark=given["benchmark"] or BenchmarkSettings(),
-        strategy=given["strategy"],
-        seed=given["seed"],
-        pipeline=given["pipeline"],
-        accept=check_parts(given["accept"]),
-        advise=adviser(given["warm"]),
-        recall=recaller(given["cached"], given["on_miss"], unless_asked=given["machine"] is None),
-    )
+    def with_settings(self, **changes: Any) -> RunPlan:
+        """Return the plan with `changes` of its settings."""
+        return replace(self, settings=replace(self.settings, **changes))
+
+    def machine_for(self, workload: Workload | FileRef) -> Machine:
+        """Return the compilers and devices for `workload`; nothing is started yet. Raises `UsageError`."""
+        spec: WorkloadSpec | None = None
+        if isinstance(workload, Workload):
+            # Where the space asks functions of the user's, a process does that can be ended.
+            spec = (describe if workload.space.stands_at_once else head)(workload, workload.origin())
+        reference = ship(workload) if isinstance(workload, Workload) else workload
+        options: dict[str, Any] = {"spec": spec, "target": self.target, "devices": self.devices}
+        options |= {"compile": self.settings.compile, "benchmark": self.settings.benchmark}
+        if self.cluster is None:
+            return LocalMachine(reference, shared=self.shared, **options)
+        # Ray is imported with it.
+        from atune.workers.cluster.machine import ClusterMachine
+        from atune.workers.cluster.ray_cluster import ray_agents
+
+        return ClusterMachine(partial(ray_agents, address=self.cluster), reference, **options)
 
 
 @documents(TuneOptions)
@@ -179,27 +214,34 @@ class Tuner:
     """
 
     def __init__(self, workload: Workload | FileRef | str | None = None, **options: Unpack[TuneOptions]) -> None:
-        given = completed("Tuner", options)
-        machine, journal, name = given["machine"], given["journal"], None
-        if machine is None:
+        self._prepare(workload, RunPlan.of("Tuner", options))
+
+    @classmethod
+    def planned(cls, workload: Workload | FileRef | str | None, plan: RunPlan) -> Tuner:
+        """Return the tuner that does what `plan` says."""
+        tuner = cls.__new__(cls)
+        tuner._prepare(workload, plan)
+        return tuner
+
+    def _prepare(self, workload: Workload | FileRef | str | None, plan: RunPlan) -> None:
+        self._settings, self._begun = plan.settings, plan.begun
+        self._cache: ResultCache | None = None
+        """Where the run is indexed; None for a machine of the caller's own."""
+        self._default_journal: str | None = None
+        """The name of the journal that is made in the cache; None where there is one."""
+        self._journal_path = plan.journal
+        if plan.machine is None:
             refuse_in_worker()
-        settings = self._settings = engine_settings(given)
-        check_given(settings.strategy, pipeline=settings.pipeline)
-        self._cache = ResultCache() if machine is None else None
-        """Where the run is indexed, and its journal lies if nobody gave one."""
-        self._begun: Begun | None = None
-        """The open journal that the caller chose, with its events."""
-        if machine is None:
-            workload, name = named_work(workload)
-            machine = machine_for(
-                workload, cluster=given["cluster"], target=given["target"], devices=device_names(given["devices"]),
-                compile=settings.compile, benchmark=settings.benchmark,
-            )  # fmt: skip
-        self._machine = machine
-        self._default_journal = name if journal is None else None
-        self._journal_path = None if journal is None else Path(journal)
-        self._listeners = Listeners(given["on_event"], given["log"])
-        self._progress, self._seldom = given["progress"], False
+            work, name = named_work(workload)
+            self._machine: Machine = plan.machine_for(work)
+            self._cache = plan.cache or ResultCache()
+            self._default_journal = name if plan.journal is None and plan.begun is None else None
+        else:
+            self._machine = plan.machine
+        if plan.begun is not None and plan.begun[0] is not None:
+            self._journal_path = Path(plan.begun[0].path)
+        self._listeners = Listeners(plan.on_event, plan.log)
+        self._progress, self._seldom = plan.progress, False
         self._history = EventHistory()
         self._result: TuneResult | None = None
         self._error: BaseException | None = None
@@ -258,6 +300,26 @@ class Tuner:
     def state(self) -> State | None:
         """The state folded from the recorded events; None before the first."""
         return None if self._recorder is None else self._recorder.state
+
+    async def _alone(self) -> TuneResult:
+        """Run, and return the result to a caller who waits for nothing else: no event is kept for readers."""
+        self._history.kept = False
+        if self._progress is None and not self._listeners.asked:
+            self._progress, self._seldom = True, not is_watched()
+        try:
+            async with self:
+                return await self.result()
+        except BaseException as error:
+            ended = error is self._listeners.raised or isinstance(error, anyio.get_cancelled_exc_class())
+            if ended and (state := self.state) is not None:
+                path, measured = self._journal_path, state.counts["measured"]
+                kept = f"{measured} measured, and no journal kept"
+                if path is not None and path.exists():  # one without an event was removed
+                    then = "journal= continues it, as the next call of a decorated kernel does"
+                    then += ", and atune resume" if state.header is not None and state.header.origin else ""
+                    kept = f"{measured} measured are kept in {shlex.quote(str(path))}; {then}"
+                error.add_note(f"tuning interrupted; {kept}")
+            raise
 
     async def _run(self) -> None:
         made: Result | None = None
@@ -392,7 +454,12 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
         A `Workload`, or ``"FILE.py:NAME"``, which only the workers load.
     {options}
     """
-    return await _finished(await _made(workload, named("tune", options)))
+    return await _finished(partial(Tuner, workload, **named("tune", options)))
+
+
+async def tune_planned(workload: Workload, plan: RunPlan) -> TuneResult:
+    """Do what `tune` does, as `plan` says."""
+    return await _finished(partial(Tuner.planned, workload, plan))
 
 
 def tuner_on(
@@ -405,61 +472,16 @@ def tuner_on(
 
     `nearest`: results of other problems, to begin with.
     """
-    tuner = Tuner(workload, **options)
+    plan = replace(RunPlan.of("tune_set", options), shared=shared)
     if nearest:
-        tuner._settings = replace(tuner._settings, advise=adviser(options.get("warm"), nearest))
-    if isinstance(tuner._machine, LocalMachine):
-        tuner._machine.shared = shared
-    return tuner
+        plan = plan.with_settings(advise=adviser(options.get("warm"), nearest))
+    return Tuner.planned(workload, plan)
 
 
-async def tune_apart(
-    workload: Workload,
-    *,
-    use: CacheUse = "off",
-    cache: ResultCache | None = None,
-    begun: Begun | None = None,
-    recall: Recall | None = None,
-    **options: Unpack[TuneOptions],
-) -> TuneResult:
-    """Do what `tune` does, but look up nothing. `use`: of the cache, for the header. `cache`: where the run is kept.
-
-    `begun`: what `ResultCache.begin` returned. `recall`: returns what is known of earlier runs.
-    """
-    tuner = await _made(workload, {**options, "cached": False})
-    tuner._settings = replace(tuner._settings, cache=use, recall=recall)
-    tuner._cache = cache or tuner._cache
-    if begun is not None:
-        tuner._begun, tuner._default_journal = begun, None
-        tuner._journal_path = None if begun[0] is None else Path(begun[0].path)
-    return await _finished(tuner)
-
-
-async def _made(workload: Workload | FileRef | str | None, given: dict[str, Any]) -> Tuner:
-    make = partial(Tuner, workload, **given)  # fingerprints and pickles the workload, which may be large
-    return make() if importing() else await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
-
-
-async def _finished(tuner: Tuner) -> TuneResult:
-    tuner._history.kept = False
-    if tuner._progress is None and not tuner._listeners.asked:
-        from atune.reporting.progress import is_watched
-
-        tuner._progress, tuner._seldom = True, not is_watched()
-    try:
-        async with tuner:
-            return await tuner.result()
-    except BaseException as error:
-        ended = error is tuner._listeners.raised or isinstance(error, anyio.get_cancelled_exc_class())
-        if ended and (state := tuner.state) is not None:
-            path, measured = tuner._journal_path, state.counts["measured"]
-            kept = f"{measured} measured, and no journal kept"
-            if path is not None and path.exists():  # one without an event was removed
-                then = "journal= continues it, as the next call of a decorated kernel does"
-                then += ", and atune resume" if state.header is not None and state.header.origin else ""
-                kept = f"{measured} measured are kept in {shlex.quote(str(path))}; {then}"
-            error.add_note(f"tuning interrupted; {kept}")
-        raise
+async def _finished(make: Callable[[], Tuner]) -> TuneResult:
+    """Make a tuner, whose fingerprints and pickles of the workload may be large, and return its result."""
+    tuner = make() if importing() else await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
+    return await tuner._alone()
 
 
 @documents(TuneOptions)
@@ -478,4 +500,4 @@ def run(workload: Workload | FileRef | str | None = None, **options: Unpack[Tune
     given = named("run", options)
     # Here and not in the thread: the workload's module may be half imported, which others wait for, and pickling looks
     # for it.
-    return run_blocking(_finished, Tuner(workload, **given))
+    return run_blocking(Tuner(workload, **given)._alone)

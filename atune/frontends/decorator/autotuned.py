@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import itertools
 import re
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
+from dataclasses import replace
+from types import NoneType
 from typing import Any, TypeVar, Unpack, overload
 
 import anyio.to_thread
@@ -19,8 +22,7 @@ import msgspec
 from atune.errors import AtuneError, MachineError, SpaceError, UsageError, WorkerError
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.compile_all import plain_library
-from atune.frontends.api.options import ListenOptions
-from atune.frontends.decorator.call import Call, Entry, TunableKernel, launcher, raw_key
+from atune.frontends.decorator.call import Call, Entry, TunableKernel, TunedCall, launcher
 from atune.frontends.decorator.options import ON_MISS, TUNING, AutotuneOptions, OnMiss, Options, checked_options
 from atune.frontends.decorator.winners import Winner, Winners
 from atune.journal.result import TuneResult
@@ -39,6 +41,7 @@ from atune.workload.packing import Packed, pack, unpack
 from atune.workload.pickling import ship
 from atune.workload.workload import Workload, candidates_of, describe, outputs_named
 
+_PLAIN = frozenset({int, float, str, bool, NoneType, bytes})
 T = TypeVar("T")
 Use = Callable[[Artifact | None], T]
 
@@ -71,40 +74,47 @@ async def _built(workload: Workload, target: Target, settings: CompileSettings, 
         return await anyio.to_thread.run_sync(use, artifact)
 
 
-def measured_library(call: Call, winner: Winner) -> Artifact | None:
-    """Return the measured library, or None if it is missing or was made for other arguments."""
-    if winner.library is None or not isinstance(winner.tuned_for, Mapping):
-        return None
-    return winner.library() if call.owner.means(winner.tuned_for, call.arguments) else None
+def load_kernel(
+    call: Call,
+    kernel: Any,
+    written: Mapping[str, Any],
+    config: Config,
+    winner: Winner | None = None,
+    artifact: Artifact | None = None,
+) -> Any:
+    """Return the `tilelang.JITKernel` of `kernel` that calls `artifact`. For None, tilelang compiles it here.
 
-
-def load_kernel(call: Call, winner: Winner | None = None, artifact: Artifact | None = None) -> Any:
-    """Return the `tilelang.JITKernel` that calls `artifact`. For None, tilelang compiles it in this process.
-
-    Without a `winner` the kernel has the call's own arguments alone.
+    `written`, `config`: its arguments and its configuration as they were given. `winner`: where it was tuned.
     """
-    owner, jit = call.owner, call.options.jit
-    named = outputs_named(owner.kernel, call.options.workload.get("out_idx"))
+    jit, options = call.options.jit, call.options
     if jit is None:
-        taken = ("pass_configs", "execution_backend", "verbose") if owner.is_jit else ()
-        jit = {**{name: getattr(owner.kernel, name, None) for name in taken}, "out_idx": named}
-    passes = (call.compile.pass_configs, jit.get("pass_configs"), call.hints.get(PASS_CONFIGS))
-    with owner.frontend.frontend_lock:
+        taken = ("pass_configs", "execution_backend", "verbose") if call.owner.is_jit else ()
+        jit = {name: getattr(call.owner.kernel, name, None) for name in taken}
+        jit["out_idx"] = outputs_named(call.owner.kernel, options.workload.get("out_idx"))
+    settings = call.plan.settings.compile
+    passes = (settings.pass_configs, jit.get("pass_configs"), call.hints.get(PASS_CONFIGS))
+    with call.owner.frontend.frontend_lock:
         return importlib.import_module("atune.stages.frontend.jit_kernel").jit_kernel(
-            call.kernel,
-            call.written,
-            {} if winner is None else call.as_given(winner.config),
+            kernel,
+            written,
+            config,
             target=call.target,
             artifact=artifact,
-            roles=_roles(call, winner),
-            flags=call.compile.flags,
+            roles=_roles(call, kernel, written, config, winner),
+            flags=settings.flags,
             latency_ms=None if winner is None else winner.latency_ms,
             reference_ms=None if winner is None else winner.reference_ms,
             **{**jit, "pass_configs": {name: value for each in passes for name, value in (each or {}).items()}},
         )
 
 
-def _roles(call: Call, winner: Winner | None) -> Roles:
+def explicit_kernel(call: Call) -> Any:
+    """Return the kernel of a call that gives the tunable arguments itself."""
+    hints = {} if call.owner.is_jit else call.own_hints
+    return load_kernel(call, call.owner.kernel, {**hints, **call.given}, {})
+
+
+def _roles(call: Call, kernel: Any, written: Mapping[str, Any], config: Config, winner: Winner | None) -> Roles:
     """Return the roles of the kernel's parameters: as it was tuned, if that is known and its parameters are the same.
 
     An eager kernel's tensors are given by each call, outputs included.
@@ -113,10 +123,9 @@ def _roles(call: Call, winner: Winner | None) -> Roles:
     if tuned is not None and call.eager:
         found = tuned
     else:
-        given, config = call.options.workload, {} if winner is None else call.as_given(winner.config)
-        named, stage = outputs_named(call.kernel, given.get("out_idx")), call.owner.frontend
-        each = (stage.first_function(call.kernel, call.written, [c]) for c in (config, given.get("default") or {}))
-        kept = given.get("zero") or (), given.get("restore") or ()
+        given, stage = call.options.workload, call.owner.frontend
+        named, kept = outputs_named(kernel, given.get("out_idx")), (given.get("zero") or (), given.get("restore") or ())
+        each = (stage.first_function(kernel, written, [c]) for c in (config, given.get("default") or {}))
         roles = [stage.roles_of(function, named, *kept) for function in each if function is not None]
         found = fitting(roles[0], roles[-1]) if roles else Roles()  # the compile of neither says why
         if tuned is not None and len(tuned.outputs) == len(found.outputs):
@@ -158,7 +167,7 @@ class TunedKernel(TunableKernel):
 
     def workload_for(self, arguments: Mapping[str, Any]) -> Workload:
         """Return what a call with these arguments tunes. Raises as the call does."""
-        return self._open_call((), arguments).workload
+        return self.call_of((), arguments).tuned.workload
 
     def forget(self, meant: Callable[[str], bool] = bool) -> None:
         """Forget the winners in memory of the keys, as text, that are `meant`; all by default."""
@@ -189,23 +198,29 @@ class TunedKernel(TunableKernel):
     # Parts of a call
 
     def call_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        """Return the analysed call."""
+        """Return a call, analysed as it was written."""
         raise NotImplementedError
 
-    def _open_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        """Return the analysed call. Raises `UsageError` where it leaves nothing to tune."""
-        call = self.call_of(args, kwargs)
-        if call.explicit:
-            raise UsageError(f"{call.explicit[0]!r} is given, so there is no winner; leave it to the space")
-        return call
-
-    def entry_of(self, call: Call) -> Entry:
-        """Return what calls of this form do from now on."""
+    def kernel_for(self, call: Call) -> Any:
+        """Return the compiled kernel of a call: with the configuration that it gives, or the fastest."""
         raise NotImplementedError
 
     def form_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
-        """Return a key of the call's form, without analysing it."""
-        return raw_key(args, kwargs, self._described, self._tensor, self._at_run_time)
+        """Return a key of the call's form, without analysing it. It must be fast, because every call needs it.
+
+        Tensors count by dtype, shape and strides. Values of different types differ, even if Python compares them equal.
+        Of numbers that a compiled kernel takes at run time only the type counts.
+        """
+        parts: list[Any] = []
+        for name, value in itertools.chain(enumerate(args), sorted(kwargs.items()) if kwargs else ()):
+            kind = type(value)
+            if kind is self._tensor:
+                parts += (name, value.dtype, value.shape, value.stride())
+            elif kind in _PLAIN:
+                parts += (name, kind, None if name in self._at_run_time else value or repr(value))  # 0.0 is not -0.0
+            else:
+                parts += (name, self._described(value))
+        return tuple(parts)
 
     def _described(self, value: Any) -> Hashable:
         if isinstance(value, self._tensor):  # a subclass, such as torch.nn.Parameter
@@ -215,21 +230,23 @@ class TunedKernel(TunableKernel):
     def _entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         """Find the kernel for calls of this form, and remember it."""
         call = self.call_of(args, kwargs)
-        if lacking := [name for name in call.names if name not in call.given.values]:
+        tuned = None if call.explicit else call.tuned
+        if lacking := [name for name in call.names if name not in call.values]:
             raise TypeError(f"{self.__name__} lacks the argument {lacking[0]!r}")
         if call.eager and not self._at_run_time:
             places = {i for i, name in enumerate(self.signature.parameters) if name in call.names}
             self._at_run_time = frozenset({*call.names, *places})
-        if call.eager and not call.explicit:
-            call.refuse_misfit()
+        if call.eager and tuned is not None:
+            tuned.refuse_misfit()
         form = self.form_of(args, kwargs)
         entry = self._entries[form] = self.entry_of(call)
         return entry
 
-    def launched(self, call: Call, kernel: Any) -> Entry:
-        """Return what calls of the form of `call` do with its `kernel`."""
+    def entry_of(self, call: Call) -> Entry:
+        """Return what calls of this form do from now on."""
+        kernel = self.kernel_for(call)
         if call.eager:
-            return launcher(kernel, call.names, self.signature, call.given.args)
+            return launcher(kernel, call.names, self.signature, call.args)
         return lambda args, kwargs: kernel  # a lazy kernel gives it
 
     # Kernels
@@ -240,44 +257,46 @@ class TunedKernel(TunableKernel):
         while True:
             winner = self.winners.find(tuning)
             try:
-                return winner, self.kernel_of(call, winner)
+                return winner, self.kernel_of(call.tuned, winner)
             except (UsageError, MachineError, WorkerError):
                 raise  # by no fault of the winner
             except Exception as error:
                 self.winners.pass_over(tuning, winner, error)
 
-    def _tuning_call(self, call: Call) -> Call:
-        """Return the call to tune for. With `tune_on`, its arguments differ from the launch's."""
+    def _tuning_call(self, call: Call) -> TunedCall:
+        """Return what to tune for a call. With `tune_on`, its arguments differ from the launch's."""
         if call.options.tune_on is None:
-            return call
-        other = call.given.ask("tune_on", call.options.tune_on)
+            return call.tuned
+        other = call.ask("tune_on", call.options.tune_on)
         if not isinstance(other, Mapping):
             raise UsageError(f"tune_on must return arguments by name, such as {{'A': scratch}}, got {other!r}")
-        tuning = self.call_of((), {**call.given.given, **other})
-        tuning.launch = call
-        return tuning
+        return TunedCall(self.call_of((), {**call.given, **other}), launch=call.tuned)
 
-    def kernel_of(self, call: Call, winner: Winner) -> Any:
+    def kernel_of(self, tuned: TunedCall, winner: Winner) -> Any:
         """Return the kernel of a call with a configuration. A new kernel uses the library that was measured.
 
         For other arguments, or without that library, it comes from the artifact store or from a compile worker.
         """
-        name = typed_text([call.arguments, winner.config], call.written)
+        name = typed_text([tuned.arguments, winner.config], tuned.written)
         if (known := self._kernels.get(name)) is not None:
             return known
-        artifact = measured_library(call, winner)
-        if artifact is not None:
+        load = functools.partial(
+            load_kernel, tuned.call, tuned.kernel, tuned.written, tuned.as_given(winner.config), winner
+        )
+        if winner.library is not None and isinstance(winner.tuned_for, Mapping):
+            measured = winner.library() if self.means(winner.tuned_for, tuned.arguments) else None
             with suppress(AtuneError):  # it cannot be loaded here
-                return self._kernels.setdefault(name, load_kernel(call, winner, artifact))
+                if measured is not None:
+                    return self._kernels.setdefault(name, load(measured))
         with self._building:
             if (known := self._kernels.get(name)) is not None:
                 return known
-            if error := self.winners.unusable.get(call.problem_text, {}).get(config_key(winner.config)):
+            if error := self.winners.unusable.get(tuned.problem_text, {}).get(config_key(winner.config)):
                 raise error  # another thread has just met it
-            space, passes = [call.workload.as_written(winner.config)], call.hints.get(PASS_CONFIGS)
-            workload = Workload(call.kernel, space, arguments=call.written, pass_configs=passes)
-            use = functools.partial(load_kernel, call, winner)
-            return self._kernels.setdefault(name, with_library(workload, call.target, call.compile, use))
+            space, passes = [tuned.workload.as_written(winner.config)], tuned.call.hints.get(PASS_CONFIGS)
+            workload = Workload(tuned.kernel, space, arguments=tuned.written, pass_configs=passes)
+            settings = tuned.call.plan.settings.compile
+            return self._kernels.setdefault(name, with_library(workload, tuned.call.target, settings, load))
 
 
 def _named(module: str, name: str, stream: bytes, buffers: list[bytes]) -> Any:
@@ -303,16 +322,15 @@ class Autotuned(TunedKernel):
 
     def by_value(self) -> tuple[Any, ...]:
         """Return the class and the options: the winners that it knows, and who listens to it, stay in this process."""
-        run = {name: value for name, value in self.options.run.items() if name not in ListenOptions.__annotations__}
-        return Autotuned, (self.kernel, msgspec.structs.replace(self.options, run=run))
+        alone = replace(self.options.plan, on_event=None, log=None, progress=None)
+        return Autotuned, (self.kernel, msgspec.structs.replace(self.options, plan=alone))
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
         """Return the compiled kernel with the fastest configuration without running it. Tunes first if needed.
 
         An eager kernel takes tensors here, or its `T.const` dimensions by name.
         """
-        call = self.call_of(args, kwargs)
-        return load_kernel(call) if call.explicit else self.chosen(call)[1]
+        return self.kernel_for(self.call_of(args, kwargs))
 
     def as_op(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Return the kernel of a call as the `torch.library` operator `name`, such as ``mylib::gemm``."""
@@ -330,12 +348,12 @@ class Autotuned(TunedKernel):
 
         Cancelling it ends the tuning.
         """
-        call = await anyio.to_thread.run_sync(self._open_call, args, kwargs, abandon_on_cancel=True)
+        call = await anyio.to_thread.run_sync(self.call_of, args, kwargs, abandon_on_cancel=True)
         tuning = await anyio.to_thread.run_sync(self._tuning_call, call, abandon_on_cancel=True)
         result = await self.winners.tuned(tuning, refresh)
         if (winner := await anyio.to_thread.run_sync(self.winners.serving, tuning)) is not None:
             with suppress(Exception):  # the call will report it
-                await anyio.to_thread.run_sync(self.kernel_of, call, winner, abandon_on_cancel=True)
+                await anyio.to_thread.run_sync(self.kernel_of, call.tuned, winner, abandon_on_cancel=True)
         return result
 
     def best_config(self, *args: Any, on_miss: OnMiss | None = None, **kwargs: Any) -> Config:
@@ -346,8 +364,8 @@ class Autotuned(TunedKernel):
         """
         if on_miss is not None:
             converted("on_miss", on_miss, OnMiss, ON_MISS)
-        call = self._open_call(args, kwargs)
-        return dict(call.as_given(self.winners.find(self._tuning_call(call), on_miss).config))
+        call = self.call_of(args, kwargs)
+        return dict(call.tuned.as_given(self.winners.find(self._tuning_call(call), on_miss).config))
 
     def clear_cache(self, *, key: Any = None) -> int:
         """Forget the kernel's winners in memory and in the result cache. Returns the number removed from the cache.
@@ -388,10 +406,13 @@ class Autotuned(TunedKernel):
     def call_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         return Call(self, self.options, args, kwargs)
 
+    def kernel_for(self, call: Call) -> Any:
+        return explicit_kernel(call) if call.explicit else self.chosen(call)[1]
+
     def entry_of(self, call: Call) -> Entry:
         if call.explicit and self.is_jit:
             return lambda args, kwargs: self.kernel(*args, **kwargs)
-        return self.launched(call, load_kernel(call) if call.explicit else self.chosen(call)[1])
+        return super().entry_of(call)
 
 
 _all: weakref.WeakSet[Autotuned] = weakref.WeakSet()

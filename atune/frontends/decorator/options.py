@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal, Required
 
 import msgspec
 
+from atune.engine.start import EngineSettings
 from atune.errors import SpaceError, UsageError, WorkloadError
 from atune.frontends.api.options import ListenOptions, RunOptions, check_target
+from atune.frontends.api.tuner import RunPlan
 from atune.model.candidate import COMPILE_FLAGS, RESERVED, Config, check_reserved
 from atune.model.device import device_names
 from atune.model.options import Count, checked, complete, option, path, refuse_unknown
@@ -113,15 +115,20 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     tune_on: Callable[..., Any] | None = None
     workload: Mapping[str, Any]
     """Options of `Workload`."""
-    run: Mapping[str, Any]
-    """Options of `tune`, with settings."""
+    plan: RunPlan
+    """What each tuning does; a call adds its target and its flags."""
     jit: Mapping[str, Any] | None = None
     """Arguments of `jit_kernel`. None: those of `@tilelang.jit`."""
     target: str | None
-    devices: tuple[str, ...]
+    """None: that of `@tilelang.jit`."""
     cache: ResultCache | None
     on_miss: OnMiss = "tune"
     shipped: tuple[str, ...] = ()
+
+    @property
+    def like_tilelang(self) -> bool:
+        """Whether the options are those of tilelang's tuner, and mean what they mean there."""
+        return self.jit is not None
 
 
 def checked_options(given: Mapping[str, Any]) -> Options:
@@ -154,9 +161,12 @@ def checked_options(given: Mapping[str, Any]) -> Options:
         inputs=lazy_callback(options["inputs"]),
         tune_on=options["tune_on"],
         workload={n: lazy_callback(options[n]) if n in _LAZY else options[n] for n in SharedOptions.__annotations__},
-        run={**tuning_options(tuning), **{name: options[name] for name in ListenOptions.__annotations__}},
+        plan=RunPlan(
+            settings=EngineSettings(**tuning_options(tuning)),
+            devices=device_names(options["devices"]),
+            **{name: options[name] for name in ListenOptions.__annotations__},
+        ),
         target=options["target"],
-        devices=device_names(options["devices"]),
         cache=None if cache is False else ResultCache() if cache is True else ResultCache(cache),
         on_miss="pick" if preset == PICK and options["on_miss"] == "tune" else options["on_miss"],
         shipped=_paths("shipped", options["shipped"]),

@@ -18,8 +18,8 @@ from atune.errors import AtuneError, CacheMiss, CompileFailed, SpaceError, Usage
 from atune.frontends.api.blocking import run_blocking
 from atune.frontends.api.cached_tune import CachedWork, tune_work
 from atune.frontends.api.pick import NO_FIGURES, picked
-from atune.frontends.api.tuner import discover, tune_apart
-from atune.frontends.decorator.call import Call
+from atune.frontends.api.tuner import tune_planned
+from atune.frontends.decorator.call import TunedCall
 from atune.frontends.decorator.options import OnMiss
 from atune.journal.result import TuneResult
 from atune.model.artifact import Artifact, Roles
@@ -86,10 +86,8 @@ class Winners:
         """Held by the thread that asks the prior."""
         self._settled: set[str] = set()
         """Problems, as texts, that this program tuned, and does not tune again where nothing can be used."""
-        self._running: dict[str, int] = {}
-        """The threads that tune, by key."""
-        self._lock = threading.Lock()
-        """Held by who looks whether a key is tuned by another, and begins where it is not."""
+        self._running: dict[str, tuple[int, object]] = {}
+        """The threads that tune, by key, each with a token of the task's own."""
 
     def forget(self, meant: Callable[[str], bool]) -> None:
         """Forget the winners in memory of the keys, as text, that are `meant`; and what could not be used."""
@@ -98,7 +96,7 @@ class Winners:
         self.unusable.clear()
         self._settled.clear()
 
-    def find(self, call: Call, on_miss: OnMiss | None = None) -> Winner:
+    def find(self, call: TunedCall, on_miss: OnMiss | None = None) -> Winner:
         """Return the configuration to use; blocking. Where none is known, `on_miss` decides, else the options.
 
         A run's worker never tunes: there a reference that calls such a kernel gets the default configuration.
@@ -132,7 +130,7 @@ class Winners:
             return self.find(call.launch, on_miss)  # what is tuned in its place has nothing for it
         if call.problem_text in self._settled:
             raise next(iter(self._failures(call).values()), SpaceError(self._missing(call)))
-        if self._running.get(call.key_text) == threading.get_ident():
+        if self._running.get(call.key_text, (0,))[0] == threading.get_ident():
             raise UsageError(
                 f"a task of this thread's event loop is tuning {self._name}, and waiting here would block that "
                 "task. Before the call, await tune_async(…) with the same arguments"
@@ -140,7 +138,7 @@ class Winners:
         run_blocking(self._once, call, call.problem_text in known, False)
         return self.find(call, on_miss)
 
-    def _picked(self, call: Call) -> Winner | None:
+    def _picked(self, call: TunedCall) -> Winner | None:
         """Return the first of the prior's choices that can be used; None where there is none."""
         with self._picking:
             if call.problem_text not in self._picks:
@@ -149,29 +147,28 @@ class Winners:
         usable = (one for one in self._picks[call.problem_text] if config_key(one) not in failures)
         return next((Winner(one, "picked") for one in usable if call.launch.admits(one)), None)
 
-    def _ask_prior(self, call: Call) -> tuple[Config, ...]:
+    def _ask_prior(self, call: TunedCall) -> tuple[Config, ...]:
         why = NO_FIGURES
-        if call.target.kind == "cuda":
-            device = discover(call.asked_target, call.options.devices)[1][0]
+        if call.work.target.kind == "cuda":
             default = call.options.workload.get("default")
             bare = Workload(call.kernel, call.space, arguments=call.written, default=default)  # no tensors are sent
-            found = run_blocking(picked, bare, TRIES, device)
+            found = run_blocking(picked, bare, TRIES, call.work.devices[0])
             if not (why := found.why):
                 return tuple(one.config for one in found.choices)
         listed = " if it is listed, else the first configuration" * call.workload.like_tilelang
         warn_caller(f"{self._name}: {why}{listed}, and may be slow", RuntimeWarning)
         return ()
 
-    def _failures(self, call: Call) -> dict[str, Exception]:
+    def _failures(self, call: TunedCall) -> dict[str, Exception]:
         return self.unusable.setdefault(call.launch.problem_text, {})
 
-    def serving(self, call: Call) -> Winner | None:
+    def serving(self, call: TunedCall) -> Winner | None:
         """Return the winner in memory that serves a call, that of its own problem first."""
         own = call.launch.problem_text
         known = sorted([*self.known.get(call.key_text, {}).items()], key=lambda one: one[0] != own)
         return next((found for _, one in known if (found := self._of(one, call)) is not None), None)
 
-    def _of(self, winner: Winner, call: Call) -> Winner | None:
+    def _of(self, winner: Winner, call: TunedCall) -> Winner | None:
         """Return `winner`, or the next best of its tuning, if it serves a call. The next best is remembered."""
         failures = self._failures(call)
         for one in winner.standing():
@@ -183,7 +180,7 @@ class Winners:
                 break
         return None
 
-    def pass_over(self, call: Call, winner: Winner, error: Exception) -> None:
+    def pass_over(self, call: TunedCall, winner: Winner, error: Exception) -> None:
         """Remember that a winner cannot be used for a call, and say so once. Raises `error` for the default."""
         if winner.source == "default":
             raise error
@@ -193,14 +190,14 @@ class Winners:
         what = f"{self._name}: the winner {describe_config(winner.config)} cannot be used for {_problem(call)}"
         warn_caller(f"{what}: {cause}. The next best is tried, if there is one", RuntimeWarning)
 
-    def _missing(self, call: Call) -> str:
+    def _missing(self, call: TunedCall) -> str:
         key, text = call.work.key, printable(call.key_text)
         for error in self._failures(call).values():
             return f"{key.kernel}: no result for {text} can be used: {in_one_line(error)}"
         known = f"is known that serves {_problem(call)}" if call.key_text in self.known else "is known"
         return f"{key.kernel}: no result {known} for {text} on {key.device}"
 
-    async def tuned(self, call: Call, refresh: bool = False) -> TuneResult:
+    async def tuned(self, call: TunedCall, refresh: bool = False) -> TuneResult:
         """Return the whole tuning of a call: known, of another task or process, or new."""
         if refresh:
             self.forget(call.key_text.__eq__)
@@ -214,21 +211,19 @@ class Winners:
             result.cache_hit = True
         return result
 
-    async def _once(self, call: Call, refresh: bool, whole: bool) -> tuple[Winner, bool]:
+    async def _once(self, call: TunedCall, refresh: bool, whole: bool) -> tuple[Winner, bool]:
         """Return the winner of a call's key: of who tunes it now, known, or tuned here; and whether it was here.
 
         `whole`: one that is known must be the best of its tuning.
         """
-        begun = False
-        while not begun:
+        mine = threading.get_ident(), object()
+        while self._running.get(call.key_text) is not mine:
             if call.key_text in self._running:
                 await anyio.sleep(WAIT_S)
             elif (known := await self._look(call, whole)) is not None:
                 return known, False
             else:
-                with self._lock:
-                    if begun := call.key_text not in self._running:
-                        self._running[call.key_text] = threading.get_ident()
+                self._running.setdefault(call.key_text, mine)  # at once, so that one of several threads begins
         try:
             if (known := await self._look(call, whole)) is not None:  # another has ended meanwhile
                 return known, False
@@ -246,12 +241,12 @@ class Winners:
         finally:
             self._running.pop(call.key_text)
 
-    async def _look(self, call: Call, whole: bool) -> Winner | None:
+    async def _look(self, call: TunedCall, whole: bool) -> Winner | None:
         """Return the winner in memory that serves a call. The constraints, which this asks, may take their time."""
         found = await anyio.to_thread.run_sync(self.serving, call, abandon_on_cancel=True)
         return None if found is None or (whole and found.library is None) else found
 
-    def _stored(self, call: Call) -> Winner | None:
+    def _stored(self, call: TunedCall) -> Winner | None:
         """Look for a result in the result cache and in the shipped files, and remember it; return it if it serves."""
         for winner in self._kept(call):
             found = self._of(winner, call)
@@ -261,7 +256,7 @@ class Winners:
                 return found
         return None
 
-    def _kept(self, call: Call) -> Iterator[Winner]:
+    def _kept(self, call: TunedCall) -> Iterator[Winner]:
         cache, work, header = call.options.cache, call.work, call.work.header
         run = None if cache is None else cache.find(work.key, header, work.still)
         if cache is not None and run is not None and run.entry is not None:
@@ -271,11 +266,11 @@ class Winners:
         for entry in find_shipped(call.options.shipped, call.work):
             yield _winner_in(entry, "shipped")
 
-    async def _tune(self, call: Call, refresh: bool) -> Winner:
+    async def _tune(self, call: TunedCall, refresh: bool) -> Winner:
         work, cache = await anyio.to_thread.run_sync(lambda: call.work, abandon_on_cancel=True), call.options.cache
         try:
             if cache is None:
-                made = await tune_apart(work.workload, **work.options)
+                made = await tune_planned(work.workload, work.plan.with_settings(cache="off"))
             else:
                 made = await tune_work(work, cache, refresh=refresh)
         finally:
@@ -297,7 +292,7 @@ def _winner_in(entry: CacheEntry, source: Literal["cache", "shipped"]) -> Winner
     return Winner(entry.config, source, *times, tuned_for=entry.parts.tuned_for)
 
 
-def _problem(call: Call) -> str:
+def _problem(call: TunedCall) -> str:
     return printable(describe_config(call.launch.problem)) or "this call"
 
 

@@ -88,7 +88,7 @@ def _hinted(function: Any, hints: Config) -> Any:
 
 def tagged(value: Any) -> Any:
     """Return `value` with data in place of dtypes and symbolic variables, which `elaborate` turns back."""
-    import torch
+    import torch  # heavy: no module imports it at its top
 
     if isinstance(value, tilelang.tvm.tirx.Var):
         return {DYNAMIC: str(value.name)}
@@ -134,7 +134,7 @@ def _value(value: Any, symbols: dict[str, Any]) -> Any:
     if tag == DTYPE:
         return tilelang.tvm.DataType(name)
     if tag == TORCH_DTYPE:
-        import torch
+        import torch  # heavy, as above
 
         return getattr(torch, name)
     return value

@@ -79,7 +79,7 @@ class LocalMachine:
     `workload` is a reference that the workers can load. `spec` is its description if the caller has it, which saves
     a worker from loading it. If `spec` lacks the space, only the space is loaded. `target` is a text, such as
     ``auto`` or ``cuda``. `devices` names devices, or is ``("all",)``. `cores`: how many it uses at most, of those this
-    process may use.
+    process may use. `shared`: the processes of runs that take place at the same time; None for some of its own.
     """
 
     def __init__(
@@ -92,10 +92,9 @@ class LocalMachine:
         compile: CompileSettings | None = None,
         benchmark: BenchmarkSettings | None = None,
         cores: int | None = None,
+        shared: Shared | None = None,
     ) -> None:
-        self._most_cores = cores
-        self.shared: Shared | None = None
-        """The processes of runs that take place at the same time; None for some of this run's own."""
+        self._most_cores, self.shared = cores, shared
         self.workload, self.spec = workload, spec
         self._sent = workload
         """The reference that workers load."""
