@@ -9,7 +9,6 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 
@@ -109,29 +108,6 @@ def start_daemon(payload: bytes) -> bytes:
         os._exit(0)
     os.wait()
     return {b"return": echo, b"raise": fail, b"hang": hold_gil, b"crash": crash}[payload](payload)
-
-
-def leave_behind(payload: bytes) -> bytes:
-    """Leave something in this process, by the name that atune gives it."""
-
-    def start_process() -> None:
-        if os.fork() == 0:
-            os.setsid()
-            spin(b"")
-
-    {
-        b"threads": lambda: threading.Thread(target=time.sleep, args=(600,), daemon=True).start(),
-        b"processes": start_process,
-        b"niceness": lambda: os.nice(1),
-        b"scheduling policy": lambda: os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)),
-        b"cores": lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
-        b"open files": lambda: os.dup(1),
-        b"signal handlers": lambda: signal.signal(signal.SIGUSR1, signal.SIG_IGN),
-        b"umask": lambda: os.umask(0o123),
-        b"limits": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100)),
-        b"working folder": lambda: os.chdir("/proc"),
-    }[payload]()
-    return b""
 
 
 def noise(payload: bytes) -> bytes:

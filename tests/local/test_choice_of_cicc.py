@@ -11,7 +11,7 @@ from atune.engine.interfaces import CompileHints
 from atune.model.artifact import Lowered, StaticFacts
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
-from atune.workers.local.compile_worker import ServiceProcess
+from atune.workers.local.compile_service import ServiceProcess
 from atune.workers.local.machine import PLAIN, LocalMachine, Shared
 from atune.workers.processes.messages import Discovery
 from atune.workload.pickling import FileRef

@@ -162,7 +162,7 @@ async def test_inputs_without_memory_are_the_workloads_mistake_once_waiting_was_
         raise RemoteError("device memory: Workload x: make the problem smaller", kind="ShortOf")
 
     worker = Waiting("0", 1)
-    monkeypatch.setattr(worker, "_call", full)
+    monkeypatch.setattr(worker, "call", full)
     worker.session, worker._inputs = cast(Any, SimpleNamespace(benchmark=BenchmarkSettings())), None
     with pytest.raises(WorkloadError, match=r"^Workload x: make the problem smaller"):
         await worker._made(PrepareJob((X,), Roles(), timed=False))

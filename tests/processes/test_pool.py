@@ -173,17 +173,6 @@ async def test_what_a_call_printed_is_kept_in_part_until_the_next(said: str, kep
         assert worker.printed == ""
 
 
-@pytest.mark.parametrize("status", [0, 1, 113, 114, 255])
-async def test_no_exit_status_of_a_fork_looks_like_an_answer(status: int, run_dir: str) -> None:
-    """The worker ends as its fork did, at once, and not by the deadline."""
-    async with fork_server(run_dir) as server:
-        worker = await server.spawn("test")
-        assert await worker.call("pool_targets:echo", b"x", apart=True) == b"x"
-        with anyio.fail_after(30), pytest.raises(WorkerLost):
-            await worker.call("pool_targets:end", b"%d" % status, apart=True)
-        assert not worker.alive
-
-
 GARBAGE = [b"garbage \xff", b"[]", b'{"op": 5}', b'{"op": "forked", "id": {}}', b"7", b"[" * 20_000, b""]
 
 

@@ -18,7 +18,7 @@ from processes import environment, wait_until
 from atune.errors import ServerLost, WorkerError
 from atune.workers.processes import pool
 from atune.workers.processes.server import ForkServerProcess
-from atune.workers.system.resources import TICK_S, Deadline
+from atune.workers.system.waiting import TICK_S, Deadline
 
 pytestmark = pytest.mark.anyio
 HERE = Path(__file__).parents[1]

@@ -19,7 +19,6 @@ from anyio.abc import TaskGroup
 
 import atune
 from atune.engine.interfaces import ignored
-from atune.engine.run_state import background
 from atune.errors import (
     MachineError,
     RemoteError,
@@ -46,6 +45,7 @@ from atune.workers.processes.messages import (
 from atune.workers.processes.pool import CANCEL_S, ForkServer, Worker
 from atune.workers.processes.server import ForkServerProcess, parked, started, taken
 from atune.workers.system.resources import Resource, ShortOf, shortage_in, shortage_of, what_to_do
+from atune.workers.system.waiting import background
 from atune.workload.pickling import FileRef, WorkloadRef
 from atune.workload.workload import WorkloadSpec
 
@@ -105,10 +105,8 @@ class Workers:
         self._known = known or self._programs
         self._began = time.time()
         self._warned_of = set[str]()
-        self.deadly = set[int]()
-        """Candidates that were lowered while the fork server was lost: their forks have another parent."""
         self.alone = anyio.Lock()
-        """Held by a job whose deadline passed while it got hardly any CPU: such are repeated one at a time."""
+        """Held by a job that is repeated because it got hardly any CPU, or because the fork server was lost."""
 
     def attach(
         self, server: ForkServer, run_dir: str, background: TaskGroup, warn: Callable[[str], None] = ignored

@@ -20,7 +20,6 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from atune.engine.run_state import background
 from atune.errors import (
     AtuneError,
     MachineError,
@@ -35,13 +34,14 @@ from atune.model.requirements import not_installed
 from atune.workers.processes.server import ForkServerProcess
 from atune.workers.processes.server_main import (
     CONTROL_BYTES,
-    FRAME,
     HUNG_UP_WORDS,
+    REPLY,
+    REQUEST,
     descendants,
     describe,
     from_outside,
 )
-from atune.workers.system.resources import Deadline
+from atune.workers.system.waiting import Deadline, background
 
 CANCEL_S, GRACE_S, HAMMER_S = 0.3, 0.4, 0.2
 """Bounds of the steps of a cancelled run's cleanup. Together they stay under a second."""
@@ -392,12 +392,8 @@ class Worker:
         """Whether the process can still be called."""
         return not self._exited.is_set()
 
-    async def call(
-        self, entry: str, payload: bytes, timeout_s: float = CALL_TIMEOUT_S, *, apart: bool = False
-    ) -> bytes:
+    async def call(self, entry: str, payload: bytes, timeout_s: float = CALL_TIMEOUT_S) -> bytes:
         """Run ``module:function`` on `payload` in the worker, and return the resulting bytes.
-
-        `apart`: a fork of the worker runs it, which leaves nothing behind in the worker.
 
         Raises `RemoteError` if the function raised; the worker stays usable. Raises `WorkerTimeout` after `timeout_s`,
         and `WorkerLost` if the process ended (`ServerLost` with its server, `MachineError` if no server is left). Their
@@ -417,7 +413,7 @@ class Worker:
         cpu_before_s, _ = _cpu_of(self.pid)
         try:
             deadline = Deadline(timeout_s)
-            await send(self._sock, deadline, self._calls, entry.encode(), b"apart" if apart else b"", payload)
+            await send(self._sock, deadline, self._calls, entry.encode(), payload)
             kind, message, body = await receive(self._sock, deadline, self._calls)
         except TimeoutError:
             cpu_s, waits = _cpu_of(self.pid)
@@ -510,7 +506,7 @@ class OutOfTurn(Exception):
 
 async def send(sock: socket.socket, deadline: Deadline, number: int, *parts: bytes) -> None:
     """Send request `number` over a non-blocking socket, in as many parts as it needs."""
-    for part in (FRAME.pack(number, *map(len, parts)), *parts):
+    for part in (REQUEST.pack(number, *map(len, parts)), *parts):
         view = memoryview(part)
         while view:
             try:
@@ -545,7 +541,7 @@ async def receive(sock: socket.socket, deadline: Deadline, number: int) -> list[
         return bytes(buffer)
 
     while True:
-        answered, *sizes = FRAME.unpack(await exactly(FRAME.size))
+        answered, *sizes = REPLY.unpack(await exactly(REPLY.size))
         if answered > number:
             raise OutOfTurn
         parts = [await exactly(size) for size in sizes]
