@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import msgspec
 
-from atune.errors import MachineError, RemoteError, ServerLost, WorkerLost
+from atune.errors import RemoteError, WorkerLost
 from atune.model.artifact import Artifact, Built, Compared, Elaborated, Failure, Lowered, Roles
 from atune.model.folders import made_folder
 from atune.model.jobs import (
@@ -25,7 +25,7 @@ from atune.model.jobs import (
     RolesJob,
 )
 from atune.workers.local.compile_service import CompileService
-from atune.workers.local.supervised import DOING, NOT_ALONE, STARVED, Supervised, failure_in
+from atune.workers.local.supervised import DOING, LOST, NOT_ALONE, STARVED, Supervised, failure_in
 from atune.workers.local.workers import Workers, shortage
 from atune.workers.processes.messages import COMPILE, Session
 from atune.workers.processes.pool import Worker
@@ -42,7 +42,6 @@ SPOILED = (
     "candidate {index} failed in a process where others had run, and not in a fresh one: one of them changes what its "
     "process shares, such as os.environ. Such failures are repeated"
 )
-LOST = "its fork server was lost"
 PATIENCE = 4.0
 """How many times as long a job may take where a deadline passed while it got hardly any CPU."""
 
@@ -183,23 +182,16 @@ class LocalCompileWorker:
         doubt, so that the engine repeats the work.
         """
         process = self._builds if isinstance(job, BuildJob) else self._code
-        suspect = before == LOST and process is self._code  # the candidate's code may have ended the server
         most_s = (limit_s or self._limit_s) * (PATIENCE if before == STARVED else 1)
-        try:
-            async with self.workers.alone if suspect or before == STARVED else nullcontext():
-                answer = await process.settled(job, self._late(job, index), most_s)
-        except ServerLost:  # a new server starts
-            return await self._try(job, index, limit_s, before=LOST)
-        except MachineError as error:
-            if not suspect:
-                raise
-            return Failure(index, "worker_lost", str(error))  # that server is lost, too, and with it the run
+        alone = before == STARVED or (before == LOST and process is self._code)  # may end the next server, too
+        async with self.workers.alone if alone else nullcontext():
+            answer = await process.settled(job, self._late(job, index), most_s)
         failure = failure_in(answer)
         if failure is None and before == NOT_ALONE:
             self.workers.warn_once("spoiled", SPOILED.format(index=index))
-        if failure is None or failure.doubt not in (NOT_ALONE, STARVED):
+        if failure is None or failure.doubt not in (NOT_ALONE, STARVED, LOST):
             return answer
-        if failure.doubt == before:
+        if failure.doubt == before == STARVED:
             return msgspec.structs.replace(failure, doubt="")
         await process.kill()
         return await self._try(job, index, limit_s, before=failure.doubt)

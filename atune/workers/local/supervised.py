@@ -20,6 +20,7 @@ DOING: dict[type, str] = {
 """Activity of a process by job, for messages."""
 NOT_ALONE = "earlier candidates in its process may have caused this"
 STARVED = "it got hardly any CPU time"
+LOST = "the fork server was lost"
 
 
 class Supervised:
@@ -45,6 +46,8 @@ class Supervised:
         """What the last job printed."""
         self._worker: Worker | None = None
         self._called = 0.0
+        self._lost: int | None = None
+        """The candidate whose job was under way when the fork server was lost."""
 
     @property
     def alive(self) -> bool:
@@ -54,7 +57,7 @@ class Supervised:
         """Have the process do `job`, and return its answer, or why there is none, as its candidate's failure.
 
         `late`: the failure if that takes more than `limit_s`. A failure with a `doubt` may not be the candidate's
-        fault. Raises `ServerLost`, and what `call` raises where the machine or the caller is at fault.
+        fault. Raises `UsageError` where the caller is at fault, and `MachineError` where the machine is.
         """
         answer = await self._answered(job, late, limit_s)
         used = self._used_before(late.index)
@@ -102,8 +105,9 @@ class Supervised:
         except WorkerTimeout as error:
             doubt, kill_s = STARVED if error.starved else "", round(time.monotonic() - self._called - limit_s, 4)
             return msgspec.structs.replace(late, detail=error.detail, doubt=doubt, kill_s=kill_s)
-        except ServerLost:
-            raise
+        except ServerLost as error:
+            twice, self._lost = self._lost == index and not isinstance(job, BuildJob), index
+            return Failure(index, "worker_lost", str(error), error.detail, "" if twice else LOST)
         except WorkerLost as error:  # SIGKILL and SIGTERM come from outside; SIGSEGV is the candidate's
             how = how_it_ended(error)
             if not error.outside:

@@ -71,8 +71,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
 
     With `park`, a server that answers and whose body was not cancelled is parked instead of ended. Its workers end.
 
-    With `again`, which starts another process, a server that is lost or hangs is replaced once. Running calls then
-    raise `ServerLost`, and `spawn` waits for the new server. After the second loss it raises `MachineError`.
+    With `again`, which starts another process, a server that is lost or hangs is replaced once: `spawn` waits for the
+    new server. After the second loss it raises `MachineError`. Running calls raise `ServerLost` each time.
     """
 
     def __init__(
@@ -158,7 +158,9 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 raise
         if not worker.pid:
             message = f"{name} did not start: {worker.how_ended}"
-            raise self.loss(message) if worker.with_server else WorkerError(message, read_tail(self.process.log))
+            if worker.with_server and self._failure and self._first_loss:
+                raise self._error()
+            raise ServerLost(message) if worker.with_server else WorkerError(message, read_tail(self.process.log))
         return worker
 
     async def _answered(self, event: anyio.Event, what: str) -> None:
@@ -220,11 +222,6 @@ class ForkServer(anyio.AsyncContextManagerMixin):
 
     def forget(self, number: int) -> None:
         self._workers.pop(number, None)
-
-    def loss(self, message: str, detail: str = "") -> AtuneError:
-        """Return the error for a worker that ended with the server, which can be replaced or not."""
-        gone = self._failure and self._first_loss and not self._leaving
-        return self._error() if gone else ServerLost(message, detail)
 
     async def _listen(self) -> None:
         """Read the server's messages until it ends, and then those of its replacement.
@@ -382,7 +379,7 @@ class Worker:
         self._outside = False
         self._exited = anyio.Event()
 
-    async def ended(self) -> AtuneError:
+    async def ended(self) -> WorkerLost:
         """Wait for the process to end, and return the error that says how it ended."""
         await self._exited.wait()
         return self._lost(f"{self.name} is gone: {self.how_ended}")
@@ -396,8 +393,8 @@ class Worker:
         """Run ``module:function`` on `payload` in the worker, and return the resulting bytes.
 
         Raises `RemoteError` if the function raised; the worker stays usable. Raises `WorkerTimeout` after `timeout_s`,
-        and `WorkerLost` if the process ended (`ServerLost` with its server, `MachineError` if no server is left). Their
-        `detail` is the tail of the worker's output since the previous call.
+        and `WorkerLost` if the process ended (`ServerLost` with its server). Their `detail` is the tail of the worker's
+        output since the previous call.
 
         Time in which this program itself is stopped does not count, and a waiting answer is still read. After anything
         except a result or a `RemoteError`, also after cancellation, the worker and its compilers are dead. A process
@@ -477,9 +474,9 @@ class Worker:
             else:
                 self._close()
 
-    def _lost(self, message: str) -> AtuneError:
+    def _lost(self, message: str) -> WorkerLost:
         if self.with_server:
-            return self._server.loss(message, self._tail())
+            return ServerLost(message, self._tail())
         return WorkerLost(message, self._tail(), outside=self._outside)
 
     def _close(self) -> None:
