@@ -7,12 +7,10 @@ import gc
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
@@ -171,36 +169,6 @@ async def test_what_a_call_printed_is_kept_in_part_until_the_next(said: str, kep
         with pytest.raises(WorkerLost):
             await worker.call("pool_targets:crash", b"")
         assert worker.printed == ""
-
-
-GARBAGE = [b"garbage \xff", b"[]", b'{"op": 5}', b'{"op": "forked", "id": {}}', b"7", b"[" * 20_000, b""]
-
-
-async def test_garbage_on_the_control_socket_costs_nothing(run_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A candidate can take the socket's two ends from the processes that have them, and write to both."""
-    real, theirs = socket.socketpair, list[socket.socket]()
-
-    def kept(*given: Any) -> tuple[socket.socket, socket.socket]:
-        pair = real(*given)
-        theirs.append(pair[1].dup())
-        return pair
-
-    with monkeypatch.context() as patch:
-        patch.setattr(socket, "socketpair", kept)
-        server_of_test = fork_server(run_dir)
-    [end] = theirs
-    async with server_of_test as server:
-        worker = await server.spawn("test")
-        with end:
-            for data in GARBAGE:
-                end.send(data)
-        for data in filter(None, GARBAGE):  # an empty one is how the parent hangs up
-            server.process.control.send(data)
-        assert await worker.call("pool_targets:echo", b"x") == b"x"
-        assert await (await server.spawn("test")).call("pool_targets:echo", b"y") == b"y"
-        pid = worker.pid
-        await worker.kill()
-        assert worker.how_ended.startswith("killed by SIGKILL (") and not in_groups([pid])
 
 
 async def test_crash_takes_the_children_along_and_leaves_no_zombie(run_dir: str) -> None:
