@@ -163,10 +163,8 @@ async def parent(run_dir: str, mode: str) -> None:
     async with fork_server(run_dir, preload) as server, anyio.create_task_group() as tasks:
         if mode != "preload":
             workers = [await server.spawn("test") for _ in range(2)]
-            entries = {"gil": "hold_gil", "compiler": "run_compiler", "daemon": "start_daemon"}
-            entry = entries.get(mode.removesuffix("-forked"))
-            for worker in workers if entry else []:
-                tasks.start_soon(worker.call, f"pool_targets:{entry}", b"return")
+            for worker in workers:
+                tasks.start_soon(worker.call, "pool_targets:start_daemon", b"return")
         child = 0
         if mode.endswith("-forked") and (child := os.fork()) == 0:
             signal.pause()

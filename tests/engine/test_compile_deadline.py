@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from event_streams import Stream
-from fake_runs import cut, finish, tuned
+from fake_runs import finish, tuned
 
 from atune.engine.compile_stage import FACTOR, FLOOR_S, LEAST, limit_s
 from atune.engine.interfaces import CompileHints
@@ -16,7 +16,7 @@ from atune.errors import NoWinner
 from atune.frontends.api.resume import resume
 from atune.frontends.api.tuner import tune
 from atune.journal.events import ArtifactBuilt, BuildFailed, GroupSplit
-from atune.journal.reader import read, replay
+from atune.journal.reader import replay
 from atune.journal.state import FOUND, State
 from atune.model.artifact import ALIKE, Lowered, StaticFacts
 from atune.model.candidate import BASELINE
@@ -148,16 +148,6 @@ async def test_a_wrong_reference_ends_the_run_and_resuming_tries_the_others(tmp_
     with pytest.raises(NoWinner) as caught:
         await resume(journal, machine=differing())
     assert (caught.value.result.failed, caught.value.result.reason) == (TOTAL, "exhausted")
-
-
-async def test_a_part_that_was_cut_short_counts(tmp_path: Path) -> None:
-    whole, part = tmp_path / "whole", tmp_path / "part"
-    with pytest.raises(NoWinner):
-        await tune(machine=differing(), journal=whole)
-    before = replay(cut(whole, len(read(whole)) // 2, part)).failed
-    with pytest.raises(NoWinner) as caught:
-        await resume(part, machine=differing())
-    assert 0 < before < ALIKE <= caught.value.result.failed < ALIKE + DEVICES
 
 
 @pytest.mark.parametrize(

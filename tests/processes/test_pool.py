@@ -81,12 +81,6 @@ def zombies_of(parent: int) -> list[str]:
     return [stat for stat in stats if stat[stat.rindex(")") + 2 :].split()[:2] == ["Z", str(parent)]]
 
 
-def printed(run_dir: str, text: str) -> int:
-    """Return how many of the server and its workers have printed `text`."""
-    logs = [*Path(run_dir).glob("*.stderr"), *Path(run_dir).glob("*.log")]
-    return sum(text in log.read_text(errors="replace") for log in logs)
-
-
 def childless() -> bool:
     """Whether every child of this process has been waited for."""
     try:
@@ -200,30 +194,6 @@ async def test_timeout_kills_the_compiler_too(run_dir: str) -> None:
         assert await until(lambda: not in_groups([group]), 0.5)
         assert await until(lambda: not zombies_of(server.pids()[0]), 0.5)
         assert not worker.alive
-
-
-@every_loop
-@pytest.mark.parametrize(
-    ("entry", "begun"), [("hold_gil", "holding the GIL"), ("run_compiler", ""), ("sleep", "going to sleep")]
-)
-async def test_cancel_of_everything(run_dir: str, entry: str, begun: str) -> None:
-    """The scope around the server is cancelled: all groups are gone, within a second, whatever they do."""
-    groups: list[int] = []
-    with anyio.CancelScope() as scope:
-        async with fork_server(run_dir) as server, anyio.create_task_group() as tasks:
-            for _ in range(3):
-                tasks.start_soon((await server.spawn("test")).call, f"pool_targets:{entry}", b"60")
-            groups = server.pids()
-            if begun:
-                assert await until(lambda: printed(run_dir, begun) == 3)
-            else:
-                assert await until(lambda: list(in_groups(groups).values()).count("cc1plus") == 3)
-            start = time.monotonic()
-            assert len(in_groups(groups)) >= 4
-            scope.cancel()
-    assert scope.cancelled_caught
-    assert time.monotonic() - start < 0.9
-    assert await until(lambda: not in_groups(groups), 0.1)
 
 
 @every_loop

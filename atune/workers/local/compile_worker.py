@@ -47,22 +47,18 @@ PATIENCE = 4.0
 
 
 class CompileProcess(Supervised):
-    """A process of a compile worker, which starts when it is needed, also after it died.
-
-    `role`: its name. `load`: whether it needs the workload, which builds do not.
-    """
+    """A process of a compile worker, which starts when it is needed, also after it died. `role`: its name."""
 
     entries, died, raised = COMPILE, "crash", "lower"
 
-    def __init__(self, workers: Workers, session: Session, role: str, *, load: bool) -> None:
+    def __init__(self, workers: Workers, session: Session, role: str) -> None:
         super().__init__(workers)
-        self._session, self._role, self._load = session, role, load
+        self._session, self._role = session, role
 
     async def _ready(self) -> Worker:
         if self._worker is None or not self._worker.alive:
             self.ran.clear()
-            begun = self.workers.begun(self._role, self._session, load=self._load, nice=COMPILE_NICE)
-            self._worker = await begun
+            self._worker = await self.workers.begun(self._role, self._session, COMPILE_NICE)
         return self._worker
 
     async def _send(self, job: Job[Any], limit_s: float) -> bytes:
@@ -87,8 +83,8 @@ class LocalCompileWorker:
     def __init__(self, workers: Workers, session: Session, store: RunStore, service: CompileService, name: str) -> None:
         self.workers, self.session, self.store, self.service = workers, session, store, service
         self.name = name
-        self._code = CompileProcess(workers, session, name, load=True)
-        self._builds = CompileProcess(workers, session, f"{name}-builds", load=False)
+        self._code = CompileProcess(workers, msgspec.structs.replace(session, load=True), name)
+        self._builds = CompileProcess(workers, session, f"{name}-builds")
         self._libraries = 0
 
     async def run(self, job: Job[A]) -> A:

@@ -35,7 +35,6 @@ from atune.model.folders import CACHE_VARIABLE, TILELANG_FOLDER, cache_folder, m
 from atune.workers.processes.messages import (
     BEGIN,
     LIST_SPACE,
-    LOAD,
     LOAD_SPACE,
     WRITTEN,
     LoadSpace,
@@ -167,15 +166,14 @@ class Workers:
             "measurements stay in the journal: undo the change and resume, or tune again with another journal"
         )
 
-    async def begun(self, role: str, session: Session, *, load: bool, nice: int = 0) -> Worker:
-        """Fork a compile worker, and `load` the workload in it. No candidate's deadline covers this."""
+    async def begun(self, role: str, session: Session, nice: int) -> Worker:
+        """Fork a compile worker, which loads the workload if the session says so."""
 
         async def begin() -> Worker:
             worker = await self.spawn(role, nice=nice)
             try:
-                await worker.call(BEGIN, msgspec.msgpack.encode(session))
-                if load:
-                    await self.agree(worker, (await worker.call(LOAD, b"")).decode())
+                if loaded_as := await worker.call(BEGIN, msgspec.msgpack.encode(session)):
+                    await self.agree(worker, loaded_as.decode())
             except (WorkerError, WorkloadError):
                 await worker.kill()
                 raise

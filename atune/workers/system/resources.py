@@ -163,7 +163,7 @@ def shortage_of(error: BaseException) -> Resource | None:
         elif isinstance(one, RuntimeError) and "can't start new thread" in message_of(one):
             found = "processes"
         if found is not None:
-            return _believed(found)
+            return _confirmed(found)
         one = one.__cause__ or one.__context__
     return None
 
@@ -172,11 +172,11 @@ def shortage_in(output: str) -> Resource | None:
     """Return the missing resource according to the English output of a compiler or a library, or None."""
     for found, pattern in BY_TEXT.items():
         if pattern.search(output):
-            return _believed(found)
+            return _confirmed(found)
     return None
 
 
-def _believed(found: Resource) -> Resource | None:
+def _confirmed(found: Resource) -> Resource | None:
     """Report memory as short only if little is free. Too large a request fails on any machine."""
     if found != "memory":
         return found
