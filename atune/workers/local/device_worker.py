@@ -56,8 +56,6 @@ SPOILING: tuple[FailureKind, ...] = ("fault", "out_of_bounds")
 """Failures that ruin the process's context or memory, although it answers."""
 BUSY_PERCENT = 20
 """Utilisation of an idle GPU, in percent, above which somebody else computes on it."""
-OF_ANOTHER_RUN = -1
-"""Stands for the candidates of another run that ran in a process."""
 REMEDY = "end it, or measure on another device"
 
 
@@ -236,7 +234,7 @@ class LocalDeviceWorker(Supervised):
                 self.workers.adopt(worker)
                 with suppress(WorkerError):
                     await self._begin(worker)
-                    self.ran = {OF_ANOTHER_RUN}
+                    self.ran = {None}
                     return worker
         return None
 

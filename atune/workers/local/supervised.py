@@ -40,8 +40,8 @@ class Supervised:
 
     def __init__(self, workers: Workers) -> None:
         self.workers = workers
-        self.ran = set[int]()
-        """The candidates whose code ran in the process."""
+        self.ran = set[int | None]()
+        """The candidates whose code ran in the process; None for those of another run."""
         self.printed = ""
         """What the last job printed."""
         self._worker: Worker | None = None

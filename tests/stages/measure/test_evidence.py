@@ -12,6 +12,7 @@ import torch
 from stage_runs import session_of
 
 from atune.model.artifact import Artifact, Failure, KernelParam, Roles
+from atune.model.candidate import BASELINE
 from atune.model.device import Target
 from atune.model.jobs import FinalJob, Finals, MeasureJob
 from atune.model.measurement import Measurement, Timing
@@ -125,3 +126,5 @@ async def test_in_a_used_process_wrong_outputs_count_where_a_right_candidate_is_
     assert await doubts(0, 1, 1, 2) == [False, False, False, True]
     kinds[0] = "mismatch"
     assert await doubts(1) == [True]
+    device.ran = {None}  # by another run
+    assert await doubts(BASELINE) == [True]
