@@ -130,9 +130,9 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         """Fork a worker, once the preload is done.
 
         `cpus` limits it to these CPUs, `nice` is added to its niceness, and `env` extends the server's environment.
-        Raises `ServerLost` if the server ends and is replaced, `MachineError` if its replacement ends, and `UsageError`
-        if tilelang or torch is not installed. Raises `WorkerError`, with the tail of its log, if the preload failed
-        otherwise, or the server is gone or does not answer in time. Cancellation leaves no worker behind.
+        Raises `ServerLost` if the server ends meanwhile, `MachineError` once its replacement has ended, and
+        `UsageError` if tilelang or torch is not installed. Raises `WorkerError`, with the tail of its log, if the
+        preload failed otherwise, or the server is gone or does not answer in time. Cancellation leaves no worker.
         """
         if not self._running:
             raise WorkerError("the fork server is not open")
@@ -158,8 +158,6 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 raise
         if not worker.pid:
             message = f"{name} did not start: {worker.how_ended}"
-            if worker.with_server and self._failure and self._first_loss:
-                raise self._error()
             raise ServerLost(message) if worker.with_server else WorkerError(message, read_tail(self.process.log))
         return worker
 
