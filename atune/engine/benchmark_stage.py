@@ -17,6 +17,7 @@ from atune.engine.run_state import Run
 from atune.errors import (
     DevicesLost,
     InputsMisfit,
+    ServerLost,
     WorkerError,
     WorkerLost,
     WorkloadError,
@@ -219,6 +220,8 @@ class BenchmarkStage:
                 answer = await worker.run(MeasureJob(artifact, self.run.roles, best_ms))
             except WorkerLost as error:  # while it made the inputs, or with its host
                 answer = Failure(index, "worker_lost", str(error), error.detail, str(error))
+                if isinstance(error, ServerLost):
+                    self._repeated.discard(index)  # an earlier repetition had another reason
             if worker.name in self._excluded and isinstance(answer, Measurement):
                 doubt = f"device {worker.name} was left out meanwhile"
             else:
