@@ -11,9 +11,9 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from atune.engine.run_state import background
 from atune.workers.cluster.agent import NodeAgent
 from atune.workers.cluster.machine import NodeLost, Opening, Reply
+from atune.workers.system.waiting import background
 
 
 class LoopbackAgent:

@@ -101,7 +101,7 @@ def shifted(k: int, spoils: bool) -> Any:
 def spoiling_check(outputs: list[Any], expected: list[Any]) -> bool:
     """Compare; every few calls, over all processes, also do a spoiling that is left. Nothing is spoilt twice."""
     calls = LEFT_IN / "calls"
-    calls.write_text(number := str(int(calls.read_text()) + 1))
+    calls.write_text(number := f"{int(calls.read_text()) + 1:04}")  # as long each time, for the limit of a file's size
     names = [name for name in NAMES if (LEFT_IN / name).exists()]
     if names and int(number) % EVERY == 0:
         (LEFT_IN / names[0]).unlink()

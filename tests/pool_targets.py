@@ -9,7 +9,6 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 
@@ -111,29 +110,6 @@ def start_daemon(payload: bytes) -> bytes:
     return {b"return": echo, b"raise": fail, b"hang": hold_gil, b"crash": crash}[payload](payload)
 
 
-def leave_behind(payload: bytes) -> bytes:
-    """Leave something in this process, by the name that atune gives it."""
-
-    def start_process() -> None:
-        if os.fork() == 0:
-            os.setsid()
-            spin(b"")
-
-    {
-        b"threads": lambda: threading.Thread(target=time.sleep, args=(600,), daemon=True).start(),
-        b"processes": start_process,
-        b"niceness": lambda: os.nice(1),
-        b"scheduling policy": lambda: os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)),
-        b"cores": lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
-        b"open files": lambda: os.dup(1),
-        b"signal handlers": lambda: signal.signal(signal.SIGUSR1, signal.SIG_IGN),
-        b"umask": lambda: os.umask(0o123),
-        b"limits": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100)),
-        b"working folder": lambda: os.chdir("/proc"),
-    }[payload]()
-    return b""
-
-
 def noise(payload: bytes) -> bytes:
     """Print from Python, through C's buffers, and straight to the descriptors."""
     ctypes.CDLL(None).printf(b"from printf\n")
@@ -187,10 +163,8 @@ async def parent(run_dir: str, mode: str) -> None:
     async with fork_server(run_dir, preload) as server, anyio.create_task_group() as tasks:
         if mode != "preload":
             workers = [await server.spawn("test") for _ in range(2)]
-            entries = {"gil": "hold_gil", "compiler": "run_compiler", "daemon": "start_daemon"}
-            entry = entries.get(mode.removesuffix("-forked"))
-            for worker in workers if entry else []:
-                tasks.start_soon(worker.call, f"pool_targets:{entry}", b"return")
+            for worker in workers:
+                tasks.start_soon(worker.call, "pool_targets:start_daemon", b"return")
         child = 0
         if mode.endswith("-forked") and (child := os.fork()) == 0:
             signal.pause()

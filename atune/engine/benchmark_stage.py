@@ -17,7 +17,6 @@ from atune.engine.run_state import Run
 from atune.errors import (
     DevicesLost,
     InputsMisfit,
-    MachineError,
     ServerLost,
     WorkerError,
     WorkerLost,
@@ -64,8 +63,6 @@ class BenchmarkStage:
         self._waiting: set[anyio.CancelScope] = set()
         """Devices that wait for the stream's next artifact."""
         self._repeated: set[int] = set()
-        self._lost_all: set[int] = set()
-        """Candidates that were measured while all processes were lost."""
         self._excluded: set[str] = set()
         self._given_up: set[str] = set()
         self._speeds: dict[str, float] = {}
@@ -221,16 +218,10 @@ class BenchmarkStage:
             best_ms = min(self._fastest.values(), default=None)
             try:
                 answer = await worker.run(MeasureJob(artifact, self.run.roles, best_ms))
-            except MachineError as error:
-                if index in self._lost_all:  # it may have done so twice, and would after a resume
-                    self.failed(worker, Failure(index, "worker_lost", str(error)))
-                raise
-            except ServerLost as error:
-                self._lost_all.add(index)
+            except WorkerLost as error:  # while it made the inputs, or with its host
                 answer = Failure(index, "worker_lost", str(error), error.detail, str(error))
-                self._repeated.discard(index)  # an earlier repetition had another reason
-            except WorkerLost as error:  # lost while it made the inputs
-                answer = Failure(index, "worker_lost", str(error), error.detail, "its inputs were being made")
+                if isinstance(error, ServerLost):
+                    self._repeated.discard(index)  # an earlier repetition had another reason
             if worker.name in self._excluded and isinstance(answer, Measurement):
                 doubt = f"device {worker.name} was left out meanwhile"
             else:

@@ -1,19 +1,18 @@
-"""State that the parts of one run share: its recorder, the signals that wake them, and background tasks."""
+"""State that the parts of one run share: its recorder, and the signals that wake them."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
-from anyio.abc import TaskGroup
 
 from atune.errors import UsageError, name_and_message
 from atune.journal.events import ArtifactBuilt, BestChanged, CandidateMeasured, Event
@@ -23,37 +22,6 @@ from atune.model.artifact import Artifact, Lowered, Roles
 from atune.model.device import DeviceLimits
 from atune.reporting.log import Log, event_log
 from atune.workload.workload import WorkloadSpec
-
-
-@asynccontextmanager
-async def background(*, cancel: bool = True) -> AsyncGenerator[TaskGroup, None]:
-    """Yield a task group for background tasks. The body's exceptions come out as they were raised.
-
-    Its tasks are cancelled when the body ends; without `cancel` the exit waits for them. If a task failed and the body
-    was cancelled for it, the group's own exceptions come out.
-    """
-    error: BaseException | None = None
-    try:
-        async with anyio.create_task_group() as tasks:
-            try:
-                yield tasks
-            except BaseException as raised:
-                error = raised
-                raise
-            finally:
-                if cancel:
-                    tasks.cancel_scope.cancel()
-    except BaseExceptionGroup as group:
-        cancelled = anyio.get_cancelled_exc_class()
-        others = group.split(lambda one: one is error or isinstance(one, cancelled))[1]
-        if error is None or (others is not None and isinstance(error, cancelled)):
-            raise
-    if error is not None:
-        try:
-            raise error
-        finally:
-            del error  # its traceback holds this frame
-
 
 Opened = TypeVar("Opened")
 

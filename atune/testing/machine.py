@@ -15,7 +15,6 @@ import anyio
 import anyio.lowlevel
 
 from atune.engine.interfaces import CompileHints, ignored
-from atune.engine.run_state import background
 from atune.errors import WorkerError, WorkerLost, WorkloadError
 from atune.model import jobs
 from atune.model.artifact import (
@@ -35,6 +34,7 @@ from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.model.space import Space
 from atune.testing.script import FATAL, Script, Stage
+from atune.workers.system.waiting import background
 from atune.workload.workload import Workload, WorkloadSpec, with_space
 
 KILLED = "scripted to be killed from outside"

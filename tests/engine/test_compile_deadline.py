@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 from event_streams import Stream
-from fake_runs import cut, finish, tuned
+from fake_runs import finish, tuned
 
 from atune.engine.compile_stage import FACTOR, FLOOR_S, LEAST, limit_s
 from atune.engine.interfaces import CompileHints
 from atune.errors import NoWinner
 from atune.frontends.api.resume import resume
 from atune.frontends.api.tuner import tune
-from atune.journal.events import ArtifactBuilt, BuildFailed, CandidateAliased, GroupSplit
-from atune.journal.reader import read, replay
+from atune.journal.events import ArtifactBuilt, BuildFailed, GroupSplit
+from atune.journal.reader import replay
 from atune.journal.state import FOUND, State
 from atune.model.artifact import ALIKE, Lowered, StaticFacts
 from atune.model.candidate import BASELINE
@@ -30,17 +30,12 @@ def lowered(index: int = 99) -> Lowered:
     return Lowered(index, f"c{index}", "", (), StaticFacts(), 0.0, b"")
 
 
-def limit(seconds: float, *group: int, libraries: int = LEAST, most_s: float = 120.0, **seen: Any) -> float | None:
-    """Return the limit of `group`, each of weight 1, after so many libraries of one candidate in `seconds` each.
-
-    `seen`: `reason` of the libraries, `default`: the default configuration, `same_as`: the candidate with its code.
-    """
-    stream = Stream(total=1000, default=seen.get("default"))
-    if "same_as" in seen:
-        stream.add(CandidateAliased, index=seen["default"], same_as=seen["same_as"])
+def limit(seconds: float, *, libraries: int = LEAST, most_s: float = 120.0, reason: str = "") -> float | None:
+    """Return the limit of one candidate after so many libraries of another one, in `seconds` each."""
+    stream = Stream(total=1000)
     for index in range(libraries):
-        stream.add(ArtifactBuilt, indices=(index,), file="x.so", seconds=seconds, reason=seen.get("reason", ""))
-    return limit_s(State.of(stream.events), list(map(lowered, group or (99,))), len(group) or 1, most_s)
+        stream.add(ArtifactBuilt, indices=(index,), file="x.so", seconds=seconds, reason=reason)
+    return limit_s(State.of(stream.events), [lowered()], 1, most_s)
 
 
 def test_nothing_is_hopeless_before_enough_was_compiled() -> None:
@@ -50,17 +45,6 @@ def test_nothing_is_hopeless_before_enough_was_compiled() -> None:
 
 def test_the_limit_lies_between_the_floor_and_the_users_maximum() -> None:
     assert limit(0.1) == FLOOR_S and limit(30.0) is None and limit(0.1, most_s=5.0) is None
-
-
-def test_a_group_has_the_time_of_all_its_members() -> None:
-    assert limit(4.0, 900, 901, 902) == 3 * FACTOR * 4.0
-
-
-@pytest.mark.parametrize("seen", [{"default": 900}, {"default": 901, "same_as": 900}])
-def test_the_default_configuration_alone_has_the_users_deadline(seen: dict[str, int]) -> None:
-    """Also where another candidate is compiled for it. A group with it is split, and compiles it again alone."""
-    assert limit(4.0, 900, **seen) is None
-    assert limit(4.0, 902, **seen) == FACTOR * 4.0 and limit(4.0, 900, 902, **seen) == 2 * FACTOR * 4.0
 
 
 ALONE = CompileSettings(compile_timeout_s=1000, group_size=1, workers=1)
@@ -164,16 +148,6 @@ async def test_a_wrong_reference_ends_the_run_and_resuming_tries_the_others(tmp_
     with pytest.raises(NoWinner) as caught:
         await resume(journal, machine=differing())
     assert (caught.value.result.failed, caught.value.result.reason) == (TOTAL, "exhausted")
-
-
-async def test_a_part_that_was_cut_short_counts(tmp_path: Path) -> None:
-    whole, part = tmp_path / "whole", tmp_path / "part"
-    with pytest.raises(NoWinner):
-        await tune(machine=differing(), journal=whole)
-    before = replay(cut(whole, len(read(whole)) // 2, part)).failed
-    with pytest.raises(NoWinner) as caught:
-        await resume(part, machine=differing())
-    assert 0 < before < ALIKE <= caught.value.result.failed < ALIKE + DEVICES
 
 
 @pytest.mark.parametrize(

@@ -37,16 +37,6 @@ def indices(job: object) -> list[int]:
     return [member.index for member in job.group]
 
 
-def test_with_nothing_to_do_a_worker_waits() -> None:
-    assert state().next_job() is None and not state().finished
-    assert state(proposing=False).next_job() is None and state(proposing=False).finished
-
-
-@pytest.mark.parametrize("field", ["waiting", "lowering", "building", "ready"])
-def test_work_under_way_is_not_the_end(field: str) -> None:
-    assert not state(**{"proposing": False, field: 1}).finished
-
-
 def test_workers_rest_while_devices_need_their_cores() -> None:
     """They start nothing new; what they have begun they finish, and one worker always goes on."""
     assert state(waiting=5, busy=1, resting=1).next_job() is None

@@ -11,7 +11,7 @@ import atune
 from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, DeviceLost, Event
 from atune.journal.result import TuneResult
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workers.local.device_worker import NOT_ALONE
+from atune.workers.local.supervised import NOT_ALONE
 
 KERNELS = Path(__file__).parents[1] / "bounds_kernels.py"
 ON_GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.timeout(180)])
@@ -86,6 +86,4 @@ def test_a_process_in_which_a_candidate_opened_all_files_is_replaced() -> None:
         on_event=events.append,
     )
     assert result.measured == 4 and not result.failures
-    assert not repeated_for_others(events)
-    [says] = [warning for warning in result.warnings if "left behind" in warning]
-    assert says.startswith("candidate 1 left behind in its process on device cpu: limits")
+    assert repeated_for_others(events) == [2]

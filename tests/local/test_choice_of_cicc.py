@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,8 +11,8 @@ from atune.engine.interfaces import CompileHints
 from atune.model.artifact import Lowered, StaticFacts
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
-from atune.workers.local.compile_worker import ServiceProcess
-from atune.workers.local.machine import PLAIN, LocalMachine, Shared
+from atune.workers.local.compile_service import ServiceProcess
+from atune.workers.local.machine import PLAIN, LocalMachine
 from atune.workers.processes.messages import Discovery
 from atune.workload.pickling import FileRef
 
@@ -59,13 +59,6 @@ async def test_who_compiles(found: Discovery, candidates: int, against: bool, wh
     assert (one.service._off, one.service.why) == (against, why) and one.hints(0) == CompileHints()
 
 
-async def test_few_candidates_of_a_sets_problem_are_compiled_by_cicc() -> None:
-    one = machine()
-    one.shared = cast(Shared, object())
-    await one.prepare(1)
-    assert not one.service._off
-
-
 def with_service(process: ServiceProcess | None = None) -> tuple[LocalMachine, Tasks]:
     one, tasks = machine(), Tasks()
     one.service.process = process or ServiceProcess()
@@ -90,17 +83,6 @@ async def test_building_waits_for_a_service_that_will_soon_be_there(early: bool,
     later, _ = with_service(one.service.process)  # of the same set
     later.service.saw(LOWERED, FOUND.target)
     assert later.hints(0).builds == ("first" if broken else "none")
-
-
-async def test_few_candidates_end_a_service_that_has_begun() -> None:
-    one, tasks = with_service()
-    one.service._begin("sm_90a")
-    scope = one.service._scope
-    await one.prepare(1)
-    assert scope is not None and scope.cancel_called and not one.service.warming
-    one.use("")  # as on a node that finds no GPU first, and compiles for those of others then
-    one.service.saw(LOWERED, FOUND.target)
-    assert one.service.warming and one.service.why == "" and tasks.begun == 2
 
 
 def test_devices_that_measure_take_cores_from_compilers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 from contaminating_kernels import LEFT, NAMES, N
-from fork_servers import fork_server
-from processes import gone
 
 from atune.errors import WorkerTimeout
 from atune.frontends.api.tuner import tune
@@ -17,8 +14,6 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.local.compile_worker import PATIENCE
 from atune.workers.processes.messages import COMPILE
 from atune.workers.processes.pool import Worker
-from atune.workers.processes.server_main import descendants
-from atune.workers.system.resources import left_behind, standing
 
 pytestmark = pytest.mark.anyio
 KERNELS = Path(__file__).parents[1] / "contaminating_kernels.py"
@@ -46,48 +41,22 @@ async def test_what_a_check_changes_in_a_device_process_fails_no_candidate(
     failed = {record.config["k"]: (record.kind, record.message) for record in result.failures}
     assert not failed and result.measured == N and len(list(tmp_path.iterdir())) == 1
     assert any(isinstance(event, BenchmarkRepeated) for event in events)
-    assert any("left behind" in warning for warning in result.warnings)
-
-
-LEFT_BEHIND = ["threads", "processes", "niceness", "scheduling policy", "cores", "open files", "signal handlers"]
-
-
-@pytest.mark.parametrize("name", [*LEFT_BEHIND, "umask", "limits", "working folder"])
-async def test_what_code_leaves_behind_in_a_process_is_named(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if name == "cores" and len(os.sched_getaffinity(0)) == 1:
-        pytest.skip("there is one core")
-    monkeypatch.syspath_prepend(str(KERNELS.parent))
-    async with fork_server(str(tmp_path / "run")) as server:
-        worker = await server.spawn("test")
-        await worker.call("pool_targets:echo", b"")
-        before = standing(worker.pid)
-        await worker.call("pool_targets:echo", b"")
-        assert left_behind(before, standing(worker.pid)) == ""
-        await worker.call("pool_targets:leave_behind", name.encode())
-        left = left_behind(before, standing(worker.pid)).split(", ")
-        assert name in left and len(left) == 1 + ("signal handlers" in left and name == "threads")  # libc's own handler
-        below = descendants([worker.pid])
-        assert bool(below) == (name == "processes")
-        await worker.kill()
-        assert all(gone(pid) for pid in below)
 
 
 async def test_a_deadline_that_passed_on_a_busy_machine_is_tried_again_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[str, float, bool]] = []
+    calls: list[tuple[str, float, str]] = []
     real = Worker.call
 
-    async def busy(self: Worker, entry: str, payload: bytes, timeout_s: float = 1.0, *, apart: bool = False) -> bytes:
+    async def busy(self: Worker, entry: str, payload: bytes, timeout_s: float = 1.0) -> bytes:
         first = not any(entry == before for before, *_ in calls)
-        calls.append((entry, timeout_s, apart))
+        calls.append((entry, timeout_s, self.name))
         if entry in (COMPILE + job for job in JOBS) and first:
             raise WorkerTimeout("past the deadline", starved=True)
-        return await real(self, entry, payload, timeout_s, apart=apart)
+        return await real(self, entry, payload, timeout_s)
 
     monkeypatch.setattr(Worker, "call", busy)
     result = await tune(f"{KERNELS}:PLAIN", target="c", compile=ALONE, benchmark=UNRANKED)
     assert result.measured == 1 and not result.failures
     for job in JOBS:
-        first, again = [(limit, apart) for entry, limit, apart in calls if entry == COMPILE + job][:2]
-        assert again == (PATIENCE * first[0], True) and not first[1]
+        (limit, first), (longer, fresh) = [call for entry, *call in calls if entry == COMPILE + job][:2]
+        assert longer == PATIENCE * limit and fresh != first

@@ -36,7 +36,7 @@ from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.stages.measure.timer import MOST
 from atune.testing import FakeClock, FakeDeviceWorker, FakeMachine, Script
-from atune.workers.local.compile_worker import CODE, LocalCompileWorker
+from atune.workers.local.compile_worker import LocalCompileWorker
 from atune.workers.local.device_worker import LocalDeviceWorker
 from atune.workers.local.machine import LocalMachine
 from atune.workload.pickling import parse_file_ref
@@ -283,9 +283,10 @@ async def test_a_fault_costs_one_candidate_and_its_worker_goes_on(
     if mode in ("refused", "slow") or stage is measure:
         await moody.lowered(mode)
         await moody.artifact(mode) if stage is measure else None
-    does = "-builds" if around is build else CODE
-    device = getattr(moody.device, "_worker", None)
-    process = device if stage is measure else getattr(moody.compiler, "_processes", {}).get(does)
+    supervised = moody.device
+    if stage is not measure:
+        supervised = getattr(moody.compiler, "_builds" if around is build else "_code", None)
+    process = getattr(supervised, "_worker", None)
     with moody.hasty() if kind == "timeout" else nullcontext():
         answer = await stage(moody, mode)
     assert isinstance(answer, Failure) and (answer.index, answer.kind) == (MODES.index(mode), kind)

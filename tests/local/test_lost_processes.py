@@ -186,8 +186,12 @@ async def test_a_finalist_that_takes_all_processes_along_costs_the_final() -> No
     assert any(warning.startswith("no final: ") for warning in result.warnings)
 
 
-async def test_a_kernel_that_takes_all_processes_along_fails_alone() -> None:
-    result = await tune(KERNELS.replace("WORKLOAD", "LOWERED"), target="c", compile=IN_PAIRS)
+@pytest.mark.filterwarnings("ignore:running .*, which the journal names:RuntimeWarning")
+async def test_a_kernel_that_takes_all_processes_along_ends_the_run_and_fails_alone(tmp_path: Path) -> None:
+    """It is lowered twice, the second time while no other suspect is; the run goes on without it."""
+    with pytest.raises(MachineError):
+        await tune(KERNELS.replace("WORKLOAD", "LOWERED"), target="c", compile=IN_PAIRS, journal=tmp_path / "j")
+    result = await resume(tmp_path / "j")
     [failed] = result.failures
     assert (failed.config, failed.kind) == ({"x": 1}, "worker_lost") and result.measured == 2
 

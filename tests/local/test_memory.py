@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -101,15 +100,6 @@ async def test_runs_on_several_devices_do_not_wait_for_each_other(monkeypatch: p
     both.claimed.release()
 
 
-def test_threads_are_granted_no_more_than_the_limit() -> None:
-    claims = [MemoryClaim("0", 1 << 30, 4 << 30) for _ in range(64)]
-    with ThreadPoolExecutor(16) as threads:
-        granted = list(threads.map(MemoryClaim.is_granted, claims))
-    for claim in claims:
-        claim.release()
-    assert sum(granted) == 4
-
-
 def test_on_the_cpu_a_limit_is_said_to_hold_for_gpus_alone(tmp_path: Path) -> None:
     settings = BenchmarkSettings(memory_limit="1GiB")
     result = atune.run(f"{KERNELS}:SCALED", target="c", benchmark=settings, journal=tmp_path / "j", progress=False)
@@ -162,7 +152,7 @@ async def test_inputs_without_memory_are_the_workloads_mistake_once_waiting_was_
         raise RemoteError("device memory: Workload x: make the problem smaller", kind="ShortOf")
 
     worker = Waiting("0", 1)
-    monkeypatch.setattr(worker, "_call", full)
+    monkeypatch.setattr(worker, "call", full)
     worker.session, worker._inputs = cast(Any, SimpleNamespace(benchmark=BenchmarkSettings())), None
     with pytest.raises(WorkloadError, match=r"^Workload x: make the problem smaller"):
         await worker._made(PrepareJob((X,), Roles(), timed=False))

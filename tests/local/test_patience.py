@@ -81,20 +81,6 @@ async def test_what_stays_short_ends_the_run_and_says_what_to_do(
     assert len(warnings) == 1 and warnings[0].startswith("waiting") and says in warnings[0]
 
 
-@pytest.mark.parametrize("raised", [None, WorkerError("x"), RemoteError("x", kind="FileNotFoundError")])
-async def test_a_folder_that_somebody_removed_ends_the_run(raised: Exception | None, tmp_path: Path) -> None:
-    """Whatever the job answers without it: no candidate is at fault."""
-    (tmp_path / "run").mkdir()
-
-    async def attempt() -> None:
-        (tmp_path / "run").rmdir()
-        if raised is not None:
-            raise raised
-
-    with pytest.raises(MachineError, match=r"run was removed while the run used it: .*TMPDIR.* resume"):
-        await workers_of(tmp_path / "run", print).until_it_works(attempt)
-
-
 @pytest.mark.parametrize(
     "error",
     [

@@ -18,8 +18,8 @@ from atune.model.settings import Budget
 from atune.stages.session import session as entries
 from atune.workers.local import workers
 from atune.workers.local.machine import LocalMachine
-from atune.workload.pickling import parse_file_ref, ship
-from atune.workload.workload import describe, head
+from atune.workload.pickling import parse_file_ref
+from atune.workload.workload import describe
 
 pytestmark = pytest.mark.anyio
 KERNELS = Path(space_kernels.__file__)
@@ -70,15 +70,6 @@ async def test_a_listed_space_is_what_this_process_would_list(machine: LocalMach
     own = describe(space_kernels.LISTED, spec.origin)
     assert (spec.configs, spec.space, spec.default) == (own.configs, own.space, own.default)
     assert len(spec.configs) == 4950 > 2 * entries.PART
-
-
-async def test_a_workload_by_value_is_asked_in_a_process_of_its_own(impatient: None) -> None:
-    """So that a constraint that holds Python's lock does not hold this program's."""
-    spec = head(work := space_kernels.HOLDS_THE_LOCK)
-    machine = LocalMachine(ship(work), spec=spec, target="c")
-    async with machine.open():
-        with pytest.raises(SpaceError, match=r"the space of the workload: holds_the_lock"):
-            await machine.describe()
 
 
 async def test_tune_asks_no_constraint_in_the_program_itself() -> None:

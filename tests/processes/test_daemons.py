@@ -106,10 +106,7 @@ async def test_no_daemon_is_left_when_a_run(how: str, run_dir: str, mark: str) -
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@pytest.mark.parametrize(
-    ("mode", "count"),
-    [("preload", 1), ("gil-forked", 3), ("compiler-forked", 9), ("daemon-forked", 7), ("daemon, server stopped", 7)],
-)
+@pytest.mark.parametrize(("mode", "count"), [("preload", 1), ("daemon-forked", 7), ("daemon, server stopped", 7)])
 def test_nothing_is_left_when_the_program_is_killed(
     run_dir: str, mark: str, mode: str, count: int, tmp_path: Path, anyio_backend: str
 ) -> None:

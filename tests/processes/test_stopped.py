@@ -18,7 +18,7 @@ from processes import environment, wait_until
 from atune.errors import ServerLost, WorkerError
 from atune.workers.processes import pool
 from atune.workers.processes.server import ForkServerProcess
-from atune.workers.system.resources import TICK_S, Deadline
+from atune.workers.system.waiting import TICK_S, Deadline
 
 pytestmark = pytest.mark.anyio
 HERE = Path(__file__).parents[1]
@@ -87,18 +87,6 @@ async def test_a_server_that_never_comes_up_is_an_error(
         async with server:
             await server.spawn("test")
     assert not parked, "the next run would wait for it, too"
-
-
-async def test_a_server_that_is_stopped_before_it_forks_is_an_error(
-    run_dir: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with fork_server(run_dir) as server:
-        worker = await server.spawn("first")
-        stop(server.pids()[0])
-        monkeypatch.setattr(pool, "START_TIMEOUT_S", 0.3)
-        with anyio.fail_after(30), pytest.raises(WorkerError, match=r"did not fork second-1 within 0.3 s: .*stopped"):
-            await server.spawn("second")
-        assert await worker.call("pool_targets:echo", b"x") == b"x", "who was there goes on"
 
 
 async def test_a_server_that_is_stopped_is_replaced_after_a_short_wait(

@@ -31,7 +31,7 @@ async def test_a_set_ends_however_many_devices_serve_it(
     """The CPU, served by several device workers. The process of one of them is killed, in the second problem or later,
     as it prepares or measures; `for good`: it does not start again in any problem."""
     started, lost, calls = set[str](), list[str](), 0
-    method = "_prepare" if loss == "preparing" else "_measured"
+    method = "_prepare" if loss == "preparing" else "_answered"
     make, start, original = LocalMachine.device_workers, LocalDeviceWorker._start, getattr(LocalDeviceWorker, method)
 
     def several(machine: LocalMachine) -> list[LocalDeviceWorker]:

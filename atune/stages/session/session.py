@@ -39,19 +39,11 @@ _state = _SessionState()
 
 
 def begin(payload: bytes) -> bytes:
-    """Entry point: store the session. The workload is loaded on first use."""
+    """Entry point: store the session. Return the fingerprint of its workload where that is to be loaded now."""
     _state.session = msgspec.msgpack.decode(payload, type=Session)
     _state.workload = None
     tempfile.tempdir = None  # the server may have asked for it; this run has a folder of its own
-    return b""
-
-
-def load_workload(_: bytes) -> bytes:
-    """Entry point: load the session's workload now, so that no candidate's deadline has to cover it.
-
-    Returns the fingerprint of what was loaded.
-    """
-    return loaded_as().encode()
+    return loaded_as().encode() if _state.session.load else b""
 
 
 def written(payload: bytes) -> bytes:

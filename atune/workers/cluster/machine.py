@@ -17,7 +17,6 @@ import anyio.to_thread
 import msgspec
 
 from atune.engine.interfaces import CompileHints, ignored
-from atune.engine.run_state import background
 from atune.errors import (
     AtuneError,
     MachineError,
@@ -35,7 +34,7 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.version import installed_versions
 from atune.workers.local.machine import compile_hints
 from atune.workers.processes.messages import Discovery
-from atune.workers.system.resources import Deadline
+from atune.workers.system.waiting import Deadline, background
 from atune.workload.pickling import WorkloadRef
 from atune.workload.workload import WorkloadSpec
 

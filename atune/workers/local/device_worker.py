@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import anyio
 import msgspec
@@ -16,15 +16,13 @@ from atune.errors import (
     AtuneError,
     DevicesLost,
     RemoteError,
-    ServerLost,
-    UsageError,
     WorkerError,
     WorkerLost,
     WorkerTimeout,
     WorkloadError,
     translated,
 )
-from atune.model.artifact import Failure, FailureKind, fitting
+from atune.model.artifact import Artifact, Failure, FailureKind, fitting
 from atune.model.device import DeviceInfo
 from atune.model.jobs import (
     A,
@@ -38,26 +36,24 @@ from atune.model.jobs import (
     PrepareJob,
     Started,
     StartJob,
-    decoded,
 )
 from atune.model.measurement import DISTURBS, Measurement
+from atune.workers.local.supervised import Supervised
 from atune.workers.local.workers import Workers, how_it_ended, process_folders
 from atune.workers.processes.messages import BEGIN, MEASURE, NEIGHBOURS, Neighbours, Session
 from atune.workers.processes.pool import Worker
-from atune.workers.system.resources import PATIENCE_S, ShortOf, device_lock, left_behind, standing
+from atune.workers.system.resources import ShortOf
+from atune.workers.system.waiting import PATIENCE_S, device_lock
 
 POLL_S = 0.2
 """Seconds between two looks whether another run has ended."""
 SHARED_S = 2.0
 """Seconds of waiting for a device before the warning that another run measures there too."""
 DOUBTFUL: tuple[FailureKind, ...] = ("fault", "launch", "load", "out_of_memory")
-"""Failures that an earlier candidate in the same process may have caused. With others it may, if a candidate that was
-right before is wrong there now."""
-NOT_ALONE = "earlier candidates in its process may have caused this"
+"""Failures that are always in doubt in a used process. Others count there while the last right candidate is still
+right: repeating each of them would take a new context and new inputs."""
 SPOILING: tuple[FailureKind, ...] = ("fault", "out_of_bounds")
 """Failures that ruin the process's context or memory, although it answers."""
-NATURAL = 3
-"""If so many more candidates leave something behind than do not, it is the device's doing."""
 BUSY_PERCENT = 20
 """Utilisation of an idle GPU, in percent, above which somebody else computes on it."""
 REMEDY = "end it, or measure on another device"
@@ -89,12 +85,14 @@ class MemoryClaim:
             self._held.remove(self)
 
 
-class LocalDeviceWorker:
+class LocalDeviceWorker(Supervised):
     """One device's process, which a `StartJob` replaces.
 
     `idle`: processes that other runs of the same set have left, which measure on the device in turn with this one; None
     without a set. `claim`: its run's claim on memory; None without a limit.
     """
+
+    entries, died, raised = MEASURE, "fault", "launch"
 
     def __init__(
         self,
@@ -106,34 +104,23 @@ class LocalDeviceWorker:
         idle: list[Worker] | None = None,
         claim: MemoryClaim | None = None,
     ) -> None:
-        self.workers, self.session, self.info, self.cpus, self._idle = workers, session, info, cpus, idle
+        super().__init__(workers)
+        self.session, self.info, self.cpus, self._idle = session, info, cpus, idle
         self.claim = claim
         self.name, self._role = info.id, f"device-{info.id}"
-        self._worker: Worker | None = None
         self._started = Started(info)
         self._inputs: PrepareJob | None = None
         """The job that made the inputs. A new process repeats it at once."""
         self._prepared = False
-        self._printed = ""
-        """Text that inputs and reference printed when they were made."""
-        self._used = False
-        """Whether a candidate has run in this process."""
+        self._said = ""
+        """What inputs and reference printed when they were made."""
         self._right: MeasureJob | None = None
         """A candidate that was measured."""
         self._accused = 0
         """How many candidates have failed since then while that one, run again, was still right."""
-        self._standing: dict[str, int | str] = {}
-        """What the process has, where no candidate has left anything behind."""
-        self._leaving = 0
-        """How many more candidates left something behind than did not."""
         self._device = info.uuid or info.id
-        self._called = 0.0
         self._named: set[int] = set()
         """Processes of others on the device that the user was told of."""
-
-    @property
-    def alive(self) -> bool:
-        return self._worker is not None and self._worker.alive
 
     async def run(self, job: Job[A]) -> A:
         if isinstance(job, StartJob):
@@ -141,7 +128,7 @@ class LocalDeviceWorker:
         return cast(A, await getattr(self, f"_{job.name}")(job))
 
     async def _start(self) -> Started:
-        await self._stop()
+        await self.kill()
         await self._wait_for_memory()
         self._worker = await self._handed_on() or await self.workers.until_it_works(self._new)
         if self._inputs is not None:
@@ -151,80 +138,47 @@ class LocalDeviceWorker:
     async def _measure(self, job: MeasureJob) -> Measurement | Failure:
         if not self._prepared:
             await self._prepare(PrepareJob(job.artifact.params, fitting(job.artifact.roles, job.roles), timed=False))
-        used, self._used = self._used, True
-        answer = await self._measured(job, used)
-        printed = self._printed + ("" if self._worker is None else self._worker.printed)
-        answer = msgspec.structs.replace(answer, printed=printed)
-        if isinstance(answer, Failure):
-            if used and not (answer.doubt or await self._believed(answer)):
-                answer = msgspec.structs.replace(answer, doubt=NOT_ALONE)
-            if answer.kind in SPOILING and self.alive:
-                answered = time.monotonic()
-                await self._stop()
-                answer = msgspec.structs.replace(answer, kill_s=round(time.monotonic() - answered, 4))
-        else:
+        limit_s = self._limit_s
+        late = Failure(job.artifact.index, "timeout", f"ran past benchmark_timeout_s={limit_s:g}; killed")
+        answer = await self.settled(job, late, limit_s)
+        answer = msgspec.structs.replace(answer, printed=self._said + self.printed)
+        if not isinstance(answer, Failure):
             self._right, self._accused = job, 0
-        await self._compare(job.artifact.index)
+        elif answer.kind in SPOILING and self.alive:
+            answered = time.monotonic()
+            await self.kill()
+            answer = msgspec.structs.replace(answer, kill_s=round(time.monotonic() - answered, 4))
         return answer
 
-    async def _believed(self, failure: Failure) -> bool:
-        """Tell whether a failure is its candidate's, in a process where others ran before."""
-        if failure.kind == "timeout":
-            return True
+    async def _sound(self, failure: Failure) -> bool:
+        """Tell whether the last right candidate is still right in the process.
+
+        The second failure beside the same one is in doubt all the same: that one may be right in this process alone.
+        """
         if failure.kind in DOUBTFUL or self._right is None or not self.alive:
             return False
-        again = msgspec.structs.replace(self._right, best_ms=0.0)  # it is hardly timed
-        if not isinstance(await self._measured(again, used=True), Measurement):
+        again, printed = msgspec.structs.replace(self._right, best_ms=0.0), self.printed  # it is hardly timed
+        answer = await self._answered(again, failure, self._limit_s)
+        self.printed = printed
+        if not isinstance(answer, Measurement):
             return False
         self._accused += 1
-        return self._accused != 2  # that one may be right in this process alone
-
-    async def _compare(self, index: int) -> None:
-        """Replace the process if a candidate has left something behind in it, such as a thread that spins on."""
-        if self._worker is None or not self.alive:
-            return
-        before, self._standing = self._standing, standing(self._worker.pid)
-        left = left_behind(before, self._standing)
-        self._leaving = max(0, self._leaving + (1 if left else -1))
-        if left and self._leaving <= NATURAL:
-            what = f"candidate {index} left behind in its process on device {self.name}: {left}. Such are replaced"
-            self.workers.warn_once("left", what)
-            await self._stop()
-
-    async def _measured(self, job: MeasureJob, used: bool) -> Measurement | Failure:
-        limit, index = self._limit_s, job.artifact.index
-        try:
-            return await self._call(job, limit)
-        except WorkerTimeout as error:
-            late = round(time.monotonic() - self._called - limit, 4)
-            message = f"ran past benchmark_timeout_s={limit:g}; killed"
-            doubt = "it got hardly any CPU time" if error.starved else ""
-            return Failure(index, "timeout", message, error.detail, doubt, kill_s=late)
-        except ServerLost:
-            raise
-        except WorkerLost as error:  # SIGKILL and SIGTERM come from outside; SIGSEGV is the candidate's
-            message = f"the device's process died: {how_it_ended(error)}"
-            if not error.outside:
-                return Failure(index, "fault", message, error.detail)
-            doubt = "a signal that no kernel sends killed the device's process"
-            return Failure(index, "worker_lost", message, error.detail, doubt)
-        except RemoteError as error:
-            if isinstance(found := translated(error), UsageError) and not used:
-                raise found from error
-            await self._stop()  # what failed is atune's own code in it
-            return Failure(index, "launch", str(error), error.detail)
+        return self._accused != 2
 
     async def _bits(self, job: BitsJob) -> Bits:
-        self._used = True
-        return await self._call(job, self._limit_s * (len(job.artifacts) + 1))
+        self._use(job.artifacts)
+        return await self.call(job, self._limit_s * (len(job.artifacts) + 1))
 
     async def _final(self, job: FinalJob) -> Finals:
-        self._used = True
+        self._use(job.artifacts)
         await self._look()
-        finals = await self._call(job, self._limit_s * (len(job.artifacts) + 1))
+        finals = await self.call(job, self._limit_s * (len(job.artifacts) + 1))
         if any(failure.kind in SPOILING for failure in finals.failures):
-            await self._stop()
+            await self.kill()
         return finals
+
+    def _use(self, artifacts: Sequence[Artifact]) -> None:
+        self.ran |= {artifact.index for artifact in artifacts}
 
     async def _prepare(self, job: PrepareJob) -> Prepared:
         """Make the inputs and run the reference, which only the device's first process times.
@@ -232,10 +186,10 @@ class LocalDeviceWorker:
         A failure of the first process is the workload's: raises `WorkloadError`. A process that another run has left
         may be spoiled, or have an earlier version of the workload's file: where it fails, a new one takes its place.
         """
-        if self._used:
+        if self.ran:
             with suppress(AtuneError):
                 return await self._made(job)
-            await self._stop()
+            await self.kill()
             self._worker = await self.workers.until_it_works(self._new)
         return await self._made(job)
 
@@ -244,7 +198,7 @@ class LocalDeviceWorker:
         if first:
             await self._look(idle=True)
         try:
-            prepared = await self._call(job, limit)
+            prepared = await self.call(job, limit)
         except RemoteError as error:
             if error.kind == ShortOf.__name__ and self._inputs is None:  # others held the device's memory all the time
                 raise WorkloadError(str(error).partition(": ")[2]) from error
@@ -263,9 +217,8 @@ class LocalDeviceWorker:
             message = f"making the inputs or running the reference ended the process: {how_it_ended(error)}"
             raise WorkloadError(message) from error
         assert self._worker is not None
-        self._printed = self._worker.printed
+        self._said = self.printed
         await self.workers.agree(self._worker, prepared.loaded_as)
-        self._standing = standing(self._worker.pid)
         self._prepared, self._inputs = True, msgspec.structs.replace(job, timed=False)
         return prepared
 
@@ -289,7 +242,7 @@ class LocalDeviceWorker:
                 self.workers.adopt(worker)
                 with suppress(WorkerError):
                     await self._begin(worker)
-                    self._used = True  # by candidates of the other run
+                    self.ran = {None}
                     return worker
         return None
 
@@ -301,22 +254,16 @@ class LocalDeviceWorker:
             reply = await worker.call(f"{MEASURE}begin", msgspec.msgpack.encode(self.info))
         self._started = msgspec.msgpack.decode(reply, type=Started)
 
-    async def _call(self, job: Job[A], timeout_s: float) -> A:
-        """Have the device's process do `job` while no other run measures on the device. `timeout_s` excludes waiting.
-
-        If the machine is short of a resource, this waits and retries.
-        """
+    async def _ready(self) -> Worker:
         if self._worker is None:
             raise DevicesLost(f"device {self.name} was not started")
-        worker = self._worker
+        return self._worker
 
-        async def attempt() -> bytes:
-            async with device_lock(self._device) as waited_s:
-                self._note(waited_s)
-                self._called = time.monotonic()
-                return await worker.call(MEASURE + job.name, msgspec.msgpack.encode(job), timeout_s)
-
-        return decoded(job, await self.workers.until_it_works(attempt))
+    async def _send(self, job: Job[Any], limit_s: float) -> bytes:
+        """Do as `Supervised`, while no other run measures on the device. `limit_s` excludes waiting for that."""
+        async with device_lock(self._device) as waited_s:
+            self._note(waited_s)
+            return await super()._send(job, limit_s)
 
     def _note(self, waited_s: float | None) -> None:
         """Warn, once, that the device is shared."""
@@ -367,11 +314,9 @@ class LocalDeviceWorker:
             self.workers.warn_once("memory", what)
             await anyio.sleep(POLL_S)
 
-    async def _stop(self) -> None:
-        self._prepared = self._used = False
-        if self._worker is not None:
-            await self._worker.kill()
-            self._worker = None
+    async def kill(self) -> None:
+        self._prepared = False
+        await super().kill()
 
     @property
     def _limit_s(self) -> float:

@@ -18,26 +18,21 @@ import anyio.to_thread
 import msgspec
 
 from atune.engine.interfaces import CompileHints, ignored
-from atune.engine.run_state import background
 from atune.engine.search.devices import with_peaks
 from atune.model.artifact import ALIKE
 from atune.model.device import DeviceInfo, Target
 from atune.model.folders import run_folder, untrusted
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.version import installed_versions
-from atune.workers.local.compile_worker import (
-    COMPILE_NICE,
-    CompileService,
-    LocalCompileWorker,
-    RunStore,
-    ServiceProcess,
-)
+from atune.workers.local.compile_service import CompileService, ServiceProcess
+from atune.workers.local.compile_worker import COMPILE_NICE, LocalCompileWorker
 from atune.workers.local.device_worker import LocalDeviceWorker, MemoryClaim
 from atune.workers.local.workers import Workers, described, fork_server, killed
 from atune.workers.processes.messages import DISCOVER, GPUS, Discovery, Session
 from atune.workers.processes.pool import ForkServer, Worker
-from atune.workers.storage.artifact_store import ArtifactStore
+from atune.workers.storage.artifact_store import ArtifactStore, RunStore
 from atune.workers.system.resources import WORKER_BYTES, usable_cores, usable_memory_bytes, workers_that_fit
+from atune.workers.system.waiting import background
 from atune.workload.packing import LARGE_BYTES, write
 from atune.workload.pickling import PickleRef, WorkloadRef
 from atune.workload.workload import WorkloadSpec

@@ -19,7 +19,6 @@ from anyio.abc import TaskGroup
 
 import atune
 from atune.engine.interfaces import ignored
-from atune.engine.run_state import background
 from atune.errors import (
     MachineError,
     RemoteError,
@@ -36,7 +35,6 @@ from atune.model.folders import CACHE_VARIABLE, TILELANG_FOLDER, cache_folder, m
 from atune.workers.processes.messages import (
     BEGIN,
     LIST_SPACE,
-    LOAD,
     LOAD_SPACE,
     WRITTEN,
     LoadSpace,
@@ -46,6 +44,7 @@ from atune.workers.processes.messages import (
 from atune.workers.processes.pool import CANCEL_S, ForkServer, Worker
 from atune.workers.processes.server import ForkServerProcess, parked, started, taken
 from atune.workers.system.resources import Resource, ShortOf, shortage_in, shortage_of, what_to_do
+from atune.workers.system.waiting import background
 from atune.workload.pickling import FileRef, WorkloadRef
 from atune.workload.workload import WorkloadSpec
 
@@ -105,10 +104,8 @@ class Workers:
         self._known = known or self._programs
         self._began = time.time()
         self._warned_of = set[str]()
-        self.deadly = set[int]()
-        """Candidates that were lowered while the fork server was lost: their forks have another parent."""
         self.alone = anyio.Lock()
-        """Held by a job whose deadline passed while it got hardly any CPU: such are repeated one at a time."""
+        """Held by a job that is repeated because it got hardly any CPU, or because the fork server was lost."""
 
     def attach(
         self, server: ForkServer, run_dir: str, background: TaskGroup, warn: Callable[[str], None] = ignored
@@ -169,15 +166,14 @@ class Workers:
             "measurements stay in the journal: undo the change and resume, or tune again with another journal"
         )
 
-    async def begun(self, role: str, session: Session, *, load: bool, nice: int = 0) -> Worker:
-        """Fork a compile worker, and `load` the workload in it. No candidate's deadline covers this."""
+    async def begun(self, role: str, session: Session, nice: int) -> Worker:
+        """Fork a compile worker, which loads the workload if the session says so."""
 
         async def begin() -> Worker:
             worker = await self.spawn(role, nice=nice)
             try:
-                await worker.call(BEGIN, msgspec.msgpack.encode(session))
-                if load:
-                    await self.agree(worker, (await worker.call(LOAD, b"")).decode())
+                if loaded_as := await worker.call(BEGIN, msgspec.msgpack.encode(session)):
+                    await self.agree(worker, loaded_as.decode())
             except (WorkerError, WorkloadError):
                 await worker.kill()
                 raise

@@ -1,5 +1,5 @@
 """The fork server, its workers, and the messages between them and the program: calls, deadlines, kills.
 
-It imports `engine`'s protocols, `model`, `workload` and `workers.system`. What a call means is in `stages`; who is
+It imports `model`, `workload` and `workers.system`. What a call means is in `stages`; who is
 called, and what follows from a loss, is in `workers.local`.
 """

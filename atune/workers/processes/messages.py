@@ -14,7 +14,6 @@ from atune.workload.pickling import WorkloadRef
 from atune.workload.workload import WorkloadSpec
 
 BEGIN = "atune.stages.session.session:begin"
-LOAD = "atune.stages.session.session:load_workload"
 WRITTEN = "atune.stages.session.session:written"
 LOAD_SPACE = "atune.stages.session.session:load_space"
 LIST_SPACE = "atune.stages.session.session:list_space"
@@ -40,6 +39,8 @@ class Session(msgspec.Struct, frozen=True):
     compile: CompileSettings
     benchmark: BenchmarkSettings
     run_dir: str
+    load: bool = False
+    """Whether to load the workload now, so that no candidate's deadline has to cover that; else on first use."""
     device: str = ""
     tools: str = ""
     """The compilers, as a part of the compiler state; empty where cicc is not used."""

@@ -20,7 +20,6 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from atune.engine.run_state import background
 from atune.errors import (
     AtuneError,
     MachineError,
@@ -35,13 +34,14 @@ from atune.model.requirements import not_installed
 from atune.workers.processes.server import ForkServerProcess
 from atune.workers.processes.server_main import (
     CONTROL_BYTES,
-    FRAME,
     HUNG_UP_WORDS,
+    REPLY,
+    REQUEST,
     descendants,
     describe,
     from_outside,
 )
-from atune.workers.system.resources import Deadline
+from atune.workers.system.waiting import Deadline, background
 
 CANCEL_S, GRACE_S, HAMMER_S = 0.3, 0.4, 0.2
 """Bounds of the steps of a cancelled run's cleanup. Together they stay under a second."""
@@ -71,8 +71,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
 
     With `park`, a server that answers and whose body was not cancelled is parked instead of ended. Its workers end.
 
-    With `again`, which starts another process, a server that is lost or hangs is replaced once. Running calls then
-    raise `ServerLost`, and `spawn` waits for the new server. After the second loss it raises `MachineError`.
+    With `again`, which starts another process, a server that is lost or hangs is replaced once: `spawn` waits for the
+    new server. After the second loss it raises `MachineError`. Running calls raise `ServerLost` each time.
     """
 
     def __init__(
@@ -130,9 +130,9 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         """Fork a worker, once the preload is done.
 
         `cpus` limits it to these CPUs, `nice` is added to its niceness, and `env` extends the server's environment.
-        Raises `ServerLost` if the server ends and is replaced, `MachineError` if its replacement ends, and `UsageError`
-        if tilelang or torch is not installed. Raises `WorkerError`, with the tail of its log, if the preload failed
-        otherwise, or the server is gone or does not answer in time. Cancellation leaves no worker behind.
+        Raises `ServerLost` if the server ends meanwhile, `MachineError` once its replacement has ended, and
+        `UsageError` if tilelang or torch is not installed. Raises `WorkerError`, with the tail of its log, if the
+        preload failed otherwise, or the server is gone or does not answer in time. Cancellation leaves no worker.
         """
         if not self._running:
             raise WorkerError("the fork server is not open")
@@ -158,7 +158,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 raise
         if not worker.pid:
             message = f"{name} did not start: {worker.how_ended}"
-            raise self.loss(message) if worker.with_server else WorkerError(message, read_tail(self.process.log))
+            raise ServerLost(message) if worker.with_server else WorkerError(message, read_tail(self.process.log))
         return worker
 
     async def _answered(self, event: anyio.Event, what: str) -> None:
@@ -220,11 +220,6 @@ class ForkServer(anyio.AsyncContextManagerMixin):
 
     def forget(self, number: int) -> None:
         self._workers.pop(number, None)
-
-    def loss(self, message: str, detail: str = "") -> AtuneError:
-        """Return the error for a worker that ended with the server, which can be replaced or not."""
-        gone = self._failure and self._first_loss and not self._leaving
-        return self._error() if gone else ServerLost(message, detail)
 
     async def _listen(self) -> None:
         """Read the server's messages until it ends, and then those of its replacement.
@@ -382,7 +377,7 @@ class Worker:
         self._outside = False
         self._exited = anyio.Event()
 
-    async def ended(self) -> AtuneError:
+    async def ended(self) -> WorkerLost:
         """Wait for the process to end, and return the error that says how it ended."""
         await self._exited.wait()
         return self._lost(f"{self.name} is gone: {self.how_ended}")
@@ -392,16 +387,12 @@ class Worker:
         """Whether the process can still be called."""
         return not self._exited.is_set()
 
-    async def call(
-        self, entry: str, payload: bytes, timeout_s: float = CALL_TIMEOUT_S, *, apart: bool = False
-    ) -> bytes:
+    async def call(self, entry: str, payload: bytes, timeout_s: float = CALL_TIMEOUT_S) -> bytes:
         """Run ``module:function`` on `payload` in the worker, and return the resulting bytes.
 
-        `apart`: a fork of the worker runs it, which leaves nothing behind in the worker.
-
         Raises `RemoteError` if the function raised; the worker stays usable. Raises `WorkerTimeout` after `timeout_s`,
-        and `WorkerLost` if the process ended (`ServerLost` with its server, `MachineError` if no server is left). Their
-        `detail` is the tail of the worker's output since the previous call.
+        and `WorkerLost` if the process ended (`ServerLost` with its server). Their `detail` is the tail of the worker's
+        output since the previous call.
 
         Time in which this program itself is stopped does not count, and a waiting answer is still read. After anything
         except a result or a `RemoteError`, also after cancellation, the worker and its compilers are dead. A process
@@ -417,7 +408,7 @@ class Worker:
         cpu_before_s, _ = _cpu_of(self.pid)
         try:
             deadline = Deadline(timeout_s)
-            await send(self._sock, deadline, self._calls, entry.encode(), b"apart" if apart else b"", payload)
+            await send(self._sock, deadline, self._calls, entry.encode(), payload)
             kind, message, body = await receive(self._sock, deadline, self._calls)
         except TimeoutError:
             cpu_s, waits = _cpu_of(self.pid)
@@ -481,9 +472,9 @@ class Worker:
             else:
                 self._close()
 
-    def _lost(self, message: str) -> AtuneError:
+    def _lost(self, message: str) -> WorkerLost:
         if self.with_server:
-            return self._server.loss(message, self._tail())
+            return ServerLost(message, self._tail())
         return WorkerLost(message, self._tail(), outside=self._outside)
 
     def _close(self) -> None:
@@ -510,7 +501,7 @@ class OutOfTurn(Exception):
 
 async def send(sock: socket.socket, deadline: Deadline, number: int, *parts: bytes) -> None:
     """Send request `number` over a non-blocking socket, in as many parts as it needs."""
-    for part in (FRAME.pack(number, *map(len, parts)), *parts):
+    for part in (REQUEST.pack(number, *map(len, parts)), *parts):
         view = memoryview(part)
         while view:
             try:
@@ -545,7 +536,7 @@ async def receive(sock: socket.socket, deadline: Deadline, number: int) -> list[
         return bytes(buffer)
 
     while True:
-        answered, *sizes = FRAME.unpack(await exactly(FRAME.size))
+        answered, *sizes = REPLY.unpack(await exactly(REPLY.size))
         if answered > number:
             raise OutOfTurn
         parts = [await exactly(size) for size in sizes]

@@ -24,7 +24,6 @@ import fcntl
 import gc
 import importlib
 import json
-import mmap
 import os
 import resource
 import select
@@ -40,10 +39,10 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any, NoReturn
 
-FRAME = struct.Struct("!QIIQ")
-"""Header of a frame: the request's number, which its reply repeats, and the sizes of three parts. A request is (entry,
-apart, payload): unless `apart` is empty, a child of the worker does it. A reply is (nothing, nothing, result). If the
-entry point raised, it is (exception's class name, message, traceback's tail)."""
+REQUEST, REPLY = struct.Struct("!QIQ"), struct.Struct("!QIIQ")
+"""Headers of frames: the request's number, which its reply repeats, and the sizes of the parts. A request is (entry,
+payload). A reply is (nothing, nothing, result). If the entry point raised, it is (exception's class name, message,
+traceback's tail)."""
 
 F_SETSIG = 10
 PR_SET_CHILD_SUBREAPER = 36
@@ -338,20 +337,8 @@ def work(replies: socket.socket, libc: ctypes.CDLL) -> NoReturn:
     """Answer one request after another until the parent closes the socket."""
     pid = os.getpid()
     while True:
-        number, (entry, apart, payload) = receive(replies)
-        answered = mmap.mmap(-1, 1)  # shared with a child that does it: code can choose any exit status
+        number, (entry, payload) = receive(replies)
         try:
-            if apart and (child := os.fork()):
-                replies.setblocking(True)  # the child shares this setting
-                code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-                if answered[0]:
-                    continue
-                if code < 0:  # end as the child did
-                    faulthandler.disable()  # it has reported the fault
-                    os.kill(os.getpid(), -code)
-                os._exit(code)
-            pid = os.getpid()
-            os.environ[WORKER] = str(pid)
             module, _, name = entry.decode().partition(":")
             reply = (b"", b"", memoryview(getattr(importlib.import_module(module), name)(payload)).cast("B"))
         except BaseException as exc:
@@ -363,14 +350,11 @@ def work(replies: socket.socket, libc: ctypes.CDLL) -> NoReturn:
         if os.getpid() != pid:  # the called code forked, and its child returned; only the worker itself may answer
             os._exit(0)
         try:
-            replies.sendall(FRAME.pack(number, *map(len, reply)))
+            replies.sendall(REPLY.pack(number, *map(len, reply)))
             for part in reply:
                 replies.sendall(part)
         except OSError:
             os._exit(HUNG_UP)
-        if apart:
-            answered[0] = 1
-            os._exit(0)
         del payload, reply  # not kept while the worker waits, which may take long
 
 
@@ -405,7 +389,7 @@ def receive(replies: socket.socket) -> tuple[int, list[bytes]]:
             filled += count
         return bytes(buffer)
 
-    number, *sizes = FRAME.unpack(exactly(FRAME.size))
+    number, *sizes = REQUEST.unpack(exactly(REQUEST.size))
     return number, [exactly(size) for size in sizes]
 
 

@@ -20,14 +20,18 @@ import errno
 import hashlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
+import anyio.to_thread
 import msgspec
 
 from atune.model.artifact import STORED, Artifact, Lowered, source_path
 from atune.model.folders import artifacts_folder, cache_folder, make_private_folder, store_file, untrusted, whole_file
 from atune.workers.system.resources import space_is_short
+
+T = TypeVar("T")
 
 MAX_BYTES = 4 << 30
 """Most bytes of the store after an eviction."""
@@ -178,3 +182,64 @@ def _write(path: Path, data: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     with whole_file(path) as part:
         Path(part).write_bytes(data)
+
+
+# ---- of one run
+
+
+class RunStore:
+    """Finds artifacts of earlier runs and keeps those of this one, and knows its compiler states.
+
+    What raises `OSError` is not found, or not kept, and `say` is told why: the store may be read-only, full or gone, or
+    the next call may work. `tools`: the compilers as a part of the states; empty where cicc is not used.
+    """
+
+    def __init__(self, store: ArtifactStore | None = None, say: Callable[[str], object] = str) -> None:
+        self.tools, self._say = "", say
+        self.store = store
+        """None where the run uses none."""
+        self._states = dict[str, tuple[str, str]]()
+
+    async def state(self, use: str) -> tuple[str, str]:
+        """Return the state of sources of this `use`, and how cicc's code differs from nvcc's in it; empty if unknown.
+
+        Reads the headers once for each use of them.
+        """
+        if not (use and self.tools):
+            return "", ""
+        if use not in self._states:
+            found = await anyio.to_thread.run_sync(recall, self.tools, use, abandon_on_cancel=True)
+            self._states[use] = found or ("", "")
+        return self._states[use]
+
+    async def find(self, lowered: Lowered) -> Artifact | None:
+        """Return the artifact of the same code if the store has it. Then also keep what its kernel was lowered to."""
+        if not lowered.storable:
+            return None
+        found = await self._do(lambda store: store.find(lowered.store_key, lowered.index))
+        state, difference = ("", "") if found is not None else await self.state(lowered.use)
+        if state and not difference:
+            key = key_in(lowered.store_key, state)
+            if (found := await self._do(lambda store: store.find(key, lowered.index))) is not None:
+                found = msgspec.structs.replace(found, compared=True)
+        if found is not None and lowered.blob:
+            await self.keep_lowered(lowered, found.store_key)
+        return found and msgspec.structs.replace(found, roles=lowered.roles)
+
+    async def keep(self, library: Iterable[Artifact]) -> None:
+        """Keep artifacts of one library under their keys. Skip those without a key."""
+        if good := [(one.store_key, one) for one in library if one.store_key]:
+            await self._do(lambda store: store.put(good))
+
+    async def keep_lowered(self, lowered: Lowered, key: str) -> None:
+        """Keep what a kernel was lowered to. Its library must be in the store, under `key`."""
+        await self._do(lambda store: store.put_lowered(msgspec.structs.replace(lowered, kept_as=key)))
+
+    async def _do(self, use: Callable[[ArtifactStore], T]) -> T | None:
+        if self.store is None:
+            return None
+        try:
+            return await anyio.to_thread.run_sync(use, self.store, abandon_on_cancel=True)
+        except OSError as error:
+            self._say(f"the artifact store could not be used, and the run compiles what it lacks: {error}")
+            return None

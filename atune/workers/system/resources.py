@@ -1,4 +1,4 @@
-"""Cores and memory that this process may use, detection of shortages and killed compilers, deadlines and locks.
+"""Cores and memory that this process may use, and detection of shortages and killed compilers.
 
 Shortages show in exceptions and in compiler output. Neither is the fault of a candidate.
 """
@@ -6,22 +6,14 @@ Shortages show in exceptions and in compiler output. Neither is the fault of a c
 from __future__ import annotations
 
 import errno
-import fcntl
-import functools
 import math
 import os
 import re
 import tempfile
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Literal
 
-import anyio
-
 from atune.errors import message_of
-from atune.model.folders import private_root
 
 
 def usable_cores() -> list[int]:
@@ -34,34 +26,6 @@ def usable_cores() -> list[int]:
     except (OSError, ValueError):
         pass  # no cgroup v2, or no limit in it
     return cores
-
-
-def left_behind(before: Mapping[str, int | str], after: Mapping[str, int | str]) -> str:
-    """Name what a process has more of, or other, by what `standing` returned then and now; empty for nothing."""
-    pairs = [(name, before.get(name, now), now) for name, now in after.items()]
-    return ", ".join(name for name, was, now in pairs if (int(now) > int(was) if isinstance(now, int) else now != was))
-
-
-def standing(pid: int) -> dict[str, int | str]:
-    """Return what code leaves behind in a process, as seen from outside; empty if the process is gone."""
-    proc = Path(f"/proc/{pid}")
-    try:
-        status = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
-        stat = (proc / "stat").read_text().rpartition(") ")[2].split()
-        return {
-            "threads": len(os.listdir(proc / "task")),
-            "processes": sum(len(one.read_text().split()) for one in (proc / "task").glob("*/children")),
-            "niceness": stat[16],
-            "scheduling policy": " ".join(stat[37:39]),
-            "cores": status["Cpus_allowed"].strip(),
-            "open files": len(os.listdir(proc / "fd")),
-            "signal handlers": " ".join(status[name].strip() for name in ("SigIgn", "SigCgt")),
-            "umask": status["Umask"].strip(),
-            "limits": (proc / "limits").read_text(),
-            "working folder": os.readlink(proc / "cwd"),
-        }
-    except (OSError, KeyError):
-        return {}
 
 
 WORKER_BYTES = 1 << 30
@@ -199,7 +163,7 @@ def shortage_of(error: BaseException) -> Resource | None:
         elif isinstance(one, RuntimeError) and "can't start new thread" in message_of(one):
             found = "processes"
         if found is not None:
-            return _believed(found)
+            return _confirmed(found)
         one = one.__cause__ or one.__context__
     return None
 
@@ -208,11 +172,11 @@ def shortage_in(output: str) -> Resource | None:
     """Return the missing resource according to the English output of a compiler or a library, or None."""
     for found, pattern in BY_TEXT.items():
         if pattern.search(output):
-            return _believed(found)
+            return _confirmed(found)
     return None
 
 
-def _believed(found: Resource) -> Resource | None:
+def _confirmed(found: Resource) -> Resource | None:
     """Report memory as short only if little is free. Too large a request fails on any machine."""
     if found != "memory":
         return found
@@ -229,76 +193,3 @@ def what_to_do(short_of: Resource, folder: str) -> str:
         "files": f"no further file can be opened: end other programs, raise that limit (ulimit -n), or {fewer}",
         "processes": "no further process can be started: end others, or raise the limit (ulimit -u)",
     }[short_of]
-
-
-# ---- waiting: deadlines that count only the time in which this program runs, and locks among the programs of a user
-
-
-TICK_S = 0.5
-
-
-class Deadline:
-    """Seconds to wait for something that may hang.
-
-    Waiting happens in ticks, of which only the planned time counts. So time in which this program does not run
-    (SIGSTOP, Ctrl-Z, a suspended machine) does not count, but for one tick.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._left_s = seconds
-
-    async def wait(self, ready: Callable[[], Awaitable[object]]) -> None:
-        """Wait for `ready`, for one tick at most. The caller checks whether it came, and else calls again.
-
-        Raises `TimeoutError` if no time is left. The caller always checks once more before that error.
-        """
-        if self._left_s <= 0:
-            raise TimeoutError
-        planned, began = min(TICK_S, self._left_s), time.monotonic()
-        with anyio.move_on_after(planned):
-            await ready()
-        self._left_s -= min(planned, time.monotonic() - began)
-
-
-PATIENCE_S = 180.0
-"""Most seconds of waiting for a lock. The program that holds it may be stopped."""
-POLL_S = (0.0005, 0.005)
-"""Seconds between the first two tries, and between the last two."""
-
-
-@asynccontextmanager
-async def device_lock(
-    device: str, folder: Path | None = None, patience_s: float = PATIENCE_S
-) -> AsyncGenerator[float | None, None]:
-    """Hold a device, by its UUID or name. Yields the seconds of waiting, or None if the wait was given up.
-
-    It is two advisory locks (flock) on files of `folder`, or below `$TMPDIR/atune-UID`. The holder of the first one may
-    wait for the second, so that a run that measures without pause cannot overtake a waiting run. The kernel releases a
-    lock when its program ends in any way. Cancelling the wait leaves nothing behind.
-    """
-    folder = folder or private_root()
-    deadline, began = Deadline(patience_s), time.monotonic()
-    with ExitStack() as turn, ExitStack() as lock:
-        got = await _locked(folder / f"device-{device}.turn", turn, deadline)
-        got = got and await _locked(folder / f"device-{device}.lock", lock, deadline)
-        turn.close()
-        yield time.monotonic() - began if got else None
-
-
-async def _locked(path: Path, stack: ExitStack, deadline: Deadline) -> bool:
-    """Lock `path` until `stack` is closed. Returns False if that took too long."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    stack.callback(os.close, fd)
-    pause = POLL_S[0]
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            try:
-                await deadline.wait(functools.partial(anyio.sleep, pause))
-            except TimeoutError:
-                return False
-            pause = min(2 * pause, POLL_S[1])
-        else:
-            stack.callback(fcntl.flock, fd, fcntl.LOCK_UN)  # also where a forked child has the descriptor, too
-            return True

@@ -12,6 +12,7 @@ import torch
 from stage_runs import session_of
 
 from atune.model.artifact import Artifact, Failure, KernelParam, Roles
+from atune.model.candidate import BASELINE
 from atune.model.device import Target
 from atune.model.jobs import FinalJob, MeasureJob
 from atune.model.measurement import Measurement, Timing
@@ -102,25 +103,29 @@ def test_a_check_of_the_users_may_write_into_what_it_gets(monkeypatch: pytest.Mo
 
 
 @pytest.mark.anyio
-async def test_a_second_failure_beside_the_same_right_one_is_decided_in_a_fresh_process(
+async def test_in_a_used_process_wrong_outputs_count_where_a_right_candidate_is_still_right(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where one that is right was right by what it had changed, the others would all be wrong."""
-    right, wrong = MeasureJob(artifact(double), ROLES), MeasureJob(artifact(is_wrong), ROLES)
+    """Otherwise they are in doubt, as what may be another's fault always is there."""
+    kinds: list[Any] = [None, "mismatch", "launch"]
 
-    async def answers(self: Any, job: MeasureJob, used: bool) -> Measurement | Failure:
-        return Measurement(0, Timing.of([1.0], "", None), True) if job is not wrong else Failure(0, "mismatch", "")
+    async def answers(self: Any, job: MeasureJob, *_: Any) -> Measurement | Failure:
+        index, kind = job.artifact.index, kinds[job.artifact.index]
+        return Failure(index, kind, "") if kind else Measurement(index, Timing.of([1.0], "", None), True)
 
-    async def nothing(*_: Any) -> None:
-        pass
-
-    for name, value in {"_measured": answers, "_compare": nothing, "alive": True}.items():
-        monkeypatch.setattr(LocalDeviceWorker, name, value)
+    monkeypatch.setattr(LocalDeviceWorker, "_answered", answers)
+    monkeypatch.setattr(LocalDeviceWorker, "alive", True)
     device = LocalDeviceWorker.__new__(LocalDeviceWorker)
-    vars(device).update(_prepared=True, _used=False, _right=None, _accused=0, _printed="", _worker=None)
+    known = {"_prepared": True, "ran": set(), "_right": None, "_accused": 0, "_said": "", "printed": ""}
+    vars(device).update(known, session=session.session())
 
-    async def doubts(*jobs: MeasureJob) -> list[bool]:
+    async def doubts(*indices: int) -> list[bool]:
+        jobs = [MeasureJob(msgspec.structs.replace(artifact(double), index=index), ROLES) for index in indices]
         return [bool(getattr(await device._measure(job), "doubt", "")) for job in jobs]
 
-    assert await doubts(right, wrong, wrong, wrong) == [False, False, True, False]
-    assert await doubts(right, wrong, right, wrong, wrong) == [False, False, False, False, True]
+    assert await doubts(0, 1, 2, 1, 1) == [False, False, True, True, False]  # the second one may be right here alone
+    assert await doubts(0, 1, 0, 1) == [False, False, False, False]
+    kinds[0] = "mismatch"
+    assert await doubts(1) == [True]
+    device.ran = {None}  # by another run
+    assert await doubts(BASELINE) == [True]
