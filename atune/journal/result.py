@@ -18,7 +18,7 @@ import msgspec
 
 from atune.errors import AtuneError
 from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidatePruned, Event
-from atune.journal.state import Entry, Improvement, State, Status, header_in, status_of
+from atune.journal.state import Entry, Improvement, Outcome, State, Status, header_in, status_of
 from atune.model.artifact import Artifact, MachineFacts, Roles, StaticFacts, source_path, what_failed
 from atune.model.candidate import BASELINE, MOST_SHOWN, Config, describe_config, shortened
 from atune.model.folders import cache_folder, is_cached, is_stored, untrusted
@@ -234,6 +234,11 @@ def roles_of(state: State, winner: int | None) -> Roles:
     """Return the roles of the parameters, with the inputs that the winner was seen to write into."""
     found = state.finished.roles if state.finished else Roles()
     outcome = None if winner is None else state.outcome(winner)
+    return found if outcome is None else roles_with(found, outcome)
+
+
+def roles_with(found: Roles, outcome: Outcome) -> Roles:
+    """Return the roles `found`, with the inputs that a measured candidate was seen to write into."""
     if not isinstance(outcome, CandidateMeasured):
         return found
     writes = tuple(sorted({*found.writes, *outcome.writes}))

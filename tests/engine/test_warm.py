@@ -177,7 +177,7 @@ async def test_what_the_cache_has_of_the_same_work_is_returned(tmp_path: Path, m
     """Nothing is compiled or measured for it, and the new journal has what the earlier run recorded."""
     monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
     journal, again = await recorded(tmp_path / "there"), tmp_path / "again"
-    assert ResultCache().add(journal) == "finished"
+    ResultCache().add(journal)
     found = await tune(machine=FakeMachine(N), cached=True, journal=again)
     assert found.cache_hit and found.best_config == {"x": 21} and read(again) == read(journal)
     assert "from the result cache: nothing was run" in summary_text(found)

@@ -24,7 +24,7 @@ from atune.engine.engine import Engine
 from atune.engine.interfaces import Machine
 from atune.engine.run_state import Listener, Listeners, Recorder, opened_aside
 from atune.engine.search.strategies import check_given
-from atune.engine.start import CacheUse, EngineSettings, Recall, check_parts
+from atune.engine.start import EngineSettings, Recall, check_parts
 from atune.errors import AtuneError, UsageError, name_and_message, warn_caller
 from atune.frontends.api.blocking import importing, of_the_machine, run_blocking, unwrapped, winning
 from atune.frontends.api.options import TuneOptions, completed, named
@@ -188,7 +188,7 @@ class Tuner:
         settings = self._settings = engine_settings(given)
         check_given(settings.strategy, pipeline=settings.pipeline)
         self._cache = ResultCache() if machine is None else None
-        """Where the run is indexed, and its journal lies if nobody gave one."""
+        """Where the run is found again, and its journal lies if nobody gave one."""
         self._begun: Begun | None = None
         """The open journal that the caller chose, with its events."""
         if machine is None:
@@ -286,12 +286,12 @@ class Tuner:
                 raise
         finally:
             with anyio.move_on_after(patience_s, shield=True):
-                await self._index(made)
+                await self._keep_in_cache(made)
             self._done.set()
             self._history.wake(ended=True)
 
-    async def _index(self, made: Result | None) -> None:
-        """Bring the run's row in the index up to date, however the run ended."""
+    async def _keep_in_cache(self, made: Result | None) -> None:
+        """Keep the run's journal in the result cache under its key, however the run ended."""
         path, state, cache = self._journal_path, self.state, self._cache
         answered = "" if self._engine is None else self._engine.recalled
         useless = isinstance(self._error, UsageError) and not (self._continued or (state and state.counts["measured"]))
@@ -303,8 +303,8 @@ class Tuner:
                         warn_caller(f"{what}: the result is valid, but it is not saved", RuntimeWarning)
                     await anyio.to_thread.run_sync(cache.discard, path, abandon_on_cancel=True)
                 elif state is not None and state.header:
-                    await anyio.to_thread.run_sync(cache.add, path, state, made, abandon_on_cancel=True)
-            except Exception as error:  # which costs the row, and not the run
+                    await anyio.to_thread.run_sync(cache.add, path, abandon_on_cancel=True)
+            except Exception as error:  # which costs the entry, and not the run
                 if isinstance(error, Warning):  # the program makes errors of warnings
                     self._error = self._error or error
                 else:
@@ -427,18 +427,17 @@ def tuner_on(
 async def tune_apart(
     workload: Workload,
     *,
-    use: CacheUse = "off",
     cache: ResultCache | None = None,
     begun: Begun | None = None,
     recall: Recall | None = None,
     **options: Unpack[TuneOptions],
 ) -> TuneResult:
-    """Do what `tune` does, but look up nothing. `use`: of the cache, for the header. `cache`: where the run is kept.
+    """Do what `tune` does, but look up nothing. `cache`: where the run is kept for look-ups; None for nowhere.
 
     `begun`: what `ResultCache.begin` returned. `recall`: returns what is known of earlier runs.
     """
     tuner = await _made(workload, {**options, "cached": False})
-    tuner._settings = replace(tuner._settings, cache=use, recall=recall)
+    tuner._settings = replace(tuner._settings, cached=cache is not None, recall=recall)
     tuner._cache = cache or tuner._cache
     if begun is not None:
         tuner._begun, tuner._default_journal = begun, None

@@ -41,17 +41,19 @@ class ResultKey(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def work(self) -> str:
-        """Hash of the dependencies of a single measurement."""
-        return _digest(self, (*_FOR_PEOPLE, "search", "space"))
+        """Hash of the dependencies of a single measurement, 8 hex digits."""
+        return _digest(self, (*_FOR_PEOPLE, *_CHOICE))[:8]
 
     @property
     def text(self) -> str:
-        """Hash of the whole key, 32 hex digits."""
-        return _digest(self, _FOR_PEOPLE)
+        """Hash of the whole key, 32 hex digits, of which the first 8 are `work`."""
+        return self.work + _digest(self, _FOR_PEOPLE)[:24]
 
 
 _FOR_PEOPLE = ("kernel", "source", "tuned_for")
 """Parts that the others imply, or that name the result alone."""
+_CHOICE = ("search", "space")
+"""Parts on which only the choice of the winner depends."""
 _DTYPE = "$dtype"
 """The tag of a dtype of TileLang among a call's arguments."""
 
