@@ -82,3 +82,14 @@ def events(
     if finished:
         add(RunFinished, wall_s=1.0, reason="exhausted", found=found_in(State.of(found), "exhausted"))
     return found
+
+
+def with_configs(run: list[Event], configs: list[dict[str, int]]) -> list[Event]:
+    """Return the events of an ended run with other configurations, by the candidates' indices."""
+    found = [
+        msgspec.structs.replace(event, config=configs[event.index], key=config_key(configs[event.index]))
+        if isinstance(event, CandidateProposed)
+        else event
+        for event in run
+    ]
+    return [*found[:-1], msgspec.structs.replace(found[-1], found=found_in(State.of(found)))]

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from cache_entries import events, key_of, put, run_of
+from cache_entries import events, key_of, put, run_of, with_configs
 from decorated import QUICK, doubled, run_cached, workload
 from processes import environment, wait_until
 
@@ -115,7 +115,7 @@ def test_of_runs_that_begin_at_once_one_has_the_work(cache: ResultCache) -> None
         if not written:
             written = [opened(cache, header)[0]]
         assert cache.begin(header) is None and own(cache) == [Path(written[0].path)]
-        assert Path(written[0].path).name.startswith(key_of(events(1.0)).text[: result_cache.IN_NAME])
+        assert Path(written[0].path).name.startswith(key_of(events(1.0)).text)
         written[0].close()
         begun.clear()
 
@@ -242,7 +242,7 @@ def test_nothing_but_the_caches_own_journals_is_deleted(
 ) -> None:
     """Whatever the names in its folder are, and also where it is a journal."""
     put(cache, events(1.0, at=2.0))
-    name = f"{key_of(events(2.0)).text[: result_cache.IN_NAME]}-1.jsonl"
+    name = f"{key_of(events(2.0)).text}-1.jsonl"
     victim, inside = tmp_path / "victims" / name, cache.journals / "other" / name
     put(ResultCache(tmp_path / "other"), events(2.0), victim)
     if how == "a linked folder":
@@ -294,13 +294,7 @@ def test_a_path_that_is_not_utf8_is_found(cache: ResultCache, tmp_path: Path) ->
 
 def test_axes_and_arguments_keep_their_order(cache: ResultCache) -> None:
     config, problem = {"bm": 1, "bn": 2, "bk": 3}, {"M": 1, "N": 2, "K": 3}
-    run = [
-        msgspec.structs.replace(event, config=config, key=config_key(config))
-        if isinstance(event, CandidateProposed)
-        else event
-        for event in events(1.0, problem=problem)
-    ]
-    put(cache, run)
+    put(cache, with_configs(events(1.0, problem=problem), [config]))
     for entry in (*cache.entries(), *read_exported(cache.export())):
         assert list(entry.config) == list(config) and list(entry.parts.problem) == list(problem)
     assert same_problem(problem, dict(reversed(problem.items())))

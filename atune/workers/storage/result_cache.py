@@ -62,8 +62,6 @@ MOST_READ = 8
 LASTING = ("lower", "codegen", "compile", "launch", "out_of_bounds", "mismatch", "non_finite", "unwritten")
 """Kinds of failure that come back with the same code. The others (a deadline, a lost process, memory that was short)
 are tried again."""
-IN_NAME = 16
-"""Hex digits of a key that the name of its journal begins with."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +189,7 @@ class ResultCache:
             self.note(own, key)
             begun: Begun = None, []
         elif (begun := self._continued(key, header, still, again))[0] is None:
-            begun = self.open_new(at=self._folder_of(key.kernel) / f"{key.text[:IN_NAME]}-{_moment()}.jsonl"), []
+            begun = self.open_new(at=self._folder_of(key.kernel) / f"{key.text}-{_moment()}.jsonl"), []
         journal = begun[0]
         # Each looks after it has locked its own, so of two that begin at once one sees the other, or both do.
         if not taken(own if journal is None else journal.path):
@@ -268,7 +266,7 @@ class ResultCache:
     ) -> tuple[StoredRun | None, StoredRun | None]:
         """Return the newest run that has the result under `key`; else None, and the newest of another kernel."""
         other: StoredRun | None = None
-        for run in self._answering(key.text):
+        for run in self._answering(_of_key(key.text)):
             if run.key == key.text and _serves(run, header):
                 if _is_same(run, still):
                     return run, None
@@ -297,13 +295,10 @@ class ResultCache:
     def known(self, work: str, configs: Iterable[Config]) -> dict[str, Known]:
         """Return the outcomes of `configs` in earlier runs of the same work, by config key."""
         wanted, found = {config_key(config) for config in configs}, list[dict[str, Known]]()
-        runs = (run for file in self._files(work) if (run := self._run(file.path)) is not None)
-        for run in sorted(runs, key=lambda run: run.time, reverse=True):
-            if len(found) == MOST_READ:
-                break
-            if run.parts is not None and run.parts.work == work:
-                known = known_of(State.of(self.events(run)))
-                found.append({name: one for name, one in known.items() if name in wanted})
+        runs = [run for file in self._files(_of_work(work)) if (run := self._run(file.path)) and run.parts]
+        for run in sorted(runs, key=lambda run: run.time, reverse=True)[:MOST_READ]:
+            known = known_of(State.of(self.events(run)))
+            found.append({name: one for name, one in known.items() if name in wanted})
         return {name: one for known in reversed(found) for name, one in known.items()}
 
     def runs(self) -> list[tuple[Path, float]]:
@@ -323,9 +318,9 @@ class ResultCache:
         another name with this source.
         """
         newest: dict[str, StoredRun] = {}
-        for run in self._answering(work or key, kernel if source is None else None):
-            named = kernel is None or run.header.workload == kernel or run.header.kernel == source
-            if named and run.key.startswith(key):
+        chosen = _of_work(work) if work else _of_key(key)
+        for run in self._answering(chosen, kernel if source is None else None):
+            if kernel is None or run.header.workload == kernel or run.header.kernel == source:
                 newest.setdefault(run.key, run)
         return [*newest.values()]
 
@@ -346,7 +341,7 @@ class ResultCache:
         """
         found = self.answers() if results is None else list(results)
         works = {run.parts.work for run in found if run.parts is not None}
-        files = self._files() if results is None else (file for work in works for file in self._files(work))
+        files = self._files(None if results is None else lambda name: name[16:32] in works)
         self._delete([Path(file.path) for file in files])
         return len(found)
 
@@ -408,19 +403,18 @@ class ResultCache:
 
     # The folder
 
-    def _files(self, start: str | None = None, kernel: str | None = None) -> Iterator[os.DirEntry[str]]:
-        """Yield the files of journals, and the links to others: all, or those whose keys begin with `start`.
+    def _files(self, chosen: Chosen | None = None, kernel: str | None = None) -> Iterator[os.DirEntry[str]]:
+        """Yield the files of journals, and the links to others: all, or those with a key in a name that is `chosen`.
 
         `kernel`: only those in the folder of kernels with this name. Looks through no link to a folder.
         """
         for one in self._listed(os.path.realpath(self.journals)):
             if not one.is_dir(follow_symlinks=False):
-                if start is None and one.name.endswith(".jsonl"):
+                if chosen is None and one.name.endswith(".jsonl"):
                     yield one
             elif kernel is None or one.name == _file_name(kernel):
                 for file in self._listed(one.path):
-                    keyed = start is not None and KEYED.match(file.name) and file.name.startswith(start[:IN_NAME])
-                    if keyed or (start is None and file.name.endswith(".jsonl")):
+                    if file.name.endswith(".jsonl") if chosen is None else chosen(file.name) and KEYED.match(file.name):
                         yield file
 
     def _listed(self, folder: str) -> Collection[os.DirEntry[str]]:
@@ -436,15 +430,15 @@ class ResultCache:
     def _own(self, key: str) -> list[Path]:
         """Return the cache's own journals of a key, the last written first."""
         found = []
-        for file in self._files(key):
+        for file in self._files(_of_key(key)):
             with contextlib.suppress(OSError):
                 if self._owns(real := Path(_real(file.path))):
                     found.append((file.stat().st_mtime, real))
         return [real for _, real in sorted(found, reverse=True)]
 
-    def _answering(self, start: str, kernel: str | None = None) -> list[StoredRun]:
-        """Return the runs that have a result whose key begins with `start`, the newest first. `kernel`: of `_files`."""
-        runs = (self._run(file.path) for file in self._files(start, kernel))
+    def _answering(self, chosen: Chosen, kernel: str | None = None) -> list[StoredRun]:
+        """Return the runs that have a result, the newest first. `chosen`, `kernel`: as for `_files`."""
+        runs = (self._run(file.path) for file in self._files(chosen, kernel))
         answering = (run for run in runs if run is not None and run.entry is not None)
         return sorted(answering, key=lambda run: run.time, reverse=True)
 
@@ -476,19 +470,25 @@ class ResultCache:
 
     def _link(self, journal: Path, key: ResultKey | None = None) -> Path:
         """Return the place of the link to a journal."""
-        name = f"{hashlib.sha256(os.fsencode(journal)).hexdigest()[:IN_NAME]}.jsonl"
-        return (
-            self.journals / "elsewhere" / name
-            if key is None
-            else self._folder_of(key.kernel) / f"{key.text[:IN_NAME]}-{name}"
-        )
+        name = f"{hashlib.sha256(os.fsencode(journal)).hexdigest()[:16]}.jsonl"
+        return self.journals / "elsewhere" / name if key is None else self._folder_of(key.kernel) / f"{key.text}-{name}"
 
     def _warn_unusable(self, error: Exception) -> None:
         _warn(f"the result cache {self.folder} cannot be used: {error}")
 
 
-KEYED = re.compile(f"[0-9a-f]{{{IN_NAME}}}-(.*\\.jsonl)$")
+KEYED = re.compile(r"[0-9a-f]{32}-(.*\.jsonl)$")
 """A journal's name that begins with its key."""
+Chosen = Callable[[str], bool]
+"""Tells whether a journal is looked for, by its name, which begins with its key."""
+
+
+def _of_key(start: str) -> Chosen:
+    return lambda name: name.startswith(start)
+
+
+def _of_work(work: str) -> Chosen:
+    return lambda name: name[16:32] == work
 
 
 def _file_name(name: str) -> str:

@@ -41,13 +41,13 @@ class ResultKey(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def work(self) -> str:
-        """Hash of the dependencies of a single measurement, 8 hex digits."""
-        return _digest(self, (*_FOR_PEOPLE, *_CHOICE))[:8]
+        """Hash of the dependencies of a single measurement, 16 hex digits."""
+        return _digest(self, (*_FOR_PEOPLE, *_CHOICE))
 
     @property
     def text(self) -> str:
-        """Hash of the whole key, 32 hex digits, of which the first 8 are `work`."""
-        return self.work + _digest(self, _FOR_PEOPLE)[:24]
+        """Hash of the whole key, 32 hex digits, of which the last 16 are `work`."""
+        return _digest(self, _FOR_PEOPLE) + self.work
 
 
 _FOR_PEOPLE = ("kernel", "source", "tuned_for")
@@ -158,4 +158,4 @@ def read_exported(data: bytes) -> list[CacheEntry]:
 
 def _digest(key: ResultKey, without: Sequence[str]) -> str:
     parts = {name: value for name, value in msgspec.to_builtins(key).items() if name not in without}
-    return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()[:32]
+    return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()[:16]
