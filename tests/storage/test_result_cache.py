@@ -356,23 +356,6 @@ def test_the_oldest_journals_go_but_nobodys_own_and_none_that_is_written(
     assert len(cache.runs()) == 4
 
 
-WRITER = """
-import sys
-from cache_entries import events, put
-from atune.workers.storage.result_cache import ResultCache
-cache = ResultCache(sys.argv[1])
-for i in range(10):
-    put(cache, events(1.0, problem={"M": [int(sys.argv[2]), i]}))
-"""
-
-
-def test_many_processes_write_at_once(cache: ResultCache) -> None:
-    command = [sys.executable, "-W", "error", "-c", WRITER, str(cache.folder)]
-    writers = [subprocess.Popen([*command, str(i)], env=environment()) for i in range(3)]
-    assert [writer.wait(100) for writer in writers] == [0, 0, 0]
-    assert len(cache.entries()) == 30
-
-
 # What the key covers
 
 

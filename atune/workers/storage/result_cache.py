@@ -189,7 +189,7 @@ class ResultCache:
             self.note(own, key)
             begun: Begun = None, []
         elif (begun := self._continued(key, header, still, again))[0] is None:
-            begun = self.open_new(at=self._folder_of(key.kernel) / f"{key.text}-{_moment()}.jsonl"), []
+            begun = self.open_new(at=self._place(key, _moment())), []
         journal = begun[0]
         # Each looks after it has locked its own, so of two that begin at once one sees the other, or both do.
         if not taken(own if journal is None else journal.path):
@@ -202,12 +202,15 @@ class ResultCache:
 
     def _is_claimed(self, key: ResultKey, mine: str) -> bool:
         """Tell whether a run writes one of the cache's own journals of this key, but `mine`."""
-        others = (real for real in self._own(key.text) if str(real) != os.path.realpath(mine))
-        return any(map(_is_written, others))
+        for real in self._own(key):
+            with contextlib.suppress(OSError):
+                if str(real) != os.path.realpath(mine) and is_written(real):
+                    return True
+        return False
 
     def _continued(self, key: ResultKey, header: RunStarted, still: Still | None, again: bool) -> Begun:
         """Reopen the newest interrupted run of the same work that may be continued; no journal where there is none."""
-        for real in [] if again else self._own(key.text):
+        for real in [] if again else self._own(key):
             run = self._run(str(real))
             if run is None or run.end is not None:
                 continue
@@ -266,7 +269,7 @@ class ResultCache:
     ) -> tuple[StoredRun | None, StoredRun | None]:
         """Return the newest run that has the result under `key`; else None, and the newest of another kernel."""
         other: StoredRun | None = None
-        for run in self._answering(_of_key(key.text)):
+        for run in self._answering(self._keyed(key.text)):
             if run.key == key.text and _serves(run, header):
                 if _is_same(run, still):
                     return run, None
@@ -279,23 +282,24 @@ class ResultCache:
         try:
             return _served_to(header, read(run.path))
         except JournalError as error:
-            _read[run.path] = _stamp(run.path), None
-            _left_out(error)
+            _leave_out(run.path, error)
             return []
 
     def result(self, run: StoredRun, header: RunStarted | None = None) -> TuneResult | None:
         """Return the whole result of a run, with `cache_hit` set; None where its journal is damaged."""
         events = self.events(run, header)
         result = Result.from_events(events, run.path, replayed=True) if events else None
-        if not isinstance(result, TuneResult):
-            return None
-        result.cache_hit = True
-        return result
+        if isinstance(result, TuneResult):
+            result.cache_hit = True
+            return result
+        if result is not None:
+            _leave_out(run.path, f"{run.path} has no winner, though its last line says so")
+        return None
 
     def known(self, work: str, configs: Iterable[Config]) -> dict[str, Known]:
         """Return the outcomes of `configs` in earlier runs of the same work, by config key."""
         wanted, found = {config_key(config) for config in configs}, list[dict[str, Known]]()
-        runs = [run for file in self._files(_of_work(work)) if (run := self._run(file.path)) and run.parts]
+        runs = [run for file in self._keyed(work=work) if (run := self._run(file.path)) and run.parts]
         for run in sorted(runs, key=lambda run: run.time, reverse=True)[:MOST_READ]:
             known = known_of(State.of(self.events(run)))
             found.append({name: one for name, one in known.items() if name in wanted})
@@ -318,8 +322,7 @@ class ResultCache:
         another name with this source.
         """
         newest: dict[str, StoredRun] = {}
-        chosen = _of_work(work) if work else _of_key(key)
-        for run in self._answering(chosen, kernel if source is None else None):
+        for run in self._answering(self._keyed(key, work, kernel if source is None else None)):
             if kernel is None or run.header.workload == kernel or run.header.kernel == source:
                 newest.setdefault(run.key, run)
         return [*newest.values()]
@@ -341,7 +344,7 @@ class ResultCache:
         """
         found = self.answers() if results is None else list(results)
         works = {run.parts.work for run in found if run.parts is not None}
-        files = self._files(None if results is None else lambda name: name[16:32] in works)
+        files = self._files() if results is None else (file for work in works for file in self._keyed(work=work))
         self._delete([Path(file.path) for file in files])
         return len(found)
 
@@ -403,19 +406,26 @@ class ResultCache:
 
     # The folder
 
-    def _files(self, chosen: Chosen | None = None, kernel: str | None = None) -> Iterator[os.DirEntry[str]]:
-        """Yield the files of journals, and the links to others: all, or those with a key in a name that is `chosen`.
+    def _files(self, folder: str | None = None) -> Iterator[os.DirEntry[str]]:
+        """Yield the files of journals, and the links to others, but what lies in other folders than `folder`, if given.
 
-        `kernel`: only those in the folder of kernels with this name. Looks through no link to a folder.
+        Looks through no link to a folder.
         """
         for one in self._listed(os.path.realpath(self.journals)):
             if not one.is_dir(follow_symlinks=False):
-                if chosen is None and one.name.endswith(".jsonl"):
-                    yield one
-            elif kernel is None or one.name == _file_name(kernel):
-                for file in self._listed(one.path):
-                    if file.name.endswith(".jsonl") if chosen is None else chosen(file.name) and KEYED.match(file.name):
-                        yield file
+                found: Collection[os.DirEntry[str]] = [one]
+            else:
+                found = self._listed(one.path) if folder in (None, one.name) else ()
+            yield from (file for file in found if file.name.endswith(".jsonl"))
+
+    def _keyed(self, key: str = "", work: str = "", kernel: str | None = None) -> Iterator[os.DirEntry[str]]:
+        """Yield the files whose names begin with a key: one that begins with `key`, and is of `work`.
+
+        `kernel`: only those in the folder of kernels with this name.
+        """
+        for file in self._files(None if kernel is None else _file_name(kernel)):
+            if file.name.startswith(key) and file.name.startswith(work, 16) and KEYED.match(file.name):
+                yield file
 
     def _listed(self, folder: str) -> Collection[os.DirEntry[str]]:
         try:
@@ -427,18 +437,18 @@ class ResultCache:
             self._warn_unusable(error)
             return ()
 
-    def _own(self, key: str) -> list[Path]:
+    def _own(self, key: ResultKey) -> list[Path]:
         """Return the cache's own journals of a key, the last written first."""
         found = []
-        for file in self._files(_of_key(key)):
+        for file in self._keyed(key.text):
             with contextlib.suppress(OSError):
                 if self._owns(real := Path(_real(file.path))):
                     found.append((file.stat().st_mtime, real))
         return [real for _, real in sorted(found, reverse=True)]
 
-    def _answering(self, chosen: Chosen, kernel: str | None = None) -> list[StoredRun]:
-        """Return the runs that have a result, the newest first. `chosen`, `kernel`: as for `_files`."""
-        runs = (self._run(file.path) for file in self._files(chosen, kernel))
+    def _answering(self, files: Iterable[os.DirEntry[str]]) -> list[StoredRun]:
+        """Return the runs in `files` that have a result, the newest first."""
+        runs = (self._run(file.path) for file in files)
         answering = (run for run in runs if run is not None and run.entry is not None)
         return sorted(answering, key=lambda run: run.time, reverse=True)
 
@@ -454,24 +464,22 @@ class ResultCache:
             with contextlib.suppress(OSError):
                 if os.path.islink(path):
                     self._remove(Path(path))
-                    _left_out(error)
+                    _leave_out(real, error)
         except (JournalError, OSError) as error:
-            with contextlib.suppress(OSError):
-                _read[real] = _stamp(real), None
-            _left_out(error)
+            _leave_out(real, error)
         return None
 
     def _owns(self, real: Path) -> bool:
         """Tell whether a journal, by its path without links, is the cache's own, and not elsewhere."""
         return real.is_relative_to(self.journals.resolve())
 
-    def _folder_of(self, kernel: str) -> Path:
-        return self.journals / _file_name(kernel)
+    def _place(self, key: ResultKey, name: str) -> Path:
+        return self.journals / _file_name(key.kernel) / f"{key.text}-{name}.jsonl"
 
     def _link(self, journal: Path, key: ResultKey | None = None) -> Path:
         """Return the place of the link to a journal."""
-        name = f"{hashlib.sha256(os.fsencode(journal)).hexdigest()[:16]}.jsonl"
-        return self.journals / "elsewhere" / name if key is None else self._folder_of(key.kernel) / f"{key.text}-{name}"
+        name = hashlib.sha256(os.fsencode(journal)).hexdigest()[:16]
+        return self.journals / "elsewhere" / f"{name}.jsonl" if key is None else self._place(key, name)
 
     def _warn_unusable(self, error: Exception) -> None:
         _warn(f"the result cache {self.folder} cannot be used: {error}")
@@ -479,16 +487,6 @@ class ResultCache:
 
 KEYED = re.compile(r"[0-9a-f]{32}-(.*\.jsonl)$")
 """A journal's name that begins with its key."""
-Chosen = Callable[[str], bool]
-"""Tells whether a journal is looked for, by its name, which begins with its key."""
-
-
-def _of_key(start: str) -> Chosen:
-    return lambda name: name.startswith(start)
-
-
-def _of_work(work: str) -> Chosen:
-    return lambda name: name[16:32] == work
 
 
 def _file_name(name: str) -> str:
@@ -508,13 +506,6 @@ def _real(path: str) -> str:
 def _stamp(path: str) -> tuple[int, int, int]:
     status = os.stat(path)
     return status.st_ino, status.st_mtime_ns, status.st_size
-
-
-def _is_written(journal: Path) -> bool:
-    try:
-        return is_written(journal)
-    except OSError:
-        return False
 
 
 def _serves(run: StoredRun, header: RunStarted | None) -> bool:
@@ -559,8 +550,11 @@ def _continues(past: Sequence[AnyEvent], header: RunStarted, still: Still | None
     )
 
 
-def _left_out(error: Exception) -> None:
-    _warn(f"a run of the result cache is left out: {error}")
+def _leave_out(path: str, why: Exception | str) -> None:
+    """Count the journal at `path` as damaged until it is written, and say so."""
+    with contextlib.suppress(OSError):
+        _read[path] = _stamp(path), None
+    _warn(f"a run of the result cache is left out: {why}")
 
 
 def _warn(message: str) -> None:
