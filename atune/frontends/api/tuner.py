@@ -43,7 +43,7 @@ from atune.workers.local.machine import LocalMachine, Shared
 from atune.workers.processes.messages import Discovery
 from atune.workers.processes.server import refuse_in_worker
 from atune.workers.storage.artifact_store import ArtifactStore
-from atune.workers.storage.result_cache import Begun, ResultCache
+from atune.workers.storage.result_cache import Begun, ResultCache, run_name
 from atune.workload.pickling import FileRef, parse_file_ref, ship
 from atune.workload.workload import Workload, WorkloadSpec, describe, head, tuned_by_calls
 
@@ -331,7 +331,7 @@ class Tuner:
             if self._cache is not None and self._journal_path is not None and self._begun is None:
                 await anyio.to_thread.run_sync(self._cache.note, self._journal_path, abandon_on_cancel=True)
             await recorder.go_on(past)
-            self._listeners.of = recorder.state, "" if self._journal_path is None else self._journal_path.name
+            self._listeners.of = recorder.state, "" if self._journal_path is None else run_name(self._journal_path)
             if self._cache is not None and self._journal_path is not None:
                 self._settings = replace(self._settings, journal=os.path.abspath(self._journal_path))
             self._engine = engine = Engine(self._machine, recorder, self._settings, keep=ArtifactStore().keep)

@@ -21,7 +21,7 @@ from atune.journal.writer import is_written
 from atune.model.candidate import describe_config, printable
 from atune.reporting.export import aligned
 from atune.reporting.screen import Line
-from atune.workers.storage.result_cache import KEYED, ResultCache, stored_run
+from atune.workers.storage.result_cache import ResultCache, run_name, stored_run
 from atune.workers.storage.result_key import open_sizes, plain_dtypes
 from atune.workers.system.terminal import Interrupts
 
@@ -79,7 +79,7 @@ def find_journal(text: str) -> str:
     elif text.isdecimal():
         found = runs[int(text) - 1 :] if int(text) else []
     else:  # first whole names, such as gemm of gemm-1, and not of gemm_fp8-2
-        found = [path for start in (f"{text}-", text or "?") for path in runs if _name(path).startswith(start)]
+        found = [path for start in (f"{text}-", text or "?") for path in runs if run_name(path).startswith(start)]
     if not found:
         raise UsageError(f"there is no file {text!r}, and no such run: atune runs lists {len(runs)}")
     return str(found[0])
@@ -94,11 +94,6 @@ def _listed() -> dict[Path, list[tuple[Path, float]]]:
     for path, written in ResultCache().runs():
         found.setdefault(path.parent if is_set(path.parent) else path, []).append((path, written))
     return found
-
-
-def _name(path: Path) -> str:
-    """Return the name of a run's journal for people: a kernel's and a time, without the key between them."""
-    return f"{path.parent.name}-{keyed[1]}" if (keyed := KEYED.match(path.name)) else path.name
 
 
 def _runs(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
@@ -155,7 +150,7 @@ _HEADS = ("#", "kernel", "problem", "best", "tried", "journal")
 
 def _row(run: dict[str, Any]) -> tuple[str, ...]:
     """Return a run as the texts of the table's columns."""
-    number, name = str(run["number"]), printable(_name(Path(run["journal"])).removesuffix(".jsonl"))
+    number, name = str(run["number"]), printable(run_name(Path(run["journal"])).removesuffix(".jsonl"))
     if "error" in run:
         return number, run["state"], "", "", "", name
     if "problems" in run:

@@ -489,6 +489,11 @@ KEYED = re.compile(r"[0-9a-f]{32}-(.*\.jsonl)$")
 """A journal's name that begins with its key."""
 
 
+def run_name(journal: Path) -> str:
+    """Return the name of a journal for people: a kernel's and a time, without the key between them."""
+    return f"{journal.parent.name}-{keyed[1]}" if (keyed := KEYED.match(journal.name)) else journal.name
+
+
 def _file_name(name: str) -> str:
     """Return a kernel's name as part of a file's."""
     return re.sub(r"^\.+|[^A-Za-z0-9_.-]", "_", name)[:80] or "_"
