@@ -30,11 +30,15 @@ import start_programs as programs
 from common import ROOT, options, report
 from vs_tilelang import machine
 
+from atune.workers.storage.result_cache import ResultCache
+
 RUN_S = 300.0
 """Longest that one process may take."""
 ATUNE = (sys.executable, "-m", "atune")
 NOT_EARLY = {"ATUNE_WARM": "off"}
 FILE = "tuned.py"
+JOURNALS = 1000
+"""Journals in the cache in which runs are looked for."""
 EDITED = 20
 """Configurations of the file that is edited and run again."""
 
@@ -180,6 +184,7 @@ def rows(target: str) -> dict[str, Row]:
         ),
         "edit": edit_row(target),
         "hit": hit_row(target),
+        "store": store_row(target),
         "warm": Row(
             {name: program(programs.warmed(target, warm=name == "warm()")) for name in ("late", "warm()")},
             "warm() / late", ratio("warm()", "late"),
@@ -231,6 +236,27 @@ def edit_row(target: str) -> Row:
         "edited / cold", ratio("edited", "cold"),
         beside={"edited, to the winner / cold": lambda p: p["edited"]["winner_s"] / p["cold"]["wall_s"]},
     )  # fmt: skip
+
+
+def store_row(target: str) -> Row:
+    """Return the row of a cache with 1,000 journals: `atune runs`, and a look-up in a process that has made one."""
+
+    def runs(folder: Folder) -> dict[str, float]:
+        cache = ResultCache(folder.path / "cache" / "atune")
+        if not cache.journals.exists():
+            folder.tune(f"{programs.EXAMPLES[target]}:WORKLOAD", "--budget", "10")
+            for number in range(JOURNALS):
+                place = cache.journals / f"kernel-{number % 50}" / f"{number:032x}-20260101-000000.{number:06}.jsonl"
+                place.parent.mkdir(mode=0o700, exist_ok=True)
+                shutil.copyfile(folder.path / "work" / "journal.jsonl", place)
+        key = cache.answers()[0].parts
+        began = time.perf_counter()
+        assert key is not None and cache.find(key) is not None
+        look_up_s = time.perf_counter() - began
+        return {"wall_s": folder.run(*ATUNE, "runs"), "look_up_s": look_up_s}
+
+    ms = {"ms of a look-up": lambda p: 1e3 * p["atune runs"]["look_up_s"]}
+    return Row({"atune runs": runs}, "seconds", lambda p: p["atune runs"]["wall_s"], "at most 0.5", ms)
 
 
 def few_row(target: str, count: int) -> Row:

@@ -16,13 +16,15 @@ from atune.journal.events import (
     RunFinished,
     RunStarted,
 )
+from atune.journal.reader import found_in
+from atune.journal.state import State
 from atune.journal.writer import write_journal
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import config_key, space_hash
 from atune.model.device import Target
 from atune.model.measurement import Timing
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workers.storage.result_cache import IndexedRun, ResultCache
+from atune.workers.storage.result_cache import ResultCache, StoredRun
 from atune.workers.storage.result_key import ResultKey, result_key
 
 
@@ -35,7 +37,7 @@ def key_of(events: list[Event]) -> ResultKey:
 
 
 def put(cache: ResultCache, events: list[Event], path: Path | None = None) -> Path:
-    """Write a run's journal into `cache`, or to `path`, and index it. Returns the journal's path."""
+    """Write a run's journal into `cache`, or to `path`, and add it. Returns the journal's path."""
     path = path or cache.new_path("run")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_journal(str(path), events)  # type: ignore[arg-type]
@@ -43,7 +45,7 @@ def put(cache: ResultCache, events: list[Event], path: Path | None = None) -> Pa
     return path
 
 
-def run_of(cache: ResultCache, events: list[Event]) -> IndexedRun | None:
+def run_of(cache: ResultCache, events: list[Event]) -> StoredRun | None:
     """Return the run that has the result of the work of `events`."""
     return cache.find(key_of(events))
 
@@ -78,5 +80,16 @@ def events(
         else:
             add(CandidateMeasured, index=i, device="cpu", timing=Timing.of([latency * 1e3], "events"), checked=True)
     if finished:
-        add(RunFinished, wall_s=1.0, reason="exhausted")
+        add(RunFinished, wall_s=1.0, reason="exhausted", found=found_in(State.of(found), "exhausted"))
     return found
+
+
+def with_configs(run: list[Event], configs: list[dict[str, int]]) -> list[Event]:
+    """Return the events of an ended run with other configurations, by the candidates' indices."""
+    found = [
+        msgspec.structs.replace(event, config=configs[event.index], key=config_key(configs[event.index]))
+        if isinstance(event, CandidateProposed)
+        else event
+        for event in run
+    ]
+    return [*found[:-1], msgspec.structs.replace(found[-1], found=found_in(State.of(found)))]

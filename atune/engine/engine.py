@@ -25,6 +25,8 @@ from atune.engine.scheduler import CompileState
 from atune.engine.screen import Screen
 from atune.engine.start import EngineSettings, Plan, Start
 from atune.journal.events import RunFinished, Warned
+from atune.journal.reader import found_in
+from atune.journal.result import roles_with
 from atune.model.artifact import Artifact, Lowered, fitting
 from atune.model.candidate import Candidate
 from atune.model.jobs import LowerJob
@@ -146,18 +148,23 @@ class Engine:
         header = self.recorder.state.header
         if header and (file := await anyio.to_thread.run_sync(edited_since, header.origin, self._began)):
             self._warn(f"{file} was written meanwhile: the run measured what it had loaded")
-        index, winner, roles = self.recorder.state.winner, None, self._run.roles
+        state, reason = self.recorder.state, self._run.stopping or self._ended_by
+        index, winner, roles = state.winner, None, self._run.roles
         if index is not None and (built := self._run.artifacts.get(index)) is not None:
             roles = fitting(built.roles, roles)
             try:
                 winner = await anyio.to_thread.run_sync(self.keep, built)
             except OSError as error:
-                if error.strerror not in self.recorder.state.warnings:
+                if error.strerror not in state.warnings:
                     self.recorder.emit(Warned, message=f"the winner's library could not be kept: {error}")
+        if index is not None and (outcome := state.outcome(index)) is not None:
+            roles = roles_with(roles, outcome)
+        found = await anyio.to_thread.run_sync(found_in, state, reason)  # there may be very many candidates
         self.recorder.emit(
             RunFinished,
             wall_s=round(self.recorder.part_s, 4),
-            reason=self._run.stopping or self._ended_by,
+            reason=reason,
             kernel=winner,
             roles=roles,
+            found=found,
         )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import anyio
 import anyio.from_thread
@@ -67,8 +67,6 @@ Kernels = Callable[[Iterable[Candidate]], Mapping[int, str]]
 """Returns the `Lowered.ir_digest` of candidates, by index, as the run's workers elaborate them now. For a thread."""
 Recall = Callable[[RunStarted, WorkloadSpec, Kernels, str], KnownResult | None]
 """Returns what earlier runs found; None while another run does the same work. Last comes the journal's path."""
-CacheUse = Literal["", "off", "refresh"]
-"""How a run uses the result cache: as usual; not at all; or anew, though its result may be known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +85,8 @@ class EngineSettings:
     """Configurations to try before others, also beyond a number of candidates; those outside of the space are not."""
     recall: Recall | None = None
     journal: str = ""
-    cache: CacheUse = ""
+    cached: bool = True
+    """Whether look-ups in the result cache may find the run."""
 
     def strategy_in(self, spec: WorkloadSpec, header: RunStarted | None, figures: Figures | None) -> str:
         """Return the name that the header records for the strategy; a resumed run keeps that of its `header`."""
@@ -124,7 +123,7 @@ class EngineSettings:
                 "seed": self.seed,
                 "budget": msgspec.to_builtins(self.budget),
                 **({} if self.prior else {"prior": "off"}),
-                **({"cache": self.cache} if self.cache else {}),
+                **({} if self.cached else {"cache": "off"}),
                 **({"command": shlex.join(["atune", *sys.argv[1:]])} if "".join(sys.argv[:1]).endswith(OURS) else {}),
             },
             "versions": versions,

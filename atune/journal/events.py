@@ -332,6 +332,22 @@ class Warned(Event, frozen=True, kw_only=True, tag="warned"):
     message: str
 
 
+class Found(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a run has found, for readers of a journal's last line alone.
+
+    `tried`: candidates that need no more work. `whole`: the run searched all that its header asks for, and has a
+    winner. `winner`, `config`, `latency_ms`, `ir_digest`: the winner's. `reference_ms`: the reference's latency.
+    """
+
+    tried: Whole = 0
+    whole: bool = False
+    winner: Index | None = None
+    config: dict[str, Any] | None = None
+    latency_ms: Latency | None = None
+    reference_ms: Latency | None = None
+    ir_digest: str = ""
+
+
 class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
     """The run, or a part of it, ended in order."""
 
@@ -345,6 +361,8 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
     """The winner's place in its library, which is kept in the cache folder: all that loading it needs."""
     roles: Roles = Roles()
     """Which parameters are outputs, and what a call does with the others."""
+    found: Found | None = None
+    """What the run has found; None in older journals, of which the other events tell it."""
 
 
 class RunInterrupted(Event, frozen=True, kw_only=True, tag="run_interrupted"):

@@ -13,14 +13,15 @@ import re
 import zlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 import anyio
 import msgspec
 
 from atune.errors import JournalError
-from atune.journal.events import SCHEMA, AnyEvent, RunFinished, RunInterrupted, RunStarted, decode
+from atune.journal.events import SCHEMA, AnyEvent, Found, RunFinished, RunInterrupted, RunStarted, decode
 from atune.journal.result import Result
+from atune.journal.state import State, ended_by, finished, recorded_budget
 from atune.model.folders import cache_folder, is_cached, regular_file
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
@@ -76,10 +77,10 @@ class JournalReader:
                     body = _body(line) if line.endswith(b"\n") else None
                     if body is None:
                         if following:
-                            raise self._damaged(self._lines + 1)
+                            raise self.damaged(self._lines + 1)
                         self.torn_bytes = len(line)
                         break
-                    event = self._event(self._lines + 1, body, unfit(line))
+                    event = self.event(self._lines + 1, body, unfit(line))
                     self._lines += 1
                     self._values += line.count(b",")
                     if self._values > MAX_ALL_VALUES and not is_cached(self.path):
@@ -104,8 +105,8 @@ class JournalReader:
             )
         return line
 
-    def _event(self, number: int, body: msgspec.Raw, unfit: str) -> AnyEvent:
-        """Return the event of a whole line."""
+    def event(self, number: int, body: msgspec.Raw, unfit: str) -> AnyEvent:
+        """Return the event of a whole line. Raises `JournalError` where none may stand there."""
         where = f"{self.path}, line {number}"
         try:
             if unfit:
@@ -129,7 +130,8 @@ class JournalReader:
             raise JournalError(f"{where}: the header must be the first line, and stand only there")
         return event
 
-    def _damaged(self, number: int) -> JournalError:
+    def damaged(self, number: int) -> JournalError:
+        """Return the error for line `number`, which is whole and does not match its checksum."""
         why = "no journal of atune, or a damaged one" if number == 1 else "damaged, it does not match its checksum"
         if number == 1 and self.path.endswith((".gz", ".xz", ".bz2", ".zst")):
             why = "the file is compressed: unpack it first"
@@ -148,16 +150,28 @@ def read(path: str | Path) -> list[AnyEvent]:
     return list(JournalReader(path))
 
 
-def last_event(path: Path) -> AnyEvent | None:
-    """Return the last event of the journal at `path`; None where its last line is incomplete. Raises `OSError`."""
+def ends(path: str | Path) -> tuple[RunStarted | None, AnyEvent | None]:
+    """Return the first and the last event of the journal at `path`, and read no other; None for an incomplete line.
+
+    Raises `JournalError` where the first line is no header, and `OSError`.
+    """
+    reader = JournalReader(path)
     with regular_file(path) as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-        lines = file.read().splitlines(keepends=True)
-    return parse_line(lines[-1]) if lines else None
+        first, size = file.readline(MAX_LINE_BYTES), file.seek(0, os.SEEK_END)
+        if not first.endswith(b"\n"):
+            return None, None
+        last, tail = b"", _TAIL_BYTES
+        while b"\n" not in last[:-1] and len(last) < min(size, MAX_LINE_BYTES):
+            file.seek(max(0, size - tail))
+            last, tail = file.read(tail), 16 * tail
+    if (body := _body(first)) is None:
+        raise reader.damaged(1)
+    header = reader.event(1, body, unfit(first))
+    return cast(RunStarted, header), parse_line(last[last.rfind(b"\n", 0, -1) + 1 :])
 
 
-_TAIL_BYTES = 1024 * 1024
-"""Bytes in which a journal's last event is looked for."""
+_TAIL_BYTES = 16 * 1024
+"""Bytes in which a journal's last event is looked for at first."""
 
 
 def is_journal(path: str | Path) -> bool:
@@ -238,6 +252,24 @@ def replay(path: str | Path) -> Result:
     before its last line.
     """
     return Result.from_events(JournalReader(path), Path(path), replayed=True)
+
+
+def found_in(state: State, reason: str = "") -> Found:
+    """Return what a run has found by now. `reason`: why it ends now, where `state` does not know yet."""
+    result, reason = Result.of(state), reason or ended_by(state)
+    best = result.best
+    whole = best is not None and reason not in ("", "stopped") and not state.accepted
+    if whole and state.resumed is not None and reason in ("budget", "enough"):  # another than the header's, perhaps
+        whole = finished(state, recorded_budget(result.header), reason)
+    return Found(
+        tried=result.total - result.remaining,
+        whole=whole,
+        winner=None if best is None else best.index,
+        config=result.best_config,
+        latency_ms=result.latency_ms,
+        reference_ms=result.reference_ms,
+        ir_digest="" if best is None else state.entry(best.index).ir_digest,
+    )
 
 
 async def follow(path: str | Path) -> AsyncIterator[AnyEvent | None]:

@@ -18,7 +18,7 @@ import msgspec
 
 from atune.errors import AtuneError
 from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidatePruned, Event
-from atune.journal.state import Entry, Improvement, State, Status, header_in, status_of
+from atune.journal.state import Entry, Improvement, Outcome, State, Status, header_in, status_of
 from atune.model.artifact import Artifact, MachineFacts, Roles, StaticFacts, source_path, what_failed
 from atune.model.candidate import BASELINE, MOST_SHOWN, Config, describe_config, shortened
 from atune.model.folders import loadable
@@ -180,6 +180,14 @@ def valid_finalists(state: State) -> tuple[FinalEntry, ...]:
     entries = state.final.entries if state.final else ()
     firsts = [(state.first(e.index), e.timing) for e in entries]
     return tuple(FinalEntry(e.index, timing) for e, timing in firsts if isinstance(e.outcome, CandidateMeasured))
+
+
+def roles_with(found: Roles, outcome: Outcome) -> Roles:
+    """Return the roles `found`, with the inputs that a measured candidate was seen to write into."""
+    if not isinstance(outcome, CandidateMeasured):
+        return found
+    writes = tuple(sorted({*found.writes, *outcome.writes}))
+    return msgspec.structs.replace(found, writes=writes, set_up=outcome.set_up)
 
 
 __all__ = ["Record", "Result", "State", "TuneResult"]
@@ -368,10 +376,7 @@ class Result:
         """
         found = self._state.finished.roles if self._state.finished else Roles()
         outcome = None if self.best_index is None else self._state.outcome(self.best_index)
-        if not isinstance(outcome, CandidateMeasured):
-            return found
-        writes = tuple(sorted({*found.writes, *outcome.writes}))
-        return msgspec.structs.replace(found, writes=writes, set_up=outcome.set_up)
+        return found if outcome is None else roles_with(found, outcome)
 
     @property
     def best(self) -> Record | None:

@@ -555,21 +555,26 @@ def proposed(state: State) -> list[Entry]:
     return [entry for entry in state.entries.values() if entry.key and entry.in_space and not entry.surveyed]
 
 
-def finished(state: State, budget: Budget) -> bool:
-    """Tell whether a run has ended and `budget` admits no more."""
-    if state.finished is None or state.finished.reason == "stopped":
+def finished(state: State, budget: Budget, reason: str = "") -> bool:
+    """Tell whether a run has ended, or ends now for `reason`, and `budget` admits no more."""
+    if (reason := reason or ended_by(state)) in ("", "stopped"):
         return False
     done = [entry for entry in proposed(state) if state.outcome(entry.index) is not None]
     most = budget.most(state.total)
     used_up = most is not None and sum(not entry.further_layout for entry in done) >= most
-    used_up |= all_proposed(state, budget)
+    used_up |= all_proposed(state, budget, reason)
     settled = len(done) + sum(entry.surveyed for entry in state.entries.values())
     return settled >= state.total or used_up or budget.used_up(state.wall_s)
 
 
-def all_proposed(state: State, budget: Budget) -> bool:
+def all_proposed(state: State, budget: Budget, reason: str = "") -> bool:
     """Tell whether a run has ended because its strategy had no more to propose, also where `budget` admits more."""
-    return state.finished is not None and state.finished.reason == "enough" and budget.auto
+    return (reason or ended_by(state)) == "enough" and budget.auto
+
+
+def ended_by(state: State) -> str:
+    """Return why a run ended; empty where it has not, or was interrupted."""
+    return "" if state.finished is None else state.finished.reason
 
 
 def recorded_budget(header: RunStarted) -> Budget:

@@ -54,7 +54,7 @@ def test_a_script_without_a_journal_keeps_one_in_the_cache_folder(tmp_path: Path
     assert "measured" in out and status == -signal.SIGINT, lines
     found = LINE.search(lines[-1])
     assert found is not None, lines
-    [kept] = (tmp_path / "cache" / "journals").iterdir()
+    [kept] = (tmp_path / "cache" / "journals").glob("*.jsonl")
     assert Path(found[2]) == kept and kept.name.startswith("endless-") and kept.stat().st_mode & 0o777 == 0o600
     result = replay(kept)
     assert result.measured == int(found[1]) >= 1 and not result.finished
@@ -93,4 +93,5 @@ def test_a_run_without_a_journal_writes_one_and_its_result_names_it(folder: Path
 def test_without_a_folder_to_write_a_run_has_no_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path))
     (tmp_path / "journals").write_text("no folder")
-    assert ResultCache().open_new("run") is None
+    with pytest.warns(RuntimeWarning, match="cannot be used"):
+        assert ResultCache().open_new("run") is None

@@ -95,7 +95,7 @@ SLOW: dict[str, tuple[Any, str, Callable[[], Awaitable[Any]]]] = {
     "a journal": (writer, "_sync_folder", lambda: tune(machine=FakeMachine(4), journal="j")),
     "a look into the cache": (warm_start, "_recall", lambda: tune(machine=FakeMachine(4), cached=True)),
     "advice": (warm_start, "_advise", lambda: tune(machine=FakeMachine(4), warm="cache")),
-    "the index": (ResultCache, "_use", lambda: tune(f"{WORKLOADS}:SCALE", target="c")),
+    "the cache's journals": (ResultCache, "answers", lambda: tune(f"{WORKLOADS}:SCALE", target="c")),
     "a known result": (ResultCache, "find", lambda: cached_tune.tune_work(KNOWN, ResultCache())),
     "the versions": (machine, "installed_versions", lambda: tune(f"{WORKLOADS}:SLOW", target="c")),
     "a set's folder": (
@@ -115,7 +115,7 @@ async def test_cancelling_does_not_wait_for_what_is_slow_in_a_thread(
     slow, closed = LoopGoesOn(), list[str]()
     lock = SimpleNamespace(close=lambda: closed.append("lock"))
     opened = {"a set's folder": (["paths"], lock), "a cluster": True}.get(what)
-    monkeypatch.setattr(place, name, lambda *_: slow.wait() or opened)
+    monkeypatch.setattr(place, name, lambda *_, **__: slow.wait() or opened)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(begin)
         while not slow.begun.is_set():
@@ -131,6 +131,7 @@ async def test_cancelling_does_not_wait_for_what_is_slow_in_a_thread(
 
 WAITED_FOR = {
     ("engine/engine.py", "edited_since"), ("engine/engine.py", "self.keep"),  # after the last measurement
+    ("engine/engine.py", "found_in"),
     ("frontends/api/tuner.py", "self._keep_one"),
     ("workers/local/machine.py", "store.evict"),
     ("workers/local/machine.py", "partial(shutil.rmtree, self.run_dir, ignore_errors=True)"),

@@ -77,7 +77,7 @@ def test_an_empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 def test_a_warning_is_one_line(tmp_path: Path) -> None:
-    ResultCache(tmp_path).path.write_bytes(b"no index" * 100)
+    (tmp_path / "journals").write_text("no folder")
     command = [sys.executable, "-m", "atune", "cache", "ls"]
     env = {**environment(), "ATUNE_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(command, env=env, capture_output=True, text=True)

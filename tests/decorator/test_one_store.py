@@ -53,7 +53,7 @@ def test_a_result_that_is_known_is_kept_once_and_is_the_latest(tmp_path: Path) -
     assert again.cache_hit and again.journal == found.journal == find_journal("latest")
     with pytest.raises(UsageError, match="none of the"):  # before anything is recorded
         atune.run(workload(atune.Space(block=[8])), target="c", benchmark=QUICK, warm=found)
-    assert len(ResultCache()._select("")) == 2
+    assert len(ResultCache().runs()) == 2
 
 
 def test_records_are_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from cache_entries import events, key_of, put
+from cache_entries import events, key_of, put, with_configs
 from event_streams import Stream, write
 from fake_runs import cut_before, proposed
 
@@ -17,10 +17,9 @@ from atune import Tuner, resume, tune
 from atune.engine.start import KnownResult
 from atune.errors import CacheMiss, UsageError
 from atune.frontends.api.warm_start import adviser
-from atune.journal.events import CandidateProposed, RunFinished, Warned
+from atune.journal.events import RunFinished, Warned
 from atune.journal.reader import read
 from atune.journal.result import Result
-from atune.model.candidate import config_key
 from atune.reporting.summary import summary_text
 from atune.testing import FakeMachine, Script
 from atune.workers.storage.result_cache import ResultCache
@@ -134,13 +133,7 @@ async def test_a_kernel_is_the_same_by_its_source_or_by_its_name(tmp_path: Path)
 def events_of_fake(*latencies: float, **header: Any) -> list[Any]:
     """Events of a run of the fake machine's kernel, with the latencies of its first configurations."""
     found = events(*(latencies or (2.0, 1.0)), **{"workload": "fake", **header})
-    fields = {e.index: {"x": e.index} for e in found if isinstance(e, CandidateProposed)}
-    return [
-        msgspec.structs.replace(e, config=fields[e.index], key=config_key(fields[e.index]))
-        if isinstance(e, CandidateProposed)
-        else e
-        for e in found
-    ]
+    return with_configs(found, [{"x": index} for index in range(len(found))])
 
 
 async def test_the_nearest_come_first_those_of_this_device_before_others(
@@ -177,7 +170,7 @@ async def test_what_the_cache_has_of_the_same_work_is_returned(tmp_path: Path, m
     """Nothing is compiled or measured for it, and the new journal has what the earlier run recorded."""
     monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
     journal, again = await recorded(tmp_path / "there"), tmp_path / "again"
-    assert ResultCache().add(journal) == "finished"
+    ResultCache().add(journal)
     found = await tune(machine=FakeMachine(N), cached=True, journal=again)
     assert found.cache_hit and found.best_config == {"x": 21} and read(again) == read(journal)
     assert "from the result cache: nothing was run" in summary_text(found)

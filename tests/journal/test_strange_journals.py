@@ -51,7 +51,7 @@ from atune.reporting.progress import Progress
 from atune.reporting.report import MOST_BYTES, report
 from atune.reporting.sets import cover, dispatch_rule, regret_matrix
 from atune.reporting.summary import summary_text
-from atune.workers.storage.result_cache import indexed, known_of
+from atune.workers.storage.result_cache import known_of, stored_run
 
 
 def whole(total: int = 5) -> Stream:
@@ -119,7 +119,7 @@ def read_all(folder: Path, journal: Path, good: Path, capsys: Any, random: Rando
         result, state = replay(journal), State.of(JournalReader(journal))
         completed_by(result.header, {"accept": ["settings"]})
         finished(state, recorded_budget(result.header))
-        indexed(str(journal), state)
+        stored_run(str(journal), whole=True)
         known_of(state)
         with Progress(stream=None) as progress:
             for event in JournalReader(journal):

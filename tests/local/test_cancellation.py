@@ -8,13 +8,11 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,7 +20,6 @@ from processes import MARK, groups, marked, new_mark, wait_until
 
 from atune.journal.events import RunInterrupted
 from atune.journal.reader import read
-from atune.workers.storage.result_cache import ResultCache
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKLOADS = ROOT / "tests" / "workloads.py"
@@ -136,21 +133,6 @@ def test_signal_at_the_command_line_ends_everything(run: Run, name: str) -> None
         assert isinstance(read(run.journal)[-1], RunInterrupted)
     assert not [*run.tmp_path.rglob("cc*.*"), *ROOT.glob("cc*.*")], "a compiler's file is left over"
     assert not list(run.tmp_path.glob("atune-*/run-*")), "the run's folder is left over"
-
-
-@pytest.mark.usefixtures("with_a_terminal")
-def test_ctrl_c_does_not_wait_for_another_program_that_holds_the_index(run: Run) -> None:
-    """Neither does the end of the process, for the thread that waits on."""
-    cache = ResultCache(run.tmp_path / "cache" / "atune")
-    cache.note(run.tmp_path / "another.jsonl")
-    with closing(sqlite3.connect(cache.path, isolation_level=None)) as index:
-        index.execute("BEGIN EXCLUSIVE")
-        program = run.command_line("SCALE")
-        wait_until(run.journal.exists, 60, "the journal, which comes before the row")
-        sent = time.monotonic()
-        program.send_signal(signal.SIGINT)
-        _, stderr = program.communicate(timeout=40)
-        assert time.monotonic() - sent < END_S + 0.5 and program.returncode == 130, stderr.decode()
 
 
 @pytest.mark.parametrize("name", PHASES)

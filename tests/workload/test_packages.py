@@ -218,6 +218,6 @@ def test_a_script_that_was_ended_is_resumed_without_a_question(
         file.write_text(text)
         assert run(capsys, "resume", "latest", "--quiet")["measured"] == 3
     else:
-        [journal] = (folder / "cache" / "journals").iterdir()
+        [journal] = (folder / "cache" / "journals").glob("*.jsonl")
         with pytest.warns(RuntimeWarning, match=f"running {file}, which the journal names"):
             assert anyio.run(partial(resume, journal, progress=False)).measured == 3

@@ -17,7 +17,7 @@ import msgspec
 
 from atune.engine.run_state import opened_aside
 from atune.engine.search.prior import figures_for
-from atune.engine.start import POLL_S, CacheUse, Kernels, KnownResult, Recall
+from atune.engine.start import POLL_S, Kernels, KnownResult, Recall
 from atune.frontends.api.blocking import in_time
 from atune.frontends.api.tuner import RunPlan, discover, tune_planned
 from atune.journal.events import CandidateAliased, CandidateLowered, CandidateProposed, Event, RunStarted
@@ -49,7 +49,7 @@ class CachedWork:
         """Return the `Lowered.ir_digest` of a configuration; empty if it cannot be elaborated, as a tuning will say."""
         lowering, given = importlib.import_module("atune.stages.compile.lowering"), self.settings.compile
         asked = key_of([arguments, config])
-        if asked not in self._digests:  # once: the index is looked into twice, the second time under its lock
+        if asked not in self._digests:  # once, however often the cache is looked into
             self._digests[asked] = ""
             with suppress(Exception):
                 work = self.workload.at(dict(arguments))
@@ -143,8 +143,7 @@ async def tune_work(work: CachedWork, cache: ResultCache, *, refresh: bool = Fal
                 header = msgspec.structs.replace(work.header, time=time.time())
                 return KnownResult(history(header, work.configs, known)) if known else KnownResult()
 
-        use: CacheUse = "refresh" if refresh else ""
-        plan = replace(work.plan, cache=cache, begun=begun).with_settings(cache=use, recall=recall)
+        plan = replace(work.plan, cache=cache, begun=begun).with_settings(cached=True, recall=recall)
         return await tune_planned(work.workload, plan)
     finally:
         reader.shutdown(wait=False)

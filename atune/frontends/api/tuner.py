@@ -41,7 +41,7 @@ from atune.workers.local.machine import LocalMachine, Shared
 from atune.workers.processes.messages import Discovery
 from atune.workers.processes.server import refuse_in_worker
 from atune.workers.storage.artifact_store import ArtifactStore
-from atune.workers.storage.result_cache import Begun, ResultCache
+from atune.workers.storage.result_cache import Begun, ResultCache, run_name
 from atune.workload.pickling import FileRef, parse_file_ref, ship
 from atune.workload.workload import Workload, WorkloadSpec, describe, head, tuned_by_calls
 
@@ -345,12 +345,12 @@ class Tuner:
                 raise
         finally:
             with anyio.move_on_after(patience_s, shield=True):
-                await self._index(made)
+                await self._keep_in_cache(made)
             self._done.set()
             self._history.wake(ended=True)
 
-    async def _index(self, made: Result | None) -> None:
-        """Bring the run's row in the index up to date, however the run ended."""
+    async def _keep_in_cache(self, made: Result | None) -> None:
+        """Keep the run's journal in the result cache under its key, however the run ended."""
         path, state, cache = self._journal_path, self.state, self._cache
         answered = "" if self._engine is None else self._engine.recalled
         useless = isinstance(self._error, UsageError) and not (self._continued or (state and state.counts["measured"]))
@@ -362,8 +362,8 @@ class Tuner:
                         warn_caller(f"{what}: the result is valid, but it is not saved", RuntimeWarning)
                     await anyio.to_thread.run_sync(cache.discard, path, abandon_on_cancel=True)
                 elif state is not None and state.header:
-                    await anyio.to_thread.run_sync(cache.add, path, state, made, abandon_on_cancel=True)
-            except Exception as error:  # which costs the row, and not the run
+                    await anyio.to_thread.run_sync(cache.add, path, abandon_on_cancel=True)
+            except Exception as error:  # which costs the entry, and not the run
                 if isinstance(error, Warning):  # the program makes errors of warnings
                     self._error = self._error or error
                 else:
@@ -390,7 +390,7 @@ class Tuner:
             if self._cache is not None and self._journal_path is not None and self._begun is None:
                 await anyio.to_thread.run_sync(self._cache.note, self._journal_path, abandon_on_cancel=True)
             await recorder.go_on(past)
-            self._listeners.of = recorder.state, "" if self._journal_path is None else self._journal_path.name
+            self._listeners.of = recorder.state, "" if self._journal_path is None else run_name(self._journal_path)
             if self._cache is not None and self._journal_path is not None:
                 self._settings = replace(self._settings, journal=os.path.abspath(self._journal_path))
             self._engine = engine = Engine(self._machine, recorder, self._settings, keep=ArtifactStore().keep)

@@ -16,8 +16,8 @@ from atune.journal.reader import replay
 from atune.journal.result import Result
 from atune.model.candidate import Advice, Candidate, Config, config_key, distance, printable
 from atune.model.device import DeviceInfo
-from atune.workers.storage.result_cache import IndexedRun, ResultCache
-from atune.workers.storage.result_key import result_key, same_problem
+from atune.workers.storage.result_cache import ResultCache, StoredRun
+from atune.workers.storage.result_key import plain_dtypes, result_key, same_problem
 from atune.workload.workload import WorkloadSpec
 
 Source = str | os.PathLike[str] | Result
@@ -111,11 +111,9 @@ def _nearest_cached(spec: WorkloadSpec, here: Container[str], devices: Iterable[
     """Yield advice of the cache's runs of this kernel: of these devices first, then of the nearest problems."""
     cache, names = ResultCache(), {device.name for device in devices}
 
-    def place(run: IndexedRun) -> tuple[bool, float, str]:
-        assert run.parts is not None, "it has a result"
-        arguments = run.parts.tuned_for or run.parts.problem
-        far = distance(arguments if isinstance(arguments, dict) else {}, spec.arguments)
-        return names.isdisjoint(run.parts.device.split(" + ")), far, run.key
+    def place(run: StoredRun) -> tuple[bool, float, str]:
+        far = distance(plain_dtypes(run.header.arguments), spec.arguments)
+        return names.isdisjoint(run.header.models), far, run.key
 
     for run in sorted(cache.answers(kernel=spec.name, source=spec.kernel), key=place):
         if (result := cache.result(run)) is not None and (first := _first(_measured(result), here)):
@@ -160,9 +158,9 @@ def _recall(
     if on_miss == "error":
         what = f"the result cache has no result of {spec.name} as it is now"
         raise CacheMiss(f"{what}: tune it, without on_miss (--on-miss)")
-    if on_miss and journal and cache.begin(header, still=lambda *one: same.get(repr(one), True), own=journal) is None:
-        return None  # kernels that came since are elaborated for the next look, while nothing locks the index
-    best_first = sorted(cache.answers(work=key.work), key=lambda run: (run.latency_ms or math.inf, run.key))
+    if on_miss and journal and cache.begin(header, still, own=journal) is None:
+        return None
+    best_first = sorted(cache.answers(work=key.work), key=lambda run: (run.found.latency_ms or math.inf, run.key))
     here = _keys(spec) if best_first else ()
     found = ((run.key, _first([(0.0, run.config or {})], here)) for run in best_first)
     return KnownResult(advice=tuple(islice((Advice(f"{CACHE} {name}", first) for name, first in found if first), 1)))

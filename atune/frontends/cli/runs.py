@@ -16,15 +16,13 @@ import msgspec
 from atune.errors import AtuneError, UsageError
 from atune.frontends.cli.commands import SHOWN
 from atune.frontends.cli.output import print_lines, print_out, write
-from atune.journal.reader import JournalReader
-from atune.journal.set_folder import LOCK, is_set, listed
-from atune.journal.state import State
+from atune.journal.set_folder import LOCK, is_begun, is_set, listed
 from atune.journal.writer import is_written
 from atune.model.candidate import describe_config, printable
 from atune.reporting.export import aligned
 from atune.reporting.screen import Line
-from atune.workers.storage.result_cache import UNFINISHED, IndexedRun, ResultCache, indexed
-from atune.workers.storage.result_key import open_sizes
+from atune.workers.storage.result_cache import ResultCache, run_name, stored_run
+from atune.workers.storage.result_key import open_sizes, plain_dtypes
 from atune.workers.system.terminal import Interrupts
 
 LATEST, FINISHED = "latest", "finished"
@@ -37,33 +35,35 @@ def find_journal(text: str) -> str:
     """
     if os.path.exists(text) or os.sep in text:
         return text
-    runs = [path for path, _ in _listed()]
+    runs = [*_listed()]
     if text == LATEST:
         found = runs
     elif text.isdecimal():
         found = runs[int(text) - 1 :] if int(text) else []
     else:  # first whole names, such as gemm of gemm-1, and not of gemm_fp8-2
-        found = [path for start in (f"{text}-", text or "?") for path in runs if path.name.startswith(start)]
+        found = [path for start in (f"{text}-", text or "?") for path in runs if run_name(path).startswith(start)]
     if not found:
         raise UsageError(f"there is no file {text!r}, and no such run: atune runs lists {len(runs)}")
     return str(found[0])
 
 
-def _listed() -> list[tuple[Path, list[IndexedRun]]]:
-    """Return the runs that the result cache knows, the newest first: each one's journal, or a set's folder."""
-    found: dict[Path, list[IndexedRun]] = {}
-    for run in ResultCache().runs():
-        path = Path(run.path)
-        found.setdefault(path.parent if is_set(path.parent) else path, []).append(run)
-    return [*found.items()]
+def _listed() -> dict[Path, list[tuple[Path, float]]]:
+    """Return the runs that the result cache has, the newest first: each one's journal, or a set's folder.
+
+    With each are its journals, and when they were written.
+    """
+    found: dict[Path, list[tuple[Path, float]]] = {}
+    for path, written in ResultCache().runs():
+        found.setdefault(path.parent if is_set(path.parent) else path, []).append((path, written))
+    return found
 
 
 def runs_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     found = _listed()
-    chosen = found if arguments.all or arguments.json else found[:SHOWN]
+    chosen = [*found.items()][: None if arguments.all or arguments.json else SHOWN]
     runs = [
-        {"number": number, "journal": str(path), "written": known[0].time, **_data(path, known)}
-        for number, (path, known) in enumerate(chosen, 1)
+        {"number": number, "journal": str(path), "written": journals[0][1], **_data(path)}
+        for number, (path, journals) in enumerate(chosen, 1)
     ]
     if arguments.json:
         print_out(json.dumps({"runs": runs}))
@@ -76,30 +76,35 @@ def runs_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     return 0
 
 
-def _data(path: Path, known: list[IndexedRun]) -> dict[str, Any]:
+def _data(path: Path) -> dict[str, Any]:
     """Return a run or a set as ``--json`` prints it."""
-    run = known[0]
     try:
         if path.is_dir():
-            journals = listed(path)
-            ended = sum(one.status != UNFINISHED and Path(one.path) in journals for one in known)
-            state = FINISHED if ended == len(journals) else _unfinished(is_written(path / LOCK))
-            return {"kernel": run.kernel, "problems": len(journals), "ended": ended, "state": state}
-        if run.status == UNFINISHED:
-            run = indexed(run.path, State.of(JournalReader(path)))  # the index has it as it began
+            return _data_of_set(path)
+        run = stored_run(str(path), whole=True)
     except (AtuneError, OSError) as error:
-        starting = path.is_file() and is_written(path)
-        return {"state": "starting" if starting else "unreadable", "error": str(error)}
+        return {"state": "unreadable", "error": str(error)}
+    if run is None:
+        return {"state": "starting" if is_written(path) else "unreadable", "error": f"{path} holds no whole line"}
     return {
-        "kernel": run.kernel,
-        "problem": None if run.parts is None else msgspec.to_builtins(run.parts.tuned_for),
-        "target": "" if run.parts is None else run.parts.target,
+        "kernel": run.header.workload,
+        "problem": msgspec.to_builtins(plain_dtypes(run.header.arguments)),
+        "target": str(run.header.target),
         "best_config": msgspec.to_builtins(run.config),
-        "latency_ms": run.latency_ms,
-        "tried": run.tried,
-        "total": run.total,
-        "state": FINISHED if run.status != UNFINISHED else _unfinished(is_written(path)),
+        "latency_ms": run.found.latency_ms,
+        "tried": run.found.tried,
+        "total": run.header.total,
+        "state": FINISHED if run.end else _unfinished(is_written(path)),
     }
+
+
+def _data_of_set(folder: Path) -> dict[str, Any]:
+    journals = listed(folder)
+    runs = [run for path in journals if is_begun(path) and (run := stored_run(str(path))) is not None]
+    ended = sum(run.end is not None for run in runs)
+    state = FINISHED if ended == len(journals) else _unfinished(is_written(folder / LOCK))
+    kernel = max(runs, key=lambda run: run.time).header.workload if runs else ""
+    return {"kernel": kernel, "problems": len(journals), "ended": ended, "state": state}
 
 
 _HEADS = ("#", "kernel", "problem", "best", "tried", "journal")
@@ -107,7 +112,7 @@ _HEADS = ("#", "kernel", "problem", "best", "tried", "journal")
 
 def _row(run: dict[str, Any]) -> tuple[str, ...]:
     """Return a run as the texts of the table's columns."""
-    number, name = str(run["number"]), Path(run["journal"]).name.removesuffix(".jsonl")
+    number, name = str(run["number"]), printable(run_name(Path(run["journal"])).removesuffix(".jsonl"))
     if "error" in run:
         return number, run["state"], "", "", "", name
     if "problems" in run:
@@ -148,7 +153,7 @@ def ls_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def clear_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    cache, some = ResultCache(), arguments.kernel is not None or arguments.key is not None
+    cache, some = ResultCache(), arguments.kernel is not None or bool(arguments.key)
     removed = cache.clear(cache.answers(kernel=arguments.kernel, key=arguments.key) if some else None)
     print_out(json.dumps({"removed": removed}) if arguments.json else f"removed    {removed}")
     return 0

@@ -270,7 +270,7 @@ class Winners:
         work, cache = await anyio.to_thread.run_sync(lambda: call.work, abandon_on_cancel=True), call.options.cache
         try:
             if cache is None:
-                made = await tune_planned(work.workload, work.plan.with_settings(cache="off"))
+                made = await tune_planned(work.workload, work.plan.with_settings(cached=False))
             else:
                 made = await tune_work(work, cache, refresh=refresh)
         finally:

@@ -1,25 +1,28 @@
-"""The result cache: journals of runs, and an index of them.
+"""The result cache: a folder of journals, and nothing beside them.
 
-    journals/<kernel>-<time>.jsonl     a run's journal, the only place of its events and outcomes
-    journals/<kernel>-<time>/          the journals of a set's problems
-    index-2.sqlite3                    one table with a row for each journal, wherever it lies
+    journals/<kernel>/<key>-<time>.jsonl   the journal of a run that has the result of `key`, or is to have it
+    journals/<kernel>/<key>-<hash>.jsonl   a link to such a journal that lies elsewhere, or whose name lacks its key
+    journals/<name>-<time>.jsonl           a journal that began before its key was known
+    journals/<name>-<time>/                the journals of a set's problems
 
-Many processes may use it at once. The index holds nothing that its journals lack: a damaged one is made again from the
-cache's own journals. If the folder cannot be used, runs go on without it.
+A look-up lists the names with its key, and reads the first and the last line of these journals. Many processes may use
+the cache at once: a run keeps its journal locked, and that lock is its claim of the work. If the folder cannot be used,
+runs go on without it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import hashlib
 import os
 import re
-import sqlite3
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -30,31 +33,27 @@ from atune.journal.events import (
     BenchmarkFailed,
     BuildFailed,
     Event,
+    Found,
     RunFinished,
     RunResumed,
     RunStarted,
 )
-from atune.journal.reader import JournalReader, is_journal, last_event, read, unfit
+from atune.journal.reader import JournalReader, ends, found_in, is_journal, read
 from atune.journal.result import Result, TuneResult
-from atune.journal.state import Entry, Outcome, State, finished, recorded_budget
+from atune.journal.state import Entry, Outcome, State
 from atune.journal.writer import Journal, is_written
 from atune.model.artifact import Artifact, Roles
 from atune.model.candidate import BASELINE, Config, config_key, with_tuples
 from atune.model.folders import cache_folder, make_private_folder, untrusted
-from atune.workers.storage.result_key import (
-    CacheEntry,
-    ResultKey,
-    exported,
-    result_key,
-    same_problem,
-)
+from atune.workers.storage.result_key import CacheEntry, ResultKey, exported, result_key, same_problem
 
-T = TypeVar("T")
 Begun = tuple[Journal | None, Sequence[AnyEvent]]
 """The journal that was opened for a run, if its folder can be written, and the events in it."""
+Known = tuple[Entry, Outcome]
+"""A configuration's entry and outcome in an earlier run."""
+Still = Callable[[Any, Sequence[tuple[Config, str]]], bool]
+"""Tells whether configurations, for a problem's arguments, are still the kernels of these `Lowered.ir_digest`."""
 
-INDEX = "index-2.sqlite3"
-"""The index's file, with the version of its table. Another version is another file."""
 MOST_BYTES = 256 << 20
 """Most bytes of the cache's journals. The oldest are deleted, a set as one; the newest, and those that a run writes,
 stay."""
@@ -64,75 +63,76 @@ LASTING = ("lower", "codegen", "compile", "launch", "out_of_bounds", "mismatch",
 """Kinds of failure that come back with the same code. The others (a deadline, a lost process, memory that was short)
 are tried again."""
 
-Status = Literal["finished", "refreshed", "unfinished", "partial", "uncached"]
-"""Status of an indexed run. ``refreshed``: it was asked for though its result was known. ``partial``: it has no winner
-of the whole search that its header asks for. ``uncached``: its caller uses no cache."""
-_DAMAGE = sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_TOOBIG
-UNFINISHED = "unfinished"
-ANSWERS = ("finished", "refreshed")
-"""Statuses of runs that answer a look-up."""
 
+@dataclass(frozen=True)
+class StoredRun:
+    """A run, by the first and the last line of its journal. `time`: when it ended, in seconds since 1970.
 
-class IndexedRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A row of the index: a journal, and what its run found. Latencies in ms; `time` in seconds since 1970.
-
-    `key`, `work`: hashes of `parts`. `source`: SHA-256 of the kernel's source. `winner`: its index. `tried`, `total`:
-    numbers of candidates. `library`: the winner's, as the journal has it. `roles`: of the kernel's parameters.
-    `arguments`: the problem, as it was tuned. `ir_digest`: the winner's, see `Lowered`. `bytes`: the journal's length.
-    A run that has just begun may have no more than its path.
+    `path`: the journal. `end`: its last event; None for a run that has not ended in order. `found`: what it found.
+    `roles`: of the kernel's parameters.
     """
 
     path: str
-    status: Status = "unfinished"
-    key: str = ""
-    work: str = ""
-    kernel: str = ""
-    source: str = ""
-    config: Config | None = None
-    latency_ms: float | None = None
-    reference_ms: float | None = None
-    default_ms: float | None = None
-    winner: int | None = None
-    tried: int = 0
-    total: int = 0
-    library: Artifact | None = None
-    roles: Roles = Roles()
-    arguments: Any = None
-    ir_digest: str = ""
-    time: float = 0.0
-    bytes: int = 0
-    parts: ResultKey | None = None
+    time: float
+    header: RunStarted
+    end: RunFinished | None
+    found: Found
+    roles: Roles
+
+    @cached_property
+    def parts(self) -> ResultKey | None:
+        """What the result depends on; None where the run uses no cache, or an older atune began it."""
+        return None if self.header.settings.get("cache") == "off" else result_key(self.header)
+
+    @cached_property
+    def key(self) -> str:
+        return "" if self.parts is None else self.parts.text
+
+    @cached_property
+    def config(self) -> Config | None:
+        """The winner's configuration."""
+        return None if self.found.config is None else with_tuples(self.found.config)
+
+    @property
+    def library(self) -> Artifact | None:
+        """The winner's library, as the journal names it."""
+        return None if self.end is None else self.end.kernel
 
     @property
     def entry(self) -> CacheEntry | None:
-        """The result as data; None without a winner."""
-        if self.parts is None or self.config is None:
+        """The result as data; None for a run that answers no look-up: it has no winner of all that it asks for."""
+        if self.parts is None or self.config is None or not self.found.whole:
             return None
         return CacheEntry(
             parts=self.parts,
             config=self.config,
-            latency_ms=self.latency_ms,
-            reference_ms=self.reference_ms,
+            latency_ms=self.found.latency_ms,
+            reference_ms=self.found.reference_ms,
             created=self.time,
         )
 
 
-_COLUMNS = ("path", "status", "key", "work", "kernel", "source", "time", "bytes")
-"""Columns to search by. The column ``run`` has all of a row, as JSON."""
-_TABLE = (
-    f"CREATE TABLE runs ({', '.join(_COLUMNS)}, run, PRIMARY KEY (path))",
-    "CREATE INDEX runs_key ON runs (key, time)",
-    "CREATE INDEX runs_work ON runs (work, time)",
-    "PRAGMA user_version = 1",
-)
+def stored_run(path: str, *, whole: bool = False) -> StoredRun | None:
+    """Read the run of the journal at `path`; None where it has no whole header. Raises `JournalError` and `OSError`.
+
+    `whole`: read all of a run that has not ended, for what it has found so far. One that an older atune ended is read
+    so, too.
+    """
+    header, last = ends(path)
+    if header is None:
+        return None
+    end, written = last if isinstance(last, RunFinished) else None, os.stat(path).st_mtime
+    found, roles = (Found(), Roles()) if end is None else (end.found, end.roles)
+    if found is None or (end is None and whole):
+        state = State.of(JournalReader(path))
+        found = found_in(state)
+        roles = Result.of(state).roles
+    ended = written if end is None else min(end.time, written + 1)  # the clock that dates files lags
+    return StoredRun(path, ended, header, end, found, roles)
 
 
-Known = tuple[Entry, Outcome]
-"""A configuration's entry and outcome in an earlier run."""
-
-
-Still = Callable[[Any, Sequence[tuple[Config, str]]], bool]
-"""Tells whether configurations, for a problem's arguments, are still the kernels of these `Lowered.ir_digest`."""
+_read: dict[str, tuple[tuple[int, int, int], StoredRun | None]] = {}
+"""What this process has read, by path: the file's identity, time and size then, and its run; None for a damaged one."""
 
 
 def known_of(state: State) -> dict[str, Known]:
@@ -145,80 +145,30 @@ def known_of(state: State) -> dict[str, Known]:
     }
 
 
-def indexed(path: str, state: State, result: Result | None = None) -> IndexedRun:
-    """Return the row of the journal at `path`, which folds to `state` and `result`. Raises `OSError`."""
-    header, result = state.header, result or Result.of(state, replayed=True)
-    assert header is not None, "a journal has a header"
-    parts, stat, best = result_key(header), os.stat(path), result.best
-    key = None if header.settings.get("cache") == "off" else parts
-    return IndexedRun(
-        path=path,
-        status=_status(header, state, result),
-        key="" if key is None else key.text,
-        work="" if key is None else key.work,
-        kernel=header.workload,
-        source=header.kernel,
-        config=result.best_config,
-        latency_ms=result.latency_ms,
-        reference_ms=result.reference_ms,
-        default_ms=result.default_ms,
-        time=stat.st_mtime if state.finished is None else min(state.finished.time, stat.st_mtime + 1),  # which lags
-        bytes=stat.st_size,
-        parts=parts,
-        winner=None if best is None else best.index,
-        tried=result.total - result.remaining,
-        total=result.total,
-        library=result.kept,
-        roles=result.roles,
-        arguments=header.arguments,
-        ir_digest="" if best is None else state.entry(best.index).ir_digest,
-    )
-
-
-def _status(header: RunStarted, state: State, result: Result) -> Status:
-    use = header.settings.get("cache")
-    if not result.finished:
-        return "unfinished"
-    if use == "off":
-        return "uncached"
-    if result.reason == "stopped" or state.accepted or result.best is None:
-        return "partial"
-    by_another = state.resumed is not None and result.reason in ("budget", "enough")  # than the header's, perhaps
-    if by_another and not finished(state, recorded_budget(header)):
-        return "partial"
-    return "refreshed" if use == "refresh" else "finished"
-
-
 class ResultCache:
-    """The cache in `folder` (default: the user's). It is created with the first run.
-
-    Each call opens a new connection, so threads and forks never share one. Calls are rare.
-    """
+    """The cache in `folder` (default: the user's). It is created with the first run."""
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         self.folder = Path(os.path.abspath(folder)) if folder is not None else cache_folder()
-        self.path, self.journals = self.folder / INDEX, self.folder / "journals"
+        self.journals = self.folder / "journals"
         self._refused = set[str]()
         """Journals whose results were said to be of another kernel."""
 
     # Runs come in
 
     def new_path(self, name: str) -> Path:
-        """Return the path for a new journal of a kernel called `name`."""
-        moment = time.strftime("%Y%m%d-%H%M%S") + f".{time.time_ns() // 1000 % 1_000_000:06}"
-        return self.journals / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name)[:80]}-{moment}.jsonl"
+        """Return the path for a new journal of a kernel called `name`, whose key is not known yet."""
+        return self.journals / f"{_file_name(name)}-{_moment()}.jsonl"
 
-    def open_new(self, name: str) -> Journal | None:
-        """Return a new journal in the cache; None where its folder cannot be written."""
-        with contextlib.suppress(JournalError, OSError):
-            make_private_folder(str(self.journals))
-            return Journal.create(self.new_path(name))
-        return None
-
-    def note(self, path: str | os.PathLike[str]) -> None:
-        """Have a row for the journal at `path`, which a run begins to write."""
-        row = IndexedRun(path=os.path.abspath(path), time=time.time())
-        self._use(lambda db: _write(db, row, "IGNORE"), None)
+    def open_new(self, name: str = "", at: Path | None = None) -> Journal | None:
+        """Return a new journal in the cache, for `name` or `at` a path; None, with a warning, where that fails."""
+        path = at or self.new_path(name)
+        try:
+            make_private_folder(str(path.parent))
+            return Journal.create(path)
+        except (JournalError, OSError) as error:
+            self._warn_unusable(error)
+            return None
 
     def begin(self, header: RunStarted, still: Still | None = None, again: bool = False, own: str = "") -> Begun | None:
         """Return the journal to write for a run of `header`, and its events: of an interrupted run of the same work,
@@ -228,317 +178,352 @@ class ResultCache:
         """
         key = result_key(header)
         assert key is not None, "this atune records all of a key's parts"
-        row = IndexedRun(
-            path="", key=key.text, work=key.work, kernel=key.kernel, source=key.source, time=time.time(), parts=key
-        )
-        nothing: Begun | None = (None, [])
 
-        def claim(db: sqlite3.Connection) -> Begun | None:
-            opened.close()  # what an attempt opened that failed
-            db.execute("BEGIN IMMEDIATE")  # one process at a time looks, and begins
-            for run in _rows(db, "WHERE key = ? ORDER BY time DESC", (key.text,)):
-                if run.status in ANSWERS and not again and _serves(run, header) and _is_same(run, still):
-                    return None  # since it was looked up
-                if run.status != UNFINISHED or not self._owns(run.path) or not os.path.exists(run.path):
-                    continue
-                try:
-                    journal, past = Journal.reopen(run.path)
-                    opened.callback(journal.close)
-                except JournalError as error:
-                    if isinstance(error.__cause__, BlockingIOError):
-                        return None
-                    if os.path.getsize(run.path):  # else it was killed before its first event
-                        self._drop(db, run, str(error))
-                    continue
-                ended = bool(past) and isinstance(past[-1], RunFinished)
-                if not (again or own or ended) and _continues(past, header, still):
+        def taken(mine: str) -> bool:
+            """Tell whether another run has the claim, or has ended with the result since it was looked up."""
+            return self._is_claimed(key, mine) or (not again and self._search(key, header, still)[0] is not None)
+
+        if taken(own):
+            return None
+        if own:
+            self.note(own, key)
+            begun: Begun = None, []
+        elif (begun := self._continued(key, header, still, again))[0] is None:
+            begun = self.open_new(at=self._place(key, _moment())), []
+        journal = begun[0]
+        # Each looks after it has locked its own, so of two that begin at once one sees the other, or both do.
+        if not taken(own if journal is None else journal.path):
+            return begun
+        if own:
+            self._link(Path(own).resolve(), key).unlink(missing_ok=True)
+        if journal is not None:
+            journal.close()
+        return None
+
+    def _is_claimed(self, key: ResultKey, mine: str) -> bool:
+        """Tell whether a run writes one of the cache's own journals of this key, but `mine`."""
+        for real in self._own(key):
+            with contextlib.suppress(OSError):
+                if str(real) != os.path.realpath(mine) and is_written(real):
+                    return True
+        return False
+
+    def _continued(self, key: ResultKey, header: RunStarted, still: Still | None, again: bool) -> Begun:
+        """Reopen the newest interrupted run of the same work that may be continued; no journal where there is none."""
+        for real in [] if again else self._own(key):
+            run = self._run(str(real))
+            if run is None or run.end is not None:
+                continue
+            with contextlib.suppress(JournalError):  # another run has just reopened it
+                journal, past = Journal.reopen(real)
+                if _continues(past, header, still):
                     return journal, past
                 journal.close()
-                if ended:  # but its process has yet to say so
-                    _write(db, indexed(run.path, State.of(past)))
-                    if not again:
-                        return None
-            if (new := None if own else self.open_new(key.kernel)) is not None:
-                opened.callback(new.close)
-            if at := own if new is None else new.path:
-                _write(db, msgspec.structs.replace(row, path=at))
-            return new, []
+        return None, []
 
-        with contextlib.ExitStack() as opened:  # nothing stays open where the index cannot be written
-            begun = self._use(claim, nothing)
-            if begun is not None and begun[0] is not None:
-                opened.pop_all()
-        return begun
+    def add(self, path: str | os.PathLike[str]) -> None:
+        """Keep the journal at `path`, whose run has ended somehow, under its key, and all within `MOST_BYTES`."""
+        run = self._run(os.path.realpath(path))
+        self.note(path, None if run is None else run.parts)
+        self._tidy()
 
-    def add(self, path: str | os.PathLike[str], state: State | None = None, result: Result | None = None) -> str:
-        """Bring the row of the journal at `path` up to date, and keep the cache's journals within `MOST_BYTES`.
-
-        `state`, `result`: what the journal folds to, where that is known. Returns the run's status; empty for a journal
-        that cannot be read.
-        """
-        path = os.path.abspath(path)
+    def note(self, path: str | os.PathLike[str], key: ResultKey | None = None) -> None:
+        """Link the journal at `path` where it is found, unless it lies there: by its `key`, or else by `runs` alone."""
+        real = Path(path).resolve()
+        if self._owns(real) and (key is None or KEYED.match(real.name)):
+            return
+        link, before = self._link(real, key), self._link(real)
         try:
-            run = indexed(path, state or State.of(JournalReader(path)), result)
-        except (JournalError, OSError) as error:
-            self._forget(path, str(error))
-            return ""
-
-        def write(db: sqlite3.Connection) -> None:
-            for other in _rows(db, "WHERE time > ? AND path <> ?", (time.time(), path)):  # the clock was ahead then
-                before = run.time - 2  # more than what `indexed` adds
-                _write(db, msgspec.structs.replace(other, time=before))
-                with contextlib.suppress(OSError):
-                    if self._owns(other.path) and is_journal(other.path):
-                        os.utime(other.path, (before, before))
-            _write(db, run)
-
-        self._use(write, None)
-        self._trim()
-        return run.status
+            make_private_folder(str(link.parent))
+            with contextlib.suppress(FileExistsError):
+                link.symlink_to(real)
+            if key is not None:
+                before.unlink(missing_ok=True)
+        except OSError as error:
+            self._warn_unusable(error)
 
     def discard(self, path: str | os.PathLike[str]) -> None:
-        """Remove the row of a journal that its run did not keep, and the journal if it is the cache's own."""
-        self._delete([IndexedRun(path=os.path.abspath(path))])
+        """Forget a journal that its run did not keep, and delete it if it is the cache's own."""
+        real = os.path.realpath(path)
+        self._delete([Path(file.path) for file in self._files() if _real(file.path) == real])
 
     # Look-ups
 
-    def find(self, key: ResultKey, header: RunStarted | None = None, still: Still | None = None) -> IndexedRun | None:
-        """Return the newest run that has the result under `key`. Reads its row, and the end of its journal.
+    def find(self, key: ResultKey, header: RunStarted | None = None, still: Still | None = None) -> StoredRun | None:
+        """Return the newest run that has the result under `key`. Reads the ends of journals.
 
         A journal that is gone or damaged is no result, with a warning, and so is one of another kernel. `header`: of
         the run that asks. `still`: None counts any kernel as the same.
         """
-        other: IndexedRun | None = None
-        for run in self._select(f"WHERE key = ? AND status IN {ANSWERS} ORDER BY time DESC", key.text):
-            if _serves(run, header) and self._stands(run):
-                if _is_same(run, still):
-                    return run
-                of_others = header and run.parts and not same_problem(run.parts.tuned_for, header.arguments)
-                other = other or (None if of_others else run)
-        if other is not None and other.path not in self._refused:
+        run, other = self._search(key, header, still)
+        if run is None and other is not None and other.path not in self._refused:
             self._refused.add(other.path)
             why = "its journal does not identify the kernel (an older atune wrote it, or it includes files of yours)"
-            if other.ir_digest:
+            if other.found.ir_digest:
                 why = "something that the kernel uses, such as a helper or an environment variable, has changed since"
             _warn(f"the result of {key.kernel} in {other.path} is not used, because {why}")
-        return None
+        return run
 
-    def _stands(self, run: IndexedRun) -> bool:
-        """Tell whether a run's journal is as the index has it, or, where it was written since, still answers."""
-        try:
-            if os.path.getsize(run.path) == run.bytes and isinstance(last_event(Path(run.path)), RunFinished):
-                return True
-        except OSError as error:
-            self._forget(run.path, str(error))
-            return False
-        return self.add(run.path) in ANSWERS
+    def _search(
+        self, key: ResultKey, header: RunStarted | None, still: Still | None
+    ) -> tuple[StoredRun | None, StoredRun | None]:
+        """Return the newest run that has the result under `key`; else None, and the newest of another kernel."""
+        other: StoredRun | None = None
+        for run in self._answering(self._keyed(key.text)):
+            if run.key == key.text and _serves(run, header):
+                if _is_same(run, still):
+                    return run, None
+                of_others = header and run.parts and not same_problem(run.parts.tuned_for, header.arguments)
+                other = other or (None if of_others else run)
+        return None, other
 
-    def events(self, run: IndexedRun, header: RunStarted | None = None) -> list[Event]:
+    def events(self, run: StoredRun, header: RunStarted | None = None) -> list[Event]:
         """Return the events of a run; empty, with a warning, where its journal is damaged. `header`: as for `find`."""
         try:
             return _served_to(header, read(run.path))
         except JournalError as error:
-            self._forget(run.path, str(error))
+            _leave_out(run.path, error)
             return []
 
-    def result(self, run: IndexedRun, header: RunStarted | None = None) -> TuneResult | None:
+    def result(self, run: StoredRun, header: RunStarted | None = None) -> TuneResult | None:
         """Return the whole result of a run, with `cache_hit` set; None where its journal is damaged."""
         events = self.events(run, header)
         result = Result.from_events(events, run.path, replayed=True) if events else None
-        if not isinstance(result, TuneResult):
-            return None
-        result.cache_hit = True
-        return result
+        if isinstance(result, TuneResult):
+            result.cache_hit = True
+            return result
+        if result is not None:
+            _leave_out(run.path, f"{run.path} has no winner, though its last line says so")
+        return None
 
     def known(self, work: str, configs: Iterable[Config]) -> dict[str, Known]:
         """Return the outcomes of `configs` in earlier runs of the same work, by config key."""
-        wanted, read = {config_key(config) for config in configs}, list[dict[str, Known]]()
-        for run in self._select("WHERE work = ? ORDER BY time DESC", work):
-            if len(read) == MOST_READ:
-                break
-            try:
-                known = known_of(State.of(JournalReader(run.path)))
-                read.append({name: one for name, one in known.items() if name in wanted})
-            except JournalError as error:
-                if run.status != "unfinished":  # else its run may just begin
-                    self._forget(run.path, str(error))
-        return {name: one for known in reversed(read) for name, one in known.items()}
+        wanted, found = {config_key(config) for config in configs}, list[dict[str, Known]]()
+        runs = [run for file in self._keyed(work=work) if (run := self._run(file.path)) and run.parts]
+        for run in sorted(runs, key=lambda run: run.time, reverse=True)[:MOST_READ]:
+            known = known_of(State.of(self.events(run)))
+            found.append({name: one for name, one in known.items() if name in wanted})
+        return {name: one for known in reversed(found) for name, one in known.items()}
 
-    def runs(self) -> list[IndexedRun]:
-        """Return all runs whose journals are there, the last written first; `time` is when that was."""
-        found = []
-        for run in self._select(""):
-            with contextlib.suppress(OSError, ValueError):  # no path in this locale's encoding
-                found.append(msgspec.structs.replace(run, time=os.stat(run.path).st_mtime))
-        return sorted(found, key=lambda run: run.time, reverse=True)
+    def runs(self) -> list[tuple[Path, float]]:
+        """Return the journals of all runs, the last written first, and when that was; in seconds since 1970."""
+        found = dict[str, float]()
+        for file in self._files():
+            with contextlib.suppress(OSError):
+                found[_real(file.path)] = file.stat().st_mtime
+        return [(Path(path), found[path]) for path in sorted(found, key=found.__getitem__, reverse=True)]
 
     def answers(
-        self, *, kernel: str | None = None, key: str | None = None, work: str | None = None, source: str | None = None
-    ) -> list[IndexedRun]:
+        self, *, kernel: str | None = None, key: str = "", work: str = "", source: str | None = None
+    ) -> list[StoredRun]:
         """Return the newest run of each key that has a result, the newest first.
 
         `kernel`: the kernel's name. `key`: the beginning of the key. `work`: the work's hash. `source`: also kernels of
         another name with this source.
         """
-        named = "kernel = :kernel" if source is None else "(kernel = :kernel OR source = :source)"
-        texts = {"kernel": named, "key": "substr(key, 1, length(:key)) = :key", "work": "work = :work"}
-        values = {"kernel": kernel, "key": key, "work": work, "source": source}
-        chosen = [text for name, text in texts.items() if values[name] is not None]
-        where = " AND ".join([f"status IN {ANSWERS} AND key <> ''", *chosen])
-        newest: dict[str, IndexedRun] = {}
-        for run in self._select(f"WHERE {where} ORDER BY time DESC", values):
-            newest.setdefault(run.key, run)
+        newest: dict[str, StoredRun] = {}
+        for run in self._answering(self._keyed(key, work, kernel if source is None else None)):
+            if kernel is None or run.header.workload == kernel or run.header.kernel == source:
+                newest.setdefault(run.key, run)
         return [*newest.values()]
 
-    def entries(self, *, kernel: str | None = None, key: str | None = None) -> list[CacheEntry]:
+    def entries(self, *, kernel: str | None = None, key: str = "") -> list[CacheEntry]:
         """Return the results as data, newest first. `kernel`, `key`: as for `answers`."""
         return [run.entry for run in self.answers(kernel=kernel, key=key) if run.entry is not None]
 
-    def export(self, *, kernel: str | None = None, key: str | None = None) -> bytes:
+    def export(self, *, kernel: str | None = None, key: str = "") -> bytes:
         """Return results as JSON that can be shipped with a library: keys, winners and latencies, no libraries."""
         return exported(self.entries(kernel=kernel, key=key))
 
     # Runs go
 
-    def clear(self, results: Iterable[IndexedRun] | None = None) -> int:
+    def clear(self, results: Iterable[StoredRun] | None = None) -> int:
         """Forget `results` and all runs of the same work, and delete their journals where these are the cache's own.
 
         None: forget everything. Returns the number of results.
         """
         found = self.answers() if results is None else list(results)
-        works = {run.work for run in found}
-        self._delete([run for run in self._select("") if results is None or run.work in works])
+        works = {run.parts.work for run in found if run.parts is not None}
+        files = self._files() if results is None else (file for work in works for file in self._keyed(work=work))
+        self._delete([Path(file.path) for file in files])
         return len(found)
 
-    def _trim(self) -> None:
-        """Delete the oldest of the cache's journals beyond `MOST_BYTES`, a set's folder as one."""
-        total = self._ask(lambda db: db.execute("SELECT SUM(bytes) FROM runs").fetchone()[0] or 0, 0)
-        if total <= MOST_BYTES:
-            return
-        units: dict[str, list[IndexedRun]] = {}
-        for run in self._select("ORDER BY time DESC"):
-            if self._owns(run.path):
-                units.setdefault(Path(run.path).relative_to(self.journals).parts[0], []).append(run)
-        total = sum(run.bytes for unit in units.values() for run in unit)
-        for unit in reversed([*units.values()][1:]):
-            if total > MOST_BYTES:
-                self._delete(unit)
-                total -= sum(run.bytes for run in unit)
+    def _tidy(self) -> None:
+        """Delete the oldest of the cache's journals beyond `MOST_BYTES`, a set's folder as one, and links to nothing.
 
-    def _delete(self, runs: Sequence[IndexedRun]) -> None:
-        """Remove the rows of `runs`, and the cache's own journals, but those that a run writes."""
-        gone = []
-        for run in runs:
+        A journal that was dated by a clock that was ahead becomes older than those that came after it.
+        """
+        units: dict[Path, tuple[float, int, list[Path]]] = {}
+        now, is_set = time.time(), cache(set_folder.is_set)
+        for file in self._files():
+            if file.is_symlink():
+                continue
             with contextlib.suppress(OSError):
-                if self._owns(run.path) and is_journal(run.path):
-                    if is_written(Path(run.path)):
-                        continue
-                    self._remove(Path(run.path))
-            gone.append((run.path,))
-        self._ask(lambda db: db.executemany("DELETE FROM runs WHERE path = ?", gone), None)
+                path, written, size = Path(file.path), file.stat().st_mtime, file.stat().st_size
+                if written > now and is_journal(path):
+                    written = now - 2  # more than the clock that dates files lags
+                    os.utime(path, (written, written))
+                unit = path.parent if is_set(path.parent) else path
+                latest, before, paths = units.get(unit, (0.0, 0, []))
+                units[unit] = max(latest, written), before + size, [*paths, path]
+        oldest_first = sorted(units.values(), key=lambda unit: unit[0])
+        total = sum(size for _, size, _ in oldest_first)
+        for _, size, paths in oldest_first[:-1]:
+            if total > MOST_BYTES:
+                self._delete(paths)
+                total -= 0 if any(path.exists() for path in paths) else size  # a run may write it
+        self._delete(Path(file.path) for file in self._files() if not os.path.exists(file.path))
 
-    def _remove(self, journal: Path) -> None:
-        """Remove a journal of the cache's own, and its set's folder with the last. Raises `OSError`.
+    def _delete(self, paths: Iterable[Path]) -> None:
+        """Delete the cache's own journals at `paths`, or linked there, but those that a run writes; and the links."""
+        for path in paths:
+            with contextlib.suppress(OSError):
+                real = path.resolve()
+                if self._owns(real) and is_journal(real):
+                    if is_written(real):
+                        continue
+                    self._remove(real)
+                if path.is_symlink():
+                    self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        """Remove a journal of the cache's own, and its set's folder with the last; or a link. Raises `OSError`.
 
         Where others may write what tells of it, or in its place, it stays, with a warning.
         """
-        folder = journal.parent
-        if why := next(filter(None, map(untrusted, (self.folder, self.path, self.journals, folder, journal))), ""):
+        folder = path.parent
+        places = [self.folder, self.journals, folder, *([] if path.is_symlink() else [path])]
+        if why := next(filter(None, map(untrusted, places)), ""):
             _warn(f"no journal of the result cache is deleted: {why}")
             return
-        journal.unlink()
+        path.unlink()
         lock, index = folder / set_folder.LOCK, folder / set_folder.INDEX
-        if folder != self.journals and {*folder.iterdir()} <= {lock, index} and not is_written(lock):
+        left = {*folder.iterdir()}
+        if left and left <= {lock, index} and not is_written(lock):
             index.unlink(missing_ok=True)
             lock.unlink(missing_ok=True)
             folder.rmdir()
 
-    def _owns(self, path: str) -> bool:
-        """Tell whether a journal is the cache's own, and not elsewhere: by its real path, without links and ``..``."""
-        real, journals = Path(path).resolve(), self.journals.resolve()
-        return real.is_relative_to(journals) and Path(path) == self.journals / real.relative_to(journals)
+    # The folder
 
-    def _forget(self, path: str, why: str) -> None:
-        self._ask(lambda db: self._drop(db, IndexedRun(path=path), why), None)
+    def _files(self, folder: str | None = None) -> Iterator[os.DirEntry[str]]:
+        """Yield the files of journals, and the links to others, but what lies in other folders than `folder`, if given.
 
-    def _drop(self, db: sqlite3.Connection, run: IndexedRun, why: str) -> None:
-        _warn(f"a run of the result cache is left out: {why}")
-        db.execute("DELETE FROM runs WHERE path = ?", (run.path,))
+        Looks through no link to a folder.
+        """
+        for one in self._listed(os.path.realpath(self.journals)):
+            if not one.is_dir(follow_symlinks=False):
+                found: Collection[os.DirEntry[str]] = [one]
+            else:
+                found = self._listed(one.path) if folder in (None, one.name) else ()
+            yield from (file for file in found if file.name.endswith(".jsonl"))
 
-    # The index
+    def _keyed(self, key: str = "", work: str = "", kernel: str | None = None) -> Iterator[os.DirEntry[str]]:
+        """Yield the files whose names begin with a key: one that begins with `key`, and is of `work`.
 
-    def _select(self, where: str, *values: Any) -> list[IndexedRun]:
-        named = values[0] if values and isinstance(values[0], dict) else values
-        return self._ask(lambda db: _rows(db, where, named), [])
+        `kernel`: only those in the folder of kernels with this name.
+        """
+        for file in self._files(None if kernel is None else _file_name(kernel)):
+            if file.name.startswith(key) and file.name.startswith(work, 16) and KEYED.match(file.name):
+                yield file
 
-    def _ask(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
-        """Do what `_use` does, for reading: without index and journals nothing is created."""
-        return self._use(work, otherwise) if self.path.exists() or self.journals.exists() else otherwise
+    def _listed(self, folder: str) -> Collection[os.DirEntry[str]]:
+        try:
+            with os.scandir(folder) as found:
+                return [*found]
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            self._warn_unusable(error)
+            return ()
 
-    def _use(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
-        """Run `work` in one transaction. If the index cannot be used, warn and return `otherwise`."""
-        damage: Exception | None = None
-        with contextlib.ExitStack() as stack:
-            for attempt in (1, 2, 3):
-                try:
-                    make_private_folder(str(self.folder))
-                    if attempt == 2:  # one process makes it again, and the others then find it
-                        guard = stack.enter_context(open(self.folder / ".guard", "w"))
-                        fcntl.flock(guard, fcntl.LOCK_EX)
-                    elif attempt == 3:
-                        _warn(f"the index {self.path} was damaged ({damage}), and is made again")
-                        Path(part := f"{self.path}.part").unlink(missing_ok=True)
-                        with self._opened(part):  # elsewhere: others may still have the damaged one open
-                            Path(f"{self.path}-journal").unlink(missing_ok=True)
-                        os.replace(part, self.path)
-                    with self._opened(self.path) as db, db:
-                        return work(db)
-                except Exception as error:  # a stranger's row may raise anything
-                    damage, code = error, getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-                    damaged = code in _DAMAGE and not isinstance(error, OSError | UnicodeEncodeError)
-                    if not damaged or attempt == 3:
-                        _warn(f"the result cache {self.folder} cannot be used: {error}")
-                        break
-        return otherwise
+    def _own(self, key: ResultKey) -> list[Path]:
+        """Return the cache's own journals of a key, the last written first."""
+        found = []
+        for file in self._keyed(key.text):
+            with contextlib.suppress(OSError):
+                if self._owns(real := Path(_real(file.path))):
+                    found.append((file.stat().st_mtime, real))
+        return [real for _, real in sorted(found, reverse=True)]
 
-    @contextlib.contextmanager
-    def _opened(self, path: str | Path) -> Generator[sqlite3.Connection, None, None]:
-        with contextlib.closing(sqlite3.connect(path, timeout=30.0, isolation_level=None)) as db:
-            db.execute("PRAGMA synchronous = OFF")  # what is lost is made again
-            self._fill(db)
-            yield db
+    def _answering(self, files: Iterable[os.DirEntry[str]]) -> list[StoredRun]:
+        """Return the runs in `files` that have a result, the newest first."""
+        runs = (self._run(file.path) for file in files)
+        answering = (run for run in runs if run is not None and run.entry is not None)
+        return sorted(answering, key=lambda run: run.time, reverse=True)
 
-    def _fill(self, db: sqlite3.Connection) -> None:
-        """Make a new index from the cache's journals. One process makes it, and the others wait."""
-        if _is_made(db):
-            return
-        with db:
-            db.execute("BEGIN IMMEDIATE")
-            if _is_made(db):
-                return
-            for statement in _TABLE:
-                db.execute(statement)
-            for path in [*self.journals.glob("*.jsonl"), *self.journals.glob("*/*.jsonl")]:
-                try:
-                    _write(db, indexed(str(path), State.of(JournalReader(path))))
-                except Exception:  # it may hold what no run wrote
-                    _write(db, IndexedRun(path=str(path), time=time.time()))
+    def _run(self, path: str) -> StoredRun | None:
+        """Return the run of the journal at `path`; None where it has not begun, or is damaged, with a warning once."""
+        real = _real(path)
+        try:
+            stamp = _stamp(real)
+            if (known := _read.get(real)) is None or known[0] != stamp:
+                known = _read[real] = stamp, stored_run(real)
+            return known[1]
+        except FileNotFoundError as error:
+            with contextlib.suppress(OSError):
+                if os.path.islink(path):
+                    self._remove(Path(path))
+                    _leave_out(real, error)
+        except (JournalError, OSError) as error:
+            _leave_out(real, error)
+        return None
+
+    def _owns(self, real: Path) -> bool:
+        """Tell whether a journal, by its path without links, is the cache's own, and not elsewhere."""
+        return real.is_relative_to(self.journals.resolve())
+
+    def _place(self, key: ResultKey, name: str) -> Path:
+        return self.journals / _file_name(key.kernel) / f"{key.text}-{name}.jsonl"
+
+    def _link(self, journal: Path, key: ResultKey | None = None) -> Path:
+        """Return the place of the link to a journal."""
+        name = hashlib.sha256(os.fsencode(journal)).hexdigest()[:16]
+        return self.journals / "elsewhere" / f"{name}.jsonl" if key is None else self._place(key, name)
+
+    def _warn_unusable(self, error: Exception) -> None:
+        _warn(f"the result cache {self.folder} cannot be used: {error}")
 
 
-def _is_made(db: sqlite3.Connection) -> bool:
-    return bool(db.execute("PRAGMA user_version").fetchone()[0])
+KEYED = re.compile(r"[0-9a-f]{32}-(.*\.jsonl)$")
+"""A journal's name that begins with its key."""
 
 
-def _serves(run: IndexedRun, header: RunStarted | None) -> bool:
+def run_name(journal: Path) -> str:
+    """Return the name of a journal for people: a kernel's and a time, without the key between them."""
+    return f"{journal.parent.name}-{keyed[1]}" if (keyed := KEYED.match(journal.name)) else journal.name
+
+
+def _file_name(name: str) -> str:
+    """Return a kernel's name as part of a file's."""
+    return re.sub(r"^\.+|[^A-Za-z0-9_.-]", "_", name)[:80] or "_"
+
+
+def _moment() -> str:
+    return time.strftime("%Y%m%d-%H%M%S") + f".{time.time_ns() // 1000 % 1_000_000:06}"
+
+
+def _real(path: str) -> str:
+    """Return the path of a listed journal, or of the one that it is a link to."""
+    return os.path.realpath(path) if os.path.islink(path) else path
+
+
+def _stamp(path: str) -> tuple[int, int, int]:
+    status = os.stat(path)
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _serves(run: StoredRun, header: RunStarted | None) -> bool:
     """Tell whether a winner serves the run of `header`: a default may be none there, or a constraint may refuse it."""
-    if header is None or run.winner != BASELINE or run.config is None:
+    if header is None or run.found.winner != BASELINE or run.config is None:
         return True
     return header.baseline is not None and not header.refused and config_key(header.baseline) == config_key(run.config)
 
 
-def _is_same(run: IndexedRun, still: Still | None) -> bool:
+def _is_same(run: StoredRun, still: Still | None) -> bool:
     """Tell whether a run's winner is still the kernel that was measured; not where its journal does not identify it."""
-    return still is None or (bool(run.ir_digest) and still(run.arguments, [(run.config or {}, run.ir_digest)]))
+    digest = run.found.ir_digest
+    return still is None or (bool(digest) and still(run.header.arguments, [(run.config or {}, digest)]))
 
 
 def _served_to(header: RunStarted | None, events: Sequence[Event]) -> list[Event]:
@@ -558,6 +543,7 @@ def _continues(past: Sequence[AnyEvent], header: RunStarted, still: Still | None
     names = ("fingerprint", "strategy", "refused")
     return (
         isinstance(first, RunStarted)
+        and not isinstance(past[-1], RunFinished)
         and not any(isinstance(event, RunResumed) and event.accepted for event in past)
         and same_problem(first.arguments, header.arguments)
         and all(getattr(first, name) == getattr(header, name) for name in names)
@@ -569,18 +555,11 @@ def _continues(past: Sequence[AnyEvent], header: RunStarted, still: Still | None
     )
 
 
-def _rows(db: sqlite3.Connection, where: str, values: Any = ()) -> list[IndexedRun]:
-    found = []
-    for [data] in db.execute(f"SELECT run FROM runs {where}", values):
-        if unfit(data) or "\0" in (run := msgspec.json.decode(data, type=IndexedRun)).path:
-            raise ValueError("a row that no run wrote")
-        found.append(run if run.config is None else msgspec.structs.replace(run, config=with_tuples(run.config)))
-    return found
-
-
-def _write(db: sqlite3.Connection, run: IndexedRun, otherwise: Literal["REPLACE", "IGNORE"] = "REPLACE") -> None:
-    values = [*(getattr(run, name) for name in _COLUMNS), msgspec.json.encode(run)]
-    db.execute(f"INSERT OR {otherwise} INTO runs VALUES ({', '.join('?' * len(values))})", values)
+def _leave_out(path: str, why: Exception | str) -> None:
+    """Count the journal at `path` as damaged until it is written, and say so."""
+    with contextlib.suppress(OSError):
+        _read[path] = _stamp(path), None
+    _warn(f"a run of the result cache is left out: {why}")
 
 
 def _warn(message: str) -> None:

@@ -41,17 +41,19 @@ class ResultKey(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def work(self) -> str:
-        """Hash of the dependencies of a single measurement."""
-        return _digest(self, (*_FOR_PEOPLE, "search", "space"))
+        """Hash of the dependencies of a single measurement, 16 hex digits."""
+        return _digest(self, (*_FOR_PEOPLE, *_CHOICE))
 
     @property
     def text(self) -> str:
-        """Hash of the whole key, 32 hex digits."""
-        return _digest(self, _FOR_PEOPLE)
+        """Hash of the whole key, 32 hex digits, of which the last 16 are `work`."""
+        return _digest(self, _FOR_PEOPLE) + self.work
 
 
 _FOR_PEOPLE = ("kernel", "source", "tuned_for")
 """Parts that the others imply, or that name the result alone."""
+_CHOICE = ("search", "space")
+"""Parts on which only the choice of the winner depends."""
 _DTYPE = "$dtype"
 """The tag of a dtype of TileLang among a call's arguments."""
 
@@ -156,4 +158,4 @@ def read_exported(data: bytes) -> list[CacheEntry]:
 
 def _digest(key: ResultKey, without: Sequence[str]) -> str:
     parts = {name: value for name, value in msgspec.to_builtins(key).items() if name not in without}
-    return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()[:32]
+    return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()[:16]
