@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from atune.model.settings import CompileSettings as CompileSettings
 
     # Tune
-    from atune.frontends.api.tuner import Tuner as Tuner
-    from atune.frontends.api.tuner import run as run
-    from atune.frontends.api.tuner import tune as tune
-    from atune.frontends.api.resume import resume as resume
-    from atune.frontends.api.resume import run_resume as run_resume
-    from atune.frontends.api.compile_all import compile_all as compile_all
-    from atune.frontends.api.pick import pick as pick
-    from atune.frontends.api.problems import Problems as Problems
-    from atune.frontends.api.tune_set import run_set as run_set
-    from atune.frontends.api.tune_set import tune_set as tune_set
-    from atune.workers.processes.server import shutdown as shutdown
-    from atune.workers.processes.server import warm as warm
+    from atune.frontends.tuner import Tuner as Tuner
+    from atune.frontends.tuner import run as run
+    from atune.frontends.tuner import tune as tune
+    from atune.frontends.resume import resume as resume
+    from atune.frontends.resume import run_resume as run_resume
+    from atune.frontends.compile_all import compile_all as compile_all
+    from atune.frontends.pick import pick as pick
+    from atune.frontends.problems import Problems as Problems
+    from atune.frontends.tune_set import run_set as run_set
+    from atune.frontends.tune_set import tune_set as tune_set
+    from atune.workers.server import shutdown as shutdown
+    from atune.workers.server import warm as warm
 
     # Kernels that tune themselves
-    from atune.frontends.decorator.autotuned import autotune as autotune
-    from atune.frontends.decorator.autotuned import clear_cache as clear_cache
-    from atune.frontends.decorator.autotuned import tunings as tunings
+    from atune.frontends.autotuned import autotune as autotune
+    from atune.frontends.autotuned import clear_cache as clear_cache
+    from atune.frontends.autotuned import tunings as tunings
 
     # Results
     from atune.errors import NoWinner as NoWinner
@@ -62,14 +62,14 @@ _HOME = {
     "atune.model.space": ("Space",),
     "atune.workload.workload": ("Workload",),
     "atune.model.settings": ("BenchmarkSettings", "CompileSettings"),
-    "atune.frontends.api.tuner": ("Tuner", "run", "tune"),
-    "atune.frontends.api.resume": ("resume", "run_resume"),
-    "atune.frontends.api.compile_all": ("compile_all",),
-    "atune.frontends.api.pick": ("pick",),
-    "atune.frontends.api.problems": ("Problems",),
-    "atune.frontends.api.tune_set": ("run_set", "tune_set"),
-    "atune.workers.processes.server": ("shutdown", "warm"),
-    "atune.frontends.decorator.autotuned": ("autotune", "clear_cache", "tunings"),
+    "atune.frontends.tuner": ("Tuner", "run", "tune"),
+    "atune.frontends.resume": ("resume", "run_resume"),
+    "atune.frontends.compile_all": ("compile_all",),
+    "atune.frontends.pick": ("pick",),
+    "atune.frontends.problems": ("Problems",),
+    "atune.frontends.tune_set": ("run_set", "tune_set"),
+    "atune.workers.server": ("shutdown", "warm"),
+    "atune.frontends.autotuned": ("autotune", "clear_cache", "tunings"),
     "atune.errors": ("NoWinner",),
     "atune.journal.reader": ("replay",),
     "atune.journal.result": ("TuneResult",),

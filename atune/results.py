@@ -1,6 +1,6 @@
 """The parts of a result; `merge`, which makes one result of several journals; and `save_bundle`."""
 
-from atune.frontends.api.save_bundle import save_bundle
+from atune.frontends.save_bundle import save_bundle
 from atune.journal.merge import merge
 from atune.journal.result import Record, Result
 from atune.model.artifact import Failure

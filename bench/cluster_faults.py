@@ -27,7 +27,7 @@ from common import ROOT, options, report
 from ray_nodes import IPS, Nodes, Spec, in_own_network, ray_nodes
 
 import atune
-from atune.frontends.api.resume import resume
+from atune.frontends.resume import resume
 from atune.journal.events import BenchmarkStarted, CandidateMeasured, DeviceLost, DeviceReady, Event, Warned
 from atune.journal.reader import read
 from atune.model.settings import BenchmarkSettings, CompileSettings

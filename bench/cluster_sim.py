@@ -69,7 +69,7 @@ def measured(devices: int, candidates: int, arguments: Any) -> dict[str, Any]:
 
 def simulated(devices: int, candidates: int, arguments: Any) -> dict[str, Any]:
     """Tune `candidates` on `devices` fakes with `arguments.workers` compile workers each; return a row's figures."""
-    from atune.frontends.api.tuner import tune
+    from atune.frontends.tuner import tune
     from atune.testing import FakeMachine, Script
 
     pace, workers = arguments.pace, arguments.workers * devices

@@ -109,7 +109,7 @@ def child_retime(job: dict[str, Any]) -> None:
     """Compile the winners the same way, check them, and time them in turn."""
     import torch
 
-    from atune.stages.measure.timer import DeviceStream, Timed, make_timer
+    from atune.stages.timer import DeviceStream, Timed, make_timer
 
     module = load(Path(job["path"]))
     jit, inputs = kernel_of(module), module.inputs()

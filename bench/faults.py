@@ -24,8 +24,8 @@ from atune.journal.events import (
 from atune.journal.result import TuneResult
 from atune.model.measurement import Timing
 from atune.model.settings import BenchmarkSettings
-from atune.workers.local.device_worker import LocalDeviceWorker
-from atune.workers.local.machine import LocalMachine
+from atune.workers.device_worker import LocalDeviceWorker
+from atune.workers.machine import LocalMachine
 from atune.workload.pickling import FileRef
 
 FAULTS = {

@@ -25,8 +25,8 @@ from pathlib import Path
 import msgspec
 from recording import Recording, Tried, read_recording
 
-from atune.engine.search.interface import Guarded, Searched
-from atune.engine.search.strategies import AUTO, check_given, chosen, make_strategy
+from atune.engine.strategies import AUTO, check_given, chosen, make_strategy
+from atune.engine.strategy import Guarded, Searched
 
 MARKS = (25, 50, 100, 200)
 PROCESSES = 2

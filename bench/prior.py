@@ -27,8 +27,8 @@ from common import ROOT, report
 from spaces import FOLDER, SPACES, opened
 
 from atune import replay
-from atune.engine.search.devices import figures_of
-from atune.engine.search.prior import choices, hedged
+from atune.engine.devices import figures_of
+from atune.engine.prior import choices, hedged
 from atune.model.artifact import StaticFacts
 from atune.model.device import DeviceInfo, Target
 from atune.model.folders import whole_file
@@ -91,10 +91,10 @@ def picks_of(name: str) -> list[int]:
 
 def read(name: str) -> tuple[int, float]:
     """Write the facts of a recording. Returns how many there are, and milliseconds of reading one kernel's work."""
-    from atune.stages.compile.codegen import backend_context
-    from atune.stages.compile.work import work_of
-    from atune.stages.frontend.frontend import elaborated
-    from atune.stages.session.session import workload
+    from atune.stages.codegen import backend_context
+    from atune.stages.frontend import elaborated
+    from atune.stages.session import workload
+    from atune.stages.work import work_of
 
     found, seconds = {}, 0.0
     result = recorded(name)
@@ -116,8 +116,8 @@ def read(name: str) -> tuple[int, float]:
 @contextmanager
 def working_on(ref: str) -> Iterator[None]:
     """Make this process a compile worker for a workload meanwhile."""
-    from atune.stages.session import session
-    from atune.workers.processes.messages import Session
+    from atune.stages import session
+    from atune.workers.messages import Session
     from atune.workload.pickling import FileRef, load
 
     path, _, name = ref.rpartition(":")

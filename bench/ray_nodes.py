@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from common import ROOT
 
-from atune.workers.processes import server_main
+from atune.workers import server_main
 
 INSIDE, MARK = "ATUNE_BENCH_NETWORK", "ATUNE_BENCH_NODE"
 IPS = "10.77.0.1", "10.77.0.2"

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 from spaces import journal_in
 
-from atune.engine.search.interface import DUPLICATE, latency_or_reason
+from atune.engine.strategy import DUPLICATE, latency_or_reason
 from atune.errors import UsageError
 from atune.journal.events import (
     ArtifactBuilt,

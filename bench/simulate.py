@@ -28,15 +28,15 @@ from typing import Any
 import msgspec
 from recording import Recording, read_recording
 
-from atune.engine.search.devices import Figures
-from atune.engine.search.enough import Enough
-from atune.engine.search.interface import Guarded, Searched, Strategy
-from atune.engine.search.prior import CAN_RUN, columns, figures_for, survey_fields
-from atune.engine.search.strategies import AUTO, check_given, chosen, learns, make_strategy, uses_prior
+from atune.engine.devices import Figures
+from atune.engine.enough import Enough
+from atune.engine.prior import CAN_RUN, columns, figures_for, survey_fields
+from atune.engine.strategies import AUTO, check_given, chosen, learns, make_strategy, uses_prior
+from atune.engine.strategy import Guarded, Searched, Strategy
 from atune.journal.events import SpaceSurveyed
 from atune.model.artifact import StaticFacts
 from atune.model.settings import Budget
-from atune.workers.system.resources import usable_cores
+from atune.workers.resources import usable_cores
 
 ELABORATING = 0.1
 """Share of lowering's seconds that elaborating takes, at most; 5 to 8 % on the spaces in bench/."""

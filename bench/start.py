@@ -30,7 +30,7 @@ import start_programs as programs
 from common import ROOT, options, report
 from vs_tilelang import machine
 
-from atune.workers.storage.result_cache import ResultCache
+from atune.workers.result_cache import ResultCache
 
 RUN_S = 300.0
 """Longest that one process may take."""

@@ -33,7 +33,7 @@ from atune.journal.reader import JournalReader
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, with_tuples
 from atune.model.measurement import Timing, ratio_interval
 from atune.model.settings import BenchmarkSettings
-from atune.stages.session.session import none_found, visible_gpus
+from atune.stages.session import none_found, visible_gpus
 from atune.workload.workload import candidates_of
 
 BENCH = Path(__file__).resolve().parent
@@ -250,7 +250,7 @@ def child_tilelang(job: dict[str, Any]) -> None:
 
     import tilelang.autotuner.tuner as tuner_module
 
-    from atune.stages.measure.check import RTOL
+    from atune.stages.check import RTOL
     from atune.workload.pickling import load, parse_file_ref
 
     work = load(parse_file_ref(job["space"]))
@@ -331,10 +331,10 @@ def child_retime(job: dict[str, Any]) -> None:
     """Compile every winner the same way, check it, and time all in turn."""
     import tilelang
 
-    from atune.stages.frontend.frontend import kernel_parameters, roles_of
-    from atune.stages.measure.arguments import POISONS, KernelArguments
-    from atune.stages.measure.check import expected_outputs, judged
-    from atune.stages.measure.timer import DeviceStream, Timed, make_timer
+    from atune.stages.arguments import POISONS, KernelArguments
+    from atune.stages.check import expected_outputs, judged
+    from atune.stages.frontend import kernel_parameters, roles_of
+    from atune.stages.timer import DeviceStream, Timed, make_timer
     from atune.workload.fingerprint import function_of
     from atune.workload.pickling import load, parse_file_ref
 

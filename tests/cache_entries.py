@@ -24,8 +24,8 @@ from atune.model.candidate import config_key, space_hash
 from atune.model.device import Target
 from atune.model.measurement import Timing
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workers.storage.result_cache import ResultCache, StoredRun
-from atune.workers.storage.result_key import ResultKey, result_key
+from atune.workers.result_cache import ResultCache, StoredRun
+from atune.workers.result_key import ResultKey, result_key
 
 
 def key_of(events: list[Event]) -> ResultKey:

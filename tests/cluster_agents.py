@@ -13,7 +13,7 @@ from anyio.abc import TaskGroup
 
 from atune.workers.cluster.agent import NodeAgent
 from atune.workers.cluster.machine import NodeLost, Opening, Reply
-from atune.workers.system.waiting import background
+from atune.workers.waiting import background
 
 
 class LoopbackAgent:

@@ -57,7 +57,7 @@ def work(journal: str) -> None:
     """The program that is killed. A child of its own stands for the workers."""
     subprocess.Popen(["sleep", "100"])
     torn_writes()
-    from atune.frontends.api.tuner import tune
+    from atune.frontends.tuner import tune
 
     sys.stdout.write("begun\n")
     sys.stdout.flush()
@@ -78,7 +78,7 @@ def truth(journal: Path) -> dict[int, tuple[Any, ...]]:
 
 
 async def finish(journal: Path) -> None:
-    from atune.frontends.api.tuner import tune
+    from atune.frontends.tuner import tune
 
     await tune(machine=machine(), journal=journal)
 

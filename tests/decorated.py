@@ -11,11 +11,11 @@ from workloads import doubled as doubled
 from workloads import scale as scale
 
 import atune
-from atune.frontends.api.blocking import run_blocking
-from atune.frontends.api.cached_tune import CachedWork, tune_work
-from atune.frontends.api.tuner import RunPlan
+from atune.frontends.blocking import run_blocking
+from atune.frontends.cached_tune import CachedWork, tune_work
+from atune.frontends.tuner import RunPlan
 from atune.journal.result import TuneResult
-from atune.workers.storage.result_cache import ResultCache
+from atune.workers.result_cache import ResultCache
 
 
 def plus(A: torch.Tensor, by: int = 1) -> torch.Tensor:

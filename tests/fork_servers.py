@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atune.workers.processes.pool import ForkServer
-from atune.workers.processes.server import ForkServerProcess
+from atune.workers.pool import ForkServer
+from atune.workers.server import ForkServerProcess
 
 
 def fork_server(

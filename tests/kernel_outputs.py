@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from atune.model.artifact import Artifact, Roles
-from atune.workers.local.device_worker import LocalDeviceWorker
+from atune.workers.device_worker import LocalDeviceWorker
 
 
 async def outputs_of(device: LocalDeviceWorker, artifact: Artifact) -> list[bytes]:
@@ -20,7 +20,7 @@ def run_once(payload: bytes) -> bytes:
     """Entry point: run an `Artifact` once on poisoned outputs and return them as raw bytes."""
     import torch
 
-    from atune.stages.measure import benchmark
+    from atune.stages import benchmark
 
     artifact = msgspec.msgpack.decode(payload, type=Artifact)
     arguments = benchmark._fit_arguments(artifact.params, Roles(outputs=(1,)))

@@ -9,19 +9,19 @@ import returning_kernels as kernels
 import torch
 from returning_kernels import N
 
-from atune.frontends.decorator.autotuned import with_library
+from atune.frontends.autotuned import with_library
 from atune.model.artifact import Artifact, Roles
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
-from atune.stages.frontend.jit_kernel import jit_kernel
-from atune.stages.measure.loader import Kernel
+from atune.stages.jit_kernel import jit_kernel
+from atune.stages.loader import Kernel
 from atune.workload.workload import Workload
 
 CPU = Target("c")
 
 
 def gpu() -> Target:
-    from atune.frontends.api.tuner import discover
+    from atune.frontends.tuner import discover
 
     return discover("cuda", "0")[0]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from atune.engine.search.interface import Searched
+from atune.engine.strategy import Searched
 
 
 class Own:

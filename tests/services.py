@@ -18,8 +18,8 @@ from atune.model.jobs import (
     LowerJob,
 )
 from atune.model.settings import CompileSettings
-from atune.workers.local.compile_worker import LocalCompileWorker
-from atune.workers.local.machine import LocalMachine, Shared
+from atune.workers.compile_worker import LocalCompileWorker
+from atune.workers.machine import LocalMachine, Shared
 from atune.workload.pickling import FileRef
 
 SOFTMAX = FileRef(str(Path(__file__).parents[1] / "examples" / "softmax.py"), "WORKLOAD")

@@ -13,8 +13,8 @@ import pytest
 from atune.model.candidate import Candidate
 from atune.model.device import Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.stages.session import session
-from atune.workers.processes.messages import Session
+from atune.stages import session
+from atune.workers.messages import Session
 from atune.workload.pickling import FileRef, load
 from atune.workload.workload import candidates_of
 

@@ -13,10 +13,9 @@ import pytest
 from decorated import TUNING, scale_jit
 
 import atune
-from atune.frontends.api import cached_tune
-from atune.frontends.api.cached_tune import CachedWork
-from atune.frontends.api.tuner import RunPlan
-from atune.frontends.decorator import autotuned, winners
+from atune.frontends import autotuned, cached_tune, winners
+from atune.frontends.cached_tune import CachedWork
+from atune.frontends.tuner import RunPlan
 from atune.journal.events import CandidateLowered, CandidateMeasured, CandidateProposed, RunFinished
 from atune.journal.result import Result
 from atune.model.artifact import Roles, StaticFacts

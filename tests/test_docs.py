@@ -24,13 +24,13 @@ import atune
 import atune.sets
 from atune.engine.start import PARTS
 from atune.frontends.cli.main import make_parser
-from atune.frontends.decorator.options import PRESETS
+from atune.frontends.decorator_options import PRESETS
 from atune.journal.events import SCHEMA, AnyEvent, encode
 from atune.journal.reader import parse_line
 from atune.journal.result import Result
 from atune.model.artifact import FailureKind
 from atune.reporting.summary import summary
-from atune.stages.measure.check import RTOL
+from atune.stages.check import RTOL
 
 README, SERVICE = PAGES[0], ROOT / "docs" / "how" / "service.md"
 API, OPTIONS, CONCEPTS, FAILURES, JOURNAL, DECORATOR, CACHE = (

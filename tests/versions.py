@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 import pytest
 
-from atune.stages.cicc.client import TILELANG
+from atune.stages.cicc import TILELANG
 
 needs_cicc = pytest.mark.skipif(
     version("tilelang") not in TILELANG, reason=f"cicc is not known with tilelang {version('tilelang')}"

@@ -1,4 +1,4 @@
-"""The engine's protocols. `atune.workers.local` implements them with processes, `atune.testing` with scripted fakes."""
+"""The engine's protocols. `atune.workers` implements them with processes, `atune.testing` with scripted fakes."""
 
 from __future__ import annotations
 

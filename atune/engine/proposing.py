@@ -15,13 +15,13 @@ import anyio.to_thread
 from anyio.streams.memory import MemoryObjectSendStream
 
 from atune.engine.interfaces import CompileWorker
+from atune.engine.prior import columns
 from atune.engine.run_state import AT_ONCE
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import Screen
-from atune.engine.search.interface import Guarded, latency_or_reason
-from atune.engine.search.prior import columns
-from atune.engine.search.strategies import EXHAUSTIVE, learns
 from atune.engine.start import Plan, Start
+from atune.engine.strategies import EXHAUSTIVE, learns
+from atune.engine.strategy import Guarded, latency_or_reason
 from atune.journal.events import BuildFailed, CandidateProposed, CandidatePruned, SpaceSurveyed
 from atune.journal.state import proposed
 from atune.model.artifact import Elaborated, Failure, StaticFacts

@@ -11,8 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from atune.engine.prior import why_never
 from atune.engine.run_state import Run
-from atune.engine.search.prior import why_never
 from atune.errors import UsageError
 from atune.journal.state import State
 from atune.model.artifact import Lowered, StaticFacts

@@ -20,14 +20,14 @@ import anyio.from_thread
 import anyio.to_thread
 import msgspec
 
+from atune.engine.devices import Figures
+from atune.engine.enough import Enough
 from atune.engine.interfaces import CompileWorker, Machine
+from atune.engine.prior import CAN_RUN, figures_for, survey_fields
 from atune.engine.run_state import Run
 from atune.engine.screen import LayoutChoice, layout_choice
-from atune.engine.search.devices import Figures
-from atune.engine.search.enough import Enough
-from atune.engine.search.interface import Guarded, Searched, Strategy, latency_or_reason
-from atune.engine.search.prior import CAN_RUN, figures_for, survey_fields
-from atune.engine.search.strategies import AUTO, chosen, make_strategy, uses_prior
+from atune.engine.strategies import AUTO, chosen, make_strategy, uses_prior
+from atune.engine.strategy import Guarded, Searched, Strategy, latency_or_reason
 from atune.errors import JournalError, UsageError, warn_caller
 from atune.journal.events import SCHEMA, BenchmarkFailed, Event, JournalRepaired, RunResumed, RunStarted, Warned
 from atune.journal.state import Entry, State, all_proposed, finished, proposed

@@ -493,7 +493,7 @@ class Result:
         Inputs must have the shapes, dtypes and strides that it was tuned for. Called with the inputs, it returns the
         outputs. Called with every parameter, it writes into the given outputs. `as_op` makes a torch operator of it.
         """
-        return _above("stages.measure.loader.Kernel")(self._library(), self.roles)
+        return _above("stages.loader.Kernel")(self._library(), self.roles)
 
     @cached_property
     def kernel_source(self) -> str:
@@ -571,4 +571,4 @@ class TuneResult(Result):
 
     def save_bundle(self, folder: str | os.PathLike[str]) -> str:
         """Write the winner as a bundle, the new folder `folder`: `atune.results.save_bundle` of this result alone."""
-        return str(_above("frontends.api.save_bundle.save_bundle")(folder, [self]))
+        return str(_above("frontends.save_bundle.save_bundle")(folder, [self]))

@@ -19,16 +19,14 @@ from atune.model.candidate import Candidate
 from atune.model.device import Target
 from atune.model.jobs import BuildJob, CompareJob, ElaborateJob, LowerJob, RolesJob
 from atune.model.settings import CompileSettings
-from atune.stages import tilelang
-from atune.stages.cicc import client
-from atune.stages.cicc.server import CiccError
-from atune.stages.compile import elf, lowering
-from atune.stages.compile.codegen import answer, backend_context, by_nvcc
-from atune.stages.compile.facts import foreseen
-from atune.stages.frontend.frontend import elaborated, roles_of
-from atune.stages.session.session import find_devices, session, workload
-from atune.workers.storage.artifact_store import StateCheck, remember, state_of
-from atune.workers.system.resources import check_machine
+from atune.stages import cicc, elf, lowering, tilelang
+from atune.stages.cicc_server import CiccError
+from atune.stages.codegen import answer, backend_context, by_nvcc
+from atune.stages.facts import foreseen
+from atune.stages.frontend import elaborated, roles_of
+from atune.stages.session import find_devices, session, workload
+from atune.workers.artifact_store import StateCheck, remember, state_of
+from atune.workers.resources import check_machine
 from atune.workload.source_locations import detail_of
 from atune.workload.workload import ConfigCheck
 
@@ -47,7 +45,7 @@ def discover(payload: bytes) -> bytes:
     """
     text, wanted, settings = msgspec.msgpack.decode(payload, type=tuple[str | Target, tuple[str, ...], CompileSettings])
     found = find_devices(text, wanted)
-    tools, why = client.tools_or_why(found.target) if settings.cicc else ("", SWITCHED_OFF)
+    tools, why = cicc.tools_or_why(found.target) if settings.cicc else ("", SWITCHED_OFF)
     found = msgspec.structs.replace(found, tools=tools, no_cicc=why, untested=tilelang.untested())
     return msgspec.msgpack.encode(found)
 
@@ -100,7 +98,7 @@ def lower(payload: bytes) -> bytes:
     """
     job = msgspec.msgpack.decode(payload, type=LowerJob)
     ConfigCheck(workload()).check(job.candidate.config, f"Workload {workload().name}")
-    lowered = _guarded(job.candidate, lambda one: client.with_use(lowering.lower(one, anew=job.anew)))
+    lowered = _guarded(job.candidate, lambda one: cicc.with_use(lowering.lower(one, anew=job.anew)))
     return msgspec.msgpack.encode(lowered)
 
 
@@ -110,9 +108,9 @@ def build(payload: bytes) -> bytes:
     A group of several that fails raises: nobody knows yet whose fault it is. A group of one answers with a `Failure`.
     """
     job = msgspec.msgpack.decode(payload, type=BuildJob)
-    built = answer(job.group, job.path, client.compile if job.service else by_nvcc)
+    built = answer(job.group, job.path, cicc.compile if job.service else by_nvcc)
     pairs = zip(job.group, built, strict=True)
-    return msgspec.msgpack.encode([client.in_state(of, it) if isinstance(it, Artifact) else it for of, it in pairs])
+    return msgspec.msgpack.encode([cicc.in_state(of, it) if isinstance(it, Artifact) else it for of, it in pairs])
 
 
 def compare(payload: bytes) -> bytes:
@@ -146,13 +144,13 @@ def compared(candidate: Candidate, built: Artifact, path: str) -> Compared | Fai
     The result is kept for the compiler state of `built`, if this machine is in that state. Raises what elaborating and
     lowering raise. Returns a `Failure` if compilers refuse the source.
     """
-    lowered = client.with_use(lowering.lower(candidate))
+    lowered = cicc.with_use(lowering.lower(candidate))
     (plain,) = answer([lowered], path)
     if isinstance(plain, Failure):
         return plain
     found = difference(built, plain)
     with contextlib.suppress(OSError, CiccError, ValueError):  # then a later run compares again
-        files, headers = client.headers_of(plain)
+        files, headers = cicc.headers_of(plain)
         if state_of(session().tools, lowered.use, headers) == built.state:
             remember(session().tools, lowered.use, StateCheck(files, headers, found))
     return Compared(candidate.index, found)

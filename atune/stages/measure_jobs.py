@@ -11,13 +11,13 @@ import msgspec
 from atune.errors import in_one_line
 from atune.model.device import DeviceInfo
 from atune.model.jobs import BitsJob, FinalJob, MeasureJob, PrepareJob, Started
-from atune.stages.measure import benchmark
-from atune.stages.measure.bits import BitsObserver, digests
-from atune.stages.measure.clocks import ClocksObserver
-from atune.stages.measure.faults import kind_of
-from atune.stages.measure.memory import MemoryObserver
-from atune.stages.measure.neighbours import holders
-from atune.workers.system.resources import ShortOf
+from atune.stages import benchmark
+from atune.stages.bits import BitsObserver, digests
+from atune.stages.clocks import ClocksObserver
+from atune.stages.faults import kind_of
+from atune.stages.memory import MemoryObserver
+from atune.stages.neighbours import holders
+from atune.workers.resources import ShortOf
 
 
 def begin(payload: bytes) -> bytes:

@@ -4,9 +4,9 @@
     result = await atune.tune(machine=machine)
     assert machine.measured["fake-0"] == [0, 1, 2, ...]
 
-It imports `engine`, `model`, `workload` and `workers.system`; the real machine is in `workers`. The fakes start no
-process and need no tilelang, torch or CUDA. Time is virtual, so that a run takes milliseconds with any script.
-`FakeMachine` implements `atune.engine.interfaces.Machine`, and the contract suite tests it and the real one.
+It imports `engine`, `model`, `workload` and `workers`, where the real machine is. The fakes start no process and need
+no tilelang, torch or CUDA. Time is virtual, so that a run takes milliseconds with any script. `FakeMachine` implements
+`atune.engine.interfaces.Machine`, and the contract suite tests it and the real one.
 """
 
 from atune.testing.machine import FakeClock, FakeCompileWorker, FakeDeviceWorker, FakeMachine

@@ -34,7 +34,7 @@ from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.model.space import Space
 from atune.testing.script import FATAL, Script, Stage
-from atune.workers.system.waiting import background
+from atune.workers.waiting import background
 from atune.workload.workload import Workload, WorkloadSpec, with_space
 
 KILLED = "scripted to be killed from outside"

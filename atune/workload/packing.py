@@ -190,7 +190,7 @@ def _tilelangs(one: Any) -> tuple[Any, ...] | None:
         names = ("target", "target_host", "execution_backend", "verbose", "pass_configs", "compile_flags")
         options = {name: getattr(one, name) for name in names}
         tuned = {name: getattr(one, name) for name in ("latency", "config", "ref_latency")}
-        again = importlib.import_module("atune.stages.frontend.jit_kernel").compiled_again
+        again = importlib.import_module("atune.stages.jit_kernel").compiled_again
         return again, (one.prim_func, one.out_idx, getattr(one, "roles", None), options, tuned)
     kind = type(one)
     if str(kind.__module__).startswith("tilelang.") and hasattr(kind, "__post_init__"):  # it makes the caches

@@ -13,9 +13,9 @@ import anyio
 import pytest
 
 from atune.errors import JournalError, TargetError, UsageError
-from atune.frontends.api.tuner import tune
+from atune.frontends.tuner import tune
 from atune.testing import FakeMachine
-from atune.workers.local.machine import LocalMachine
+from atune.workers.machine import LocalMachine
 from atune.workload.pickling import parse_file_ref
 
 pytestmark = pytest.mark.anyio

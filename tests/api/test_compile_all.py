@@ -11,7 +11,7 @@ from guide_kernels import picky, scaled
 
 import atune
 from atune.engine.run_state import Run
-from atune.frontends.api.compile_all import compiled
+from atune.frontends.compile_all import compiled
 from atune.model.candidate import numbered
 from atune.testing import FakeMachine, Script
 

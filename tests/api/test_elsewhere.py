@@ -23,7 +23,7 @@ import atune
 from atune import errors
 from atune.compat.tilelang.environment import TuningFailed
 from atune.errors import AtuneError
-from atune.frontends.api.blocking import in_time
+from atune.frontends.blocking import in_time
 from atune.model.candidate import distance
 from atune.model.folders import cache_folder_at
 from atune.model.settings import Budget
@@ -139,7 +139,7 @@ async def test_a_warning_that_is_an_error_comes_out_of_a_run_whose_journal_was_r
 
 def test_functions_of_a_space_are_asked_in_the_thread_that_imports(tmp_path: Path, monkeypatch: Any) -> None:
     """Another thread would wait for the import if a constraint imported the module that is being imported."""
-    lines = ["import threading", "from atune.frontends.api.blocking import in_time", "def ask():"]
+    lines = ["import threading", "from atune.frontends.blocking import in_time", "def ask():"]
     lines += ["    import asked_while_imported", "    return threading.get_ident()", "THREAD = in_time(ask)"]
     (tmp_path / "asked_while_imported.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(tmp_path)

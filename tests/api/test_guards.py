@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from atune.errors import NoWinner, UsageError, WorkloadError
-from atune.frontends.api.tuner import Tuner, run
+from atune.frontends.tuner import Tuner, run
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.testing import FakeMachine
 from atune.workload.workload import Workload
@@ -20,9 +20,9 @@ KERNEL = """\
 import asyncio
 import tilelang.language as T
 import atune
-from atune.frontends.api.cached_tune import CachedWork, tune_work
-from atune.frontends.api.tuner import RunPlan
-from atune.workers.storage.result_cache import ResultCache
+from atune.frontends.cached_tune import CachedWork, tune_work
+from atune.frontends.tuner import RunPlan
+from atune.workers.result_cache import ResultCache
 
 
 def kernel(x=0):

@@ -17,7 +17,7 @@ from atune import Workload, run, tune
 from atune.engine.run_state import Recorder
 from atune.journal.reader import replay
 from atune.testing import FakeMachine
-from atune.workers.storage.result_cache import ResultCache
+from atune.workers.result_cache import ResultCache
 
 TESTS = Path(__file__).parents[1]
 LINE = re.compile(r"tuning interrupted; (\d+) measured are kept in (.+); journal= continues it, as the next call")

@@ -19,14 +19,14 @@ from own_strategy import Own
 from processes import environment
 
 import atune
-from atune.frontends.api import cached_tune, tune_set, warm_start
-from atune.frontends.api.tuner import tune
+from atune.frontends import cached_tune, tune_set, warm_start
+from atune.frontends.tuner import tune
 from atune.journal import writer
 from atune.model.candidate import Problem
 from atune.testing import FakeMachine, Script
+from atune.workers import machine
 from atune.workers.cluster import ray_cluster
-from atune.workers.local import machine
-from atune.workers.storage.result_cache import ResultCache
+from atune.workers.result_cache import ResultCache
 from atune.workload.workload import Workload
 
 pytestmark = pytest.mark.anyio
@@ -60,7 +60,7 @@ class LoopGoesOn:
 def test_a_module_that_tunes_while_it_is_imported_does_not_wait_for_itself(tmp_path: Path) -> None:
     (tmp_path / "tunes_at_import.py").write_text(
         "import anyio, atune\n"
-        "from atune.frontends.api import tuner\n"
+        "from atune.frontends import tuner\n"
         "def kernel(N, block=32): pass\n"
         "async def alone(made): return type(made).__name__\n"
         "tuner.Tuner._alone = alone\n"
@@ -132,13 +132,13 @@ async def test_cancelling_does_not_wait_for_what_is_slow_in_a_thread(
 WAITED_FOR = {
     ("engine/engine.py", "edited_since"), ("engine/engine.py", "self.keep"),  # after the last measurement
     ("engine/engine.py", "found_in"),
-    ("frontends/api/tuner.py", "self._keep_one"),
-    ("workers/local/machine.py", "store.evict"),
-    ("workers/local/machine.py", "partial(shutil.rmtree, self.run_dir, ignore_errors=True)"),
+    ("frontends/tuner.py", "self._keep_one"),
+    ("workers/machine.py", "store.evict"),
+    ("workers/machine.py", "partial(shutil.rmtree, self.run_dir, ignore_errors=True)"),
     ("workers/cluster/ray_cluster.py", "_leave"),
-    ("frontends/api/compile_all.py", "load"), ("frontends/decorator/autotuned.py", "use"),  # nothing is measured
-    ("frontends/decorator/autotuned.py", "self.winners.serving"),
-    ("frontends/decorator/winners.py", "lambda: winner.result"),
+    ("frontends/compile_all.py", "load"), ("frontends/autotuned.py", "use"),  # nothing is measured
+    ("frontends/autotuned.py", "self.winners.serving"),
+    ("frontends/winners.py", "lambda: winner.result"),
 }  # fmt: skip
 """Calls in threads that a cancellation waits for, by file: none comes between a run's start and a measurement."""
 

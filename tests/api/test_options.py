@@ -12,10 +12,10 @@ from typing import Any, get_args
 import pytest
 
 import atune
-from atune.engine.search.strategies import SHOWN
-from atune.frontends.api.options import RunOptions, StrategyName, TargetName, TuneOptions
+from atune.engine.strategies import SHOWN
 from atune.frontends.cli.options import CommandOptions, help_of
-from atune.frontends.decorator.options import AutotuneOptions
+from atune.frontends.decorator_options import AutotuneOptions
+from atune.frontends.options import RunOptions, StrategyName, TargetName, TuneOptions
 from atune.model.device import parse_target
 from atune.model.options import MEANT, options_of
 from atune.reporting.summary import summary

@@ -79,7 +79,7 @@ def test_elsewhere_a_line_a_minute_is_shown(code: str, shows: bool) -> None:
 
 def test_a_tuner_shows_what_it_is_asked_to(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """Its reader shows the events."""
-    monkeypatch.setattr("atune.frontends.api.tuner.is_watched", lambda: True)
+    monkeypatch.setattr("atune.frontends.tuner.is_watched", lambda: True)
 
     async def main(**options: Any) -> None:
         async with Tuner(machine=FakeMachine(4), **options) as tuner:

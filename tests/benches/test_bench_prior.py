@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from prior import REFS, judge, mean, picks_of, recorded, scores_of, working_on
 
-from atune.stages.compile.lowering import lower, workload
+from atune.stages.lowering import lower, workload
 from atune.workload.workload import candidates_of
 
 PRODUCTS = [name for name in REFS if name.startswith("gemm")]
@@ -38,7 +38,7 @@ def test_what_is_picked_without_measuring_is_fast_on_each_recording() -> None:
 def test_stored_facts_are_those_that_lowering_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     from prior import facts_of
 
-    from atune.stages.session import session
+    from atune.stages import session
 
     monkeypatch.setattr(session._state, "workload", None)
     monkeypatch.setattr(session._state, "session", None, raising=False)

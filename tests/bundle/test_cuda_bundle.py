@@ -24,15 +24,15 @@ from processes import environment
 import atune
 from atune.bundle.launch import TENSORMAP
 from atune.errors import UsageError
-from atune.frontends.api import save_bundle as writer
-from atune.frontends.decorator.autotuned import with_library
+from atune.frontends import save_bundle as writer
+from atune.frontends.autotuned import with_library
 from atune.journal.events import RunStarted
 from atune.journal.result import Result
 from atune.model.artifact import Artifact, Roles
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
 from atune.results import save_bundle
-from atune.workers.storage.artifact_store import ArtifactStore
+from atune.workers.artifact_store import ArtifactStore
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 SM_90A = Target("cuda", "sm_90a")

@@ -21,7 +21,7 @@ from processes import environment
 import atune
 from atune.bundle import OutsideProblems, load
 from atune.errors import UsageError
-from atune.frontends.api import save_bundle as writer
+from atune.frontends import save_bundle as writer
 from atune.frontends.cli.main import main
 from atune.journal.result import Result
 from atune.model.folders import artifacts_folder

@@ -26,8 +26,8 @@ from atune.journal.result import Result
 from atune.journal.writer import Journal, write_journal
 from atune.model.options import python_ways
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.stages.session import session
-from atune.workers.storage.result_cache import ResultCache
+from atune.stages import session
+from atune.workers.result_cache import ResultCache
 
 GOOD = Stream(total=3, default=0).ready(3.0).candidate(0, 4.0).candidate(1, 1.0).candidate(2)
 GOOD.final({1: [1.0, 1.0, 1.0], 0: [4.0, 4.0, 4.0]}, [3.0]).finished(2.5)
@@ -35,7 +35,7 @@ BAD = Stream(total=3).proposed(0).build_failed(0).proposed(1).build_failed(1).ca
 
 
 class Scripted:
-    """Stands for `atune.frontends.api.tuner`: keeps its arguments, emits events, and returns or raises."""
+    """Stands for `atune.frontends.tuner`: keeps its arguments, emits events, and returns or raises."""
 
     def __init__(self, stream: Stream, error: BaseException | None = None) -> None:
         self.stream, self.error = stream, error
@@ -69,9 +69,9 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scripted]:
     def install(stream: Stream = GOOD, error: BaseException | None = None) -> Scripted:
         scripted = Scripted(stream, error)
         python_ways()  # imports what names the options, with the real module
-        module = ModuleType("atune.frontends.api.tuner")
+        module = ModuleType("atune.frontends.tuner")
         module.tune = scripted.tune  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "atune.frontends.api.tuner", module)
+        monkeypatch.setitem(sys.modules, "atune.frontends.tuner", module)
         return scripted
 
     return install
@@ -298,7 +298,7 @@ SLOW_ENGINE = """
 import sys, types, anyio, anyio.to_thread
 from event_streams import Stream
 from atune.journal.writer import Journal
-module = types.ModuleType("atune.frontends.api.tuner")
+module = types.ModuleType("atune.frontends.tuner")
 async def tune(workload, *, journal, on_event, **options):
     with Journal.create(journal) as file:
         for event in Stream(total=9).candidate(0, 1.0).events:
@@ -313,7 +313,7 @@ async def tune(workload, *, journal, on_event, **options):
                 await anyio.to_thread.run_sync(sys.stdin.readline)
                 print("clean", flush=True)
 module.tune = tune
-sys.modules["atune.frontends.api.tuner"] = module
+sys.modules["atune.frontends.tuner"] = module
 from atune.frontends.cli.main import main
 sys.exit(main())
 """

@@ -13,7 +13,7 @@ from cache_entries import events, key_of, put
 from processes import environment
 
 from atune.frontends.cli.main import main
-from atune.workers.storage.result_cache import ResultCache
+from atune.workers.result_cache import ResultCache
 
 
 @pytest.fixture

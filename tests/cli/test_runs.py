@@ -16,7 +16,7 @@ from atune.errors import UsageError
 from atune.frontends.cli.main import main
 from atune.frontends.cli.runs import find_journal
 from atune.journal.writer import Journal, write_journal
-from atune.workers.storage.result_cache import ResultCache
+from atune.workers.result_cache import ResultCache
 
 
 def recorded(path: Path, age_s: float, *latencies: float, finished: bool = True) -> Path:

@@ -17,7 +17,7 @@ from atune.frontends.cli.main import main
 from atune.journal.set_folder import open_set_folder
 from atune.journal.writer import Journal, write_journal
 from atune.model.candidate import Problem
-from atune.workers.storage.result_cache import ResultCache
+from atune.workers.result_cache import ResultCache
 
 NAME = "gemm-20260101-101010.123456"
 PROBLEMS = [Problem({"M": size}) for size in (1, 2, 4)]

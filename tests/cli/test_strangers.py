@@ -24,7 +24,7 @@ from atune.model.folders import artifacts_folder
 from atune.model.settings import CompileSettings
 from atune.results import save_bundle
 from atune.testing import FakeMachine
-from atune.workers.local.machine import LocalMachine
+from atune.workers.machine import LocalMachine
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r"
 """Sets a title, clears the screen, colours by one byte, turns the direction of text, and goes to the line's begin."""
@@ -95,7 +95,7 @@ def test_what_prints_goes_through_one_function() -> None:
             call = node.func if isinstance(node, ast.Call) else None
             if ast.unparse(call) in ("print", "sys.stdout.write", "sys.stderr.write", "Output") if call else False:
                 found.add(path.relative_to(package).as_posix())
-    others = {"frontends/api/tune_set.py", "reporting/log.py", "reporting/progress.py"}
+    others = {"frontends/tune_set.py", "reporting/log.py", "reporting/progress.py"}
     assert found == {"frontends/cli/output.py", *others}
 
 

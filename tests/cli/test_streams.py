@@ -19,7 +19,7 @@ from event_streams import Stream
 from atune.errors import NoWinner
 from atune.journal.result import Result
 from atune.journal.writer import Journal
-module = types.ModuleType("atune.frontends.api.tuner")
+module = types.ModuleType("atune.frontends.tuner")
 from atune.reporting.progress import Progress
 async def tune(workload, *, journal, on_event, progress, **options):
     assert progress
@@ -37,7 +37,7 @@ async def tune(workload, *, journal, on_event, progress, **options):
         raise NoWinner("no candidate worked", result)
     return result
 module.tune = tune
-sys.modules["atune.frontends.api.tuner"] = module
+sys.modules["atune.frontends.tuner"] = module
 from atune.frontends.cli.main import main
 sys.exit(main())
 """

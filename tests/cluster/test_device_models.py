@@ -13,8 +13,8 @@ from atune.errors import TargetError
 from atune.model.device import DeviceInfo, Target
 from atune.model.settings import CompileSettings
 from atune.workers.cluster.machine import NO_NVCC, ClusterMachine, Opening, Reply, known
-from atune.workers.local.machine import LocalMachine
-from atune.workers.processes.messages import Discovery
+from atune.workers.machine import LocalMachine
+from atune.workers.messages import Discovery
 from atune.workload.pickling import FileRef
 from atune.workload.workload import Workload, describe
 

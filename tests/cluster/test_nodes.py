@@ -14,15 +14,15 @@ from processes import marked, wait_until
 
 from atune import errors
 from atune.errors import UsageError, WorkerError
-from atune.frontends.api.resume import resume
-from atune.frontends.api.tuner import run, tune
+from atune.frontends.resume import resume
+from atune.frontends.tuner import run, tune
 from atune.journal.events import CandidateMeasured, DeviceLost, Event, Warned
 from atune.journal.reader import read
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.cluster import ray_cluster
 from atune.workers.cluster.agent import versions_here
 from atune.workers.cluster.machine import ClusterMachine, Opening, known
-from atune.workers.processes.server import parked
+from atune.workers.server import parked
 from atune.workload.pickling import parse_file_ref
 
 pytestmark = pytest.mark.anyio

@@ -12,7 +12,7 @@ from processes import MARK, marked, new_mark, wait_until
 from rays import ray_cluster
 
 from atune.errors import UsageError
-from atune.frontends.api.tuner import tune
+from atune.frontends.tuner import tune
 from atune.journal.events import DeviceReady, Event, Warned
 from atune.model.settings import BenchmarkSettings, CompileSettings
 

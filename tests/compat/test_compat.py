@@ -34,12 +34,12 @@ from atune.compat.tilelang import (
 from atune.model.device import Target
 from atune.model.folders import artifacts_folder
 from atune.model.settings import BenchmarkSettings, Budget
-from atune.stages.frontend.jit_kernel import jit_kernel
-from atune.stages.measure import benchmark
-from atune.stages.measure.timer import CpuTimer, DeviceStream, Timed
+from atune.stages import benchmark
+from atune.stages.jit_kernel import jit_kernel
 from atune.stages.tilelang import REPLACED
-from atune.workers.local.workers import process_folders
-from atune.workers.storage.result_key import result_key
+from atune.stages.timer import CpuTimer, DeviceStream, Timed
+from atune.workers.result_key import result_key
+from atune.workers.workers import process_folders
 
 pytestmark = pytest.mark.timeout(170)
 

@@ -11,7 +11,7 @@ import torch
 from drop_in_tuners import BLOCKS, lazy
 
 from atune.compat.tilelang import autotune
-from atune.frontends.decorator import winners
+from atune.frontends import winners
 
 pytestmark = pytest.mark.timeout(170)
 SEEDED = {"do_not_specialize": ["block"]}

@@ -13,8 +13,8 @@ from decorated import doubled, multiply, plus, scale_jit, shift, shift_any, time
 
 import atune
 from atune.errors import UsageError
-from atune.frontends.api import cached_tune as cached
-from atune.frontends.decorator.autotuned import Autotuned
+from atune.frontends import cached_tune as cached
+from atune.frontends.autotuned import Autotuned
 
 
 def test_lazy_kernels_come_back_compiled(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:

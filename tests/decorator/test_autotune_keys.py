@@ -15,7 +15,7 @@ from stand_in_engine import Engine
 
 import atune
 from atune.errors import CacheMiss, SpaceError, UsageError, WorkloadError
-from atune.frontends.decorator import autotuned
+from atune.frontends import autotuned
 from atune.journal.result import Result
 
 # Keys

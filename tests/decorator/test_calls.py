@@ -24,7 +24,7 @@ from stand_in_engine import Engine
 import atune
 from atune.compat import tilelang as drop_in
 from atune.errors import SpaceError
-from atune.frontends.api import blocking
+from atune.frontends import blocking
 
 NEVER = {
     "rank": torch.ones(64, 2),

@@ -15,7 +15,7 @@ from compile_spy import spy
 from decorated import QUICK, add, doubled, multiply, plus, scale, scale_jit, shift, shift_any, times, workload
 
 import atune
-from atune.frontends.api import cached_tune
+from atune.frontends import cached_tune
 from atune.journal.result import TuneResult
 from atune.model.folders import artifacts_folder
 
@@ -32,7 +32,7 @@ def forbid(patch: pytest.MonkeyPatch, *, workers: bool = True) -> None:
     """Let nothing be tuned; and with `workers` start none to compile."""
     patch.delattr(cached_tune, "tune_planned")
     if workers:
-        patch.delattr("atune.frontends.decorator.autotuned._built")
+        patch.delattr("atune.frontends.autotuned._built")
 
 
 def lazily(kernel: Any, *tensors: torch.Tensor) -> Any:
@@ -107,7 +107,7 @@ def test_a_library_that_is_gone_is_made_by_a_worker(
     found = tuned(shift, reference=plus)
     assert torch.equal(found(FLOATS), FLOATS + 1) and not compiled_here
     assert found.compile(n=64).latency > 0
-    monkeypatch.delattr("atune.frontends.decorator.autotuned._built")  # it is in the store now
+    monkeypatch.delattr("atune.frontends.autotuned._built")  # it is in the store now
     assert torch.equal(tuned(shift, reference=plus)(FLOATS), FLOATS + 1) and not compiled_here
 
 
@@ -123,7 +123,7 @@ def test_a_shipped_result_is_compiled_by_a_worker_once(
         return tuned(shift, reference=plus, shipped=file, cache=tmp_path / "empty", on_miss="error")
 
     assert torch.equal(shipped()(FLOATS), FLOATS + 1) and not compiled_here
-    monkeypatch.delattr("atune.frontends.decorator.autotuned._built")
+    monkeypatch.delattr("atune.frontends.autotuned._built")
     assert torch.equal(shipped()(FLOATS), FLOATS + 1) and not compiled_here
 
 
@@ -139,7 +139,7 @@ def test_other_sizes_that_share_a_winner_are_compiled_by_a_worker(
 
     async def main() -> None:
         assert (await kernel.tune_async(third)).cache_hit
-        monkeypatch.delattr("atune.frontends.decorator.autotuned._built")
+        monkeypatch.delattr("atune.frontends.autotuned._built")
         assert torch.equal(kernel(third), third + 1)
 
     anyio.run(main)

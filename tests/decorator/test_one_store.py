@@ -15,11 +15,11 @@ from decorated import QUICK, TUNING, cached_work, doubled, scale, workload
 
 import atune
 from atune.errors import NoWinner, UsageError
-from atune.frontends.api import cached_tune
+from atune.frontends import cached_tune
 from atune.frontends.cli.main import main
 from atune.frontends.cli.runs import find_journal
 from atune.journal.events import BenchmarkFailed
-from atune.workers.storage.result_cache import ResultCache
+from atune.workers.result_cache import ResultCache
 
 
 @pytest.fixture(autouse=True)

@@ -15,10 +15,10 @@ from stand_in_engine import Engine
 
 import atune
 from atune.errors import CacheMiss, CompileFailed, NoWinner, SpaceError
-from atune.frontends.decorator import autotuned
+from atune.frontends import autotuned
 from atune.journal.result import Record, Result
 from atune.model.device import DeviceInfo, Target
-from atune.workers.processes.messages import Discovery
+from atune.workers.messages import Discovery
 
 BLOCKS = [16, 24, 32]
 """The stand-in's winner is the last that the space has."""
@@ -257,8 +257,8 @@ def test_what_a_new_tuning_finds_is_used_and_kept(tuned: Any, engine: Engine, co
 @pytest.fixture
 def h100(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Discovery(Target("cuda", "sm_90a"), (DeviceInfo("0", "NVIDIA H100 80GB HBM3", arch="sm_90a"),))
-    monkeypatch.setattr("atune.stages.session.session.find_devices", lambda target, names: found)
-    monkeypatch.setattr("atune.frontends.api.tuner._discovered", {})
+    monkeypatch.setattr("atune.stages.session.find_devices", lambda target, names: found)
+    monkeypatch.setattr("atune.frontends.tuner._discovered", {})
 
 
 PICKING: list[dict[str, Any]] = [{"tuning": "pick"}, {"tuning": {"preset": "pick", "seed": 1}}, {"on_miss": "pick"}]

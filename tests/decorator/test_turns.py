@@ -15,16 +15,16 @@ from typing import Any
 import anyio
 import pytest
 
-from atune.frontends.api.tuner import tune
+from atune.frontends.tuner import tune
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workers.processes.pool import Worker
-from atune.workers.system.waiting import device_lock
+from atune.workers.pool import Worker
+from atune.workers.waiting import device_lock
 
 pytestmark = pytest.mark.anyio
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
 HOLDER = """
 import sys, anyio, pathlib
-from atune.workers.system.waiting import device_lock
+from atune.workers.waiting import device_lock
 async def main():
     async with device_lock("gpu", pathlib.Path(sys.argv[1])):
         print("held", flush=True)

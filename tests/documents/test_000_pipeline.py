@@ -26,8 +26,8 @@ from atune.compat.tilelang import ArgumentError, AutoTuner
 from atune.compat.tilelang.autotuner import TilelangKernel
 from atune.engine.engine import ARTIFACTS_PER_DEVICE
 from atune.errors import UsageError
-from atune.frontends.api.resume import read_state
 from atune.frontends.cli.main import make_parser
+from atune.frontends.resume import read_state
 from atune.journal import events
 from atune.journal.reader import read
 from atune.journal.result import Result

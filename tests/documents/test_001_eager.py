@@ -24,8 +24,8 @@ import atune
 import atune.compat.tilelang as compat
 from atune.compat.tilelang import AutotuneResult, CompileArgs, set_autotune_inputs
 from atune.errors import UsageError, WorkloadError
+from atune.frontends import winners
 from atune.frontends.cli.main import main
-from atune.frontends.decorator import winners
 
 pytestmark = pytest.mark.timeout(170)
 QUICK = {"warmup": 1, "rep": 5}

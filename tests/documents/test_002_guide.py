@@ -23,7 +23,7 @@ from tilelang.autotuner import param, tuner
 import atune
 import atune.compat.tilelang as compat
 from atune.compat.tilelang import ArgumentError, AutoTuner, AutotuneResult, autotune, set_autotune_inputs
-from atune.engine.search.prior import why_never
+from atune.engine.prior import why_never
 from atune.frontends.cli.main import main
 from atune.journal.events import ArtifactBuilt, CandidateLowered
 from atune.journal.reader import read

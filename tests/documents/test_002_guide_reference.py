@@ -31,9 +31,9 @@ from atune.compat.tilelang import (
 )  # fmt: skip
 from atune.compat.tilelang.autotuner import TilelangKernel
 from atune.model.settings import CompileSettings
-from atune.workers.processes import server
-from atune.workers.storage.result_cache import ResultCache
-from atune.workers.system.resources import usable_cores
+from atune.workers import server
+from atune.workers.resources import usable_cores
+from atune.workers.result_cache import ResultCache
 
 pytestmark = pytest.mark.timeout(170)
 ROOT = Path(__file__).parents[2]

@@ -26,16 +26,16 @@ import atune
 from atune.engine.engine import ARTIFACTS_PER_DEVICE
 from atune.errors import NoWinner, SpaceError, UsageError
 from atune.events import ArtifactBuilt, BenchmarkStarted, CandidateLowered, CandidateMeasured, Event, RunStarted
-from atune.frontends.api import cached_tune
-from atune.frontends.decorator.options import PRESETS, tuning_options
+from atune.frontends import cached_tune
+from atune.frontends.decorator_options import PRESETS, tuning_options
 from atune.journal.reader import read
 from atune.model.device import Target
 from atune.model.settings import Budget
-from atune.stages.compile.codegen import Blob
-from atune.stages.compile.lowering import lower
-from atune.stages.frontend.frontend import elaborate
+from atune.stages.codegen import Blob
+from atune.stages.frontend import elaborate
+from atune.stages.lowering import lower
 from atune.testing import FakeClock, FakeMachine, Script
-from atune.workers.processes.server import PRELOAD, parked
+from atune.workers.server import PRELOAD, parked
 from atune.workload.pickling import FileRef
 from atune.workload.workload import describe
 

@@ -35,8 +35,8 @@ from atune.reporting.explanation import facts_of
 from atune.reporting.export import rows
 from atune.reporting.report import card
 from atune.reporting.summary import layouts_line, summary_text
-from atune.stages.compile.codegen import Blob
-from atune.stages.compile.lowering import lower
+from atune.stages.codegen import Blob
+from atune.stages.lowering import lower
 from atune.testing import FakeMachine, Script
 from atune.workload.pickling import FileRef
 from atune.workload.source_locations import detail_of, place_of

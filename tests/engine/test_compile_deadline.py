@@ -13,8 +13,8 @@ from fake_runs import finish, tuned
 from atune.engine.compile_stage import FACTOR, FLOOR_S, LEAST, limit_s
 from atune.engine.interfaces import CompileHints
 from atune.errors import NoWinner
-from atune.frontends.api.resume import resume
-from atune.frontends.api.tuner import tune
+from atune.frontends.resume import resume
+from atune.frontends.tuner import tune
 from atune.journal.events import ArtifactBuilt, BuildFailed, GroupSplit
 from atune.journal.reader import replay
 from atune.journal.state import FOUND, State

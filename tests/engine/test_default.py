@@ -18,8 +18,8 @@ from recording import read_recording
 
 from atune.engine.final import final_order
 from atune.errors import AtuneError, NoWinner
-from atune.frontends.api.resume import resume
-from atune.frontends.api.tuner import tune
+from atune.frontends.resume import resume
+from atune.frontends.tuner import tune
 from atune.journal.events import BestChanged, CandidateMeasured, FinalOrdered, RunFinished
 from atune.journal.merge import merge
 from atune.journal.reader import read, replay

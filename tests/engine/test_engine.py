@@ -16,7 +16,7 @@ from fake_runs import finish, valley
 from msgspec.structs import replace
 
 from atune.errors import DevicesLost, NoWinner
-from atune.frontends.api.tuner import Tuner, tune
+from atune.frontends.tuner import Tuner, tune
 from atune.journal.events import (
     ArtifactBuilt,
     BestChanged,

@@ -13,8 +13,8 @@ import pytest
 from fake_runs import cut, proposed
 
 from atune.errors import JournalError, UsageError
-from atune.frontends.api.resume import resume
-from atune.frontends.api.tuner import tune
+from atune.frontends.resume import resume
+from atune.frontends.tuner import tune
 from atune.journal.events import (
     ArtifactBuilt,
     BenchmarkStarted,

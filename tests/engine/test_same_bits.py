@@ -11,8 +11,8 @@ import pytest
 from fake_runs import cut, finish
 
 from atune.errors import NoWinner
-from atune.frontends.api.resume import resume
-from atune.frontends.api.tuner import tune
+from atune.frontends.resume import resume
+from atune.frontends.tuner import tune
 from atune.journal.events import BitsCompared, FinalOrdered, FinalStarted
 from atune.journal.merge import merge
 from atune.journal.reader import read, replay

@@ -10,7 +10,7 @@ import anyio
 import pytest
 from idle import InstantClock
 
-from atune.frontends.api.tuner import tune
+from atune.frontends.tuner import tune
 from atune.journal.reader import JournalReader
 from atune.journal.result import Result
 from atune.testing import FakeMachine, Script

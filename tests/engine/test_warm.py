@@ -16,13 +16,13 @@ from fake_runs import cut_before, proposed
 from atune import Tuner, resume, tune
 from atune.engine.start import KnownResult
 from atune.errors import CacheMiss, UsageError
-from atune.frontends.api.warm_start import adviser
+from atune.frontends.warm_start import adviser
 from atune.journal.events import RunFinished, Warned
 from atune.journal.reader import read
 from atune.journal.result import Result
 from atune.reporting.summary import summary_text
 from atune.testing import FakeMachine, Script
-from atune.workers.storage.result_cache import ResultCache
+from atune.workers.result_cache import ResultCache
 
 pytestmark = pytest.mark.anyio
 
@@ -213,7 +213,7 @@ async def test_a_wait_is_said_once_and_takes_no_time(found: Any, reason: str, mo
             tuner.stop()
         return looks.pop()
 
-    monkeypatch.setattr("atune.frontends.api.tuner.recaller", lambda *_, **__: recall)
+    monkeypatch.setattr("atune.frontends.tuner.recaller", lambda *_, **__: recall)
     tuner = Tuner(machine=FakeMachine(4), budget="60s")
     with pytest.warns(RuntimeWarning, match="another run tunes fake now: this one waits") as told:
         async with tuner:

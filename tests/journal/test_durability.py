@@ -11,10 +11,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from atune.engine.search.interface import Searched
-from atune.engine.search.strategies import MAKERS, FixedOrder
+from atune.engine.strategies import MAKERS, FixedOrder
+from atune.engine.strategy import Searched
 from atune.errors import MachineError
-from atune.frontends.api.tuner import tune
+from atune.frontends.tuner import tune
 from atune.journal.events import BestChanged, CandidateMeasured, Event, RunFinished
 from atune.journal.reader import read
 from atune.journal.writer import Journal

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from strangers import mutated
 
 from atune.errors import AtuneError, JournalError
-from atune.frontends.api.problems import Problems
-from atune.frontends.api.resume import completed_by
 from atune.frontends.cli.main import main
+from atune.frontends.problems import Problems
+from atune.frontends.resume import completed_by
 from atune.journal import reader
 from atune.journal.events import (
     BestChanged,
@@ -51,7 +51,7 @@ from atune.reporting.progress import Progress
 from atune.reporting.report import MOST_BYTES, report
 from atune.reporting.sets import cover, dispatch_rule, regret_matrix
 from atune.reporting.summary import summary_text
-from atune.workers.storage.result_cache import known_of, stored_run
+from atune.workers.result_cache import known_of, stored_run
 
 
 def whole(total: int = 5) -> Stream:

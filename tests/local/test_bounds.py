@@ -11,7 +11,7 @@ import atune
 from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, DeviceLost, Event
 from atune.journal.result import TuneResult
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workers.local.supervised import NOT_ALONE
+from atune.workers.supervised import NOT_ALONE
 
 KERNELS = Path(__file__).parents[1] / "bounds_kernels.py"
 ON_GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.timeout(180)])

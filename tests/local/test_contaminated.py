@@ -8,12 +8,12 @@ import pytest
 from contaminating_kernels import LEFT, NAMES, N
 
 from atune.errors import WorkerTimeout
-from atune.frontends.api.tuner import tune
+from atune.frontends.tuner import tune
 from atune.journal.events import BenchmarkRepeated, Event
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workers.local.compile_worker import PATIENCE
-from atune.workers.processes.messages import COMPILE
-from atune.workers.processes.pool import Worker
+from atune.workers.compile_worker import PATIENCE
+from atune.workers.messages import COMPILE
+from atune.workers.pool import Worker
 
 pytestmark = pytest.mark.anyio
 KERNELS = Path(__file__).parents[1] / "contaminating_kernels.py"

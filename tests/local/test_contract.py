@@ -34,11 +34,11 @@ from atune.model.jobs import (
 )
 from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.stages.measure.timer import MOST
+from atune.stages.timer import MOST
 from atune.testing import FakeClock, FakeDeviceWorker, FakeMachine, Script
-from atune.workers.local.compile_worker import LocalCompileWorker
-from atune.workers.local.device_worker import LocalDeviceWorker
-from atune.workers.local.machine import LocalMachine
+from atune.workers.compile_worker import LocalCompileWorker
+from atune.workers.device_worker import LocalDeviceWorker
+from atune.workers.machine import LocalMachine
 from atune.workload.pickling import parse_file_ref
 
 OUT = Roles(outputs=(1,))

@@ -9,10 +9,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from atune.frontends.api.tuner import tune
+from atune.frontends.tuner import tune
 from atune.journal.reader import replay
-from atune.workers.local.compile_worker import COMPILE_NICE
-from atune.workers.system.resources import usable_cores
+from atune.workers.compile_worker import COMPILE_NICE
+from atune.workers.resources import usable_cores
 
 pytestmark = pytest.mark.anyio
 FILE = Path(__file__).parents[1] / "core_kernels.py"

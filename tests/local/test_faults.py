@@ -15,7 +15,7 @@ from kernel_outputs import outputs_of
 from processes import wait_until
 from services import built_by
 
-from atune.frontends.api.tuner import tune
+from atune.frontends.tuner import tune
 from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, BenchmarkStarted, DeviceLost, DeviceReady, Event
 from atune.journal.reader import read
 from atune.journal.result import Result
@@ -23,7 +23,7 @@ from atune.model.artifact import Roles
 from atune.model.jobs import FinalJob, MeasureJob, StartJob
 from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workers.local.machine import LocalMachine
+from atune.workers.machine import LocalMachine
 from atune.workload.pickling import parse_file_ref
 
 OUT = Roles(outputs=(1,))

@@ -11,10 +11,10 @@ import pytest
 from lost_kernels import TOTAL
 from stand_in_compiler import stand_in
 
-from atune.frontends.api.tuner import tune
+from atune.frontends.tuner import tune
 from atune.journal.events import CandidateMeasured, Event, Warned
 from atune.model.settings import CompileSettings
-from atune.workers.local import workers as patience
+from atune.workers import workers as patience
 
 pytestmark = pytest.mark.anyio
 KERNELS = f"{Path(__file__).parents[1] / 'lost_kernels.py'}:WORKLOAD"

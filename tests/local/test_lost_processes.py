@@ -16,16 +16,16 @@ from stand_in_compiler import stand_in
 
 from atune.engine import run_state
 from atune.errors import MachineError
-from atune.frontends.api.compile_all import compiled
-from atune.frontends.api.resume import resume
-from atune.frontends.api.tuner import tune
+from atune.frontends.compile_all import compiled
+from atune.frontends.resume import resume
+from atune.frontends.tuner import tune
 from atune.journal.events import BenchmarkFailed, BuildFailed, CompileRepeated, Event, GroupSplit, Warned
 from atune.journal.reader import read
 from atune.model.candidate import config_key, numbered
 from atune.model.settings import CompileSettings
 from atune.testing import FakeMachine, Script, Stage
-from atune.workers.local.machine import LocalMachine
-from atune.workers.processes.server import shutdown
+from atune.workers.machine import LocalMachine
+from atune.workers.server import shutdown
 from atune.workload.pickling import parse_file_ref
 
 pytestmark = pytest.mark.anyio

@@ -15,16 +15,16 @@ import torch
 import atune
 from atune.engine.benchmark_stage import DEVICE_STARTS
 from atune.errors import DevicesLost, RemoteError, UsageError, WorkerError, WorkloadError
-from atune.frontends.api.tuner import tune
+from atune.frontends.tuner import tune
 from atune.journal.events import BenchmarkStarted, Event, Warned
 from atune.model.artifact import KernelParam, Roles
 from atune.model.jobs import PrepareJob
 from atune.model.settings import BenchmarkSettings
-from atune.stages.measure.arguments import KernelArguments
-from atune.workers.local import device_worker
-from atune.workers.local import workers as patience
-from atune.workers.local.device_worker import LocalDeviceWorker, MemoryClaim
-from atune.workers.local.machine import LocalMachine
+from atune.stages.arguments import KernelArguments
+from atune.workers import device_worker
+from atune.workers import workers as patience
+from atune.workers.device_worker import LocalDeviceWorker, MemoryClaim
+from atune.workers.machine import LocalMachine
 from atune.workload.pickling import parse_file_ref
 from atune.workload.workload import Workload
 

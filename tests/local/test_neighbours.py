@@ -19,9 +19,9 @@ import atune
 from atune.model.device import DeviceInfo, Target
 from atune.model.folders import SERVER_FOLDER
 from atune.model.measurement import DISTURBS
-from atune.stages.measure.neighbours import others
-from atune.workers.local.device_worker import REMEDY
-from atune.workers.local.machine import LocalMachine
+from atune.stages.neighbours import others
+from atune.workers.device_worker import REMEDY
+from atune.workers.machine import LocalMachine
 from atune.workload.pickling import FileRef
 
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"

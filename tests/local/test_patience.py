@@ -14,16 +14,16 @@ from atune.errors import MachineError, RemoteError, WorkerError
 from atune.model.artifact import Failure
 from atune.model.candidate import Candidate
 from atune.stages import compile_jobs
-from atune.workers.local import workers as patience
-from atune.workers.local.workers import Workers
-from atune.workers.system import resources
-from atune.workers.system.resources import (
+from atune.workers import resources
+from atune.workers import workers as patience
+from atune.workers.resources import (
     WORKER_BYTES,
     CompilerKilled,
     ShortOf,
     check_compiled,
     check_machine,
 )
+from atune.workers.workers import Workers
 from atune.workload.pickling import FileRef
 
 pytestmark = pytest.mark.anyio

@@ -13,11 +13,11 @@ import space_kernels
 
 import atune
 from atune.errors import SpaceError, UsageError, WorkloadError
-from atune.frontends.api.tuner import tune
+from atune.frontends.tuner import tune
 from atune.model.settings import Budget
-from atune.stages.session import session as entries
-from atune.workers.local import workers
-from atune.workers.local.machine import LocalMachine
+from atune.stages import session as entries
+from atune.workers import workers
+from atune.workers.machine import LocalMachine
 from atune.workload.pickling import parse_file_ref
 from atune.workload.workload import describe
 

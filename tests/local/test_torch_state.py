@@ -11,8 +11,8 @@ from workloads import STATED
 
 import atune
 from atune.errors import JournalError
-from atune.workers.local.device_worker import LocalDeviceWorker
-from atune.workers.storage.result_key import result_key
+from atune.workers.device_worker import LocalDeviceWorker
+from atune.workers.result_key import result_key
 from atune.workload.torch_state import USUAL, take_state, torch_state
 from atune.workload.workload import head
 

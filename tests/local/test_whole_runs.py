@@ -16,11 +16,11 @@ from workloads import scale
 
 import atune
 from atune.errors import WorkloadError
-from atune.frontends.api.tuner import tune
+from atune.frontends.tuner import tune
 from atune.journal.events import ArtifactBuilt, Event
 from atune.model.settings import CompileSettings
-from atune.workers.local import machine as machines
-from atune.workers.local.machine import LocalMachine
+from atune.workers import machine as machines
+from atune.workers.machine import LocalMachine
 from atune.workload.packing import LARGE_BYTES
 from atune.workload.pickling import ship
 from atune.workload.workload import Workload, describe

@@ -17,9 +17,9 @@ from fork_servers import fork_server
 from processes import MARK, environment, marked, new_mark, until, wait_until
 
 from atune.errors import RemoteError, WorkerLost, WorkerTimeout
-from atune.workers.processes.pool import ForkServer, Worker
-from atune.workers.processes.server import ForkServerProcess
-from atune.workers.processes.server_main import children_of
+from atune.workers.pool import ForkServer, Worker
+from atune.workers.server import ForkServerProcess
+from atune.workers.server_main import children_of
 
 pytestmark = pytest.mark.anyio
 HERE = Path(__file__).parents[1]

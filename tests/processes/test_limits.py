@@ -16,14 +16,14 @@ import pytest
 from fork_servers import fork_server
 
 from atune.errors import MachineError, UsageError, WorkerLost
-from atune.frontends.api.tuner import tune
+from atune.frontends.tuner import tune
 from atune.model.device import Target
 from atune.model.folders import run_folder
 from atune.model.settings import CompileSettings
 from atune.testing import FakeMachine
-from atune.workers.local import machine as local
-from atune.workers.processes.messages import Discovery
-from atune.workers.system.resources import WORKER_BYTES, usable_memory_bytes
+from atune.workers import machine as local
+from atune.workers.messages import Discovery
+from atune.workers.resources import WORKER_BYTES, usable_memory_bytes
 from atune.workload.pickling import FileRef
 
 

@@ -18,8 +18,8 @@ from fork_servers import fork_server
 from processes import in_groups, until
 
 from atune.errors import MachineError, RemoteError, ServerLost, WorkerError, WorkerLost, WorkerTimeout
-from atune.workers.processes.pool import PRINTED_CHARACTERS, ForkServer
-from atune.workers.processes.server import ForkServerProcess, shutdown
+from atune.workers.pool import PRINTED_CHARACTERS, ForkServer
+from atune.workers.server import ForkServerProcess, shutdown
 
 UVLOOP = ("asyncio", {"use_uvloop": True})
 

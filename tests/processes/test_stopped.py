@@ -16,9 +16,9 @@ from fork_servers import fork_server
 from processes import environment, wait_until
 
 from atune.errors import ServerLost, WorkerError
-from atune.workers.processes import pool
-from atune.workers.processes.server import ForkServerProcess
-from atune.workers.system.waiting import TICK_S, Deadline
+from atune.workers import pool
+from atune.workers.server import ForkServerProcess
+from atune.workers.waiting import TICK_S, Deadline
 
 pytestmark = pytest.mark.anyio
 HERE = Path(__file__).parents[1]

@@ -20,10 +20,10 @@ from processes import MARK, environment, marked, new_mark, wait_until
 import atune
 from atune.frontends.cli.main import main
 from atune.journal.events import Event, RunFinished
-from atune.workers.processes import server as servers
-from atune.workers.processes import server_main
-from atune.workers.processes.pool import ForkServer
-from atune.workers.processes.server import ForkServerProcess, parked
+from atune.workers import server as servers
+from atune.workers import server_main
+from atune.workers.pool import ForkServer
+from atune.workers.server import ForkServerProcess, parked
 
 WORKLOADS = Path(__file__).parents[1] / "workloads.py"
 SCALE = f"{WORKLOADS}:SCALE"
@@ -93,7 +93,7 @@ async def test_a_failed_run_leaves_one(quick: None) -> None:
 PROGRAM = """
     import os, sys
     import atune
-    from atune.workers.processes.server import parked
+    from atune.workers.server import parked
 
     atune.run(sys.argv[1], target="c")
     server = parked.server
@@ -184,7 +184,7 @@ def test_atune_tune_starts_it_before_all_else(
 
 
 DROP_IN = """
-    from atune.workers.processes import server
+    from atune.workers import server
     server.PRELOAD = ()
     import atune.compat.tilelang
     waiting = server.parked.server

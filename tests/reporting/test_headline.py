@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from event_streams import Stream, write
 
-from atune.frontends.api.blocking import no_winner_message
+from atune.frontends.blocking import no_winner_message
 from atune.journal.events import BuildFailed
 from atune.journal.result import Result
 from atune.model.candidate import BASELINE
@@ -208,7 +208,7 @@ def test_of_many_reasons_the_first_are_shown_and_the_rest_is_counted() -> None:
 def test_no_stack_of_atunes_own_code_is_shown() -> None:
     detail = (
         "out of tape\nFatal Python error: Aborted\n\nCurrent thread 0x7f (most recent call first):\n"
-        '  File "/src/atune/workers/processes/server_main.py", line 87 in main\n\nExtension modules: numpy\n'
+        '  File "/src/atune/workers/server_main.py", line 87 in main\n\nExtension modules: numpy\n'
     )
     stream = Stream(total=2).proposed(0)
     stream.add(BuildFailed, worker="compile-0", index=0, kind="crash", message="killed by SIGABRT", detail=detail)

@@ -19,8 +19,8 @@ from event_streams import Stream, write
 from processes import environment
 
 from atune.errors import JournalError, UsageError
-from atune.frontends.api.tuner import tune
 from atune.frontends.cli.main import main
+from atune.frontends.tuner import tune
 from atune.journal.events import RunFinished, RunInterrupted
 from atune.journal.merge import merge
 from atune.journal.reader import follow, read, replay

@@ -13,8 +13,8 @@ from reporting.test_page_in_browser import SCHEMES, opened, violations
 from synthetic import stream_of
 
 from atune.errors import UsageError
-from atune.frontends.api.tune_set import read_set
 from atune.frontends.cli.main import main
+from atune.frontends.tune_set import read_set
 from atune.journal.set_folder import open_set_folder
 from atune.model.candidate import Problem
 from atune.reporting.set_table import set_report

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from atune.engine.search.enough import BATCH, BETTER, Enough
-from atune.engine.search.interface import Guarded
-from atune.engine.search.strategies import FixedOrder
+from atune.engine.enough import BATCH, BETTER, Enough
+from atune.engine.strategies import FixedOrder
+from atune.engine.strategy import Guarded
 
 
 def tried(latencies: list[float | None]) -> int:

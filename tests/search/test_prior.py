@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from atune.engine.search import prior
-from atune.engine.search.devices import SHEETS, Figures, device_named, figures_of
-from atune.engine.search.interface import Searched
-from atune.engine.search.strategies import make_strategy
+from atune.engine import prior
+from atune.engine.devices import SHEETS, Figures, device_named, figures_of
+from atune.engine.strategies import make_strategy
+from atune.engine.strategy import Searched
 from atune.journal.events import SpaceSurveyed, decode, encode
 from atune.model.artifact import Access, BlockWork, Gemm, StaticFacts
 from atune.model.device import DeviceInfo, DeviceLimits, Target

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from atune.engine.search import strategies as choosing
-from atune.engine.search.interface import Encoding, Guarded, Searched, Strategy
-from atune.engine.search.strategies import MAKERS, check_given, chosen, make_strategy
+from atune.engine import strategies as choosing
+from atune.engine.strategies import MAKERS, check_given, chosen, make_strategy
+from atune.engine.strategy import Encoding, Guarded, Searched, Strategy
 from atune.errors import StrategyError, UsageError
 from atune.model.candidate import Config
 

@@ -12,7 +12,7 @@ from set_kernels import FREE, SCALE
 import atune
 from atune import Problems
 from atune.errors import UnknownArgument, UsageError, WorkloadError
-from atune.frontends.api.problems import parse_sizes
+from atune.frontends.problems import parse_sizes
 from atune.model.candidate import Problem
 
 PAIRS = [{"M": 1, "N": 8}, {"M": 2, "N": 8}]

@@ -15,8 +15,8 @@ import atune
 from atune import Problems
 from atune.engine import benchmark_stage
 from atune.errors import DevicesLost, WorkerError
-from atune.workers.local.device_worker import LocalDeviceWorker
-from atune.workers.local.machine import LocalMachine
+from atune.workers.device_worker import LocalDeviceWorker
+from atune.workers.machine import LocalMachine
 
 pytestmark = [pytest.mark.timeout(100), pytest.mark.anyio]
 KERNELS = str(Path(__file__).parents[1] / "set_kernels.py")

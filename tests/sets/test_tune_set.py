@@ -22,12 +22,12 @@ from set_kernels import ANY, FREE, MOODY, SCALE
 import atune
 from atune import Problems
 from atune.errors import JournalError, UsageError, WorkloadError
-from atune.frontends.api.tune_set import SetResult, read_set
 from atune.frontends.cli.main import main
+from atune.frontends.tune_set import SetResult, read_set
 from atune.journal.events import CandidateMeasured, Event, RunFinished, RunStarted
 from atune.journal.reader import JournalReader
 from atune.journal.set_folder import journals_in
-from atune.workers.processes.pool import ForkServer, Worker
+from atune.workers.pool import ForkServer, Worker
 
 pytestmark = pytest.mark.timeout(170)
 KERNELS = str(Path(__file__).parents[1] / "set_kernels.py")

@@ -9,7 +9,7 @@ import pytest
 
 from atune.errors import TargetError
 from atune.model.device import DeviceInfo
-from atune.stages.session import session as devices
+from atune.stages import session as devices
 
 
 def nvml(**functions: Any) -> SimpleNamespace:

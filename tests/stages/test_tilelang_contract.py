@@ -23,10 +23,9 @@ from atune.compat.tilelang import install
 from atune.errors import UsageError
 from atune.model.device import Target
 from atune.model.requirements import REQUIRES
-from atune.stages import tilelang
-from atune.stages.compile import codegen
-from atune.stages.compile.facts import instruments
-from atune.stages.frontend.frontend import (
+from atune.stages import codegen, tilelang
+from atune.stages.facts import instruments
+from atune.stages.frontend import (
     READ,
     WRITE,
     accesses,

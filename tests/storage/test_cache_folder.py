@@ -12,7 +12,7 @@ import pytest
 
 import atune
 from atune.errors import AtuneError
-from atune.frontends.api.blocking import run_blocking
+from atune.frontends.blocking import run_blocking
 from atune.model.artifact import Artifact
 from atune.model.folders import (
     artifacts_folder,
@@ -24,7 +24,7 @@ from atune.model.folders import (
     untrusted,
 )
 from atune.testing import FakeMachine
-from atune.workers.storage.artifact_store import ArtifactStore, StateCheck, contents_of, recall, remember
+from atune.workers.artifact_store import ArtifactStore, StateCheck, contents_of, recall, remember
 
 
 def test_the_variable_names_the_folder_and_a_relative_one_does_not_count(

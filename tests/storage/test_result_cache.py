@@ -23,9 +23,9 @@ from processes import environment, wait_until
 
 import atune
 from atune.errors import NoWinner, UsageError
-from atune.frontends.api import cached_tune as cached
-from atune.frontends.api.cached_tune import tune_work
-from atune.frontends.api.warm_start import recaller
+from atune.frontends import cached_tune as cached
+from atune.frontends.cached_tune import tune_work
+from atune.frontends.warm_start import recaller
 from atune.journal.events import (
     BenchmarkFailed,
     BenchmarkStarted,
@@ -43,9 +43,9 @@ from atune.journal.state import State
 from atune.journal.writer import Journal, line_of
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import Candidate, config_key
-from atune.workers.storage import result_cache
-from atune.workers.storage.result_cache import ResultCache
-from atune.workers.storage.result_key import ResultKey, read_exported, same_problem
+from atune.workers import result_cache
+from atune.workers.result_cache import ResultCache
+from atune.workers.result_key import ResultKey, read_exported, same_problem
 
 CONFIGS = [{"block": 16}, {"block": 32}, {"block": 64}]
 
@@ -475,7 +475,7 @@ KILLED = """
 import os, sys
 from decorated import QUICK, cached_work, run_cached, workload
 from atune.journal.events import CandidateMeasured
-from atune.workers.storage.result_cache import ResultCache
+from atune.workers.result_cache import ResultCache
 
 def die(event):
     if isinstance(event, CandidateMeasured):

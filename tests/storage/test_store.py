@@ -25,8 +25,7 @@ from atune.model.candidate import Candidate, config_key
 from atune.model.jobs import BuildJob, FindJob, LowerJob
 from atune.model.settings import CompileSettings
 from atune.reporting.summary import summary_text
-from atune.workers.local.machine import LocalMachine
-from atune.workers.storage.artifact_store import (
+from atune.workers.artifact_store import (
     ArtifactStore,
     StateCheck,
     contents_of,
@@ -35,6 +34,7 @@ from atune.workers.storage.artifact_store import (
     remember,
     state_of,
 )
+from atune.workers.machine import LocalMachine
 from atune.workload.pickling import FileRef
 
 ROOT = Path(__file__).parents[2]
@@ -141,7 +141,7 @@ def test_nothing_is_kept_where_the_disk_is_almost_full(
     tmp_path: Path, built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is left is for journals."""
-    monkeypatch.setattr("atune.workers.storage.artifact_store.space_is_short", lambda folder: True)
+    monkeypatch.setattr("atune.workers.artifact_store.space_is_short", lambda folder: True)
     with pytest.raises(OSError, match="No space left on device"):
         ArtifactStore(tmp_path / "store").put([("k" * 64, artifact(built, "a"))])
     assert not [path for path in (tmp_path / "store").rglob("*") if path.is_file()]

@@ -20,7 +20,7 @@ from atune.workload.source_locations import DETAIL_FRAMES, Place, detail_of, is_
         ("/venv/lib/python3.12/site-packages/tilelang/language/eager/builder.py", False),
         ("/src/tilelang/language/eager/builder.py", False),
         ("/usr/lib/python3.11/inspect.py", False),
-        ("/src/atune/stages/frontend/frontend.py", False),
+        ("/src/atune/stages/frontend.py", False),
         ("/src/atune/layout.py", False),
         ("<frozen importlib._bootstrap>", False),
         ("<unknown>", False),
@@ -94,6 +94,6 @@ def test_the_stack_of_a_process_that_a_signal_ended_has_its_innermost_place_firs
         "Fatal Python error: Segmentation fault\n\nCurrent thread 0x7f (most recent call first):\n"
         '  File "/venv/lib/python3.11/site-packages/numpy/core.py", line 3 in add\n'
         '  File "/me/b.py", line 7 in inner\n  File "/me/a.py", line 1 in outer\n'
-        '  File "/src/atune/stages/frontend/frontend.py", line 36 in elaborate\n\nExtension modules: numpy (total: 1)\n'
+        '  File "/src/atune/stages/frontend.py", line 36 in elaborate\n\nExtension modules: numpy (total: 1)\n'
     )
     assert place_in(text) == Place("/me/b.py", 7, "inner")

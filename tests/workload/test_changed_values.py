@@ -23,7 +23,7 @@ import tilelang.language as T
 
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
-from atune.stages.compile.lowering import digest_here
+from atune.stages.lowering import digest_here
 from atune.workload.fingerprint import kernel_fingerprint
 
 

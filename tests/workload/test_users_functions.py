@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import atune
-from atune.engine.search.interface import Guarded
+from atune.engine.strategy import Guarded
 from atune.errors import SpaceError, StrategyError, WorkloadError
 from atune.model.space import Space
 

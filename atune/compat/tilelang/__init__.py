@@ -4,12 +4,12 @@
 
 Results are tilelang's own `JITKernel`s, with latency, configuration and reference latency set. A parameter without a
 meaning here warns once (`CompatWarning`), with what happens instead. docs/migration.md compares both tuners.
-It may import all of atune but `testing`; tuning itself is the work of `frontends.decorator`.
+It may import all of atune but `testing`; tuning itself is the work of `frontends`.
 """
 
 from __future__ import annotations
 
-from atune.workers.processes.server import warm_early
+from atune.workers.server import warm_early
 
 warm_early()  # it imports tilelang while the program does
 

@@ -34,20 +34,20 @@ from atune.compat.tilelang.environment import (
     warn_once,
 )
 from atune.errors import AtuneError, InputsMissing, NoWinner, SpaceError, UsageError
-from atune.frontends.decorator.autotuned import TunedKernel, explicit_kernel
-from atune.frontends.decorator.call import Call, Encoder, Entry
-from atune.frontends.decorator.options import Options, lazy_callback, listed, names_in
-from atune.frontends.decorator.winners import Winner
+from atune.frontends.autotuned import TunedKernel, explicit_kernel
+from atune.frontends.call import Call, Encoder, Entry
+from atune.frontends.decorator_options import Options, lazy_callback, listed, names_in
+from atune.frontends.winners import Winner
 from atune.journal.result import TuneResult
 from atune.model.artifact import KernelParam
 from atune.model.candidate import PASS_CONFIGS, RESERVED, Config, check_reserved, config_key
 from atune.model.folders import cache_folder_at
 from atune.model.space import Space
 from atune.stages import tilelang
-from atune.stages.frontend.frontend import encode
-from atune.stages.measure.arguments import GivenTensors
-from atune.stages.measure.check import takes
-from atune.workers.storage.result_cache import ResultCache
+from atune.stages.arguments import GivenTensors
+from atune.stages.check import takes
+from atune.stages.frontend import encode
+from atune.workers.result_cache import ResultCache
 from atune.workload.fingerprint import function_of, is_compiled, kernel_fingerprint, signature_of
 from atune.workload.packing import LazyCallback
 

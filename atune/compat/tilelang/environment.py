@@ -21,7 +21,7 @@ from msgspec import Meta
 
 from atune.engine.start import EngineSettings
 from atune.errors import InputsMissing, NoWinner, SpaceError, UsageError, warn_caller
-from atune.frontends.api.tuner import RunPlan
+from atune.frontends.tuner import RunPlan
 from atune.model.candidate import MUST_BE_PASS_CONFIGS
 from atune.model.device import Target, parse_target
 from atune.model.folders import TILELANG_FOLDER
@@ -29,8 +29,8 @@ from atune.model.options import Amount, Count, Natural, Share, converted
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.reporting.screen import Output
 from atune.stages import tilelang
-from atune.stages.session.session import visible_gpus
-from atune.workers.system.resources import usable_cores
+from atune.stages.session import visible_gpus
+from atune.workers.resources import usable_cores
 from atune.workload.options import SUPPLIES, supply_name
 
 

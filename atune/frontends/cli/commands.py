@@ -8,12 +8,12 @@ import re
 from functools import partial
 from typing import Any
 
-from atune.frontends.api.options import EngineOptions, RunOptions
 from atune.frontends.cli.options import CommandOptions, add_option, groups
 from atune.frontends.cli.parsing import SHARED, Parser
+from atune.frontends.options import EngineOptions, RunOptions
 from atune.model.options import options_of
 from atune.model.settings import CompileSettings
-from atune.workers.system.terminal import Interrupts
+from atune.workers.terminal import Interrupts
 
 SHOWN = 20
 """Runs that are listed without ``--all``."""
@@ -30,7 +30,7 @@ def run_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     """Carry out the command that was parsed. Returns the exit status."""
     module, _, function = arguments.command.partition(":")
     if module in ("tune", "pick") and not getattr(arguments, "dry_run", False):
-        from atune.workers.processes.server import warm_early  # the other commands start no processes
+        from atune.workers.server import warm_early  # the other commands start no processes
 
         warm_early()
     status: int = getattr(importlib.import_module(f"atune.frontends.cli.{module}"), function)(arguments, interrupts)

@@ -26,8 +26,8 @@ from atune.model.settings import CompileSettings
 from atune.reporting.explanation import record_at, record_data, record_lines
 
 if TYPE_CHECKING:
-    from atune.workers.processes.messages import Discovery
-    from atune.workers.system.terminal import Interrupts
+    from atune.workers.messages import Discovery
+    from atune.workers.terminal import Interrupts
     from atune.workload.pickling import FileRef
 
 
@@ -78,7 +78,7 @@ async def _compiled(
     ref: FileRef, configs: list[Config], target: str, settings: CompileSettings
 ) -> tuple[list[tuple[Record, str]], Discovery]:
     """Compile configurations. Returns their records and sources, and what the machine has. Raises `CompileFailed`."""
-    from atune.frontends.api.compile_all import compiled, compilers, raise_failures
+    from atune.frontends.compile_all import compiled, compilers, raise_failures
 
     async with compilers(ref, target, settings) as (machine, run):
         found = await compiled(machine, numbered(configs), run, 1)
@@ -95,8 +95,8 @@ def _source(artifact: Artifact) -> str:
 def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
     """Return the workload, the configurations, and the target. Raises `UsageError`."""
     from atune.engine.start import check_code, check_parts
-    from atune.frontends.api.problems import one_problem
-    from atune.frontends.api.resume import options_of, origin_of
+    from atune.frontends.problems import one_problem
+    from atune.frontends.resume import options_of, origin_of
     from atune.workload.pickling import parse_file_ref
 
     what, indices, target = arguments.what, arguments.index, arguments.target

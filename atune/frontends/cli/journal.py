@@ -23,14 +23,14 @@ from atune.journal.set_folder import header_of_set
 from atune.journal.state import finished, header_in
 from atune.journal.writer import is_written
 from atune.reporting.export import export
-from atune.workers.system.terminal import Interrupts
+from atune.workers.terminal import Interrupts
 
 
 def resume_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.engine.start import check_parts
-    from atune.frontends.api.resume import completed_by, options_of, origin_of, read_state, resume
-    from atune.frontends.api.tune_set import read_set, resume_set
     from atune.frontends.cli.tune import drive, drive_set
+    from atune.frontends.resume import completed_by, options_of, origin_of, read_state, resume
+    from atune.frontends.tune_set import read_set, resume_set
 
     check_parts(arguments.accept)
     say = functools.partial(print_message, kind="")
@@ -71,7 +71,7 @@ def _finished(journal: str, header: RunStarted | None) -> str:
 
 def replay_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     if os.path.isdir(arguments.journal):
-        from atune.frontends.api.tune_set import read_set
+        from atune.frontends.tune_set import read_set
 
         return show_set(read_set(arguments.journal), arguments)
     return show(replay(arguments.journal), arguments)
@@ -131,7 +131,7 @@ def compare_command(arguments: argparse.Namespace, interrupts: Interrupts) -> in
 
 
 def bundle_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.frontends.api.save_bundle import save_bundle
+    from atune.frontends.save_bundle import save_bundle
 
     results = [result for journal in arguments.journal for result in _winners(journal)]
     folder, n = arguments.output, len(results)
@@ -148,7 +148,7 @@ def _winners(journal: str) -> list[Result]:
     """Return the result of a journal, or those of a set's problems that have a winner."""
     if not os.path.isdir(journal):
         return [replay(journal)]
-    from atune.frontends.api.tune_set import read_set
+    from atune.frontends.tune_set import read_set
 
     found = read_set(journal)
     if left := len(found) - len(found.winners):

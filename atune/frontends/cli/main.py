@@ -24,10 +24,10 @@ from atune.frontends.cli.output import (
 )
 from atune.frontends.cli.parsing import Parser
 from atune.version import __version__
-from atune.workers.system.terminal import Interrupts, discard, prepare
+from atune.workers.terminal import Interrupts, discard, prepare
 
 if TYPE_CHECKING:
-    from atune.frontends.api.tune_set import SetResult
+    from atune.frontends.tune_set import SetResult
     from atune.journal.result import Result
 
 OK, INTERRUPTED = 0, 130

@@ -5,8 +5,8 @@ import re
 from functools import partial
 from typing import Annotated, Any, TypedDict
 
-from atune.frontends.api.options import TuneOptions
 from atune.frontends.cli.parsing import Parser, name_of
+from atune.frontends.options import TuneOptions
 from atune.model.options import SWITCH, Option, option, options_of
 from atune.model.settings import BenchmarkSettings, CompileSettings
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from atune.errors import AtuneError, UsageError, WorkerError, message_of
 from atune.model.requirements import not_installed
 from atune.reporting.screen import Line, fitted, shown
-from atune.workers.system.terminal import discard
+from atune.workers.terminal import discard
 
 if TYPE_CHECKING:
     import argparse
@@ -94,7 +94,7 @@ def report_error(error: BaseException, *, debug: bool, json: bool = False, resul
 
         print_err("".join(traceback.format_exception(error)))
     if isinstance(error, BaseExceptionGroup):
-        from atune.frontends.api.blocking import unwrapped
+        from atune.frontends.blocking import unwrapped
 
         error = unwrapped(error)
     absent = not_installed(error.name) if isinstance(error, ImportError) else ""

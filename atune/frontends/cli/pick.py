@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 
-from atune.workers.system.terminal import Interrupts
+from atune.workers.terminal import Interrupts
 
 
 def pick_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     import msgspec
 
-    from atune.frontends.api.pick import pick
-    from atune.frontends.api.problems import one_problem
     from atune.frontends.cli.output import print_lines, print_out
+    from atune.frontends.pick import pick
+    from atune.frontends.problems import one_problem
     from atune.model.candidate import describe_config
     from atune.reporting.screen import Line
     from atune.workload.pickling import parse_file_ref

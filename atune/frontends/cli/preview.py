@@ -11,10 +11,10 @@ from typing import Any
 import anyio
 
 from atune.engine.screen import layout_choice
-from atune.engine.search.strategies import AUTO
-from atune.frontends.api.compile_all import compiled, compilers
+from atune.engine.strategies import AUTO
 from atune.frontends.cli.main import OK
 from atune.frontends.cli.output import NO_WINNER, print_lines, print_out
+from atune.frontends.compile_all import compiled, compilers
 from atune.journal.result import Record
 from atune.model.candidate import describe_config, numbered
 from atune.model.settings import Budget, CompileSettings
@@ -22,7 +22,7 @@ from atune.reporting.export import aligned, outcome
 from atune.reporting.progress import duration
 from atune.reporting.screen import Line
 from atune.reporting.summary import example_lines, failure_groups, failures_data, group_lines
-from atune.workers.local.workers import counted
+from atune.workers.workers import counted
 from atune.workload.pickling import FileRef
 from atune.workload.workload import WorkloadSpec
 

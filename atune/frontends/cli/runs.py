@@ -21,9 +21,9 @@ from atune.journal.writer import is_written
 from atune.model.candidate import describe_config, printable
 from atune.reporting.export import aligned
 from atune.reporting.screen import Line
-from atune.workers.storage.result_cache import ResultCache, run_name, stored_run
-from atune.workers.storage.result_key import open_sizes, plain_dtypes
-from atune.workers.system.terminal import Interrupts
+from atune.workers.result_cache import ResultCache, run_name, stored_run
+from atune.workers.result_key import open_sizes, plain_dtypes
+from atune.workers.terminal import Interrupts
 
 LATEST, FINISHED = "latest", "finished"
 

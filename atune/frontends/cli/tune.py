@@ -17,12 +17,12 @@ import anyio
 import msgspec
 
 from atune.errors import NoWinner, UsageError
-from atune.frontends.api.options import TuneOptions
-from atune.frontends.api.problems import Problems, parse_sizes
 from atune.frontends.cli.main import INTERRUPTED, show_kept, show_set
 from atune.frontends.cli.options import with_flags
 from atune.frontends.cli.output import NO_WINNER, error_data, print_err, print_message, print_out, report_error
 from atune.frontends.cli.runs import LATEST, find_journal
+from atune.frontends.options import TuneOptions
+from atune.frontends.problems import Problems, parse_sizes
 from atune.journal.events import Event
 from atune.journal.result import Result
 from atune.journal.set_folder import is_set, journals_in
@@ -30,12 +30,12 @@ from atune.journal.state import State
 from atune.model.device import device_names
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.reporting.log import event_log, stream_logger
-from atune.workers.storage.result_cache import ResultCache
-from atune.workers.system.terminal import Interrupts
+from atune.workers.result_cache import ResultCache
+from atune.workers.terminal import Interrupts
 from atune.workload.pickling import FileRef, parse_file_ref
 
 if TYPE_CHECKING:
-    from atune.frontends.api.tune_set import SetResult
+    from atune.frontends.tune_set import SetResult
 
 
 def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
@@ -74,14 +74,14 @@ def _tune_once(workload: FileRef, arguments: argparse.Namespace, interrupts: Int
     if os.path.isfile(journal) and os.path.getsize(journal):
         print_message(f"{journal} exists: its run is resumed if the work is the same", kind="")
 
-    from atune.frontends.api.tuner import tune
+    from atune.frontends.tuner import tune
 
     return drive(partial(tune, workload, **options), journal, arguments, interrupts)
 
 
 def _tune_set(workload: FileRef, problems: Problems, arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     """Tune each of `problems` and print the table. Returns 0 if each has a winner."""
-    from atune.frontends.api.tune_set import tune_set
+    from atune.frontends.tune_set import tune_set
 
     for option in ("dry_run", "compile_only"):
         if getattr(arguments, option):
@@ -178,7 +178,7 @@ def drive_set(
     call: Callable[..., Awaitable[SetResult]], folder: str, arguments: argparse.Namespace, interrupts: Interrupts
 ) -> int:
     """Await `call` of a set with what the screen needs, and print the outcome. Returns the exit status."""
-    from atune.frontends.api.tune_set import read_set
+    from atune.frontends.tune_set import read_set
 
     log = arguments.verbose and stream_logger()
     shown = partial(call, log=log, progress=not (arguments.quiet or arguments.verbose))

@@ -20,10 +20,10 @@ import msgspec
 from atune.model.jobs import Job, LowerJob
 from atune.version import installed_versions
 from atune.workers.cluster.machine import Library, Opening, Reply, arrived, known, libraries_of
-from atune.workers.local.compile_worker import LocalCompileWorker
-from atune.workers.local.device_worker import LocalDeviceWorker
-from atune.workers.local.machine import LocalMachine
-from atune.workers.processes.messages import Discovery
+from atune.workers.compile_worker import LocalCompileWorker
+from atune.workers.device_worker import LocalDeviceWorker
+from atune.workers.machine import LocalMachine
+from atune.workers.messages import Discovery
 from atune.workload.workload import WorkloadSpec
 
 NOTICE_S = 5.0

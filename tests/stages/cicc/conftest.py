@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from atune.stages.cicc.server import Server, includes_for
-from atune.stages.cicc.source import Flavour
+from atune.stages.cicc_server import Server, includes_for
+from atune.stages.cicc_source import Flavour
 
 
 @pytest.fixture(scope="session")

@@ -23,14 +23,14 @@ from atune.model.candidate import Candidate, config_key
 from atune.model.device import Target
 from atune.model.jobs import BuildJob
 from atune.model.settings import CompileSettings
-from atune.stages.cicc import client
-from atune.stages.cicc import server as cicc_server
-from atune.stages.cicc.source import MICROSOFT, Flavour, parts
-from atune.stages.compile import elf as elf_file
-from atune.stages.compile.codegen import Blob
-from atune.stages.compile.lowering import lower
+from atune.stages import cicc
+from atune.stages import cicc_server as cicc_server
+from atune.stages import elf as elf_file
+from atune.stages.cicc_source import MICROSOFT, Flavour, parts
+from atune.stages.codegen import Blob
+from atune.stages.lowering import lower
 from atune.stages.tilelang import paths
-from atune.workers.local.machine import Shared, shared_processes
+from atune.workers.machine import Shared, shared_processes
 from atune.workload.pickling import FileRef
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
@@ -82,7 +82,7 @@ def gemm_source(folder: Path, arch: str, **config: object) -> str:
 def test_the_code_is_nvccs_byte_for_byte(server: Path, tmp_path: Path) -> None:
     """Of a kernel with Hopper's instructions; `test_corpus` compares others, and libraries."""
     source = gemm_source(tmp_path, HOPPER.arch, block_N=128, num_stages=0, swizzle=True)
-    ours = code(client.compile_remotely(source, HOPPER, str(server)))
+    ours = code(cicc.compile_remotely(source, HOPPER, str(server)))
     assert "wgmma_ss<" in source and sum(name.startswith(".text.") for name in ours) == 1 and any(ours["registers"])
     assert ours == code(by_nvcc(source, HOPPER, tmp_path))
 
@@ -99,9 +99,9 @@ def test_headers_of_few_kernels_are_parsed_by_those(server: Path, tmp_path: Path
     for source in also:
         assert not set(parts(source)[0]) <= set(cicc_server.includes_for(HOPPER.arch))
         with ThreadPoolExecutor(2) as threads:
-            both = list(threads.map(lambda one: client.compile_remotely(one, HOPPER, str(server)), [source] * 2))
+            both = list(threads.map(lambda one: cicc.compile_remotely(one, HOPPER, str(server)), [source] * 2))
         made = {path: path.stat().st_mtime_ns for path in (server / cicc_server.FOLDER).glob("more-*.ii")}
-        ours = code(client.compile_remotely(source, HOPPER, str(server)))
+        ours = code(cicc.compile_remotely(source, HOPPER, str(server)))
         assert sum(name.startswith(".text.") for name in ours) == 1 and [code(one) for one in both] == [ours] * 2
         assert ours == code(by_nvcc(source, HOPPER, tmp_path))
         assert made == {path: path.stat().st_mtime_ns for path in (server / cicc_server.FOLDER).glob("more-*.ii")}
@@ -151,7 +151,7 @@ def test_the_command_is_tilelangs(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_needs_more_is_refused_with_the_reason(server: Path, source: str, why: str) -> None:
     with pytest.raises(cicc_server.CiccError) as raised:
-        client.compile_remotely(source, HOPPER, str(server))
+        cicc.compile_remotely(source, HOPPER, str(server))
     assert why in str(raised.value)
     assert not list(server.glob("cicc-*"))
 
@@ -172,9 +172,9 @@ def test_a_child_that_ends_early_is_a_failure(server: Path, hopper_server: cicc_
     with ThreadPoolExecutor(1) as threads:
         killed = threads.submit(kill)
         with pytest.raises(cicc_server.CiccError, match="its process ended"):
-            client.compile_remotely(LONG, HOPPER, str(server))
+            cicc.compile_remotely(LONG, HOPPER, str(server))
         killed.result()
-    assert code(client.compile_remotely(INCLUDES + KERNEL.format(name="k", factor=2), HOPPER, str(server)))
+    assert code(cicc.compile_remotely(INCLUDES + KERNEL.format(name="k", factor=2), HOPPER, str(server)))
 
 
 LOAD = """

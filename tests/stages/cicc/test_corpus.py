@@ -9,12 +9,11 @@ import pytest
 from stage_runs import session_of
 
 from atune.model.artifact import Artifact
-from atune.stages.cicc import client
-from atune.stages.cicc.server import Server
-from atune.stages.compile import elf
-from atune.stages.compile.codegen import Compile, build, by_nvcc
-from atune.stages.compile.lowering import lower
+from atune.stages import cicc, elf
+from atune.stages.cicc_server import Server
+from atune.stages.codegen import Compile, build, by_nvcc
 from atune.stages.compile_jobs import difference
+from atune.stages.lowering import lower
 from atune.workload.pickling import FileRef
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
@@ -34,7 +33,7 @@ def test_sources_and_code_are_the_plain_ones(name: str, hopper_server: Server, t
     plain = made(name, tmp_path / "plain", by_nvcc)
     (tmp_path / "cicc").mkdir()
     hopper_server.link(str(tmp_path / "cicc"))
-    built = made(name, tmp_path / "cicc", client.compile)
+    built = made(name, tmp_path / "cicc", cicc.compile)
     assert {one.compiler for one in built} == {"cicc"} and {one.compiler for one in plain} == {"nvcc"}
     assert not any(one.plain for one in built) and all(one.plain for one in plain)
     for one, other in zip(built, plain, strict=True):

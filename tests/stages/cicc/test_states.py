@@ -15,8 +15,8 @@ from atune.model.artifact import Artifact, Compared, Lowered
 from atune.model.candidate import Candidate, config_key
 from atune.model.jobs import BuildJob, CompareJob, FindJob
 from atune.model.settings import CompileSettings
-from atune.workers.local.compile_worker import LocalCompileWorker
-from atune.workers.local.machine import LocalMachine
+from atune.workers.compile_worker import LocalCompileWorker
+from atune.workers.machine import LocalMachine
 from atune.workload.pickling import FileRef
 
 pytestmark = [

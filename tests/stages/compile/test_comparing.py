@@ -12,10 +12,10 @@ from stage_runs import session_of
 from atune.model.artifact import Artifact, Compared, Failure
 from atune.model.candidate import Candidate
 from atune.model.device import Target
-from atune.stages.compile import elf
-from atune.stages.compile.codegen import Compile, build, by_nvcc
-from atune.stages.compile.lowering import lower
+from atune.stages import elf
+from atune.stages.codegen import Compile, build, by_nvcc
 from atune.stages.compile_jobs import compared
+from atune.stages.lowering import lower
 from atune.workload.pickling import FileRef
 
 KERNELS = Path(__file__).parents[2] / "accelerated_kernels.py"

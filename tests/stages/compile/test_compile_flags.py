@@ -10,14 +10,14 @@ import anyio
 import pytest
 from services import lowered_by
 
-from atune.frontends.api.tuner import tune
+from atune.frontends.tuner import tune
 from atune.journal.events import CandidateLowered, Event
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import with_tuples
 from atune.model.jobs import BuildJob, FindJob
 from atune.model.settings import CompileSettings
-from atune.workers.local.compile_worker import LocalCompileWorker
-from atune.workers.local.machine import LocalMachine
+from atune.workers.compile_worker import LocalCompileWorker
+from atune.workers.machine import LocalMachine
 from atune.workload.pickling import FileRef
 from atune.workload.workload import Workload, describe
 

@@ -12,9 +12,9 @@ from stage_runs import session_of
 from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate
 from atune.model.layouts import contained, mask_of
-from atune.stages.compile import elf
-from atune.stages.compile.codegen import answer
-from atune.stages.compile.lowering import lower
+from atune.stages import elf
+from atune.stages.codegen import answer
+from atune.stages.lowering import lower
 from atune.workload.pickling import FileRef
 
 ROOT = Path(__file__).parents[3]
@@ -47,7 +47,7 @@ def test_a_layout_that_is_not_understood_costs_its_facts_alone(tmp_path: Path, m
     def fails(*_: object) -> None:
         raise RuntimeError("another tilelang")
 
-    monkeypatch.setattr("atune.stages.compile.facts.layouts_of", fails)
+    monkeypatch.setattr("atune.stages.facts.layouts_of", fails)
     with session_of(WEIGHTED, tmp_path) as candidates:
         assert lower(candidates[0]).facts.layouts is None
 

@@ -8,8 +8,8 @@ import pytest
 
 from atune.errors import cause_in, in_one_line
 from atune.model.artifact import Failure, Lowered, StaticFacts
-from atune.stages.compile import codegen
-from atune.stages.compile.codegen import _alike, _first_error
+from atune.stages import codegen
+from atune.stages.codegen import _alike, _first_error
 
 SHOWN = """Check failed: layout_map.count(C) != 0 (0 vs. 0) : The layout for fragment C can not be inferred correctly.
   --> /tmp/bad.py:49:1

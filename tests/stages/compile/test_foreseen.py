@@ -11,15 +11,15 @@ import msgspec
 import pytest
 from stage_runs import session_of
 
-from atune.engine.search.devices import figures_of
-from atune.engine.search.prior import can_run, divisions, grouped, split
+from atune.engine.devices import figures_of
+from atune.engine.prior import can_run, divisions, grouped, split
 from atune.model.artifact import Gemm, StaticFacts
 from atune.model.device import Target
-from atune.stages.compile.codegen import backend_context
-from atune.stages.compile.facts import foreseen
-from atune.stages.compile.lowering import lower
-from atune.stages.frontend.frontend import elaborated
-from atune.stages.session.session import workload
+from atune.stages.codegen import backend_context
+from atune.stages.facts import foreseen
+from atune.stages.frontend import elaborated
+from atune.stages.lowering import lower
+from atune.stages.session import workload
 from atune.workload.pickling import FileRef
 
 TESTS = Path(__file__).parents[2]

@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 from stage_runs import session_of
 
-from atune.engine.search.prior import why_never
+from atune.engine.prior import why_never
 from atune.model.device import DeviceLimits
-from atune.stages.compile.codegen import Blob
-from atune.stages.compile.facts import lacking_registers
-from atune.stages.compile.lowering import lower
+from atune.stages.codegen import Blob
+from atune.stages.facts import lacking_registers
+from atune.stages.lowering import lower
 from atune.workload.pickling import FileRef
 
 SOURCE = "__launch_bounds__(256, {}) f() {{ tl::warpgroup_reg_dealloc<24>(); tl::warpgroup_reg_alloc<240>(); }}"

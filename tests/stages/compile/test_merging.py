@@ -13,10 +13,10 @@ from stage_runs import CUDA, session_of
 from atune import version
 from atune.model.artifact import Lowered
 from atune.model.device import Target
-from atune.stages.compile import lowering
-from atune.stages.compile.codegen import build
-from atune.stages.compile.lowering import lower
-from atune.stages.measure.loader import load
+from atune.stages import lowering
+from atune.stages.codegen import build
+from atune.stages.loader import load
+from atune.stages.lowering import lower
 from atune.workload.pickling import FileRef
 
 KERNELS = str(Path(__file__).parents[2] / "neighbouring_kernels.py")

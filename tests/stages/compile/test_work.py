@@ -11,7 +11,7 @@ import pytest
 from stage_runs import session_of
 
 from atune.model.artifact import Access, BlockWork, Gemm, StaticFacts
-from atune.stages.compile.lowering import lower
+from atune.stages.lowering import lower
 from atune.workload.pickling import FileRef
 
 KERNELS = Path(__file__).parents[2] / "work_kernels.py"
@@ -108,7 +108,7 @@ def test_work_that_a_call_a_thread_or_a_value_decides_is_not_known(name: str, lo
 def test_a_kernel_that_is_not_understood_is_lowered_all_the_same(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("atune.stages.compile.work.region", lambda node: node.no_such_field)
+    monkeypatch.setattr("atune.stages.work.region", lambda node: node.no_such_field)
     with session_of(FileRef(str(KERNELS), "ANY_ROWS"), tmp_path) as candidates:
         facts = lower(candidates[0]).facts
     assert facts.work is None and facts.threads == 128

@@ -19,10 +19,10 @@ from atune.errors import AtuneError
 from atune.model.artifact import Artifact, KernelParam
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
-from atune.stages.frontend.frontend import elaborate
-from atune.stages.frontend.jit_kernel import jit_kernel
-from atune.stages.measure.loader import LoadError
-from atune.stages.measure.tensors import Outputs
+from atune.stages.frontend import elaborate
+from atune.stages.jit_kernel import jit_kernel
+from atune.stages.loader import LoadError
+from atune.stages.tensors import Outputs
 from atune.stages.tilelang import KernelParam as TheirParam
 
 
@@ -123,7 +123,7 @@ def test_the_store_is_asked_before_a_worker(monkeypatch: pytest.MonkeyPatch) -> 
     measured(kernels.one, [-1], n=96)
     seen = spy(monkeypatch)
     with monkeypatch.context() as patch:
-        patch.delattr("atune.frontends.decorator.autotuned._built")
+        patch.delattr("atune.frontends.autotuned._built")
         assert torch.equal(measured(kernels.one, [-1], n=96)(numbers(96)), numbers(96) * 2)
         with pytest.raises(NameError):  # of other code it has none
             measured(kernels.one, [-1], n=97)
@@ -205,13 +205,13 @@ def test_a_cuda_library_gets_outputs_that_are_allocated_here(monkeypatch: pytest
     seen, dtype, A = spy(monkeypatch), "float8_e4m3", numbers(dtype=torch.float8_e4m3fn)
     with pytest.raises(RuntimeError, match="input A device_type mismatch, expected cuda"):  # by the library itself
         measured(kernels.copied, [-1], HOPPER, dtype=dtype)(A)
-    monkeypatch.setattr("atune.stages.frontend.jit_kernel.load", lambda _: lambda A, B: B.copy_(A))
+    monkeypatch.setattr("atune.stages.jit_kernel.load", lambda _: lambda A, B: B.copy_(A))
     kernel = measured(kernels.copied, [-1], HOPPER, dtype=dtype)
     assert kernel.execution_backend == "tvm_ffi" and "__global__" in kernel.get_kernel_source()
     same(kernel(A), A)
     with pytest.raises(ValueError, match="Kernel expected 1 inputs, but 3 are provided"):
         kernel(A, A, A)
-    monkeypatch.delattr("atune.frontends.decorator.autotuned._built")
+    monkeypatch.delattr("atune.frontends.autotuned._built")
     assert measured(kernels.copied, [-1], HOPPER, dtype=dtype).adapter.libpath and not seen  # from the store
 
 

@@ -10,7 +10,7 @@ import tilelang.language as T
 
 from atune.errors import WorkloadError
 from atune.model.artifact import Roles
-from atune.stages.frontend.frontend import READ, WRITE, accesses, kernel_parameters, roles_of
+from atune.stages.frontend import READ, WRITE, accesses, kernel_parameters, roles_of
 
 SHAPE = (64, 64)
 

@@ -14,10 +14,10 @@ import torch
 from atune.errors import UsageError, WorkloadError
 from atune.model.artifact import KernelParam, Roles
 from atune.model.settings import BenchmarkSettings
-from atune.stages.measure.arguments import POISONS, KernelArguments, drawn
-from atune.stages.measure.check import Mismatch, expected_outputs, judged
-from atune.stages.measure.tensors import digest
-from atune.stages.measure.timer import CpuTimer, DeviceStream, Timed, counts, still_wanted
+from atune.stages.arguments import POISONS, KernelArguments, drawn
+from atune.stages.check import Mismatch, expected_outputs, judged
+from atune.stages.tensors import digest
+from atune.stages.timer import CpuTimer, DeviceStream, Timed, counts, still_wanted
 from atune.workload.fingerprint import fingerprint
 from atune.workload.options import SUPPLIES
 from atune.workload.workload import Workload

@@ -22,10 +22,9 @@ from atune.model.artifact import Artifact, KernelParam, Roles
 from atune.model.device import DeviceInfo
 from atune.model.jobs import BitsJob, PrepareJob
 from atune.model.settings import BenchmarkSettings
-from atune.stages import measure_jobs
-from atune.stages.measure import benchmark, bits, memory, neighbours
-from atune.stages.measure.faults import kind_of
-from atune.workers.system.resources import ShortOf
+from atune.stages import benchmark, bits, measure_jobs, memory, neighbours
+from atune.stages.faults import kind_of
+from atune.workers.resources import ShortOf
 
 KERNELS = Path(__file__).parents[2] / "device_fault_kernels.py"
 

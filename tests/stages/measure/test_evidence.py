@@ -17,10 +17,9 @@ from atune.model.device import Target
 from atune.model.jobs import FinalJob, MeasureJob
 from atune.model.measurement import Measurement, Timing
 from atune.model.settings import BenchmarkSettings
-from atune.stages.measure import benchmark
-from atune.stages.measure.timer import CpuTimer, DeviceStream
-from atune.stages.session import session
-from atune.workers.local.device_worker import LocalDeviceWorker
+from atune.stages import benchmark, session
+from atune.stages.timer import CpuTimer, DeviceStream
+from atune.workers.device_worker import LocalDeviceWorker
 from atune.workload.pickling import FileRef
 
 KERNELS = Path(__file__).parents[2] / "contract_kernels.py"

@@ -11,7 +11,7 @@ from atune.model.artifact import Lowered
 from atune.model.candidate import Candidate, config_key
 from atune.model.jobs import LowerJob
 from atune.model.settings import CompileSettings
-from atune.workers.local.machine import LocalMachine
+from atune.workers.machine import LocalMachine
 from atune.workload.pickling import FileRef
 
 pytestmark = pytest.mark.anyio

@@ -14,7 +14,7 @@ from atune.bundle.launch import gate
 from atune.compat.tilelang import autotune, set_autotune_inputs
 from atune.model.artifact import Artifact, KernelParam, Roles
 from atune.model.settings import BenchmarkSettings
-from atune.stages.measure.loader import unless_empty
+from atune.stages.loader import unless_empty
 
 N, S = T.dynamic("N"), T.dynamic("S")
 SIZE = 16

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 import atune
-from atune.stages import tilelang
-from atune.stages.measure import timer
-from atune.stages.measure.timer import CudaTimer, DeviceStream, Timed
+from atune.stages import tilelang, timer
+from atune.stages.timer import CudaTimer, DeviceStream, Timed
 
 
 class Cuda:

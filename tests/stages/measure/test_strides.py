@@ -12,8 +12,8 @@ import atune
 from atune.errors import WorkloadError
 from atune.model.artifact import KernelParam, Roles
 from atune.model.settings import BenchmarkSettings
-from atune.stages.measure.arguments import POISONS, KernelArguments
-from atune.stages.measure.tensors import has_layout
+from atune.stages.arguments import POISONS, KernelArguments
+from atune.stages.tensors import has_layout
 from atune.workload.pickling import load, ship
 from atune.workload.workload import Workload
 

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from atune.errors import UsageError
 from atune.model.artifact import KernelParam, Roles
-from atune.stages.measure.loader import Kernel, register_op
+from atune.stages.loader import Kernel, register_op
 
 _numbers = itertools.count()
 

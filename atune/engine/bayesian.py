@@ -1,0 +1,247 @@
+"""Bayesian optimisation: a Gaussian process predicts how fast candidates are, or how far the prior is off, and how sure
+that is.
+
+Sources: Jones, Schonlau and Welch, Efficient Global Optimization of Expensive Black-Box Functions (Journal of Global
+Optimization 1998), for the expected improvement. Ginsbourger, Le Riche and Carraro, Kriging Is Well-Suited to
+Parallelize Optimization (2010), for candidates without an outcome, which count as what is expected of them.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atune.engine.strategy import DUPLICATE, Encoding, Searched
+from atune.model.candidate import failed_values
+
+LEAST, DRAWN = 4, 8
+"""How many candidates are drawn at first: a quarter of a small budget, within these limits."""
+RANKED = 16
+"""How many may be outstanding with a prior, at least."""
+SMALL, LEARNING, HURRYING = 48, 0.25, 0.4
+"""Of a budget of up to `SMALL` candidates, `LEARNING` is the share that may be outstanding: most are proposed
+with outcomes. Of a larger one it is `HURRYING`: compile workers have whole groups."""
+POWER = 2
+"""A candidate's speed is (fastest / its latency) to this power, so that the fast ones are told apart; 0 if it fails."""
+CHANGE, FAR = 0.15, 0.35
+"""The logarithm of how much less two candidates are alike for each axis that differs, and for values far apart."""
+NOISE = 1e-3
+"""Variance of a measurement, as a share of that of all candidates."""
+USUAL, WEIGHT = 0.08, 2.0
+"""The prior's errors, as logarithms, usually deviate so much, which counts as so many errors (conjugate prior of a
+variance, A. Gelman et al., Bayesian Data Analysis, 3rd ed. 2013, 2.6). The moments of ten recorded spaces are 0.075 and
+1.6; without any one of them 0.071 to 0.086, and 1.3 to 1.9."""
+UNKNOWN, TIE = -1e3, 1e-9
+"""What stands for an estimate where there is none: so these come last. How far the seed moves others."""
+POOL, ROWS, RENEWED = 8192, 512, 64
+"""Of more than `POOL` candidates a part is looked at. Of more than `ROWS` that were tried, the process knows the
+fastest and the latest. Both are chosen anew after `RENEWED` candidates."""
+
+
+class Process:
+    """A Gaussian process over the candidates in `pool`, which learns of one after another.
+
+    It keeps the rows of a Cholesky factor, and of its product with all covariances, so that one more candidate costs as
+    much as there are rows times candidates.
+    """
+
+    def __init__(self, kernels: Sequence[NDArray[np.float64]], places: NDArray[np.int64], pool: list[int]) -> None:
+        self._kernels, self.pool = kernels, pool
+        self._columns = places[pool].T.copy()
+        self.at = {candidate: number for number, candidate in enumerate(pool)}
+        self._factor, self._rows = np.zeros((RENEWED, RENEWED)), np.zeros((RENEWED, len(pool)))
+        self.variance = np.ones(len(pool))
+        self.learned = dict[int, None]()
+
+    def __contains__(self, candidate: int) -> bool:
+        return candidate in self.at
+
+    def learn(self, candidate: int) -> None:
+        """Learn that a candidate is tried, so that it and those like it are surer; its outcome comes later."""
+        number, count = self.at[candidate], len(self.learned)
+        if count == len(self._rows):
+            self._factor = np.pad(self._factor, (0, count))
+            self._rows = np.pad(self._rows, ((0, count), (0, 0)))
+        alike = np.ones(len(self.pool))
+        for kernel, column in zip(self._kernels, self._columns, strict=True):
+            alike *= kernel[column[number]][column]
+        before = self._rows[:count, number].copy()
+        own = math.sqrt(max(NOISE, 1 + NOISE - float(before @ before)))
+        self._factor[count, :count], self._factor[count, count] = before, own
+        self._rows[count] = (alike - _combined(before, self._rows[:count])) / own
+        self.variance -= self._rows[count] ** 2
+        self.learned[candidate] = None
+
+    def predicted(self, values: dict[int, float], weight: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return what is expected of each of the pool by `values`, and its deviation. `weight`: that of `USUAL`."""
+        known = np.array(list(values.values()) or [0.0])
+        middle = float(known.mean())
+        residuals = np.zeros(len(self.learned))
+        for row, candidate in enumerate(self.learned):
+            if candidate in values:
+                expected = float(self._factor[row, :row] @ residuals[:row])
+                residuals[row] = (values[candidate] - middle - expected) / self._factor[row, row]
+        squares = float(residuals @ residuals) + weight * USUAL**2
+        spread = math.sqrt(max(NOISE * (float(known.var()) or 1.0), squares / (len(values) + weight)))
+        deviation = spread * np.sqrt(np.maximum(self.variance, NOISE * NOISE))
+        return middle + _combined(residuals, self._rows[: len(residuals)]), deviation
+
+
+class Bayesian:
+    """Proposes what is expected to surpass the best most; without a prior drawn ones at first.
+
+    Candidates are numbered by their position among `Searched.configs` here; only `ask` and `tell` know indices.
+    """
+
+    name = "bayesian"
+
+    def __init__(self, searched: Searched) -> None:
+        self.indices = list(searched.configs)
+        self._positions = {index: position for position, index in enumerate(self.indices)}
+        self.seed, self.budget = searched.seed, searched.budget
+        encoding = self._encoding = Encoding(list(searched.configs.values()))
+        self._drawn = encoding.spread_order(searched.seed)
+        prior, drawn = searched.prior or {}, random.Random(searched.seed)
+        estimates = {one: prior.get(index, 0.0) for index, one in self._positions.items()}
+        self._known = {one: TIE * drawn.random() - math.log(ms) for one, ms in estimates.items() if 0 < ms < math.inf}
+        """The logarithms of estimated speeds. The seed breaks ties."""
+        self._trend = np.array([self._known.get(one, UNKNOWN if self._known else 0.0) for one in estimates])
+        self._pairs = [tuple(enumerate(place)) for place in encoding.places]
+        self._places = np.array(encoding.places, dtype=np.int64).reshape(len(self.indices), len(encoding.axes))
+        self._kernels = [_kernel(len(axis.values), ordered=axis.ordered) for axis in encoding.axes]
+        self._process: Process | None = None
+        self.asked = dict[int, None]()
+        """In order."""
+        self.latencies = dict[int, float]()
+        """Infinite for those that failed."""
+        self._reasons = dict[int, str]()
+        """Why they failed; empty for those that were measured."""
+        self._left, self._near = np.full(len(self.indices), True), np.zeros(len(self.indices), dtype=np.int32)
+        """Which candidates were not asked for, and how many neighbours of each failed to lower."""
+        self._shunned: NDArray[np.bool_] | None = None
+        """Those that come last; None where outcomes came since they were found."""
+        self._seen, self._most = 0, 0
+
+    @property
+    def most_outstanding(self) -> int:
+        least = RANKED if self._known else LEAST
+        if self.budget is None:
+            return max(RANKED, len(self.latencies))
+        return max(least, int((LEARNING if self.budget <= SMALL else HURRYING) * self.budget))
+
+    def ask(self) -> int | None:
+        if len(self.asked) == len(self.indices):
+            return None
+        candidate = self._next()
+        self._ask_for(candidate)
+        return self.indices[candidate]
+
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
+        candidate = self._positions.get(index)
+        if candidate is None:
+            return  # it failed in the survey
+        self._ask_for(candidate)
+        if latency_ms is None and reason == DUPLICATE:
+            return
+        self.latencies[candidate] = math.inf if latency_ms is None else latency_ms
+        if change := (reason == "lower") - (self._reasons.get(candidate) == "lower"):
+            self._near[self._encoding.neighbours(candidate)] += change
+        self._reasons[candidate], self._shunned = reason, None
+
+    def _ask_for(self, candidate: int) -> None:
+        self.asked[candidate] = None
+        self._left[candidate] = False
+
+    def _next(self) -> int:
+        first = DRAWN if self.budget is None else max(LEAST, min(DRAWN, self.budget // 4))
+        early = len(self.asked) < first or min(self.latencies.values(), default=math.inf) == math.inf
+        if self._shunned is None:
+            self._shunned = self._last()
+        good = self._left & ~self._shunned
+        if not good.any():
+            good = self._left
+        process = self._learned() if self._known or not early else None
+        if process is None or not good[process.pool].any():
+            return next(candidate for candidate in self._drawn if self._left[candidate])
+        scores = improvement(*self._predicted(process))
+        scores[~good[process.pool]] = -1.0
+        return process.pool[int(scores.argmax())]
+
+    def _last(self) -> NDArray[np.bool_]:
+        """Return which come last: neighbours of what failed to lower, and those with a value with which all failed
+        alike."""
+        last: NDArray[np.bool_] = self._near > 0
+        reasons = self._reasons if any(self._reasons.values()) else {}
+        for axis, value in failed_values((self._pairs[one], why) for one, why in reasons.items()):
+            last |= self._places[:, axis] == value
+        return last
+
+    def _predicted(self, process: Process) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+        """Return what is expected of the pool, its deviation, and the best known: speeds, with a prior as logarithms.
+
+        With a prior the process has its errors. A failure counts as the worst of them.
+        """
+        latencies = {one: ms for one, ms in self.latencies.items() if one in process.learned}
+        fastest = min(latencies.values(), default=math.inf)
+        if not self._known:
+            values = {one: (fastest / ms) ** POWER for one, ms in latencies.items()}
+            return *process.predicted(values, 0.0), 1.0
+        errors = {one: -math.log(ms) - self._known[one] for one, ms in latencies.items() if one in self._known}
+        worst = min((error for error in errors.values() if error > -math.inf), default=0.0)
+        expected, deviation = process.predicted({one: max(error, worst) for one, error in errors.items()}, WEIGHT)
+        expected += self._trend[process.pool]
+        believed = [expected[process.at[one]] for one in process.learned]
+        return expected, deviation, -math.log(fastest) if fastest < math.inf else max(believed, default=expected.max())
+
+    def _learned(self) -> Process:
+        """Return the process, once it has learned of all that were asked for."""
+        process, new = self._process, list(islice(self.asked, self._seen, None))
+        if process is None or len(process.learned) + len(new) > self._most or any(one not in process for one in new):
+            process, new = self._anew()
+        for candidate in new:
+            process.learn(candidate)
+        self._process, self._seen = process, len(self.asked)
+        return process
+
+    def _anew(self) -> tuple[Process, list[int]]:
+        """Return a new process, and what it must learn of. `_most` is how much it may know."""
+        known, pool = list(self.asked), list(range(len(self.indices)))
+        if len(known) > ROWS:
+            fastest = sorted(self.latencies, key=lambda candidate: (self.latencies[candidate], candidate))
+            known = list(dict.fromkeys([*fastest[: ROWS // 2], *known[-ROWS // 2 :]]))
+        if len(pool) > POOL:
+            best = min(self.latencies, key=lambda candidate: (self.latencies[candidate], candidate), default=0)
+            near = ((self._places != self._places[best]).sum(axis=1) <= 1).nonzero()[0].tolist()
+            drawn = random.Random(f"{self.seed} {len(self.asked)}").sample(pool, POOL // 2)
+            pool = list(dict.fromkeys([*known, *near, *self._known, *drawn]))
+        whole = len(pool) == len(self.indices) and len(self.asked) <= ROWS
+        self._most = ROWS if whole else len(known) + RENEWED
+        return Process(self._kernels, self._places, pool), known
+
+
+def improvement(expected: NDArray[np.float64], deviation: NDArray[np.float64], best: float) -> NDArray[np.float64]:
+    """Return by how much each is expected to surpass `best`."""
+    above = expected - best
+    ratio = above / deviation
+    density = np.exp(-ratio * ratio / 2) / math.sqrt(2 * math.pi)
+    below = (1 + np.tanh(math.sqrt(2 / math.pi) * (ratio + 0.044715 * ratio**3))) / 2  # the normal distribution
+    found: NDArray[np.float64] = above * below + deviation * density
+    return found
+
+
+def _combined(weights: NDArray[np.float64], rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the weighted sum of rows. A product by BLAS would take all cores, and depend on how many there are."""
+    found: NDArray[np.float64] = np.einsum("i,ij->j", weights, rows)
+    return found
+
+
+def _kernel(length: int, *, ordered: bool) -> NDArray[np.float64]:
+    """Return how much candidates are alike for each pair of an axis' values."""
+    steps = np.abs(np.subtract.outer(np.arange(length), np.arange(length))) / (length - 1)
+    found: NDArray[np.float64] = np.exp(-(CHANGE * (steps > 0) + FAR * (steps if ordered else steps > 0)))
+    return found

@@ -1,0 +1,515 @@
+"""The decorator `autotune`, the self-tuning kernel that it returns, and `tunings`, what such kernels use."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import itertools
+import re
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from types import NoneType
+from typing import Any, TypeVar, Unpack, overload
+
+import anyio.to_thread
+import msgspec
+
+from atune.errors import AtuneError, MachineError, SpaceError, UsageError, WorkerError
+from atune.frontends.blocking import run_blocking
+from atune.frontends.call import Call, Entry, TunableKernel, TunedCall, launcher
+from atune.frontends.compile_all import plain_library
+from atune.frontends.decorator_options import ON_MISS, TUNING, AutotuneOptions, OnMiss, Options, checked_options
+from atune.frontends.winners import Winner, Winners
+from atune.journal.result import TuneResult
+from atune.model.artifact import Artifact, Roles, fitting
+from atune.model.candidate import PASS_CONFIGS, Config, config_key, describe_config, printable, typed_text
+from atune.model.device import Target
+from atune.model.options import converted, documents, refuse_unknown
+from atune.model.settings import CompileSettings
+from atune.reporting.export import aligned
+from atune.reporting.screen import printed
+from atune.workers.artifact_store import ArtifactStore
+from atune.workers.result_key import CacheEntry, open_sizes
+from atune.workers.server import in_worker, warm_early
+from atune.workload.fingerprint import function_of, kernel_fingerprint
+from atune.workload.packing import Packed, pack, unpack
+from atune.workload.pickling import ship
+from atune.workload.workload import Workload, candidates_of, describe, outputs_named
+
+_PLAIN = frozenset({int, float, str, bool, NoneType, bytes})
+T = TypeVar("T")
+Use = Callable[[Artifact | None], T]
+
+
+def with_library(workload: Workload, target: Target, settings: CompileSettings, use: Use[T]) -> T:
+    """Call `use` with the library of `workload`, which has one configuration. Returns its result.
+
+    This process compiles nothing. If the artifact store lacks the library, a worker process makes it. A worker process
+    may start no workers: there `use` gets None, and compiles itself. Raises `CompileFailed`. Blocks, and works inside
+    a running event loop too.
+    """
+    found = None
+    if settings.store:
+        with suppress(Exception):  # a worker will report what is wrong
+            (candidate,) = candidates_of(workload)
+            given = workload.kernel_arguments, workload.as_written(candidate.config)
+            key = importlib.import_module("atune.stages.lowering").store_key(
+                workload.kernel, *given, target, settings, workload.pass_configs
+            )
+            found = ArtifactStore().find(key, candidate.index) if key else None
+    if found is not None or in_worker():
+        return use(found)
+    built: T = run_blocking(_built, workload, target, settings, use)
+    return built
+
+
+async def _built(workload: Workload, target: Target, settings: CompileSettings, use: Use[T]) -> T:
+    (candidate,), spec = candidates_of(workload), describe(workload)
+    async with plain_library(ship(workload), candidate, target, settings, spec) as (_, artifact):
+        return await anyio.to_thread.run_sync(use, artifact)
+
+
+def load_kernel(
+    call: Call,
+    kernel: Any,
+    written: Mapping[str, Any],
+    config: Config,
+    winner: Winner | None = None,
+    artifact: Artifact | None = None,
+) -> Any:
+    """Return the `tilelang.JITKernel` of `kernel` that calls `artifact`. For None, tilelang compiles it here.
+
+    `written`, `config`: its arguments and its configuration as they were given. `winner`: where it was tuned.
+    """
+    jit, options = call.options.jit, call.options
+    if jit is None:
+        taken = ("pass_configs", "execution_backend", "verbose") if call.owner.is_jit else ()
+        jit = {name: getattr(call.owner.kernel, name, None) for name in taken}
+        jit["out_idx"] = outputs_named(call.owner.kernel, options.workload.get("out_idx"))
+    settings = call.plan.settings.compile
+    passes = (settings.pass_configs, jit.get("pass_configs"), call.hints.get(PASS_CONFIGS))
+    with call.owner.frontend.frontend_lock:
+        return importlib.import_module("atune.stages.jit_kernel").jit_kernel(
+            kernel,
+            written,
+            config,
+            target=call.target,
+            artifact=artifact,
+            roles=_roles(call, kernel, written, config, winner),
+            flags=settings.flags,
+            latency_ms=None if winner is None else winner.latency_ms,
+            reference_ms=None if winner is None else winner.reference_ms,
+            **{**jit, "pass_configs": {name: value for each in passes for name, value in (each or {}).items()}},
+        )
+
+
+def explicit_kernel(call: Call) -> Any:
+    """Return the kernel of a call that gives the tunable arguments itself."""
+    hints = {} if call.owner.is_jit else call.own_hints
+    return load_kernel(call, call.owner.kernel, {**hints, **call.given}, {})
+
+
+def _roles(call: Call, kernel: Any, written: Mapping[str, Any], config: Config, winner: Winner | None) -> Roles:
+    """Return the roles of the kernel's parameters: as it was tuned, if that is known and its parameters are the same.
+
+    An eager kernel's tensors are given by each call, outputs included.
+    """
+    tuned = None if winner is None else winner.roles
+    if tuned is not None and call.eager:
+        found = tuned
+    else:
+        given, stage = call.options.workload, call.owner.frontend
+        named, kept = outputs_named(kernel, given.get("out_idx")), (given.get("zero") or (), given.get("restore") or ())
+        each = (stage.first_function(kernel, written, [c]) for c in (config, given.get("default") or {}))
+        roles = [stage.roles_of(function, named, *kept) for function in each if function is not None]
+        found = fitting(roles[0], roles[-1]) if roles else Roles()  # the compile of neither says why
+        if tuned is not None and len(tuned.outputs) == len(found.outputs):
+            # The tuned ones are of the best, at the size that was tuned: others may have a parameter more.
+            moved = sorted(tuned.outputs) != sorted(found.outputs)
+            found = msgspec.structs.replace(found, set_up=tuned.set_up) if moved else tuned
+        elif tuned is not None:
+            found = tuned
+    return found.where_given(range(len(call.names)))
+
+
+class TunedKernel(TunableKernel):
+    """A kernel whose calls use the winners of their keys. What its subclasses add is how a call is analysed.
+
+    The first call of each form finds its kernel, and later ones look it up. Safe under threads and tasks: one of them
+    tunes, and the others wait.
+    """
+
+    is_autotuned = True
+    """Tells `Workload` that this is no kernel function."""
+
+    def __init__(self, kernel: Any) -> None:
+        functools.update_wrapper(self, function_of(kernel))
+        super().__init__(kernel)
+        self._at_run_time: frozenset[int | str] = frozenset()
+        self._entries: dict[Hashable, Entry] = {}
+        self._kernels: dict[str, Any] = {}
+        self.winners = Winners(self.__name__, self._entries.clear)
+        self._building = threading.Lock()
+        """Held while a worker compiles for a call, so that only one thread starts it."""
+        self._tensor: Any = importlib.import_module("torch").Tensor
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the kernel with the fastest configuration. Tunes first if that is unknown."""
+        entry = self._entries.get(self.form_of(args, kwargs))
+        if entry is None:
+            entry = self._entry(args, kwargs)
+        return entry(args, kwargs)
+
+    def workload_for(self, arguments: Mapping[str, Any]) -> Workload:
+        """Return what a call with these arguments tunes. Raises as the call does."""
+        return self.call_of((), arguments).tuned.workload
+
+    def forget(self, meant: Callable[[str], bool] = bool) -> None:
+        """Forget the winners in memory of the keys, as text, that are `meant`; all by default."""
+        self._entries.clear()
+        self._kernels.clear()
+        self.winners.forget(meant)
+
+    def known(self) -> dict[tuple[str, str], Winner]:
+        """Return the winners that are known in this program, by key and the problem it was found for, as texts."""
+        known = [*self.winners.known.items()]
+        return {(key, problem): winner for key, found in known for problem, winner in [*found.items()]}
+
+    def by_value(self) -> tuple[Any, ...]:
+        """Return what rebuilds the kernel where its module cannot be imported, in the form of ``__reduce__``."""
+        raise NotImplementedError
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Return its name, as functions do. A script's kernel also carries what rebuilds it elsewhere."""
+        module, name = self.__module__, str(getattr(self, "__qualname__", self.__name__))
+        if module != "__main__" and getattr(sys.modules.get(module), name, None) is self:
+            return name
+        packed = pack(self.by_value())
+        return _named, (module, name, packed.stream, [*map(bytes, packed.buffers)])
+
+    def __repr__(self) -> str:
+        return f"<autotuned {self.__name__}, {len(self.winners.known)} keys known>"
+
+    # Parts of a call
+
+    def call_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        """Return a call, analysed as it was written."""
+        raise NotImplementedError
+
+    def kernel_for(self, call: Call) -> Any:
+        """Return the compiled kernel of a call: with the configuration that it gives, or the fastest."""
+        raise NotImplementedError
+
+    def form_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
+        """Return a key of the call's form, without analysing it. It must be fast, because every call needs it.
+
+        Tensors count by dtype, shape and strides. Values of different types differ, even if Python compares them equal.
+        Of numbers that a compiled kernel takes at run time only the type counts.
+        """
+        parts: list[Any] = []
+        for name, value in itertools.chain(enumerate(args), sorted(kwargs.items()) if kwargs else ()):
+            kind = type(value)
+            if kind is self._tensor:
+                parts += (name, value.dtype, value.shape, value.stride())
+            elif kind in _PLAIN:
+                parts += (name, kind, None if name in self._at_run_time else value or repr(value))  # 0.0 is not -0.0
+            else:
+                parts += (name, self._described(value))
+        return tuple(parts)
+
+    def _described(self, value: Any) -> Hashable:
+        if isinstance(value, self._tensor):  # a subclass, such as torch.nn.Parameter
+            return (type(value), value.dtype, value.shape, value.stride())
+        return typed_text(self.data(value, f"{self.__name__}: an argument"), {"": value})
+
+    def _entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+        """Find the kernel for calls of this form, and remember it."""
+        call = self.call_of(args, kwargs)
+        tuned = None if call.explicit else call.tuned
+        if lacking := [name for name in call.names if name not in call.values]:
+            raise TypeError(f"{self.__name__} lacks the argument {lacking[0]!r}")
+        if call.eager and not self._at_run_time:
+            places = {i for i, name in enumerate(self.signature.parameters) if name in call.names}
+            self._at_run_time = frozenset({*call.names, *places})
+        if call.eager and tuned is not None:
+            tuned.refuse_misfit()
+        form = self.form_of(args, kwargs)
+        entry = self._entries[form] = self.entry_of(call)
+        return entry
+
+    def entry_of(self, call: Call) -> Entry:
+        """Return what calls of this form do from now on."""
+        kernel = self.kernel_for(call)
+        if call.eager:
+            return launcher(kernel, call.names, self.signature, call.args)
+        return lambda args, kwargs: kernel  # a lazy kernel gives it
+
+    # Kernels
+
+    def chosen(self, call: Call) -> tuple[Winner, Any]:
+        """Return the winner that a call uses, and its kernel. One that cannot be used is said so, and passed over."""
+        tuning = self._tuning_call(call)
+        while True:
+            winner = self.winners.find(tuning)
+            try:
+                return winner, self.kernel_of(call.tuned, winner)
+            except (UsageError, MachineError, WorkerError):
+                raise  # by no fault of the winner
+            except Exception as error:
+                self.winners.pass_over(tuning, winner, error)
+
+    def _tuning_call(self, call: Call) -> TunedCall:
+        """Return what to tune for a call. With `tune_on`, its arguments differ from the launch's."""
+        if call.options.tune_on is None:
+            return call.tuned
+        other = call.ask("tune_on", call.options.tune_on)
+        if not isinstance(other, Mapping):
+            raise UsageError(f"tune_on must return arguments by name, such as {{'A': scratch}}, got {other!r}")
+        return TunedCall(self.call_of((), {**call.given, **other}), launch=call.tuned)
+
+    def kernel_of(self, tuned: TunedCall, winner: Winner) -> Any:
+        """Return the kernel of a call with a configuration. A new kernel uses the library that was measured.
+
+        For other arguments, or without that library, it comes from the artifact store or from a compile worker.
+        """
+        name = typed_text([tuned.arguments, winner.config], tuned.written)
+        if (known := self._kernels.get(name)) is not None:
+            return known
+        load = functools.partial(
+            load_kernel, tuned.call, tuned.kernel, tuned.written, tuned.as_given(winner.config), winner
+        )
+        if winner.library is not None and isinstance(winner.tuned_for, Mapping):
+            measured = winner.library() if self.means(winner.tuned_for, tuned.arguments) else None
+            with suppress(AtuneError):  # it cannot be loaded here
+                if measured is not None:
+                    return self._kernels.setdefault(name, load(measured))
+        with self._building:
+            if (known := self._kernels.get(name)) is not None:
+                return known
+            if error := self.winners.unusable.get(tuned.problem_text, {}).get(config_key(winner.config)):
+                raise error  # another thread has just met it
+            space, passes = [tuned.workload.as_written(winner.config)], tuned.call.hints.get(PASS_CONFIGS)
+            workload = Workload(tuned.kernel, space, arguments=tuned.written, pass_configs=passes)
+            settings = tuned.call.plan.settings.compile
+            return self._kernels.setdefault(name, with_library(workload, tuned.call.target, settings, load))
+
+
+def _named(module: str, name: str, stream: bytes, buffers: list[bytes]) -> Any:
+    """Return the kernel of that name, or make it again."""
+    found = getattr(sys.modules.get(module), name, None)
+    if isinstance(found, TunedKernel):
+        return found
+    make, parts = unpack(Packed(stream, tuple(buffers)))
+    return make(*parts)
+
+
+class Autotuned(TunedKernel):
+    """A TileLang kernel under `@atune.autotune`.
+
+    A call does what the plain kernel does, with the fastest configuration for the call's key. A lazy kernel, which
+    returns a PrimFunc, gives the compiled kernel. An eager kernel, which has tensor annotations, runs and gives its
+    outputs. The first call with a new key tunes, and later calls look up the kernel.
+    """
+
+    def __init__(self, kernel: Any, options: Options) -> None:
+        super().__init__(kernel)
+        self.options = options
+
+    def by_value(self) -> tuple[Any, ...]:
+        """Return the class and the options: the winners that it knows, and who listens to it, stay in this process."""
+        alone = replace(self.options.plan, on_event=None, log=None, progress=None)
+        return Autotuned, (self.kernel, msgspec.structs.replace(self.options, plan=alone))
+
+    def compile(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the compiled kernel with the fastest configuration without running it. Tunes first if needed.
+
+        An eager kernel takes tensors here, or its `T.const` dimensions by name.
+        """
+        return self.kernel_for(self.call_of(args, kwargs))
+
+    def as_op(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Return the kernel of a call as the `torch.library` operator `name`, such as ``mylib::gemm``."""
+        return self.compile(*args, **kwargs).as_op(name)
+
+    def tune(self, *args: Any, refresh: bool = False, **kwargs: Any) -> TuneResult:
+        """Return the whole tuning for a call, from memory, from the cache (`cache_hit` is set), or after tuning.
+
+        `refresh`: tune again. Nothing runs on the call's own tensors.
+        """
+        return run_blocking(self.tune_async, *args, refresh=refresh, **kwargs)
+
+    async def tune_async(self, *args: Any, refresh: bool = False, **kwargs: Any) -> TuneResult:
+        """Do what `tune` does in the event loop. Later calls then neither tune nor compile.
+
+        Cancelling it ends the tuning.
+        """
+        call = await anyio.to_thread.run_sync(self.call_of, args, kwargs, abandon_on_cancel=True)
+        tuning = await anyio.to_thread.run_sync(self._tuning_call, call, abandon_on_cancel=True)
+        result = await self.winners.tuned(tuning, refresh)
+        if (winner := await anyio.to_thread.run_sync(self.winners.serving, tuning)) is not None:
+            with suppress(Exception):  # the call will report it
+                await anyio.to_thread.run_sync(self.kernel_of, call.tuned, winner, abandon_on_cancel=True)
+        return result
+
+    def best_config(self, *args: Any, on_miss: OnMiss | None = None, **kwargs: Any) -> Config:
+        """Return the fastest configuration for a call if it is known. Otherwise `on_miss` decides.
+
+        ``tune`` tunes, ``pick`` asks the prior, ``default`` returns the default configuration, and ``error`` raises
+        `CacheMiss`. None takes the decorator's `on_miss`.
+        """
+        if on_miss is not None:
+            converted("on_miss", on_miss, OnMiss, ON_MISS)
+        call = self.call_of(args, kwargs)
+        return dict(call.tuned.as_given(self.winners.find(self._tuning_call(call), on_miss).config))
+
+    def clear_cache(self, *, key: Any = None) -> int:
+        """Forget the kernel's winners in memory and in the result cache. Returns the number removed from the cache.
+
+        `key`: only those of this key, which is arguments by name, as `tunings` shows them, or what the decorator's
+        function `key` returned. Arguments with a default, and hints, may be left out.
+        """
+        cache, is_mine = self.options.cache, self._is_mine()
+        given, names = ({"key": key}, ()) if callable(self.options.key) else (key, key or ())
+        if key is not None and not isinstance(given, Mapping):
+            raise UsageError(f"clear_cache: key must be arguments by name, such as {{'n': 64}}, got {key!r}")
+        asked = {name: self.data(value, f"clear_cache: {name}") for name, value in (given or {}).items()}
+        if not self.is_jit:
+            self.check_names(names)
+
+        def meant(problem: Any) -> bool:
+            self.check_names(names, problem)  # which has an eager kernel's dimensions, too
+            hints = {name: value for name, value in problem.items() if name in self.options.hints}
+            return key is None or self.means({**hints, **asked}, problem)
+
+        self.forget(lambda text: meant(msgspec.json.decode(text.partition("\n")[0])))
+        runs = [] if cache is None else [(run, run.entry) for run in cache.answers()]
+        found = [run for run, entry in runs if entry is not None and is_mine(entry) and meant(entry.parts.problem)]
+        return 0 if cache is None else cache.clear(found)
+
+    def has_result(self) -> bool:
+        """Tell whether the result cache has a result of the kernel as it is written now, for any problem."""
+        cache, name = self.options.cache, self.options.workload.get("name") or self.__name__
+        with suppress(Exception):  # the call will report what is wrong
+            return cache is not None and any(map(self._is_mine(), cache.entries(kernel=name)))
+        return False
+
+    def _is_mine(self) -> Callable[[CacheEntry], bool]:
+        """Return a test whether a result is of the kernel as it is written now, for any problem and space."""
+        source = functools.cache(lambda tuned: kernel_fingerprint(self.kernel, without_defaults=tuned))
+        return lambda entry: bool(entry.parts.source == source(frozenset(entry.config)))
+
+    def call_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        return Call(self, self.options, args, kwargs)
+
+    def kernel_for(self, call: Call) -> Any:
+        return explicit_kernel(call) if call.explicit else self.chosen(call)[1]
+
+    def entry_of(self, call: Call) -> Entry:
+        if call.explicit and self.is_jit:
+            return lambda args, kwargs: self.kernel(*args, **kwargs)
+        return super().entry_of(call)
+
+
+_all: weakref.WeakSet[Autotuned] = weakref.WeakSet()
+"""The decorated kernels of this program."""
+_ELSEWHERE = {name: f'tuning={{"{name}": …}}' for name in TUNING}
+"""How to write options that belong in `tuning`, by name."""
+
+
+@overload
+def autotune(kernel: None = None, **options: Unpack[AutotuneOptions]) -> Callable[[Callable[..., Any]], Autotuned]: ...
+
+
+@overload
+def autotune(kernel: Callable[..., Any], **options: Unpack[AutotuneOptions]) -> Autotuned: ...
+
+
+@documents(AutotuneOptions)
+def autotune(kernel: Any = None, **options: Any) -> Any:
+    """Tune a kernel when it is called. Put this above `@tilelang.jit`.
+
+    The first call with a new key tunes, and later calls look up the kernel. Returns an `Autotuned`, or a decorator. If
+    a call may tune and the result cache has no result of the kernel, `warm` is called once per program.
+
+    Raises `UsageError` and its branches for arguments that cannot work. For an unknown option it is a TypeError too.
+
+    Parameters
+    ----------
+    kernel
+        The kernel, or None for a decorator. `@tilelang.jit`'s `out_idx` and outputs made by `T.empty` need not be
+        repeated.
+    {options}
+    """
+    refuse_unknown("autotune", options, [*AutotuneOptions.__annotations__], _ELSEWHERE)
+    known = checked_options(options)
+
+    def decorate(kernel: Any) -> Autotuned:
+        if not callable(kernel) or isinstance(kernel, Autotuned):
+            raise UsageError(
+                f"autotune: put it above @tilelang.jit, or above a function that returns a PrimFunc; got {kernel!r}"
+            )
+        with suppress(OSError, TypeError):  # it has no source
+            above, ours, _ = inspect.getsource(kernel).partition("def ")[0].partition("autotune")
+            if ours and re.search(r"^\s*@(\w+\.)*(lazy_)?jit\b", above, re.MULTILINE):  # as tilelang would not say
+                raise UsageError("autotune: @tilelang.jit stands above @atune.autotune: swap the two")
+        autotuned = Autotuned(kernel, known)
+        autotuned.check_names(known.names)
+        _all.add(autotuned)
+        if known.on_miss in ("tune", "pick") and not autotuned.has_result():
+            warm_early()
+        return autotuned
+
+    return decorate if kernel is None else decorate(kernel)
+
+
+class Tuned(Winner, frozen=True, kw_only=True):
+    """A winner that a decorated kernel uses in this program.
+
+    `kernel`: its name. `key`: what the tuning is remembered under, arguments by name. `source`: ``tuned`` here, or from
+    the result ``cache`` or a ``shipped`` file. `result`: the whole tuning, where it is known.
+    """
+
+    kernel: str
+    key: Any
+
+
+class TunedTable(tuple[Tuned, ...]):
+    """Winners, by kernel and key. Printed, they are a table."""
+
+    def __repr__(self) -> str:
+        rows: list[tuple[str, ...]] = [("kernel", "key", "from", "latency ms", "reference ms", "config")]
+        for one in self:
+            times = ("–" if ms is None else f"{ms:.4g}" for ms in (one.latency_ms, one.reference_ms))
+            key = describe_config(one.key) if isinstance(one.key, dict) else printable(repr(one.key))
+            if tuned := open_sizes(one.key, one.tuned_for):
+                key += f" (tuned for {describe_config(tuned)})"
+            rows.append((printable(one.kernel), key, one.source, *times, describe_config(one.config)))
+        return printed(aligned(rows))
+
+
+def clear_cache(kernel: Autotuned | None = None, *, key: Any = None) -> int:
+    """Call `clear_cache` of `kernel`, or of all kernels under `autotune`. Returns the number of results removed."""
+    removed = 0
+    for one in [*_all] if kernel is None else [kernel]:
+        with suppress(*((SpaceError,) if kernel is None else ())):  # the key of another kernel
+            removed += one.clear_cache(key=key)
+    return removed
+
+
+def tunings() -> TunedTable:
+    """Return what the kernels under `autotune` in this program have tuned, or found to be tuned, so far."""
+    found = [
+        Tuned(
+            kernel=kernel.options.workload.get("name") or kernel.__name__,
+            key=msgspec.json.decode(key.partition("\n")[0]),
+            **{**msgspec.structs.asdict(winner), "config": dict(winner.config)},
+        )
+        for kernel in list(_all)
+        for (key, _), winner in kernel.known().items()
+    ]
+    return TunedTable(sorted(found, key=lambda one: (one.kernel, typed_text(one.key, {}))))

@@ -1,0 +1,151 @@
+"""Tuning through the result cache: a known result is returned at once, and a new run's journal is kept there."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from atune.engine.prior import figures_for
+from atune.engine.run_state import opened_aside
+from atune.engine.start import POLL_S, Kernels, KnownResult, Recall
+from atune.frontends.blocking import in_time
+from atune.frontends.tuner import RunPlan, discover, tune_planned
+from atune.journal.events import CandidateAliased, CandidateLowered, CandidateProposed, Event, RunStarted
+from atune.journal.result import TuneResult
+from atune.model.artifact import StaticFacts
+from atune.model.candidate import BASELINE, Config, config_key, key_of
+from atune.version import installed_versions
+from atune.workers.result_cache import Known, ResultCache
+from atune.workers.result_key import ResultKey, result_key
+from atune.workers.server import refuse_in_worker
+from atune.workload.workload import Workload, WorkloadSpec, describe
+
+
+class CachedWork:
+    """A workload with the plan of its tuning: its cache key, and the parts of that key. Raises as `tune` does."""
+
+    def __init__(self, workload: Workload, plan: RunPlan) -> None:
+        self.workload, self.plan, self.settings = workload, plan, plan.settings
+        self._digests = dict[bytes, str]()
+        self.spec: WorkloadSpec = in_time(lambda: describe(workload, seed=self.settings.seed))
+        self.target, self.devices = discover(plan.target, plan.devices)
+        self.versions = installed_versions()
+
+    def still(self, arguments: Any, recorded: Sequence[tuple[Config, str]]) -> bool:
+        """Tell whether configurations are still the kernels of these digests, as this process elaborates them."""
+        return all(digest and digest == self.digest(arguments, config) for config, digest in recorded)
+
+    def digest(self, arguments: Any, config: Config) -> str:
+        """Return the `Lowered.ir_digest` of a configuration; empty if it cannot be elaborated, as a tuning will say."""
+        lowering, given = importlib.import_module("atune.stages.lowering"), self.settings.compile
+        asked = key_of([arguments, config])
+        if asked not in self._digests:  # once, however often the cache is looked into
+            self._digests[asked] = ""
+            with suppress(Exception):
+                work = self.workload.at(dict(arguments))
+                written = work.as_written(config)
+                found = lowering.digest_here(work.kernel, work.kernel_arguments, written, self.target, given)
+                self._digests[asked] = str(found)
+        return self._digests[asked]
+
+    @cached_property
+    def key(self) -> ResultKey:
+        key = result_key(self.header)
+        assert key is not None, "this atune records all of a key's parts"
+        return key
+
+    @cached_property
+    def configs(self) -> dict[int, Config]:
+        """The configurations that a run tries, by index: the baseline, where there is one, and those of the space."""
+        baseline = {} if self.spec.baseline is None else {BASELINE: self.spec.baseline}
+        return {**baseline, **dict(enumerate(self.spec.configs))}
+
+    @cached_property
+    def header(self) -> RunStarted:
+        """How a run of this work starts, without the time."""
+        strategy = self.settings.strategy_in(self.spec, None, figures_for(self.target, self.devices))
+        fields = self.settings.header(self.spec, self.target, self.devices, self.versions, strategy)
+        return RunStarted(seq=0, time=0.0, mono=0.0, **fields)
+
+
+def history(header: RunStarted, configs: Mapping[int, Config], known: Mapping[str, Known]) -> list[Event]:
+    """Return the events of a run that has recorded `known` and has yet to try the rest of `configs`, by index.
+
+    A candidate is aliased to the first one with the same code, as in the run that measured it.
+    """
+    events: list[Event] = [header]
+    codes: dict[str, int] = {}
+
+    def add(kind: type[Event], **fields: Any) -> None:
+        events.append(kind(seq=len(events), time=header.time, mono=0.0, **fields))
+
+    for index, config in configs.items():
+        key = config_key(config)
+        if (found := known.get(key)) is None:
+            continue
+        add(CandidateProposed, index=index, key=key, config=config)
+        entry, outcome = found
+        if entry.code_key:
+            facts = entry.facts or StaticFacts()
+            keys = {"code_key": entry.code_key, "ir_digest": entry.ir_digest}
+            add(CandidateLowered, index=index, **keys, facts=facts, seconds=0.0)
+            first = codes.setdefault(entry.code_key, index)
+            if first != index:
+                add(CandidateAliased, index=index, same_as=first)
+                continue
+        again = {"index": index, "seq": len(events), "time": header.time, "mono": 0.0}
+        events.append(msgspec.structs.replace(outcome, **again))
+    return events
+
+
+async def tune_work(work: CachedWork, cache: ResultCache, *, refresh: bool = False) -> TuneResult:
+    """Return the result of this work in `cache`, with `cache_hit` set. Without one, tune and keep the journal there.
+
+    Configurations that an earlier run of the same work measured are measured again only in the final benchmark. The
+    earlier run may have had another space. After an interrupted tuning, the next call resumes it.
+
+    `refresh`: tune even if the result is known.
+
+    Raises what `tune` raises. Cancelling it keeps the measurements for the next call.
+    """
+
+    def look_up() -> TuneResult | None:
+        run = None if refresh else cache.find(work.key, work.header, work.still)
+        return None if run is None else cache.result(run, work.header)
+
+    begun = None
+    while begun is None:
+        if (found := await anyio.to_thread.run_sync(look_up, abandon_on_cancel=True)) is not None:
+            return found
+        refuse_in_worker()
+        begun = await opened_aside(partial(cache.begin, work.header, still=work.still, again=refresh))
+        if begun is None:
+            await anyio.sleep(POLL_S)
+    journal, past = begun
+    reader = ThreadPoolExecutor(1)
+    try:
+        recall: Recall | None = None
+        if not (past or refresh):
+            reading = reader.submit(cache.known, work.key.work, work.configs.values())  # while the processes start
+
+            def recall(header: RunStarted, spec: WorkloadSpec, kernels: Kernels, _: str) -> KnownResult:
+                known = reading.result()
+                header = msgspec.structs.replace(work.header, time=time.time())
+                return KnownResult(history(header, work.configs, known)) if known else KnownResult()
+
+        plan = replace(work.plan, cache=cache, begun=begun).with_settings(cached=True, recall=recall)
+        return await tune_planned(work.workload, plan)
+    finally:
+        reader.shutdown(wait=False)
+        if journal is not None:
+            journal.close()

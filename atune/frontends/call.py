@@ -1,0 +1,382 @@
+"""A kernel function, a call of it as it was written, and what is tuned for the call: workload, plan and key."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from numbers import Number
+from typing import Any
+
+import msgspec
+
+from atune.bundle.launch import refuse
+from atune.errors import SpaceError, UsageError, type_of
+from atune.frontends.blocking import in_time
+from atune.frontends.cached_tune import CachedWork
+from atune.frontends.decorator_options import Options, as_space, check_hints, refuse_clash
+from atune.frontends.tuner import RunPlan, discover
+from atune.model.artifact import KernelParam
+from atune.model.candidate import COMPILE_FLAGS, DYNAMIC, PASS_CONFIGS, RESERVED, Config, describe_config, typed_text
+from atune.model.device import Target, parse_target
+from atune.model.space import Space
+from atune.workers.result_key import same_problem
+from atune.workload.fingerprint import function_of, launch_hints
+from atune.workload.workload import Workload, not_taken
+
+PROBES = 16
+"""Configurations that are tried for what is asked of a kernel before its tuning."""
+
+
+Entry = Callable[..., Any]
+"""The function that serves calls of one form. It takes the call's ``args`` and ``kwargs``."""
+
+
+def launcher(kernel: Any, names: Sequence[str], signature: inspect.Signature, args: tuple[Any, ...]) -> Entry:
+    """Return a function that calls `kernel` with the tensors of a call of the same form."""
+    loader = importlib.import_module("atune.stages.loader")
+    run = loader.without_gradients(kernel.torch_function if hasattr(kernel, "torch_function") else kernel)
+    places = {name: i for i, name in enumerate(signature.parameters) if i < len(args)}
+    order = [(places.get(name), name, signature.parameters[name].default) for name in names]
+    return lambda args, kwargs: run(*[kwargs.get(n, value) if i is None else args[i] for i, n, value in order])
+
+
+class Encoder:
+    """Makes data of a call's arguments, for keys and journals; and says how the kernel gets them. Takes data alone."""
+
+    def __init__(self, frontend: Any) -> None:
+        self.frontend = frontend
+        """The module of that name in `atune.stages`, which imports tilelang."""
+
+    def data(self, value: Any, where: str) -> Any:
+        """Return a value as data. Raises `UsageError`, naming `where`, for other things."""
+        return self.frontend.encode(value, where)
+
+    def written(self, name: str, value: Any) -> Any:
+        """Return a value as the kernel gets it; its plain form is the data for it."""
+        return self.frontend.tagged(value)
+
+    def space(self, call: Call, given: Any) -> Space:
+        """Return the space of a call: what the function that is `given` for it returns."""
+        space = copy.copy(as_space(call.ask("space", given), call.options.where))
+        space.of_call = True
+        return space
+
+    def given(self, config: Config) -> Config:
+        """Return a configuration with the caller's own values."""
+        return config
+
+    def kernel(self, kernel: Any) -> Any:
+        """Return a kernel that takes values as they are `written`."""
+        return kernel
+
+
+class TunableKernel:
+    """A kernel function: what is known of it before a call."""
+
+    encoder: type[Encoder] = Encoder
+
+    def __init__(self, kernel: Any) -> None:
+        self.frontend = importlib.import_module("atune.stages.frontend")
+        self.is_jit: bool = self.frontend.is_jit(kernel)
+        function = function_of(kernel)
+        self.kernel = kernel
+        self.__name__: str = getattr(function, "__name__", "kernel")
+        self.signature = inspect.signature(function)
+        if next(iter(self.signature.parameters), "") == "self":
+            raise UsageError(f"{self.__name__} is a method: put @atune.autotune above a function")
+        self.takes_any = any(p.kind is p.VAR_KEYWORD for p in self.signature.parameters.values())
+        self.launch_hints = launch_hints(kernel)
+        self.data = self.encoder(self.frontend).data
+        self._eager: bool | None = None if self.is_jit else False
+
+    def bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return a call's arguments by name, in the signature's order: those given, and all with their defaults.
+
+        Extra ones come last. Raises `TypeError` as Python does, and `UsageError` for a parameter such as ``*args``.
+        """
+        parameters = self.signature.parameters
+        known = {n: v for n, v in kwargs.items() if n in parameters or self.takes_any}
+        unknown = {n: v for n, v in kwargs.items() if n not in known}
+        bound = self.signature.bind_partial(*args, **known).arguments
+        for name in list(bound):
+            if parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
+                raise UsageError(f"the kernel's *{name} cannot be tuned over: give its parameters names")
+            if parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+                bound.update(bound.pop(name))
+        given = {**bound, **unknown}
+        everything = {n: p.default for n, p in parameters.items() if p.default is not p.empty} | given
+        return given, {n: everything[n] for n in (*parameters, *everything) if n in everything}
+
+    def is_eager(self, values: Mapping[str, Any], probes: Sequence[Config]) -> bool:
+        """Tell whether a call with these arguments runs the kernel; a lazy one is returned."""
+        if self._eager is None:
+            self._eager = self.frontend.is_eager(self.kernel, values, probes)
+        return self._eager
+
+    def means(self, given: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
+        """Tell whether arguments as data, which may leave defaults out, are these `arguments`."""
+        left = ((n, p.default) for n, p in self.signature.parameters.items() if n in arguments and n not in given)
+        defaults = {name: self.data(value, name) for name, value in left if value is not inspect.Parameter.empty}
+        return same_problem({**defaults, **given}, arguments)
+
+    def check_names(self, names: Iterable[str], more: Iterable[str] = ()) -> None:
+        """Raise `SpaceError` if a name of an option is no argument of the kernel, and none of `more`."""
+        known = dict.fromkeys([*self.signature.parameters, *more])
+        unknown = sorted(set(names) - known.keys() - self.launch_hints)
+        if unknown and not self.takes_any:
+            raise SpaceError(f"{self.__name__} {not_taken(unknown[0], known)}")
+
+
+class Call:
+    """One call as it was written: what it gives, the space that it asked for, and whether the kernel runs.
+
+    With tunable arguments of the caller's own (`explicit`), nothing is tuned. Those that `do_not_specialize` names are
+    no more than what a signature asks for, and are tuned.
+    """
+
+    def __init__(
+        self, owner: TunableKernel, options: Options, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        self.owner, self.options, self.encoder = owner, options, owner.encoder(owner.frontend)
+        self.hints = {
+            name: value(self.target.arch or self.target.kind) if inspect.isfunction(value) else value
+            for name, value in options.hints.items()
+        }
+        check_hints(self.hints)
+        self.args, self.kwargs = args, dict(kwargs)
+        self.given, self.values = owner.bound(args, kwargs)
+        """The caller's own arguments by name; and these with the kernel's defaults."""
+        fixed = isinstance(options.space, Space)
+        self.space: Space = options.space if fixed else self.encoder.space(self, options.space)
+        names = set(self.space.axes) or {name for config in self.space.points({}).given() for name in config}
+        refuse_clash(names - RESERVED, self.hints)
+        self.tunables = frozenset(names - RESERVED - owner.launch_hints)
+        self.own_hints = {name: value for name, value in self.hints.items() if name not in RESERVED}
+        """The hints that count as arguments."""
+        owner.check_names(self.tunables | self.own_hints.keys())
+        self.explicit = sorted(self.tunables & self.given.keys() - options.leave_out)
+        self.eager = owner.is_eager(self.values, self.probes())
+        if not self.eager:
+            self.refuse_unknown(owner.signature.parameters, "")
+        self.names = owner.frontend.tensor_names(owner.kernel) if self.eager else ()
+        """The parameters that each call gives at run time."""
+
+    def written(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments as functions of the caller's get them: as they were written.
+
+        For tilelang's tuner they come by name and with the defaults where the options leave names out, without these.
+        """
+        if not (self.options.like_tilelang and self.options.leave_out):
+            return self.args, self.kwargs
+        return (), {name: value for name, value in self.values.items() if name not in self.options.leave_out}
+
+    def ask(self, option: str, function: Callable[..., Any]) -> Any:
+        """Call the user's `function`, which `option` gives, with the arguments as they were written.
+
+        Raises `UsageError` if it takes others.
+        """
+        args, kwargs = self.written()
+        with suppress(ValueError):  # a function whose signature Python does not know
+            try:
+                inspect.signature(function).bind(*args, **kwargs)
+            except TypeError as error:
+                raise UsageError(f"{option}: its function must take a call as it is written: {error}") from error
+        return function(*args, **kwargs)
+
+    def probes(self) -> list[Config]:
+        """Return configurations for tracing before the problem is known: the defaults, then those of the space."""
+        axes = self.space.axes
+        if not axes:
+            most = None if self.options.like_tilelang else PROBES
+            return [{}, *map(self.encoder.given, itertools.islice(self.space.points({}).given(), most))]
+        fixed = {name: values for name, values in axes.items() if not callable(values)}
+        return [{}, *({n: v[i % len(v)] for n, v in fixed.items()} for i in range(4))]
+
+    def refuse_unknown(self, known: Container[str], more: str) -> None:
+        """Raise `TypeError` for an argument that is none of the `known` ones."""
+        unknown = sorted(name for name in self.given if name not in known)
+        if unknown and not self.owner.takes_any:
+            takes = f"it takes {', '.join(self.owner.signature.parameters)}{more}"
+            raise TypeError(f"{self.owner.__name__} takes no argument {unknown[0]!r}; {takes}")
+
+    @functools.cached_property
+    def asked_target(self) -> str:
+        """The target as it was given; ``auto`` and ``cuda`` leave the rest to the devices."""
+        return self.options.target or str(self.owner.frontend.target_text(getattr(self.owner.kernel, "target", None)))
+
+    @functools.cached_property
+    def target(self) -> Target:
+        """The target that is compiled for. Devices are asked for only where they decide."""
+        found = parse_target(self.asked_target)
+        if found is not None and (found.kind != "cuda" or found.arch):
+            return found
+        return discover(self.asked_target, self.options.plan.devices)[0]
+
+    @functools.cached_property
+    def plan(self) -> RunPlan:
+        """The plan of the call's tuning, with its target and its flags."""
+        plan = replace(self.options.plan, target=self.asked_target)
+        flags = self.hints.get(COMPILE_FLAGS, getattr(self.owner.kernel, "compile_flags", None))
+        if not flags or (settings := plan.settings.compile).flags is not None:
+            return plan
+        flags = tuple(flags.split() if isinstance(flags, str) else flags)
+        return plan.with_settings(compile=msgspec.structs.replace(settings, flags=flags))
+
+    @functools.cached_property
+    def tuned(self) -> TunedCall:
+        """What is tuned for the call. Raises `UsageError` where the call leaves nothing to tune."""
+        if self.explicit:
+            raise UsageError(f"{self.explicit[0]!r} is given, so there is no winner; leave it to the space")
+        return TunedCall(self)
+
+
+class TunedCall:
+    """What is tuned for a call: its workload and plan, and the key that the winner is remembered under.
+
+    `launch`: the call that the winner is for, where that has other arguments (`tune_on`).
+    """
+
+    def __init__(self, call: Call, launch: TunedCall | None = None) -> None:
+        self.call, self.owner, self.options, self.launch = call, call.owner, call.options, launch or self
+        owner, options = self.owner, self.options
+        self.space = call.space
+        self.tensors = {n: call.values[n] for n in call.names if n in call.values}
+        for name, tensor in self.tensors.items():
+            refuse(f"{owner.__name__}: argument {name!r}", tensor)
+            if not (hasattr(tensor, "stride") or isinstance(tensor, Number)):
+                raise UsageError(f"{owner.__name__}: {name} must be a tensor, got {type_of(tensor)}")
+        plain = {n: v for n, v in call.values.items() if n not in call.names and n not in call.tunables}
+        plain |= call.own_hints
+        self.arguments, self.written, sizes = dict[str, Any](), dict[str, Any](), dict[str, Any]()
+        """The arguments as data, and as the kernel gets them."""
+        self._take(plain)
+        if call.eager:
+            sizes = owner.frontend.eager_dimensions(owner.kernel, self.tensors, plain, call.probes())
+            self._take(sizes)
+        variadic = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
+        needed = [n for n, p in owner.signature.parameters.items() if p.default is p.empty and p.kind not in variadic]
+        if lacking := [repr(name) for name in needed if name not in {*call.names, *self.arguments, *call.tunables}]:
+            raise TypeError(f"{owner.__name__} lacks the argument{'s' * (len(lacking) > 1)} {', '.join(lacking)}")
+        self.inputs = options.inputs
+        self.problem = {**self.arguments, **self._symbols_and_inputs(sizes)}
+        self.key = self._key()
+        counting = self.written if callable(options.key) else {n: v for n, v in self.written.items() if n in self.key}
+        self.key_text = typed_text(self.key, counting)
+        self.problem_text = typed_text(self.problem, self.written)
+
+    def admits(self, config: Config) -> bool:
+        """Tell whether the space has `config` for the call's sizes. The default need not be listed, only allowed.
+
+        Raises `SpaceError` if a function of the space raises.
+        """
+        try:
+            return in_time(lambda: self.workload.admits(config))
+        except SpaceError as error:
+            raise SpaceError(f"{self.owner.__name__} for {describe_config(self.problem)}: {error}") from None
+
+    def as_given(self, config: Config) -> Config:
+        """Return a configuration of the space as it was written."""
+        return self.call.encoder.given(self.workload.as_written(config))
+
+    def _key(self) -> Any:
+        """Return what the tuning is remembered under, as data."""
+        key, leave_out, problem = self.options.key, self.options.leave_out, self.problem
+        hints = {name: value for name, value in problem.items() if name in self.call.hints}
+        if callable(key):
+            return {"key": self.owner.frontend.encode(self.call.ask("key", key), "what key returned"), **hints}
+        unknown = [("key", name) for name in key or () if name not in problem]
+        if not self.options.like_tilelang:  # whose tuner takes names that are no arguments
+            lacking = leave_out - problem.keys() - self.call.tunables
+            unknown += [("do_not_specialize", name) for name in sorted(lacking)]
+        for option, name in unknown:
+            raise UsageError(f"{option}: there is no argument {name!r}; there is {', '.join(problem)}")
+        return {name: problem[name] for name in key or problem if name not in leave_out} | hints
+
+    def _take(self, values: Mapping[str, Any]) -> None:
+        """Add arguments. A default that no call gave and that is no data, such as infinity, is left to the kernel."""
+        for name, value in values.items():
+            left = name in self.owner.signature.parameters and name not in {*self.call.given, *self.call.hints}
+            if left and isinstance(value, float) and not math.isfinite(value):
+                continue  # text stands for it in the drop-in
+            with suppress(*((UsageError,) if left else ())):
+                self.arguments[name] = self.owner.data(value, f"{self.owner.__name__}: argument {name!r}")
+                self.written[name] = self.call.encoder.written(name, value)
+
+    def _symbols_and_inputs(self, sizes: Iterable[str]) -> dict[str, int]:
+        """Return the symbolic dimensions' sizes to tune with, and find inputs. `sizes`: names of other dimensions."""
+        call, options, stage = self.call, self.options, self.owner.frontend
+        self.params: Sequence[KernelParam] = ()
+        """The kernel's parameters, where they are asked for before the tuning."""
+        symbols: dict[str, int] = {}
+        if call.eager or any(isinstance(v, dict) and DYNAMIC in v for v in self.arguments.values()):
+            params = self.params = stage.parameters_of(self.kernel, self.written, self._admitted())
+            tensors = [self.tensors.get(n) for n in call.names]
+            wanted, known = stage.symbols_of(params), {**options.symbols}
+            if call.eager:
+                names, more = {*self.owner.signature.parameters, *sizes}, ", ".join(sorted({*sizes, *wanted}))
+                call.refuse_unknown(names | wanted, more and f", and by name the dimensions {more}")
+                for name in wanted & self.arguments.keys() - names:  # one kernel is for all sizes
+                    size, _ = self.arguments.pop(name), self.written.pop(name)
+                    if not isinstance(size, (int, dict)):
+                        raise UsageError(f"{self.owner.__name__}: {name} must be a whole number, got {size!r}")
+                    known |= {name: size} if isinstance(size, int) else {}
+            known |= stage.bound_symbols(params, tensors)
+            symbols = {name: known[name] for name in sorted(wanted & known.keys())}
+            scalars = [t for p, t in zip(params, tensors, strict=False) if p.shape is None]
+            if self.inputs is None and (wanted or any(p.shape is None for p in params)):
+                with suppress(*((UsageError,) if options.like_tilelang else ())):  # there the run says what is missing
+                    self.inputs = stage.drawn_inputs(params, symbols, scalars)
+        if self.inputs == "call":
+            if not self.tensors:
+                raise UsageError("inputs='call' tunes on the call's tensors, but this call has none: give inputs")
+            self.inputs = stage.CallInputs(list(self.tensors.values()))
+        return symbols
+
+    def _admitted(self) -> Iterator[Config]:
+        """Yield the configurations that the constraints admit, as they were written. Raises `SpaceError`."""
+        points = self.space.points(self.written)
+        found = filter(points.admits, points.given())
+        while (config := in_time(lambda: next(found, None))) is not None:
+            yield config
+
+    def refuse_misfit(self) -> None:
+        """Raise what an eager kernel's call would raise after its tuning, if no configuration of a few can take it."""
+        stage, tensors = self.owner.frontend, [self.tensors.get(name) for name in self.call.names]
+        if (error := stage.misfit(self.params, tensors)) is not None:
+            some = itertools.islice(self._admitted(), 1, PROBES)
+            others = (stage.parameters_of(self.kernel, self.written, [config]) for config in some)
+            if not any(each and stage.misfit(each, tensors) is None for each in others):
+                raise error
+
+    @functools.cached_property
+    def kernel(self) -> Any:
+        """The kernel as the workload's: it takes the arguments as they are `written`."""
+        kernel, owner = self.owner.kernel, self.owner
+        return self.call.encoder.kernel(
+            owner.frontend.jit_function(kernel, self.call.eager) if owner.is_jit else kernel
+        )
+
+    @functools.cached_property
+    def workload(self) -> Workload:
+        found = Workload(
+            self.kernel,
+            self.space,
+            arguments=self.written,
+            inputs=self.inputs,
+            pass_configs=self.call.hints.get(PASS_CONFIGS),
+            **self.options.workload,
+        )
+        found.key, found.like_tilelang = self.key, self.options.like_tilelang
+        return found
+
+    @functools.cached_property
+    def work(self) -> CachedWork:
+        """The workload and its plan, with their key in the result cache."""
+        return CachedWork(self.workload, self.call.plan)

@@ -1,0 +1,186 @@
+"""Parallel compilation of many configurations without measuring, for sweeps that you time yourself."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Unpack
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from atune.engine.compile_stage import CompileStage, find_roles
+from atune.engine.interfaces import Machine
+from atune.engine.run_state import Run
+from atune.engine.scheduler import CompileState
+from atune.engine.screen import LayoutChoice, Verdict
+from atune.errors import CompileFailed, warn_caller
+from atune.frontends.blocking import run_blocking
+from atune.frontends.options import CompileAllOptions
+from atune.journal.result import Record, record_of
+from atune.model.artifact import Artifact, Lowered, Roles, fitting, source_path
+from atune.model.candidate import Candidate, numbered
+from atune.model.device import Target
+from atune.model.folders import artifacts_folder, untrusted
+from atune.model.options import complete, documents
+from atune.model.settings import CompileSettings
+from atune.workers.machine import LocalMachine
+from atune.workers.server import refuse_in_worker
+from atune.workload.pickling import WorkloadRef, ship
+from atune.workload.workload import Workload, WorkloadSpec, describe
+
+
+@documents(CompileAllOptions)
+def compile_all(
+    kernel: Callable[..., Any],
+    configs: Iterable[Mapping[str, Any]] | Callable[..., Any],
+    **options: Unpack[CompileAllOptions],
+) -> list[Any]:
+    """Compile `kernel` with each of `configs` in worker processes, and return the kernels in order.
+
+    Call a kernel like `TuneResult.kernel`: with the inputs, to get the outputs, or with every parameter. Its `config`
+    is the configuration, and its `source` the device source. The call blocks, inside a running event loop too.
+
+    A target with an arch, such as ``sm_90a``, needs no GPU.
+
+    Raises `CompileFailed` if a configuration failed to compile, after all others are compiled. Raises `UsageError`
+    for arguments that cannot work.
+
+    Parameters
+    ----------
+    kernel, configs
+        As for `Workload`. `configs` is a list of dicts, a generator, or a function of the arguments.
+    {options}
+    """
+    refuse_in_worker()
+    given = complete("compile_all", options, CompileAllOptions)
+    workload = Workload(kernel, configs, **{name: given[name] for name in ("arguments", "out_idx", "pass_configs")})
+    settings, spec = given["compile"] or CompileSettings(), describe(workload)
+    candidates = numbered(spec.configs)
+
+    async def work() -> list[Any]:
+        async with compilers(ship(workload), given["target"], settings, spec) as (machine, run):
+            found = await compiled(machine, candidates, run, settings.group_size, roles=True)
+            if not given["ignore_errors"]:
+                raise_failures([one.record for one in found])
+            return [artifact and await _loaded(record, artifact, run.roles) for record, artifact in found]
+
+    return run_blocking(work)
+
+
+@asynccontextmanager
+async def compilers(
+    workload: WorkloadRef, target: str | Target, settings: CompileSettings, spec: WorkloadSpec | None = None
+) -> AsyncGenerator[tuple[LocalMachine, Run], None]:
+    """Open a machine that measures nothing and knows its target. Yields it, and the run that it wakes."""
+    if settings.store and (why := untrusted(artifacts_folder())):
+        warn_caller(why, RuntimeWarning)
+    machine, run = LocalMachine(workload, spec=spec, target=target, devices=(), compile=settings), Run()
+    async with machine.open(wake=run.wake):
+        await machine.discover()
+        yield machine, run
+
+
+@asynccontextmanager
+async def plain_library(
+    workload: WorkloadRef,
+    candidate: Candidate,
+    target: Target,
+    settings: CompileSettings,
+    spec: WorkloadSpec | None = None,
+) -> AsyncGenerator[tuple[Record, Artifact], None]:
+    """Compile one candidate in a worker, as tilelang does. The library is there until the block ends.
+
+    Raises `CompileFailed`.
+    """
+    plain = msgspec.structs.replace(settings, cicc=False, workers=1, group_size=None)
+    async with compilers(workload, target, plain, spec) as (machine, run):
+        [(record, artifact)] = await compiled(machine, [candidate], run)
+        raise_failures([record])
+        assert artifact is not None, "it did not fail"
+        yield record, artifact
+
+
+async def _loaded(record: Record, artifact: Artifact, roles: Roles) -> Any:
+    """Load a candidate's kernel from its library, which must still exist."""
+    load = importlib.import_module("atune.stages.loader").Kernel
+    kernel = await anyio.to_thread.run_sync(load, artifact, fitting(artifact.roles, roles))
+    kernel.config = dict(record.config)
+    kernel.source = Path(source_path(artifact.path, artifact.symbol)).read_text()
+    return kernel
+
+
+class Compiled(NamedTuple):
+    """The record of a candidate, and its artifact: None if it failed, or another layout is preferred."""
+
+    record: Record
+    artifact: Artifact | None
+
+
+async def compiled(
+    machine: Machine,
+    candidates: Sequence[Candidate],
+    run: Run,
+    group_size: int | None = None,
+    *,
+    layouts: LayoutChoice | None = None,
+    roles: bool = False,
+    builds: bool = True,
+) -> list[Compiled]:
+    """Compile the candidates on `machine`, which is open, knows its target, and wakes `run`.
+
+    Candidates that lower to the same code share one artifact. `layouts` may reject some. `roles`: also find the roles
+    of the parameters, for `run`. Without `builds` they are lowered only, and the records of good ones have no message.
+    """
+    await machine.prepare(len(candidates))
+    workers, artifacts, codes = machine.compile_workers(), dict[int, Artifact](), dict[str, int]()
+    if roles:
+        await find_roles(run, workers[0], candidates)
+    propose, proposals = anyio.create_memory_object_stream[Candidate](len(candidates))
+    with propose:
+        for candidate in candidates:
+            propose.send_nowait(candidate)
+    recorded = run.recorder.state
+    state = CompileState(len(workers), devices=0, total=len(candidates), group_size=group_size, proposing=False)
+
+    def judge(lowered: Lowered) -> Verdict:
+        """Build each code once: nothing is measured, so no candidate is likely to lose."""
+        if (same_as := codes.setdefault(lowered.code_key, lowered.index)) != lowered.index:
+            return Verdict("duplicate", same_as=same_as)
+        verdict = Verdict("build") if layouts is None else layouts.judge(recorded, lowered.index, run.limits)
+        return Verdict("prune") if verdict.becomes == "build" and not builds else verdict
+
+    async def deliver(artifact: Artifact) -> None:
+        artifacts[artifact.index] = artifact
+
+    with proposals:
+        stage = CompileStage(run, state, proposals, judge, deliver, hints=machine.hints)
+        async with anyio.create_task_group() as tasks:
+            for worker in workers:
+                tasks.start_soon(stage.serve, worker)
+
+    # Of candidates with the same code the first is credited, and the one that was lowered first was built.
+    built = {recorded.first(index).index: artifact for index, artifact in artifacts.items()}
+
+    def answer(candidate: Candidate) -> Compiled:
+        found = record_of(recorded, recorded.entry(candidate.index), {})
+        status = "failed" if found.kind else found.status  # those with the code of a failed one, too
+        record = msgspec.structs.replace(found, key=candidate.key, config=candidate.config, status=status)
+        return Compiled(record, built.get(recorded.first(candidate.index).index))
+
+    return [answer(candidate) for candidate in candidates]
+
+
+def raise_failures(records: Sequence[Record]) -> None:
+    """Raise `CompileFailed` if a record is a failure, with counted reasons and an example of the most frequent."""
+    # rare, and not needed to import atune
+    from atune.reporting.summary import example_lines, failure_groups, group_lines
+
+    if failed := [one for one in records if one.kind]:
+        groups = failure_groups(failed)
+        lines = [f"{len(failed)} of {len(records)} configurations failed to compile:"]
+        lines += [f"  {line}" for line in group_lines(groups, 10, example_lines(groups))]
+        raise CompileFailed("\n".join(lines), failed)

@@ -1,0 +1,138 @@
+"""Resuming of a run from its journal, with the workload, settings and devices of the header."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Unpack
+
+import msgspec
+
+from atune.engine.start import check_code, check_parts
+from atune.errors import JournalError, UsageError, warn_caller
+from atune.frontends.blocking import run_blocking, winning
+from atune.frontends.options import RunOptions, named
+from atune.frontends.tuner import tune
+from atune.journal.events import RunStarted
+from atune.journal.reader import JournalReader
+from atune.journal.result import Result, TuneResult
+from atune.journal.state import State, finished, header_in
+from atune.model.options import documents
+from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.workload.pickling import FileRef, parse_file_ref
+from atune.workload.workload import Workload
+
+
+@documents(RunOptions)
+async def resume(
+    journal: str | os.PathLike[str],
+    workload: Workload | FileRef | str | None = None,
+    **options: Unpack[RunOptions],
+) -> TuneResult:
+    """Resume the run of `journal` and return the result of all its parts.
+
+    Candidates with an outcome are neither compiled nor measured again. Finalists whose libraries are gone are compiled
+    again for the final benchmark. Interrupted work is done again. If the whole program died twice while it measured
+    a candidate, that candidate fails with kind ``suspect``. A finished journal returns at once.
+
+    Options that are not given are those of the header. Of its `CompileSettings`, what can run programs, such as a flag,
+    must be the default, given again, or accepted as ``settings``.
+
+    Raises `JournalError` if the journal cannot be read or opened, or if the work differs; the message lists the
+    differences. Otherwise raises like `tune`. Cancelling it leaves a journal that can be resumed.
+
+    Parameters
+    ----------
+    journal
+        Path of the journal.
+    workload
+        As for `tune`. None takes the file that the header names, and runs it in the workers. A file gets the header's
+        problem.
+    {options}
+    """
+    given = named("resume", options, RunOptions)
+    check_parts(given.get("accept", ()))
+    state = read_state(journal)
+    header = header_in(state)
+    if finished(state, Budget.parse({**options_of(header), **given}["budget"])):
+        return winning(Result.of(state, Path(journal), replayed=True))
+    del state  # the run folds its own
+    chosen = completed_by(header, given)
+    if workload is None and "machine" not in given:
+        workload = origin_of(header)
+    elif isinstance(workload, str):
+        workload = msgspec.structs.replace(parse_file_ref(workload), arguments=header.arguments, torch=header.torch)
+    return await tune(workload, journal=journal, **chosen)
+
+
+@documents(RunOptions)
+def run_resume(
+    journal: str | os.PathLike[str],
+    workload: Workload | FileRef | str | None = None,
+    **options: Unpack[RunOptions],
+) -> TuneResult:
+    """Do what `resume` does, blocking. Works inside a running event loop too.
+
+    KeyboardInterrupt ends it and kills every worker. Exceptions are those of `resume`.
+
+    Parameters
+    ----------
+    journal, workload
+        As for `resume`.
+    {options}
+    """
+    return run_blocking(resume, journal, workload, **named("run_resume", options, RunOptions))
+
+
+def read_state(journal: str | os.PathLike[str]) -> State:
+    """Return the state that `journal` folds to. Raises `JournalError`."""
+    return State.of(JournalReader(Path(journal)))
+
+
+say_as_warning = partial(warn_caller, category=RuntimeWarning)
+
+
+def origin_of(
+    header: RunStarted,
+    give: str = "give workload= (--workload FILE.py:NAME)",
+    say: Callable[[str], object] = say_as_warning,
+) -> FileRef:
+    """Return the workload that a header names, with its problem, to be run: `say` is told first.
+
+    Raises `UsageError` if no file has it, and says what to `give` instead.
+    """
+    if not header.origin:
+        raise UsageError(f"the journal names no file that its workload came from: {give}")
+    if not os.path.isfile(file := header.origin.rpartition(":")[0]):
+        raise UsageError(f"the journal's workload came from {file}, which is gone: {give}")
+    say(f"running {file}, which the journal names")
+    return msgspec.structs.replace(parse_file_ref(header.origin), arguments=header.arguments, torch=header.torch)
+
+
+def completed_by(header: RunStarted, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options `given`, and those of a header. Raises `JournalError` for its settings that may be code."""
+    chosen = {**options_of(header), **given}
+    if given.get("compile") is None:
+        check_code(chosen["compile"], {}, given.get("accept", ()))
+    return chosen
+
+
+def options_of(header: RunStarted) -> dict[str, Any]:
+    """Return the options of `tune` that a header holds. Raises `JournalError` if they are invalid."""
+    settings = header.settings
+    try:
+        return {
+            "target": (header.target.arch or "cuda") if header.target.kind == "cuda" else "c",
+            "devices": "all" if any("/" in name for name in header.devices) else header.devices,  # of a cluster
+            "strategy": header.strategy,
+            "seed": int(settings.get("seed", 0)),
+            **({"prior": False} if settings.get("prior") == "off" else {}),
+            "pipeline": bool(settings.get("pipeline", True)),
+            "budget": msgspec.convert(settings.get("budget", {}), Budget),
+            "compile": msgspec.convert(settings.get("compile", {}), CompileSettings),
+            "benchmark": msgspec.convert(settings.get("benchmark", {}), BenchmarkSettings),
+        }
+    except (msgspec.ValidationError, TypeError, ValueError) as error:
+        raise JournalError(f"the journal's header has settings that this atune does not know: {error}") from error

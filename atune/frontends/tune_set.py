@@ -1,0 +1,376 @@
+"""A set of problems: a few runs at a time, which share the fork server, the cores and the devices; and its result."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import Any, Unpack
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from atune.engine.run_state import Listeners, opened_aside
+from atune.errors import (
+    ArgumentMissing,
+    AtuneError,
+    DevicesLost,
+    JournalError,
+    MachineError,
+    NoSuchWorkload,
+    NoWinner,
+    UnknownArgument,
+    UsageError,
+)
+from atune.frontends.blocking import run_blocking, unwrapped
+from atune.frontends.options import RunOptions, SetOptions, completed, named, progress_every_s
+from atune.frontends.problems import Given, Problems
+from atune.frontends.resume import completed_by, origin_of
+from atune.frontends.tuner import named_work, tuner_on
+from atune.journal.events import Event, RunStarted
+from atune.journal.result import Result
+from atune.journal.set_folder import (
+    TunedProblem,
+    forget_added,
+    header_of_set,
+    is_set,
+    journals_in,
+    listed,
+    open_set_folder,
+    tuned_problems,
+)
+from atune.journal.writer import write_output
+from atune.model.candidate import Problem, config_key, describe_config, distance
+from atune.model.options import checked, documents
+from atune.model.settings import Budget, CompileSettings
+from atune.model.space import Space
+from atune.reporting.progress import INTERVAL_S
+from atune.reporting.screen import Output, plain, printed, shown
+from atune.reporting.set_table import row_line, set_lines, set_page
+from atune.reporting.sets import MAX_REGRET, Cover, NearestRule, RegretMatrix, cover, dispatch_rule, regret_matrix
+from atune.workers.machine import Shared, shared_processes
+from atune.workers.resources import usable_cores, usable_memory_bytes, workers_that_fit
+from atune.workers.result_cache import ResultCache
+from atune.workload.pickling import FileRef
+from atune.workload.workload import Workload
+
+AT_ONCE, WORKERS_EACH = 4, 5
+"""Most problems at the same time, and the fewest compile workers of each where these are more than two.
+No device then waits for the last compile of one problem, and several candidates share a library. On an H100 with 16
+cores a set of 28 problems took 0.81 times as long as with two."""
+LOAD = 1.5
+"""Compile workers of all problems under way, for each core: a problem often waits for its last one. On an H200 with 16
+cores a set of 11 problems took 0.77 times as long as with one for each core."""
+OF_ALL = (ArgumentMissing, NoSuchWorkload, JournalError, MachineError, DevicesLost)
+"""Errors of one problem that end the whole set."""
+ADVISERS = 2
+"""Nearest problems whose winners a new problem begins with."""
+
+
+class SetResult(Sequence[TunedProblem]):
+    """The problems of a set with their results, in the set's order.
+
+    ``result[{"M": 128, "N": 4096}]`` is one problem's `Result`; ``result[0]`` is a row. `folder` holds the journals.
+    ``str(result)`` is the table.
+    """
+
+    def __init__(self, rows: Sequence[TunedProblem], folder: Path, workload: object = None) -> None:
+        self._rows, self.folder = tuple(rows), folder
+        self._space: Space | None = getattr(workload, "space", None)
+        self._by_key = {row.problem.key: row for row in rows}
+        begun = [(row.result.header, row.problem) for row in rows if row.result is not None]
+        fixed = [(n, v) for header, given in begun[:1] for n, v in header.arguments.items() if n not in given.arguments]
+        self._fixed = dict(fixed)
+
+    @property
+    def winners(self) -> list[TunedProblem]:
+        """The problems that have a winner."""
+        return [row for row in self._rows if row.won]
+
+    @property
+    def results(self) -> list[Result]:
+        """Their results."""
+        return [row.result for row in self.winners if row.result is not None]
+
+    def save_bundle(self, folder: str | os.PathLike[str]) -> str:
+        """Write the winners as a bundle: `atune.results.save_bundle` of `results`."""
+        from atune.frontends.save_bundle import save_bundle
+
+        return save_bundle(folder, self.results)
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write the set's page, that of ``atune report``, to the file `path`, in place of an earlier one.
+
+        Raises `UsageError` where `path` cannot be written.
+        """
+        write_output(os.fspath(path), set_page(self, self.folder).encode())
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        if not isinstance(index, Mapping):
+            return self._rows[index]
+        changed = {name: value for name, value in index.items() if (name, value) not in self._fixed.items()}
+        if (row := self._by_key.get(config_key(changed))) is None:
+            raise KeyError(f"the set has no problem {describe_config(dict(index))}, but {len(self)} others")
+        if row.result is None:
+            raise KeyError(f"{row.problem} could not be tuned: {row.error}")
+        return row.result
+
+    def __str__(self) -> str:
+        return printed(plain(set_lines(self, self.folder)))
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows of it: the table."""
+        return f"<pre>{escape(str(self))}</pre>"
+
+    def __repr__(self) -> str:
+        return f"SetResult({len(self)} problems, {len(self.winners)} with a winner)"
+
+    def regret_matrix(self) -> RegretMatrix:
+        """Return how much slower each winner and finalist is than the winner, by problem with a winner."""
+        return regret_matrix(self.results)
+
+    def cover(self, max_regret: float = MAX_REGRET) -> Cover:
+        """Choose few configurations that serve all problems with a winner; see `atune.sets.cover`."""
+        return cover(self.regret_matrix(), max_regret)
+
+    def rule(self, space: Space | None = None) -> NearestRule:
+        """Return the rule that chooses a configuration for new problems; see `atune.sets.dispatch_rule`.
+
+        `space`: that of the workload, where the set was tuned by the name of a file, and its constraints take sizes.
+        """
+        return replace(dispatch_rule(self.regret_matrix(), space or self._space), fixed=self._fixed)
+
+
+@documents(SetOptions)
+async def tune_set(
+    workload: Workload | FileRef | str, problems: Problems | Given, **options: Unpack[SetOptions]
+) -> SetResult:
+    """Tune `workload` for each of `problems`, and return all results.
+
+    Up to four problems are tuned at a time, or two where cores are few. Each has inputs of its own on the devices, and
+    they measure in turn. Candidates with the same code are compiled once. Each problem begins with the winners of the
+    two nearest ones that have ended. It has its own default, final, winner and journal.
+
+    A problem without a winner does not end the others; the result says why. Raises `NoWinner` if no problem has one,
+    the first problem's error if each failed, and else what `tune` raises. Cancelling it keeps every journal.
+
+    Parameters
+    ----------
+    workload
+        A `Workload`, or ``"FILE.py:NAME"``. Each problem's arguments replace its own of the same names.
+    problems
+        `Problems`, or a list of dictionaries.
+    {options}
+    """
+    given = named("tune_set", options, SetOptions)
+    folder = given.pop("journal", None)
+    completed("tune_set", given)
+    checked("tune_set", {"journal": folder}, SetOptions)
+    if given.get("machine") is not None:
+        raise UsageError("tune_set: machine= holds one workload: leave it out, or tune each problem by itself")
+    chosen = problems if isinstance(problems, Problems) else Problems(problems)
+    workload, name = named_work(workload)
+    folder = Path(ResultCache().new_path(name).with_suffix("") if folder is None else folder)
+    return await _SetRun(workload, chosen, given, folder).all()
+
+
+@documents(SetOptions)
+def run_set(workload: Workload | FileRef | str, problems: Problems | Given, **options: Unpack[SetOptions]) -> SetResult:
+    """Do what `tune_set` does, blocking. Works inside a running event loop too.
+
+    Parameters
+    ----------
+    workload, problems
+        As for `tune_set`.
+    {options}
+    """
+    return run_blocking(tune_set, workload, problems, **options)
+
+
+class _SetRun:
+    """The runs of one set: for each problem what `tune` does, for as many at the same time as the limiter admits."""
+
+    def __init__(self, workload: Workload | FileRef, problems: Problems, options: dict[str, Any], folder: Path) -> None:
+        self._workload, self._problems, self._folder = workload, problems, folder
+        self._every_s, self._options = progress_every_s(options), {**options, "progress": False, "log": False}
+        self._listeners = Listeners(options.get("on_event"), options.get("log"))
+        self._next_line = time.monotonic() + (min(self._every_s, INTERVAL_S) if self._every_s < math.inf else math.inf)
+        self._fit = workers_that_fit(int(LOAD * (len(usable_cores()) - 1)), usable_memory_bytes())
+        self._at_once = self._most_at_once()
+        self._shared: Shared | None = None
+        """The processes that the runs share; None on a cluster."""
+        self._rows: dict[int, TunedProblem] = {}
+        self._errors: dict[int, AtuneError] = {}
+        self._journals: list[Path] = []
+        self._of: tuple[str, str] | None = None
+        """The workload and the version of its kernel that the folder's journals are of, as their headers have them."""
+
+    async def all(self) -> SetResult:
+        """Tune every problem, while no other run writes the folder."""
+        had = [*listed(self._folder).values()] if is_set(self._folder) else []
+        lock, self._journals = await opened_aside(lambda: open_set_folder(self._folder, self._problems)[::-1])
+        try:
+            with lock, self._listeners.ending():
+                await self._tune()
+                return self._found()
+        except BaseException as error:
+            if not had or isinstance(error, AtuneError):
+                with suppress(OSError, UsageError):  # a full disk costs only that
+                    forget_added(self._folder, had)
+            ended = error is self._listeners.raised or isinstance(error, anyio.get_cancelled_exc_class())
+            if ended and journals_in(self._folder):
+                kept = f"what was measured is kept in {shlex.quote(str(self._folder))}; journal= continues it"
+                error.add_note(f"tuning interrupted; {kept}")
+            raise
+
+    async def _tune(self) -> None:
+        self._print(f"[0/{len(self._problems)}] journals in {self._folder}")
+        if (header := header_of_set(self._folder)) is not None:
+            self._same_work(header)
+        free = anyio.CapacityLimiter(self._at_once)
+        async with AsyncExitStack() as stack:
+            if not self._options.get("cluster"):
+                self._shared = await stack.enter_async_context(shared_processes(at_once=self._at_once))
+            try:
+                async with anyio.create_task_group() as tasks:
+                    for index in range(len(self._problems)):
+                        tasks.start_soon(self._one, index, free)
+            except BaseExceptionGroup as group:
+                raise unwrapped(group) from None
+
+    def _found(self) -> SetResult:
+        """Join the problems' results. Raises `NoWinner` without a winner, and the first error where all failed."""
+        found = SetResult([self._rows[i] for i in range(len(self._problems))], self._folder, self._workload)
+        if len(self._errors) == len(found):
+            raise self._errors[0]
+        if not found.winners:
+            tried = next(row.result for row in found if row.result is not None)
+            raise NoWinner(f"no problem of {len(found)} has a winner\n{found}", tried)
+        return found
+
+    def _most_at_once(self) -> int:
+        if self._options.get("cluster"):
+            return 1
+        timed = Budget.parse(self._options.get("budget")).seconds is not None  # they count while it waits for a device
+        most = 2 if timed else max(2, min(AT_ONCE, self._fit // WORKERS_EACH))
+        return min(most, len(self._problems))
+
+    async def _one(self, index: int, free: anyio.CapacityLimiter) -> None:
+        result: Result | None = None
+        async with free:  # in the order of the problems
+            try:
+                result = await self._tuned(index)
+            except NoWinner as error:
+                result = error.result
+            except AtuneError as error:
+                if not isinstance(error, OF_ALL) or isinstance(error, UnknownArgument):
+                    error.args = (f"{self._problems.places[index]}{error}",)
+                if isinstance(error, OF_ALL):
+                    raise
+                self._errors[index] = error
+            self._rows[index] = row = TunedProblem(self._problems[index], result, str(self._errors.get(index, "")))
+        self._print(f"[{len(self._rows)}/{len(self._problems)}] {row_line(row)}")
+
+    def _print(self, line: str) -> None:
+        if (now := time.monotonic()) >= self._next_line:
+            self._next_line = now + self._every_s
+            Output(sys.stderr).write(f"{shown(line)}\n")
+
+    async def _tuned(self, index: int) -> Result:
+        """Do what is left of a problem's run. Raises what `tune` raises, and `JournalError` for other work."""
+        problem, journal = self._problems[index], self._journals[index]
+        fresh, scope = not journal.exists(), anyio.CancelScope()
+
+        def heard(event: Event) -> None:
+            if not self._same_work(event):
+                scope.cancel()
+            if self._every_s:
+                self._print(f"[{len(self._rows)}/{len(self._problems)}] {problem} is being tuned")
+            self._listeners.of = tuner.state, f"{self._folder.name}/{journal.name}"
+            self._listeners(event)
+
+        options = {**self._options, "compile": self._compile(), "journal": journal, "on_event": heard}
+        nearest = self._nearest(problem) if fresh else ()
+        make = partial(tuner_on, self._shared, nearest, self._at(problem.arguments), **options)
+        tuner = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
+        try:
+            with scope:
+                async with tuner:
+                    return await tuner.result()
+        finally:  # also if another problem's task found it first
+            if fresh and scope.cancel_called:
+                journal.unlink(missing_ok=True)  # so that the set can still be resumed
+        assert self._of is not None
+        raise JournalError(
+            f"journal {self._folder}: it has problems of {self._of[0]}, and this is other work, or another version "
+            "of the kernel: undo the change, or give another folder"
+        )
+
+    def _same_work(self, event: Event) -> bool:
+        """Tell whether an event is of the work that the folder's first journal is of."""
+        if not isinstance(event, RunStarted):
+            return True
+        found = event.workload, event.kernel
+        self._of = self._of or found
+        return found[0] == self._of[0] and (found == self._of or "kernel" in self._options.get("accept", ()))
+
+    def _at(self, arguments: Mapping[str, Any]) -> Workload | FileRef:
+        if isinstance(self._workload, Workload):
+            return self._workload.at(arguments)
+        return msgspec.structs.replace(self._workload, arguments=dict(arguments))
+
+    def _nearest(self, problem: Problem) -> list[Result]:
+        """Return the results of the nearest problems that have ended with a winner."""
+        won = [(distance(row.problem.arguments, problem.arguments), n, row) for n, row in self._rows.items() if row.won]
+        return [row.result for _, _, row in sorted(won, key=lambda one: one[:2])[:ADVISERS] if row.result is not None]
+
+    def _compile(self) -> CompileSettings:
+        """Share the cores among the runs at the same time, unless the caller decided."""
+        settings: CompileSettings = self._options.get("compile") or CompileSettings()
+        if settings.workers is not None or self._at_once == 1:
+            return settings
+        return msgspec.structs.replace(settings, workers=max(1, self._fit // self._at_once))
+
+
+def read_set(folder: str | os.PathLike[str]) -> SetResult:
+    """Return what a set's folder has, as `tune_set` returned it. Runs no code.
+
+    Raises `UsageError` if it is no such folder, and `JournalError` for a journal that cannot be read.
+    """
+    return SetResult(tuned_problems(Path(folder)), Path(folder))
+
+
+@documents(RunOptions)
+async def resume_set(
+    folder: str | os.PathLike[str], workload: Workload | FileRef | str | None = None, **options: Unpack[RunOptions]
+) -> SetResult:
+    """Continue the set of a folder with the settings of its journals, and return all results.
+
+    Raises `UsageError` if it is no such folder or nothing was begun there, and else what `tune_set` raises.
+
+    Parameters
+    ----------
+    folder
+        The folder that `tune_set` wrote.
+    workload
+        As for `tune_set`. None takes the file that the journals name.
+    {options}
+    """
+    header = header_of_set(Path(folder))
+    problems = Problems(listed(Path(folder)).values())
+    if header is None:
+        raise UsageError(f"{folder}: nothing was begun there: tune the set again")
+    chosen = completed_by(header, named("resume_set", options, RunOptions))
+    return await tune_set(workload or origin_of(header), problems, journal=folder, **chosen)

@@ -1,0 +1,321 @@
+"""The winners of a kernel that tunes itself: known in memory, in the result cache or shipped, or tuned now."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Literal
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from atune.errors import AtuneError, CacheMiss, CompileFailed, SpaceError, UsageError, in_one_line, warn_caller
+from atune.frontends.blocking import run_blocking
+from atune.frontends.cached_tune import CachedWork, tune_work
+from atune.frontends.call import TunedCall
+from atune.frontends.decorator_options import OnMiss
+from atune.frontends.pick import NO_FIGURES, picked
+from atune.frontends.tuner import tune_planned
+from atune.journal.result import TuneResult
+from atune.model.artifact import Artifact, Roles
+from atune.model.candidate import BASELINE, Config, config_key, describe_config, printable
+from atune.model.folders import loadable, read_file
+from atune.workers.result_key import CacheEntry, read_exported, same_problem
+from atune.workers.server import in_worker
+from atune.workload.workload import Workload
+
+
+class Winner(msgspec.Struct, frozen=True):
+    """The configuration for a key, and its origin.
+
+    `tuned_for`: the problem that was tuned. `roles`: those of its kernel's parameters, if it was tuned on this machine.
+    `library`: returns the library that was measured, or None if it is gone; None if it is not its tuning's best.
+    `read`: reads its whole tuning.
+    """
+
+    config: Config
+    source: Literal["tuned", "cache", "shipped", "picked", "default"]
+    latency_ms: float | None = None
+    reference_ms: float | None = None
+    tuned_for: Any = None
+    roles: Roles | None = None
+    library: Callable[[], Artifact | None] | None = None
+    read: Callable[[], TuneResult | None] = lambda: None
+
+    @property
+    def result(self) -> TuneResult | None:
+        """The whole tuning, if it ran on this machine; None, too, where its journal turns out to be damaged."""
+        return self.read()
+
+    def standing(self) -> Iterator[Winner]:
+        """Yield itself, and then all that its tuning measured, the fastest first."""
+        yield self
+        records = () if self.result is None else self.result.records
+        measured = [(r.latency_ms, r.index, r.config) for r in records if r.latency_ms is not None]
+        for latency_ms, _, config in sorted(measured, key=lambda one: one[:2]):
+            yield msgspec.structs.replace(self, config=dict(config), latency_ms=latency_ms, library=None)
+
+
+TRIES = 3
+"""Configurations that turn out to be unusable for a problem, before it is tuned again."""
+WAIT_S = 0.02
+"""Seconds between two looks whether another thread or task has tuned what is needed."""
+
+
+class Winners:
+    """Finds the winner for a call's key, and remembers it. One thread or task tunes a key; the others wait for it.
+
+    A winner that the space refuses for a call's sizes, or that cannot be used, is passed over for the next best.
+    """
+
+    def __init__(self, name: str, tuned: Callable[[], None]) -> None:
+        """`name`: the kernel's. `tuned` is called after a tuning that replaces what calls use."""
+        self._name, self._tuned = name, tuned
+        self.known: dict[str, dict[str, Winner]] = {}
+        """The winners in memory, by key and then by the problem that they were found for, as texts."""
+        self.unusable: dict[str, dict[str, Exception]] = {}
+        """Why configurations cannot be used, by problem as text and by the configuration's key."""
+        self._picks: dict[str, tuple[Config, ...]] = {}
+        """The prior's choices by problem as text, the best first; empty where it knows nothing."""
+        self._picking = threading.Lock()
+        """Held by the thread that asks the prior."""
+        self._settled: set[str] = set()
+        """Problems, as texts, that this program tuned, and does not tune again where nothing can be used."""
+        self._running: dict[str, tuple[int, object]] = {}
+        """The threads that tune, by key, each with a token of the task's own."""
+
+    def forget(self, meant: Callable[[str], bool]) -> None:
+        """Forget the winners in memory of the keys, as text, that are `meant`; and what could not be used."""
+        for key in filter(meant, [*self.known]):
+            self.known.pop(key, None)
+        self.unusable.clear()
+        self._settled.clear()
+
+    def find(self, call: TunedCall, on_miss: OnMiss | None = None) -> Winner:
+        """Return the configuration to use; blocking. Where none is known, `on_miss` decides, else the options.
+
+        A run's worker never tunes: there a reference that calls such a kernel gets the default configuration.
+
+        Raises `UsageError` where a task of this very thread tunes it: waiting would block that task. Raises what a
+        configuration failed with, or `SpaceError`, where a tuning in this program brought none that can be used.
+        """
+        on_miss = on_miss or call.options.on_miss
+        if on_miss in ("tune", "pick") and in_worker():
+            on_miss = "default"
+        found = self.serving(call) or self._stored(call)
+        if found is not None:
+            return found
+        if on_miss == "error":
+            raise CacheMiss(f"{self._missing(call)}. Tune it, or ship a result (shipped=)")
+        known = self.known.get(call.key_text, {})
+        if on_miss == "pick" and (choice := self._picked(call)) is not None:
+            return choice
+        if on_miss in ("default", "pick"):
+            spec = call.work.spec
+            unlisted = call.workload.like_tilelang and spec.default in (None, BASELINE)
+            if (config := spec.configs[0] if unlisted else spec.default_config) is None:
+                raise UsageError(f"{self._name}: no default configuration: {spec.no_default}; give default=")
+            default = Winner(dict(config), "default")
+            refused = "" if call.launch.admits(default.config) else ", which where= refuses,"
+            if call.options.shipped or known or refused:
+                used = f"The default configuration{refused} is used and may be slow"
+                warn_caller(f"{self._missing(call)}. {used}", RuntimeWarning)
+            return default
+        if known and call.launch is not call:
+            return self.find(call.launch, on_miss)  # what is tuned in its place has nothing for it
+        if call.problem_text in self._settled:
+            raise next(iter(self._failures(call).values()), SpaceError(self._missing(call)))
+        if self._running.get(call.key_text, (0,))[0] == threading.get_ident():
+            raise UsageError(
+                f"a task of this thread's event loop is tuning {self._name}, and waiting here would block that "
+                "task. Before the call, await tune_async(…) with the same arguments"
+            )
+        run_blocking(self._once, call, call.problem_text in known, False)
+        return self.find(call, on_miss)
+
+    def _picked(self, call: TunedCall) -> Winner | None:
+        """Return the first of the prior's choices that can be used; None where there is none."""
+        with self._picking:
+            if call.problem_text not in self._picks:
+                self._picks[call.problem_text] = self._ask_prior(call)
+        failures = self._failures(call)
+        usable = (one for one in self._picks[call.problem_text] if config_key(one) not in failures)
+        return next((Winner(one, "picked") for one in usable if call.launch.admits(one)), None)
+
+    def _ask_prior(self, call: TunedCall) -> tuple[Config, ...]:
+        why = NO_FIGURES
+        if call.work.target.kind == "cuda":
+            default = call.options.workload.get("default")
+            bare = Workload(call.kernel, call.space, arguments=call.written, default=default)  # no tensors are sent
+            found = run_blocking(picked, bare, TRIES, call.work.devices[0])
+            if not (why := found.why):
+                return tuple(one.config for one in found.choices)
+        listed = " if it is listed, else the first configuration" * call.workload.like_tilelang
+        warn_caller(f"{self._name}: {why}{listed}, and may be slow", RuntimeWarning)
+        return ()
+
+    def _failures(self, call: TunedCall) -> dict[str, Exception]:
+        return self.unusable.setdefault(call.launch.problem_text, {})
+
+    def serving(self, call: TunedCall) -> Winner | None:
+        """Return the winner in memory that serves a call, that of its own problem first."""
+        own = call.launch.problem_text
+        known = sorted([*self.known.get(call.key_text, {}).items()], key=lambda one: one[0] != own)
+        return next((found for _, one in known if (found := self._of(one, call)) is not None), None)
+
+    def _of(self, winner: Winner, call: TunedCall) -> Winner | None:
+        """Return `winner`, or the next best of its tuning, if it serves a call. The next best is remembered."""
+        failures = self._failures(call)
+        for one in winner.standing():
+            if config_key(one.config) not in failures and call.launch.admits(one.config):
+                if one is not winner:
+                    self.known.setdefault(call.key_text, {})[call.launch.problem_text] = one
+                return one
+            if len(failures) >= TRIES:
+                break
+        return None
+
+    def pass_over(self, call: TunedCall, winner: Winner, error: Exception) -> None:
+        """Remember that a winner cannot be used for a call, and say so once. Raises `error` for the default."""
+        if winner.source == "default":
+            raise error
+        if self._failures(call).setdefault(config_key(winner.config), error) is not error:
+            return
+        cause = error.failures[0].message if isinstance(error, CompileFailed) else in_one_line(error)
+        what = f"{self._name}: the winner {describe_config(winner.config)} cannot be used for {_problem(call)}"
+        warn_caller(f"{what}: {cause}. The next best is tried, if there is one", RuntimeWarning)
+
+    def _missing(self, call: TunedCall) -> str:
+        key, text = call.work.key, printable(call.key_text)
+        for error in self._failures(call).values():
+            return f"{key.kernel}: no result for {text} can be used: {in_one_line(error)}"
+        known = f"is known that serves {_problem(call)}" if call.key_text in self.known else "is known"
+        return f"{key.kernel}: no result {known} for {text} on {key.device}"
+
+    async def tuned(self, call: TunedCall, refresh: bool = False) -> TuneResult:
+        """Return the whole tuning of a call: known, of another task or process, or new."""
+        if refresh:
+            self.forget(call.key_text.__eq__)
+        winner, mine = await self._once(call, refresh, True)
+        result = await anyio.to_thread.run_sync(lambda: winner.result)  # which may read a journal
+        if result is None:  # it was damaged since
+            self.forget(call.key_text.__eq__)
+            return await self.tuned(call, refresh)
+        if not mine:
+            result = copy.copy(result)
+            result.cache_hit = True
+        return result
+
+    async def _once(self, call: TunedCall, refresh: bool, whole: bool) -> tuple[Winner, bool]:
+        """Return the winner of a call's key: of who tunes it now, known, or tuned here; and whether it was here.
+
+        `whole`: one that is known must be the best of its tuning.
+        """
+        mine = threading.get_ident(), object()
+        while self._running.get(call.key_text) is not mine:
+            if call.key_text in self._running:
+                await anyio.sleep(WAIT_S)
+            elif (known := await self._look(call, whole)) is not None:
+                return known, False
+            else:
+                self._running.setdefault(call.key_text, mine)  # at once, so that one of several threads begins
+        try:
+            if (known := await self._look(call, whole)) is not None:  # another has ended meanwhile
+                return known, False
+            winner = await self._tune(call, refresh)
+            self.known.setdefault(call.key_text, {})[call.problem_text] = winner
+            if refresh or call.options.on_miss != "tune":
+                self._tuned()
+            if winner.source == "tuned":
+                self._settled.add(call.problem_text)
+            return winner, True
+        except Exception:
+            if self._failures(call):
+                self._settled.add(call.problem_text)
+            raise
+        finally:
+            self._running.pop(call.key_text)
+
+    async def _look(self, call: TunedCall, whole: bool) -> Winner | None:
+        """Return the winner in memory that serves a call. The constraints, which this asks, may take their time."""
+        found = await anyio.to_thread.run_sync(self.serving, call, abandon_on_cancel=True)
+        return None if found is None or (whole and found.library is None) else found
+
+    def _stored(self, call: TunedCall) -> Winner | None:
+        """Look for a result in the result cache and in the shipped files, and remember it; return it if it serves."""
+        for winner in self._kept(call):
+            found = self._of(winner, call)
+            if found is winner or (found is None and winner.library is not None):
+                self.known.setdefault(call.key_text, {})[call.problem_text] = winner
+            if found is not None:
+                return found
+        return None
+
+    def _kept(self, call: TunedCall) -> Iterator[Winner]:
+        cache, work, header = call.options.cache, call.work, call.work.header
+        run = None if cache is None else cache.find(work.key, header, work.still)
+        if cache is not None and run is not None and run.entry is not None:
+            library, result = partial(_library, run.library), partial(cache.result, run, header)
+            found = _winner_in(run.entry, "cache")
+            yield msgspec.structs.replace(found, roles=run.roles, library=library, read=functools.cache(result))
+        for entry in find_shipped(call.options.shipped, call.work):
+            yield _winner_in(entry, "shipped")
+
+    async def _tune(self, call: TunedCall, refresh: bool) -> Winner:
+        work, cache = await anyio.to_thread.run_sync(lambda: call.work, abandon_on_cancel=True), call.options.cache
+        try:
+            if cache is None:
+                made = await tune_planned(work.workload, work.plan.with_settings(cached=False))
+            else:
+                made = await tune_work(work, cache, refresh=refresh)
+        finally:
+            if (discard := getattr(work.workload.inputs, "discard", None)) is not None:
+                discard()
+        source: Literal["cache", "tuned"] = "cache" if made.cache_hit else "tuned"
+        found = made.best_config, source, made.latency_ms, made.reference_ms, made.header.arguments
+        return Winner(*found, made.roles, lambda: made.artifact, lambda: made)
+
+
+def _library(kept: Artifact | None) -> Artifact | None:
+    with suppress(AtuneError):
+        return loadable(kept, replayed=True)
+    return None
+
+
+def _winner_in(entry: CacheEntry, source: Literal["cache", "shipped"]) -> Winner:
+    times = entry.latency_ms, entry.reference_ms
+    return Winner(entry.config, source, *times, tuned_for=entry.parts.tuned_for)
+
+
+def _problem(call: TunedCall) -> str:
+    return printable(describe_config(call.launch.problem)) or "this call"
+
+
+def find_shipped(paths: Sequence[str], work: CachedWork) -> list[CacheEntry]:
+    """Return the results of the same source, problem, device and target as `work`.
+
+    `paths`: files that ``atune cache export`` wrote. Results of the same versions come first, and then the latest.
+    Raises `UsageError` for a file that cannot be read or that holds no exported results.
+    """
+    key = work.key
+    fitting = [
+        entry
+        for path in paths
+        for entry in _entries(path)
+        if entry.parts.fingerprint == key.fingerprint
+        and all(getattr(entry.parts, name) == getattr(key, name) for name in ("device", "target"))
+        and same_problem(entry.parts.problem, key.problem)
+    ]
+    return sorted(fitting, key=lambda entry: (entry.parts.versions == key.versions, entry.created), reverse=True)
+
+
+def _entries(path: str) -> list[CacheEntry]:
+    try:
+        return read_exported(read_file(path))
+    except (OSError, UsageError) as error:
+        raise UsageError(f"shipped: cannot read {path}: {error}") from error

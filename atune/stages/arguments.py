@@ -1,0 +1,473 @@
+"""Arguments of a kernel on its device, between guards: inputs that every candidate gets, and outputs to fill."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from atune.bundle.launch import contiguous, extent, gate, size_of
+from atune.errors import InputsMisfit, InputsMissing, WorkloadError
+from atune.model.artifact import KernelParam, Roles
+from atune.model.candidate import describe_config
+from atune.stages.tensors import (
+    bind_dimensions,
+    bits_of,
+    check_arguments,
+    digest,
+    memory_of,
+    same_bits,
+    torch_dtype,
+)
+from atune.workload.source_locations import ask
+from atune.workload.workload import Workload
+
+GUARD_BYTES = 64 << 10
+"""Guard on each side of a tensor: a last block that is not cut off at its end writes a tile farther at most."""
+ALIGN_BYTES = 512
+"""Alignment of tensors, as torch aligns them on a GPU. TMA needs 128 bytes at most (CUDA C++ Programming Guide,
+«Asynchronous Data Copies», table of alignments)."""
+POISONS = (0xFF, 0x7F)
+"""Bytes to fill the outputs with. What holds the one after a call, and after another call the other, was not written.
+The first is NaN in every float format, but -1 in an integer. The second is large, or NaN, so that a kernel that adds to
+it is found out, too."""
+_LOWEST, _HIGHEST = 0x11, 0x37
+"""Bytes of the pattern: finite in every float format, and neither small integers nor parts of common floats."""
+
+
+class KernelArguments:
+    """All arguments of one workload's kernel on one device; every candidate gets the same data.
+
+    `spare`: keep the copies that inputs are restored from in the host's memory.
+
+    `values` are the kernel's parameters in order; every tensor lies between `guards`. Positions are those of the
+    parameters.
+    """
+
+    def __init__(
+        self,
+        work: Workload,
+        params: Sequence[KernelParam],
+        roles: Roles,
+        device: str,
+        seed: int = 0,
+        spare: bool = False,
+    ) -> None:
+        import torch
+
+        self.params, self.roles, self._work, n = tuple(params), roles, work, len(params)
+        for i, shape in enumerate([list(param.shape or ()) for param in params]):
+            if any(isinstance(size, int) and size < 0 for size in shape):
+                problem = f"Workload {work.name}: for {describe_config(work.arguments)}"
+                raise WorkloadError(f"{problem}, parameter {i} has the shape {shape}: no size may be negative")
+        self.out_idx = tuple(sorted(i % n for i in roles.outputs))
+        self.in_idx = tuple(i for i in range(n) if i not in self.out_idx)
+        self.labels = [f"output {self.out_idx.index(i)}" if i in self.out_idx else f"parameter {i}" for i in range(n)]
+        """What messages call each parameter: outputs have numbers of their own."""
+        self.writes = roles.writes
+        """Inputs that the kernel may write into."""
+        self.supplied: dict[int, Any] = {}
+        self.zero = tuple(sorted(i % n for i in roles.zero))
+        self.named = {*(i % n for i in work.restore), *self.zero}
+        """Parameters that the workload says must be restored, or set to zero, before each call."""
+        self.values: list[Any] = [None] * n
+        self.guards = Guards(device, n)
+        self._memory: dict[int, Any] = {}
+        """Memory of each parameter as one flat tensor: strides may leave gaps, or let elements overlap."""
+        self._sizes = {n: v for n, v in work.arguments.items() if isinstance(v, int) and not isinstance(v, bool)}
+        """Known values of symbolic dimensions."""
+        if isinstance(work.inputs, DrawnInputs):
+            self._sizes |= work.inputs.symbols
+        torch.manual_seed(seed)
+        inputs, outputs = self._given()
+        self._fill_inputs(inputs)
+        self._make_outputs(outputs)
+        gate(self.params, lambda why: InputsMisfit(f"Workload {work.name}: inputs do not fit: {why}"))(self.values)
+        self.inputs = [self.values[i] for i in self.in_idx]
+        self.outputs = [self.values[i] for i in self.out_idx]
+        self.set_up = self._set_up()
+        """Inputs that the workload's `setup` changed."""
+        copied = _on_host if spare else torch.clone
+        self._pristine = {i: copied(self._memory[i]) for i in self.in_idx if i in self._memory}
+        self.expected: Any = None
+        """The reference's outputs by position; None without a reference."""
+        self.seal = ""
+        """The `evidence` as it was when the reference had run; empty before."""
+
+    def _given(self) -> tuple[list[Any] | None, list[tuple[int, Any]]]:
+        """Return what the workload gives: inputs in order, None where they are drawn, and outputs by position."""
+        asked = range(len(self.params)) if self.roles.unnamed else self.in_idx
+        given = _asked(self._work, tuple(self.params[i] for i in asked))
+        if given is None or len(given) == len(self.in_idx):
+            return given, []
+        if len(given) != len(self.params):
+            name = f"Workload {self._work.name}: {called(self._work, 'inputs')}"
+            raise WorkloadError(f"{name} gave {len(given)} tensors; the kernel has {self.described}")
+        self.supplied = {i: given[i] for i in self.out_idx if self.roles.unnamed}
+        return [given[i] for i in self.in_idx], [(i, given[i]) for i in self.out_idx]
+
+    def _fill_inputs(self, given: list[Any] | None) -> None:
+        """Copy the inputs between guards; draw them where none are given. They bind symbolic dimensions."""
+        import torch
+
+        device = self.guards.device
+        for place, i in enumerate(self.in_idx):
+            param = self.params[i]
+            if given is not None and given[place] is not DRAWN:
+                value = self._placed(i, given[place])
+            else:
+                strides = None if param.strides is None else sized(param.strides, self._sizes)
+                value = drawn(param, sized(param.shape, self._sizes), device, self._work.supply, strides)
+            if isinstance(value, torch.Tensor):
+                flat = memory_of(value)
+                self._allocate(i, flat.dtype, value.shape, value.stride())
+                self._memory[i].copy_(flat)
+            else:
+                self.values[i] = value  # a scalar
+
+    def _placed(self, i: int, value: Any) -> Any:
+        """Return a given input on the device, with the strides that the kernel takes. Raises `WorkloadError`."""
+        import torch
+
+        param, device = self.params[i], self.guards.device
+        if isinstance(value, torch.Tensor) and param.strides is None:
+            value = value.detach().to(device).contiguous()
+        elif isinstance(value, torch.Tensor):
+            value = memory_of(value.detach()).to(device).as_strided(value.shape, value.stride())
+        try:
+            check_arguments([param], [value], device, i)
+            bind_dimensions([param], [value], self._sizes)
+        except (TypeError, ValueError) as error:
+            own = "supply_prog" if self._work.like_tilelang else "inputs=lambda parameters: …"
+            own = f"; where configurations differ in it, {own} gets what each one takes"
+            raise InputsMisfit(f"Workload {self._work.name}: inputs do not fit: {error}{own}") from None
+        return value
+
+    def _make_outputs(self, given: Sequence[tuple[int, Any]]) -> None:
+        """Allocate the outputs. Dimensions that outputs alone have come from the tensors that are given for them."""
+        for i, tensor in given:
+            for want, got in zip(self.params[i].shape or (), getattr(tensor, "shape", ()), strict=False):
+                if isinstance(want, str):
+                    self._sizes.setdefault(want, int(got))
+        for i in self.out_idx:
+            param = self.params[i]
+            shape = sized(param.shape, self._sizes)
+            strides = contiguous(shape) if param.strides is None else sized(param.strides, self._sizes)
+            self._allocate(i, torch_dtype(param.dtype), shape, strides)
+
+    def _set_up(self) -> tuple[int, ...]:
+        """Zero the inputs that are to be zero, and call the workload's `setup`. Returns the inputs that it changed."""
+        for i in self.zero:
+            if i in self.in_idx:
+                self._memory[i].zero_()
+        if self._work.setup is None:
+            return ()
+        before = {i: self._memory[i].clone() for i in self.in_idx if i in self._memory}
+        setup = self._work.setup
+        ask(f"Workload {self._work.name}: setup", lambda: setup(*self.inputs))
+        return tuple(i for i, value in before.items() if not same_bits(self._memory[i], value))
+
+    def _allocate(self, i: int, dtype: Any, shape: Sequence[int], strides: Sequence[int]) -> None:
+        self._memory[i] = self.guards.allocate(i, extent(shape, strides), dtype)
+        self.values[i] = self._memory[i].as_strided(shape, strides)
+
+    @property
+    def described(self) -> str:
+        """How many outputs and inputs there are, and why, for messages."""
+        named, outs, ins = self._work.out_idx, len(self.out_idx), len(self.in_idx)
+        places = f" (parameter{'s' * (outs > 1)} {', '.join(map(str, self.out_idx))})" if outs else ""
+        why = "" if named is None else f", by out_idx {list(named)}"
+        if named is None and self.writes and not self.out_idx:
+            why = f": it may read what it writes, parameters {list(self.writes)}; name outputs with out_idx= or zero="
+        return f"{outs} output{'s' * (outs != 1)}{places} and {ins} input{'s' * (ins != 1)}{why}"
+
+    def kept(self, byte: int, among: Mapping[int, Any] | None = None) -> dict[int, Any]:
+        """Return which elements of the outputs still hold `byte`, as masks by position, where there are any.
+
+        `among`: masks of elements that count; None for all. Outputs that are set to zero have none.
+        """
+        found = {}
+        for i in [i for i in (self.out_idx if among is None else among) if i not in self.zero]:
+            size = self.values[i].element_size()
+            whole = int.from_bytes(bytes([byte]) * size, "little", signed=size > 1)  # an element of such bytes
+            mask = bits_of(self.values[i]) == whole
+            mask = mask if among is None else mask & among[i]
+            if mask.any():
+                found[i] = mask
+        return found
+
+    def fill_outputs(self, byte: int) -> None:
+        """Set every byte of the outputs to `byte`; an output that is named to be zeroed is set to zero."""
+        import torch
+
+        for i in self.out_idx:
+            memory = self._memory[i]
+            memory.zero_() if i in self.zero else memory.view(torch.uint8).fill_(byte)
+
+    def changed(self) -> set[int]:
+        """Return the input parameters that a kernel has written into."""
+        return {
+            i for i, pristine in self._pristine.items() if not same_bits(self._memory[i].to(pristine.device), pristine)
+        }
+
+    def restore_inputs(self) -> set[int]:
+        """Undo what a kernel wrote into its inputs. Returns which these were."""
+        changed = self.changed()
+        for i in changed:
+            self._memory[i].copy_(self._pristine[i])
+        return changed
+
+    def digest(self) -> str:
+        """Return the digest of what a kernel wrote: its outputs, and the inputs that it may write into."""
+        return digest([self.values[i] for i in sorted({*self.out_idx, *self.writes})])
+
+    def evidence(self) -> str:
+        """Return the digest of what candidates are judged by: the reference's tensors, and the copies of the inputs."""
+        pristine = [value for value in self._pristine.values() if value.device.type == self.guards.device]
+        return digest([*(self.expected or {}).values(), *pristine])
+
+    def restorer(self, changed: Collection[int]) -> Callable[[], None] | None:
+        """Return a function that restores what the kernel changed, and what is named; None where that is nothing."""
+        wanted = sorted({*changed, *self.named})
+        if not wanted:
+            return None
+        pairs = [(self._memory[i], self._pristine[i]) for i in wanted if i in self._pristine and i not in self.zero]
+        zeroed = [self._memory[i] for i in wanted if i in self.zero]
+
+        def restore() -> None:
+            for value, pristine in pairs:
+                value.copy_(pristine)
+            for value in zeroed:
+                value.zero_()
+
+        return restore
+
+    def copies(self) -> list[Any]:
+        """Return copies of the inputs, for a reference that may write into what it gets."""
+        return [self._copy(i) for i in self.in_idx]
+
+    def fresh(self, others: Mapping[int, Any] | None = None) -> list[Any]:
+        """Return all parameters in order, for a reference: copies of the inputs, fresh outputs, and these `others`."""
+        known = {**dict(zip(self.in_idx, self.copies(), strict=True)), **(others or {})}
+        return [known[i] if i in known else self._fresh_output(i) for i in range(len(self.params))]
+
+    def _fresh_output(self, i: int) -> Any:
+        """Return zeros, or what was given for the output where nobody names outputs."""
+        import torch
+
+        fresh, given = torch.zeros_like(self.values[i]), self.supplied.get(i)
+        return fresh if getattr(given, "shape", None) != fresh.shape else fresh.copy_(given)
+
+    def _copy(self, i: int) -> Any:
+        value = self.values[i]
+        if i not in self._pristine:
+            return value  # a scalar
+        return self._pristine[i].to(value.device, copy=True).as_strided(value.shape, value.stride())
+
+
+def _on_host(value: Any) -> Any:
+    """Return a copy of a tensor in the host's memory, from where it is quickly copied back."""
+    import torch
+
+    return torch.empty_like(value, device="cpu", pin_memory=torch.cuda.is_available()).copy_(value)
+
+
+def called(work: Workload, what: str) -> str:
+    """Return what messages call what the user gave: by tilelang's name, where that was used."""
+    inputs = "set_autotune_inputs" if isinstance(work.inputs, GivenTensors) else "supply_prog"
+    names = {"the reference": "ref_prog", "the check": "manual_check_prog"}
+    return names.get(what, inputs) if work.like_tilelang else what
+
+
+def _asked(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | None:
+    inputs = work.inputs
+    if inputs is None:
+        return None
+    if not callable(inputs):
+        return list(inputs)
+
+    def given() -> list[Any]:
+        parameters = inspect.signature(inputs).parameters.values()
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        wanted = {p.name for p in parameters}
+        named = {"parameters": in_params} if "parameters" in wanted else {}
+        named |= {k: v for k, v in work.kernel_arguments.items() if takes_all or k in wanted}
+        answer = inputs(**named)
+        return [answer] if answer is None or getattr(answer, "shape", None) is not None else list(answer)
+
+    hint = "" if work.like_tilelang else f"it gets what it names of {', '.join([*work.arguments, 'parameters'])}"
+    return ask(f"Workload {work.name}: {called(work, 'inputs')}", given, hint)
+
+
+def drawn(
+    param: KernelParam,
+    shape: Sequence[int],
+    device: str,
+    supply: str | None = None,
+    strides: Sequence[int] | None = None,
+) -> Any:
+    """Return a tensor of random data, contiguous or with `strides`.
+
+    `supply` is the name of one of tilelang's `TensorSupplyType`s, in lower case. None draws floats from the standard
+    normal distribution, and small whole numbers for integers. Integers are from -2 (0 if unsigned) to 2 for every
+    distribution.
+    """
+    import torch
+
+    if param.shape is None:
+        raise InputsMissing(f"a {param.dtype} scalar parameter has no default value: give inputs")
+    if strides is not None:
+        return drawn(param, [extent(shape, strides)], device, supply).as_strided(shape, strides)
+    dtype = torch_dtype(param.dtype)
+    float8, is_float = "float8" in param.dtype, dtype.is_floating_point or dtype.is_complex
+    if supply in ("zero", "one"):
+        return torch.full(shape, supply == "one", dtype=torch.bool, device=device).to(dtype)
+    here: dict[str, Any] = {"dtype": torch.float32, "device": device}  # never the program's defaults
+    if is_float and supply in (None, "randn"):
+        return torch.randn(shape, **here).to(dtype)
+    if is_float and (supply == "uniform" or (supply == "auto" and not float8)):
+        return torch.empty(shape, **here).uniform_(-1, 1).to(dtype)
+    if is_float and supply == "normal":
+        return torch.empty(shape, **here).normal_(-1, 1).to(dtype)  # tilelang's has the mean -1, too
+    low, high = (-2, 3) if supply else (-8, 8)  # rounded to whole numbers, little would be left of the others
+    if dtype is torch.bool:
+        low, high = 0, 2
+    elif float8:
+        low, high = -128, 128
+    elif param.dtype.startswith("u"):
+        low = 0
+    return torch.randint(low, high, shape, dtype=torch.int64, device=device).to(torch.int8).to(dtype)
+
+
+DRAWN = object()
+"""Placeholder of an input that is to be drawn."""
+
+
+class DrawnInputs:
+    """Inputs that are drawn, with `symbols` as the sizes of symbolic dimensions.
+
+    `scalars` are the values of scalar parameters, in order.
+    """
+
+    cache_identity = "inputs as described by the problem"
+
+    def __init__(self, symbols: Mapping[str, int], scalars: Sequence[Any] = ()) -> None:
+        self.symbols, self.scalars = dict(symbols), tuple(scalars)
+
+    def __call__(self, parameters: Sequence[KernelParam]) -> list[Any]:
+        scalars = iter(self.scalars)
+        return [next(scalars) if param.shape is None else DRAWN for param in parameters]
+
+
+class GivenTensors:
+    """An `inputs` function that gives these tensors, as they are when the workload is sent to the workers.
+
+    `metadata` identifies it: dtypes, shapes and strides of tensors, and by value scalars and tensors of integers and
+    booleans, since lengths, indices and masks decide what a kernel does.
+    """
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        import torch
+
+        self._values = [value.detach().cpu() if isinstance(value, torch.Tensor) else value for value in tensors]
+        self.metadata = [
+            (str(v.dtype), tuple(v.shape), v.stride(), _content(value))
+            if isinstance(v, torch.Tensor)
+            else ("value", repr(v))
+            for v, value in zip(tensors, self._values, strict=True)
+        ]
+
+    def discard(self) -> None:
+        """Forget the tensors, when nobody is going to ask for them any more."""
+        self._values = []
+
+    def __call__(self) -> list[Any]:
+        return list(self._values)
+
+
+def _content(tensor: Any) -> str:
+    """Return a hash of the values in a tensor of integers or booleans in the CPU's memory; empty for others."""
+    whole = not (tensor.is_floating_point() or tensor.is_complex())
+    return hashlib.sha256(tensor.resolve_neg().contiguous().numpy()).hexdigest() if whole else ""
+
+
+class CallInputs(GivenTensors):
+    """The tensors that the kernel was called with, for tuning on the same data."""
+
+    cache_identity = "inputs of the call"
+
+
+def sized(dimensions: Sequence[int | str] | None, sizes: Mapping[str, int]) -> list[int]:
+    """Return dimensions as numbers. Raises `WorkloadError` for a symbolic one without a size."""
+    return [_size(d, sizes) if isinstance(d, str) else d for d in dimensions or ()]
+
+
+def _size(text: str, sizes: Mapping[str, int]) -> int:
+    if (found := size_of(text, sizes)) is None:
+        raise InputsMissing(
+            f"dimension {text!r} is symbolic, and nothing says its size: give tensors of the size to tune for, such as "
+            "Workload(…, inputs=[torch.randn(4096, 64)]). Where outputs alone have it, give all parameters' tensors"
+        )
+    return found
+
+
+class _Guard(NamedTuple):
+    position: int
+    after: bool
+    zone: Any
+    pattern: Any
+
+
+class Guards:
+    """Allocates tensors with a guard on each side, and tells which guard was written into.
+
+    Every parameter's pattern is another one: what is copied from beyond the end of one tensor to beyond the end of
+    another is seen, too. All take `GUARD_BYTES` twice, and `ALIGN_BYTES`, a tensor, and as much as one for the pattern.
+    """
+
+    def __init__(self, device: str, n_params: int) -> None:
+        import torch
+
+        self.device = device
+        self._guards: list[_Guard] = []
+        generator = torch.Generator("cpu").manual_seed(0)  # of its own: inputs are drawn from torch's
+        size = GUARD_BYTES + n_params
+        pattern = torch.randint(_LOWEST, _HIGHEST + 1, (size,), dtype=torch.uint8, device="cpu", generator=generator)
+        self._pattern = pattern.to(device)
+
+    def allocate(self, position: int, count: int, dtype: Any) -> Any:
+        """Return a flat tensor of `count` elements for the parameter at `position`, uninitialised, between guards."""
+        import torch
+
+        n = count * dtype.itemsize
+        whole = torch.empty(2 * GUARD_BYTES + ALIGN_BYTES + n, dtype=torch.uint8, device=self.device)
+        start = GUARD_BYTES + -whole.data_ptr() % ALIGN_BYTES
+        end = start + n
+        pattern = self._pattern[position : position + GUARD_BYTES]
+        for after, at in ((False, start - GUARD_BYTES), (True, end)):
+            zone = whole[at : at + GUARD_BYTES]
+            zone.copy_(pattern)
+            self._guards.append(_Guard(position, after, zone, pattern))
+        # With a storage of its own, in which it begins at 0, like any tensor: from_dlpack takes the bare address.
+        return torch.from_dlpack(whole[start:end]).view(dtype)
+
+    def renew(self) -> None:
+        for guard in self._guards:
+            guard.zone.copy_(guard.pattern)
+
+    def damage(self) -> str:
+        """Say which parameters were written past, on which side and how far; empty where none was. Waits for it."""
+        import torch
+
+        if not self._guards:  # no parameter is a tensor
+            return ""
+        hit = torch.stack([(guard.zone != guard.pattern).any() for guard in self._guards]).tolist()
+        return "; ".join(_described_damage(guard) for guard, was_hit in zip(self._guards, hit, strict=True) if was_hit)
+
+
+def _described_damage(guard: _Guard) -> str:
+    places = (guard.zone != guard.pattern).nonzero()
+    far = int(places.max()) + 1 if guard.after else GUARD_BYTES - int(places.min())
+    side = "after its end" if guard.after else "before its start"
+    return f"parameter {guard.position}: written up to {far} bytes {side}"

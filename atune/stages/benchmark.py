@@ -1,0 +1,344 @@
+"""Artifact → Measurement, in the device's own process: load, check against the reference, time, and tell observers."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from atune.errors import UsageError, WorkloadError, in_one_line, message_of, whole_message
+from atune.model.artifact import Artifact, Failure, KernelParam, Roles, fitting
+from atune.model.device import DeviceInfo
+from atune.model.jobs import FinalJob, Finals, MeasureJob, Prepared, PrepareJob
+from atune.model.measurement import FinalEntry, Measurement, Timing
+from atune.model.settings import BenchmarkSettings
+from atune.stages.arguments import POISONS, KernelArguments, called
+from atune.stages.check import Mismatch, expected_outputs, judged, taken
+from atune.stages.faults import kind_of
+from atune.stages.loader import LoadError, load
+from atune.stages.observer import Answer, Observer
+from atune.stages.session import loaded_as, session, workload
+from atune.stages.timer import PROBE, DeviceStream, Timed, Timer, counts, make_timer, still_wanted
+from atune.workers.resources import Resource, ShortOf, check_machine
+from atune.workload.source_locations import ask
+
+AFTER_TIMING = " (once it had been timed)"
+OVERWRITTEN = "it changed memory that it was not given: what the reference gave, or the copies of the inputs"
+OWN: Resource = "files"
+"""The resource that candidates can exhaust in this process: the candidate is tried again in a fresh one."""
+
+
+class _Device:
+    """This process's device: made by `begin`, used by every call after it."""
+
+    stream: DeviceStream
+    timer: Timer
+    observers: tuple[Observer, ...] = ()
+    arguments: KernelArguments | None = None
+    spare = False
+    """Whether its memory was short: copies to restore inputs from are on the host since."""
+    prepared: tuple[KernelParam, ...] = ()
+    """Parameters for which the workload's inputs and reference are known to work."""
+
+
+device = _Device()
+
+
+def begin(info: DeviceInfo) -> str:
+    """Make the device's context, before any artifact exists, once a process. Returns the GPU's UUID as CUDA has it."""
+    import torch
+
+    if info.id == "cpu":
+        torch.set_num_threads(1)  # the kernel runs on one core; so does the reference next to it
+    if not hasattr(device, "timer"):
+        if info.id != "cpu":
+            torch.cuda.init()
+        device.stream = DeviceStream(info.id)
+        device.timer = make_timer(device.stream)  # which allocates, and so makes the context
+    uuid = "" if info.id == "cpu" else f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+    if info.uuid and uuid != info.uuid:
+        raise RuntimeError(f"asked for {info.uuid}, CUDA shows {uuid}")
+    return uuid
+
+
+def rest() -> None:
+    """Forget the run, and free its memory: another one has the process next."""
+    release()
+    device.prepared, device.spare = (), False
+
+
+def _recorded(answer: Answer) -> Answer:
+    for observer in device.observers:
+        answer = observer.record(answer)
+    return answer
+
+
+def _spares_memory() -> bool:
+    """Keep copies on the host from now on, and free the device's memory. Returns False where that is so already."""
+    if device.spare or session().device == "cpu":
+        return False
+    device.spare = True
+    release()
+    return True
+
+
+def prepare(job: PrepareJob) -> Prepared:
+    """Make the inputs, run the reference, and time it if requested.
+
+    Raises `WorkloadError` if the memory does not suffice for that, and `ShortOf` if others use it.
+    """
+    lack: Failure | None = None
+    try:
+        with workload().placed():
+            _fit_arguments(job.params, job.roles, anew=True)
+    except Exception as error:
+        if kind_of(error) != "out_of_memory":
+            raise
+        lack = Failure(-1, "out_of_memory", in_one_line(error))
+    if lack is not None:  # not in the handler: the error's frames hold what was made
+        if _spares_memory():
+            return prepare(job)
+        lack = _recorded(lack)
+        told = (
+            f"Workload {workload().name}: the memory of {session().device} does not suffice for the inputs and the "
+            f"reference: make the problem smaller, or free memory there ({lack.message})"
+        )
+        raise ShortOf(f"device memory: {told}; {lack.doubt}") if lack.doubt else WorkloadError(told)
+    device.prepared, reference = job.params, None
+    if job.timed and (timed := _timed_reference()) is not None:
+        settings = session().benchmark
+        name = f"Workload {workload().name}: {called(workload(), 'the reference')}"
+        reference = _timing(ask(name, lambda: _samples(timed, settings, None)), timed)
+    return Prepared(reference, loaded_as())
+
+
+def measure(job: MeasureJob) -> Measurement | Failure:
+    """Check and time a candidate."""
+    return _recorded(_measured(job))
+
+
+def _measured(job: MeasureJob) -> Measurement | Failure:
+    artifact = job.artifact
+    started = time.perf_counter()
+    result: Measurement | Failure
+    try:
+        _fit_arguments(artifact.params, fitting(artifact.roles, job.roles), anew=not session().benchmark.cache_inputs)
+        function = load(artifact)
+    except LoadError as error:
+        check_machine(error, message_of(error), but=OWN)
+        result = Failure(artifact.index, "load", in_one_line(error), whole_message(error))
+    except UsageError as error:
+        if artifact.params == device.prepared:
+            raise  # the workload's mistake, not this candidate's
+        result = Failure(artifact.index, "launch", message_of(error))
+    except BaseException as error:
+        check_machine(error, but=OWN)
+        result = Failure(artifact.index, kind_of(error), in_one_line(error), whole_message(error))
+    else:
+        try:
+            result = _checked_and_timed(artifact, function, started, job.best_ms)
+        except WorkloadError:
+            raise  # of the workload's check
+        except BaseException as error:
+            check_machine(error, but=OWN)
+            result = _failed_call(error, artifact)
+    if isinstance(result, Failure) and result.kind == "out_of_memory":
+        if _spares_memory():
+            return _measured(job)
+        release()
+    return result
+
+
+def _failed_call(error: BaseException, artifact: Artifact) -> Failure:
+    """Return the failure of a candidate whose call raised: that it wrote out of bounds says more, where that is so."""
+    kind, message = kind_of(error), in_one_line(error)
+    if kind == "launch" and device.arguments is not None:
+        with contextlib.suppress(Exception):  # the device may not answer any more
+            if damage := device.arguments.guards.damage():
+                kind, message = "out_of_bounds", f"{damage}; then the call raised {message}"
+    return Failure(artifact.index, kind, message, whole_message(error))
+
+
+def final(job: FinalJob) -> Finals:
+    """Time all in turn, every round in another order, and then check them again."""
+    calls: list[Timed] = []
+    kept: dict[Any, KernelArguments] = {}
+    for artifact in job.artifacts:  # they may differ in their parameters
+        form = artifact.params, fitting(artifact.roles, job.roles)
+        if form not in kept:
+            kept[form] = _fit_arguments(*form)
+        arguments = kept[form]
+        call = functools.partial(load(artifact), *arguments.values)
+        call()
+        device.timer.synchronise()
+        calls.append(_timed(call, arguments.restorer(arguments.restore_inputs())))
+    if (timed_reference := _timed_reference()) is not None:
+        calls.append(timed_reference)
+    samples = device.timer.interleaved(calls, job.rounds, session().benchmark.n_warmup)
+    entries = [FinalEntry(a.index, _timing(s, c)) for a, s, c in zip(job.artifacts, samples, calls, strict=False)]
+    failures = []
+    for artifact, timed in zip(job.artifacts, calls, strict=False):
+        arguments = kept[artifact.params, fitting(artifact.roles, job.roles)]
+        if _spoilt(arguments):  # by one of them, while all were timed
+            _expecting(arguments)
+        arguments.guards.renew()  # the candidate's own call shows that it was this one
+        arguments.restore_inputs()
+        wrong, _ = _called_and_judged(timed, arguments, POISONS[::-1])
+        if wrong is not None:
+            failures.append(Failure(artifact.index, wrong.kind, f"{wrong.message}{AFTER_TIMING}"))
+        arguments.restore_inputs()
+    reference = _timing(samples[-1], calls[-1]) if timed_reference is not None else None
+    return _recorded(Finals(tuple(entries), reference, tuple(failures)))
+
+
+def _fit_arguments(params: tuple[KernelParam, ...], roles: Roles, *, anew: bool = False) -> KernelArguments:
+    """Make the inputs, and have the reference run, unless the candidate before left what this one needs."""
+
+    def fits(known: KernelArguments) -> bool:
+        return (known.params, known.roles) == (params, roles) and not _spoilt(known)
+
+    if anew or device.arguments is None or not fits(device.arguments):
+        device.arguments = None  # its memory is free before new ones are made
+        device.arguments = _expecting(make_arguments(params, roles))
+    return device.arguments
+
+
+def _expecting(arguments: KernelArguments) -> KernelArguments:
+    if workload().reference is not None:
+        arguments.expected = expected_outputs(workload(), arguments)
+    arguments.seal = arguments.evidence()
+    return arguments
+
+
+def _spoilt(arguments: KernelArguments) -> bool:
+    """Tell whether a candidate has changed what candidates are judged by."""
+    return session().benchmark.check and arguments.evidence() != arguments.seal
+
+
+def make_arguments(params: tuple[KernelParam, ...], roles: Roles, seed: int = 0) -> KernelArguments:
+    """Return arguments for kernels of the workload, on the device of this process."""
+    where = "cpu" if session().device == "cpu" else "cuda"
+    return KernelArguments(workload(), params, roles, where, seed, spare=device.spare)
+
+
+def _timed_reference() -> Timed | None:
+    """Return the call of the reference; None where there is none, or where it judges."""
+    work, arguments = workload(), device.arguments
+    if work.reference is None or arguments is None or arguments.expected is None:
+        return None
+    fresh = arguments.fresh()
+    return _timed(functools.partial(work.reference, *[fresh[i] for i in taken(work, arguments)]))
+
+
+def _timed(call: Callable[[], Any], before: Callable[[], None] | None = None) -> Timed:
+    return Timed(call, before, warm=session().benchmark.l2 == "warm")
+
+
+def _checked_and_timed(
+    artifact: Artifact, function: Callable[..., None], started: float, best_ms: float | None
+) -> Measurement | Failure:
+    arguments, settings = device.arguments, session().benchmark
+    assert arguments is not None
+    call = functools.partial(function, *arguments.values)
+    arguments.guards.renew()
+    for observer in device.observers:
+        observer.before()
+    wrong, worst = _called_and_judged(Timed(call), arguments, POISONS)
+    if wrong is None:
+        _observe_call(arguments)
+    changed = arguments.restore_inputs()
+    if wrong is not None:
+        return Failure(artifact.index, wrong.kind, wrong.message)
+    timed = _timed(call, arguments.restorer(changed))
+    timing = _timing(_samples(timed, settings, best_ms if settings.adaptive else None), timed)
+    wrong, worst_again = _called_and_judged(timed, arguments, POISONS[::-1])
+    if wrong is None:
+        _observe_call(arguments)
+    arguments.restore_inputs()
+    if wrong is not None:
+        return Failure(artifact.index, wrong.kind, f"{wrong.message}{AFTER_TIMING}")
+    if worst is not None and worst_again is not None:
+        worst = max(worst, worst_again)
+    checked = settings.check and (workload().reference is not None or workload().check is not None)
+    seconds, writes = _since(started), tuple(sorted(changed))
+    return Measurement(artifact.index, timing, checked, worst, seconds, writes, arguments.set_up)
+
+
+def _observe_call(arguments: KernelArguments) -> None:
+    for observer in device.observers:
+        observer.after_call(arguments)
+
+
+def _called_and_judged(
+    timed: Timed, arguments: KernelArguments, poisons: Sequence[int]
+) -> tuple[Mismatch | None, float | None]:
+    """Call on poisoned outputs; tell what is wrong with what was written since the guards were renewed.
+
+    What still holds the first of `poisons` may have been written so: then it is called again, on the next.
+    """
+    kept: dict[int, Any] | None = None
+    for poison in poisons:
+        arguments.fill_outputs(poison)
+        if timed.before is not None:
+            timed.before()
+        timed.call()
+        device.timer.synchronise()
+        if damage := arguments.guards.damage():
+            return Mismatch("out_of_bounds", damage), None
+        if not session().benchmark.check:
+            return None, None
+        if not (kept := arguments.kept(poison, kept)):
+            break
+        if poison != poisons[-1]:
+            arguments.restore_inputs()
+    if _spoilt(arguments):
+        return Mismatch("out_of_bounds", OVERWRITTEN), None
+    found = judged(workload(), arguments, arguments.expected, kept or {})
+    if workload().check is not None:  # it may write into what it gets
+        arguments.seal = arguments.evidence()
+    return found
+
+
+def _samples(timed: Timed, settings: BenchmarkSettings, best_ms: float | None) -> list[float]:
+    """Take samples until the candidate is known well enough. The checked call was a first warm-up."""
+    timer, factor = device.timer, settings.early_stop_factor
+    n_warmup, n_repeat = settings.n_warmup, settings.n_repeat
+    if settings.warmup_ms is not None or settings.rep_ms is not None:
+        n_warmup, n_repeat = counts(settings, statistics.median(timer.samples(timed, 1, PROBE)))
+    if best_ms is not None:
+        # One call more tells apart what is plainly slow; who passes is warmed up as anyone else.
+        probe = timer.samples(timed, min(n_warmup, 1), min(PROBE, n_repeat))
+        if still_wanted(probe, n_repeat, best_ms, factor=factor) == 0:
+            return probe
+        n_warmup = max(0, n_warmup - 1 - len(probe))
+    found: list[float] = []
+    while more := still_wanted(found, n_repeat, best_ms, factor=factor, until_known=settings.adaptive):
+        found += timer.samples(timed, n_warmup, more)
+        n_warmup = 0
+    return found
+
+
+def _since(started: float) -> float:
+    return round(time.perf_counter() - started, 4)
+
+
+def _timing(samples_us: Sequence[float], timed: Timed) -> Timing:
+    timing = Timing.of(samples_us, device.timer.method(timed))
+    for observer in device.observers:
+        timing = observer.after(timing)
+    return timing
+
+
+def release() -> None:
+    """Free the memory of the inputs."""
+    import gc
+
+    import torch
+
+    device.arguments = None
+    gc.collect()
+    if session().device != "cpu":
+        torch.cuda.empty_cache()

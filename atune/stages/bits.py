@@ -1,0 +1,56 @@
+"""Bits of a candidate's outputs: whether its calls repeat them, and their digests for inputs of other seeds."""
+
+from __future__ import annotations
+
+import msgspec
+
+from atune.model.artifact import fitting
+from atune.model.jobs import Bits, BitsJob
+from atune.model.measurement import Measurement
+from atune.stages import benchmark
+from atune.stages.arguments import POISONS, DrawnInputs, KernelArguments
+from atune.stages.loader import load
+from atune.stages.observer import Answer, Observer
+from atune.stages.session import workload
+
+
+class BitsObserver(Observer):
+    """Adds the digest of a candidate's outputs to its measurement, and whether each call had the same."""
+
+    def __init__(self) -> None:
+        self._digests: list[str] = []
+
+    def before(self) -> None:
+        self._digests.clear()
+
+    def after_call(self, arguments: KernelArguments) -> None:
+        self._digests.append(arguments.digest())
+
+    def record(self, answer: Answer) -> Answer:
+        if not isinstance(answer, Measurement) or not self._digests:
+            return answer
+        return msgspec.structs.replace(answer, bits=self._digests[0], repeats=len({*self._digests}) == 1)
+
+
+def digests(job: BitsJob) -> Bits:
+    """Call each artifact on inputs drawn with other seeds; nothing is judged."""
+    benchmark.release()
+    drawn = workload().inputs is None or isinstance(workload().inputs, DrawnInputs)
+    found = [_of_seed(job, seed) for seed in (job.seeds if drawn else ())]
+    return Bits(tuple(tuple(one[n] for one in found) for n in range(len(job.artifacts))))
+
+
+def _of_seed(job: BitsJob, seed: int) -> list[str]:
+    """Return the digest of each artifact's outputs for the inputs of one seed, which are freed then."""
+    found, arguments, made = list[str](), None, None
+    for artifact in job.artifacts:
+        form = artifact.params, fitting(artifact.roles, job.roles)
+        if arguments is None or form != made:
+            arguments, made = None, form  # its memory is free before new ones are made
+            arguments = benchmark.make_arguments(*form, seed)
+        arguments.fill_outputs(POISONS[0])
+        load(artifact)(*arguments.values)
+        benchmark.device.timer.synchronise()
+        found.append(arguments.digest())
+        arguments.restore_inputs()
+    return found

@@ -1,0 +1,367 @@
+"""Outputs against the reference's: what is expected, and where and how much a candidate differs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from atune.errors import WorkloadError, asked, message_of, name_and_message, name_of, type_of
+from atune.model.artifact import FailureKind
+from atune.model.space import NoAnswer, defined, yes_or_no
+from atune.stages.arguments import POISONS, KernelArguments, called
+from atune.stages.faults import kind_of
+from atune.stages.tensors import same_bits
+from atune.workload.source_locations import ask
+from atune.workload.workload import Workload
+
+RTOL = {
+    "float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 2e-2,
+    "float8_e4m3fn": 0.125, "float8_e5m2": 0.25, "complex128": 1e-9, "complex64": 1e-4,
+}  # fmt: skip
+"""Default relative tolerance by output dtype: some units of its last place, with room for another order of summing.
+The default absolute tolerance is this times the reference's `usual_sizes`, so that it follows their scale."""
+LONG, DRAWN, DRAWN_OF_ALL = 32, 64, 1 << 16
+"""Rows and columns of so many values have a usual size of their own. So many values tell it, or that of a tensor."""
+
+
+class Mismatch(msgspec.Struct, frozen=True):
+    """How outputs differ from the reference."""
+
+    kind: FailureKind
+    message: str
+
+
+class Expected(dict[int, Any]):
+    """The reference's tensors by the position of the kernel's parameter: returned ones and those it wrote into."""
+
+    @functools.cached_property
+    def sizes(self) -> dict[int, list[Any]]:
+        """The usual sizes of each tensor's values."""
+        return {i: usual_sizes(tensor) for i, tensor in self.items() if tensor.numel()}
+
+
+def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected | None:
+    """Run the reference on copies of the inputs. Raises `WorkloadError` where it raises or answers nothing.
+
+    What it returns are the output parameters, in order, or all that the kernel may write into. One that takes every
+    parameter, and returns nothing, writes into the outputs. Inputs that it writes into are expected to be written
+    likewise. None: it judges.
+    """
+    import torch
+
+    reference = work.reference
+    assert reference is not None
+    if _judges(work, arguments):
+        return None
+    out_idx, positions, given = arguments.out_idx, taken(work, arguments), arguments.fresh()
+    hint = f"it gets the kernel's inputs, and there are {arguments.described}"
+    name = f"Workload {work.name}: {called(work, 'the reference')}"
+    answer = ask(name, lambda: reference(*[given[i] for i in positions]), hint)
+    found = list(answer) if isinstance(answer, (tuple, list)) else [] if answer is None else [answer]
+    if not found and len(positions) == len(arguments.params):
+        found = [given[i] for i in out_idx]
+    expected = Expected()
+    for i, pristine in zip(arguments.in_idx, arguments.copies(), strict=True):
+        if isinstance(given[i], torch.Tensor) and not same_bits(given[i], pristine):
+            expected[i] = given[i]
+    if not found and expected and not out_idx:
+        return expected
+    returned = out_idx if len(found) == len(out_idx) else tuple(sorted({*out_idx, *arguments.writes}))
+    if len(found) != len(returned) or not found or not all(isinstance(t, torch.Tensor) for t in found):
+        kinds = ", ".join(map(type_of, found)) or "None"
+        must = f"and must return a torch tensor for each output; the kernel has {arguments.described}"
+        judge = "takes every parameter, without manual_check_prog" if work.like_tilelang else "is check="
+        must += f"; a function that judges {judge}" if isinstance(answer, bool) else ""
+        raise WorkloadError(f"{name} returned {kinds}, {must}")
+    for tensor in found:
+        if tensor.layout != torch.strided or tensor.is_meta:
+            kind = "no values: it is on device meta" if tensor.is_meta else f"layout {tensor.layout}, and not strided"
+            raise WorkloadError(f"{name} returned a tensor of {kind}")
+    for i, tensor in zip(returned, found, strict=True):
+        expected[i] = tensor.resolve_conj().resolve_neg().to(arguments.values[i].device)
+    return expected
+
+
+def _judges(work: Workload, arguments: KernelArguments) -> bool:
+    """Tell whether a reference of tilelang's judges: it returns a boolean for wrong outputs, or objects to them."""
+    function: Any = work.reference
+    if not work.like_tilelang or work.check is not None or len(taken(work, arguments)) != len(arguments.params):
+        return False
+    flags = [v.numel() for v in map(arguments.values.__getitem__, arguments.out_idx) if str(v.dtype) == "torch.bool"]
+    for byte in (*POISONS, 0):  # no comparison with NaN finds an error, and in float16 both poisons are NaN
+        arguments.fill_outputs(byte)
+        try:
+            answer = function(*arguments.fresh({i: arguments.values[i] for i in arguments.out_idx}))
+        except (NameError, TypeError, AttributeError, ImportError, LookupError):  # a mistake of its own
+            return False
+        except Exception as error:
+            return kind_of(error) == "launch"
+        if answer is not None:
+            scalar = getattr(answer, "shape", None) == () and str(answer.dtype).endswith("bool") and 1 not in flags
+            return isinstance(answer, bool) or scalar
+    return False
+
+
+def takes(function: Any, n: int) -> bool:
+    """Tell whether `function` can be called with `n` positional arguments."""
+    try:
+        inspect.signature(function).bind(*[None] * n)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def taken(work: Workload, arguments: KernelArguments) -> Sequence[int]:
+    """Return the parameters that the reference takes: the inputs, all, or the inputs that the kernel does not write."""
+    pure = [i for i in arguments.in_idx if i not in arguments.writes]
+    ways: list[Sequence[int]] = [arguments.in_idx, range(len(arguments.params)), pure]
+    ways.insert(0, ways[1] if arguments.roles.unnamed else ways[0])  # as tilelang's tuner has it
+    return next((way for way in ways if takes(work.reference, len(way))), arguments.in_idx)
+
+
+Unwritten = dict[int, Any]
+"""Which elements of the outputs a call did not write, as masks, by the position of the kernel's parameter."""
+
+
+def judged(
+    work: Workload, arguments: KernelArguments, expected: Expected | None, unwritten: Unwritten
+) -> tuple[Mismatch | None, float | None]:
+    """Return what is wrong with the outputs, if anything, and the largest absolute difference where it is known.
+
+    An output that is `unwritten` in part is wrong also where nothing is expected, and nobody asks.
+    """
+    wrong, worst = None, None
+    if work.check is None and expected is not None:
+        wrong, worst = compare(work, arguments, expected, unwritten)
+    elif work.check is not None or work.reference is not None:
+        wrong = _checked(work, arguments, expected, unwritten)
+    if wrong is None and unwritten:
+        i, mask = next(iter(unwritten.items()))
+        wrong = Mismatch("unwritten", _unwritten_of(arguments.labels[i], mask))
+    return wrong, worst
+
+
+def _unwritten_of(label: str, mask: Any) -> str:
+    first = [int(i) for i in mask.nonzero()[0]]
+    return f"{label}: {int(mask.sum().item())} of {mask.numel()} elements were not written, the first at {first}"
+
+
+class _Objection(Exception):
+    """What a check, or a reference that judges, has against a candidate: it raised."""
+
+
+def _checked(
+    work: Workload, arguments: KernelArguments, expected: Expected | None, unwritten: Unwritten
+) -> Mismatch | None:
+    """Ask who judges: content are None and True, and not False and NaN. Raises `WorkloadError` for other answers."""
+    import torch
+
+    check: Any = work.check
+    name = called(work, "the reference" if check is None else "the check")
+    outputs = {i: arguments.values[i] for i in expected or arguments.out_idx or arguments.writes}
+    given = [[*outputs.values()]]
+    if check is None:
+        check, outputs = work.reference, {i: arguments.values[i] for i in (*arguments.out_idx, *arguments.writes)}
+        given = arguments.fresh(outputs)
+    elif expected is not None:
+        given.append([*expected.values()])
+    elif not work.like_tilelang:
+        given.insert(0, arguments.copies())
+    try:
+        answer = asked(lambda: check(*given), lambda error: _Objection(_objection(name, error, outputs)), passes=False)
+    except _Objection as error:
+        why = str(error)
+    else:
+
+        def raised(error: BaseException) -> WorkloadError:
+            why = f", and its truth raised {name_and_message(error)}"
+            if isinstance(error, NoAnswer):
+                why = "; it must return True or False, or raise what is wrong and return nothing"
+            return WorkloadError(f"Workload {work.name}: {name} returned {type_of(answer)}{why}{defined(check)}")
+
+        def truth() -> bool | None:
+            return answer is None or (None if bool(answer != answer) else yes_or_no(answer))
+
+        holds = asked(truth, raised, passes=False)
+        if holds:
+            nan = [i for i, v in outputs.items() if v.dtype.is_floating_point and bool(v.float().isnan().any())]
+            if not nan or work.check is not None or not _passes_nan(check, arguments, outputs):
+                return None
+            return Mismatch("non_finite", f"{arguments.labels[nan[0]]} holds NaN, which {name} takes for right")
+        why = f"{name} returned {'NaN' if holds is None else 'a false value'}"
+    for i, output in outputs.items():
+        if i in unwritten:
+            return Mismatch("unwritten", f"{why}; {_unwritten_of(arguments.labels[i], unwritten[i])}")
+        if output.dtype.is_floating_point and not bool(torch.isfinite(output.to(torch.float64)).all()):
+            return Mismatch("non_finite", f"{why}; {arguments.labels[i]} holds NaN or infinity")
+    return Mismatch("mismatch", why)
+
+
+def _passes_nan(judge: Any, arguments: KernelArguments, outputs: dict[int, Any]) -> bool:
+    """Tell whether a reference that judges is content with outputs of NaN alone."""
+    wrong = {i: v.mul(math.nan) if v.dtype.is_floating_point else v for i, v in outputs.items()}
+    try:
+        answer = judge(*arguments.fresh(wrong))
+    except Exception:
+        return False
+    return answer is None or bool(answer)
+
+
+def _objection(name: str, error: BaseException, outputs: dict[int, Any]) -> str:
+    """Return what a check, by its `name`, raised. Raises `error` again if the device reports it: it has own kinds."""
+    on_device = any(getattr(value, "is_cuda", False) for value in outputs.values())
+    if on_device and isinstance(error, RuntimeError) and kind_of(error) != "launch":
+        raise error
+    lines = [line.strip() for line in message_of(error).splitlines() if line.strip()]
+    message = " ".join(lines[:3])[:300]
+    if isinstance(error, AssertionError):
+        return f"{name} says: {message or name_of(error)}"
+    return f"{name} raised {name_of(error)}: {message}"
+
+
+def compare(
+    work: Workload, arguments: KernelArguments, expected: Expected, unwritten: Unwritten
+) -> tuple[Mismatch | None, float]:
+    """Compare the kernel's outputs with the reference's tensors, elementwise. What is `unwritten` is wrong."""
+    worst = 0.0
+    for i in sorted(expected):
+        wrong, difference = _compared(work, arguments.labels[i], arguments.values[i], expected, i, unwritten.get(i))
+        worst = max(worst, difference)
+        if wrong is not None:
+            return wrong, worst
+    return None, worst
+
+
+def _compared(
+    work: Workload, label: str, out: Any, expected: Expected, i: int, unwritten: Any
+) -> tuple[Mismatch | None, float]:
+    import torch
+
+    ref = expected[i]
+    if out.shape != ref.shape or out.is_complex() != ref.is_complex():
+        theirs = f"{'complex ' if ref.is_complex() else ''}{list(ref.shape)}"
+        return Mismatch("mismatch", f"{label}: shape {list(out.shape)}, the reference's is {theirs}"), 0.0
+    written = torch.ones_like(out, dtype=torch.bool) if unwritten is None else ~unwritten
+    pair = Pair(out, ref, *_wide(out, ref), written)
+    tolerance = _tolerance(work, pair, expected, i)
+    largest = pair.want.abs().nan_to_num(0, posinf=0).max().item() if out.numel() and not pair.exact else 0.0
+    if not math.isfinite(max(atol.max().item() for atol in tolerance.atols) + tolerance.rtol * largest):
+        rtol = f"rtol {tolerance.rtol:g} is an infinite tolerance for the reference's values, up to {largest:.3g}"
+        return Mismatch("mismatch", f"{label}: {rtol}: give less"), 0.0
+    bad, worst = _differing(pair, tolerance)
+    if int(bad.sum().item()) <= work.max_mismatched_ratio * out.numel():
+        return None, worst
+    return _described(label, pair, tolerance, bad, worst), worst
+
+
+class Pair(NamedTuple):
+    """An output and what is expected, as they are and wide enough for their difference; and what was `written`."""
+
+    out: Any
+    ref: Any
+    got: Any
+    want: Any
+    written: Any
+
+    @property
+    def exact(self) -> bool:
+        return not (self.out.is_floating_point() or self.out.is_complex())
+
+
+def _wide(out: Any, ref: Any) -> tuple[Any, Any]:
+    import torch
+
+    if out.is_complex():
+        return out.to(torch.complex128), ref.to(torch.complex128)
+    narrow = out.is_floating_point() and out.element_size() <= 2 and ref.element_size() <= 2
+    wide = torch.float32 if narrow else torch.float64
+    return out.to(wide), ref.to(wide)
+
+
+class Tolerance(NamedTuple):
+    """How much values may differ: by `rtol` of the reference's, and by any of `atols`, which broadcast to them."""
+
+    rtol: float
+    atols: list[Any]
+
+
+def _tolerance(work: Workload, pair: Pair, expected: Expected, i: int) -> Tolerance:
+    """Return the tolerance that the workload asks for, otherwise that of the dtype and of the values' usual sizes."""
+    import torch
+
+    name = str(pair.out.dtype).removeprefix("torch.")
+    rtol = work.rtol if work.rtol is not None else (0.0 if pair.exact else RTOL.get(name, 1e-2))
+    if work.atol is None and not pair.exact and pair.out.numel():
+        return Tolerance(rtol, [rtol * size for size in expected.sizes[i]])
+    return Tolerance(rtol, [torch.tensor(work.atol or 0.0, dtype=torch.float64, device=pair.out.device)])
+
+
+def _differing(pair: Pair, tolerance: Tolerance) -> tuple[Any, float]:
+    """Return a mask of the elements that differ by more than the tolerance, and the largest finite difference."""
+    out, ref, got, want, written = pair
+    difference = (got - want).abs()
+    finite = difference < math.inf  # no tolerance counts where one is infinite or NaN
+    excess = difference - tolerance.rtol * want.abs()
+    near = functools.reduce(operator.or_, [excess <= atol.to(excess) for atol in tolerance.atols])
+    bad = ~((near & finite) | (got == want) | (got.isnan() & want.isnan() & written))
+    if pair.exact and tolerance.rtol == tolerance.atols[0] == 0:
+        bad = out != ref  # not rounded: large integers differ by less than the wide type tells
+    return bad | ~written, difference.masked_fill(~finite, 0).max().item() if out.numel() else 0.0
+
+
+def _described(label: str, pair: Pair, tolerance: Tolerance, bad: Any, worst: float) -> Mismatch:
+    """Say where an output is wrong, in how many elements, and by how much."""
+    out, ref, got, want, written = pair
+    count, place = int(bad.sum().item()), tuple(int(i) for i in bad.nonzero()[0])
+    if int((~written).sum().item()) == count:
+        return Mismatch("unwritten", _unwritten_of(label, ~written))
+    where = f"{label}: {count} of {out.numel()} elements"
+    if int((bad & ~got.isfinite() & want.isfinite()).sum().item()) == count:
+        return Mismatch("non_finite", f"{where} are NaN or infinite, the first at {[*place]}")
+    ours, theirs = (tensor[place].item() for tensor in ((out, ref) if pair.exact else (got, want)))
+    values = f"{ours:g} and not {theirs:g}"
+    if pair.exact or f"{ours:g}" == f"{theirs:g}":
+        values = f"{ours!r} and not {theirs!r}"
+    atol = max(atol.expand(out.shape)[place].item() for atol in tolerance.atols)
+    limits = f"rtol {tolerance.rtol:g}, atol {atol:.3g}"
+    said = f"{where} differ by more than {limits}: first at {[*place]}, {values}; largest difference {worst:.3g}"
+    return Mismatch("mismatch", said)
+
+
+def usual_sizes(tensor: Any) -> list[Any]:
+    """Return the usual size of a tensor's values, and those in its rows and columns, as they broadcast to it.
+
+    An error has the size of its row or its column, however small its element, and these may have scales of their own.
+    """
+    rows = tensor.reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
+    found = [_usual(rows.reshape(-1), DRAWN_OF_ALL)]
+    if LONG <= rows.shape[1] < tensor.numel():
+        found.append(_usual(rows.mT, DRAWN).reshape(*tensor.shape[:-1], 1))
+    if LONG <= rows.shape[0] < tensor.numel():
+        found.append(_usual(rows, DRAWN))
+    return found
+
+
+def _usual(values: Any, most: int) -> Any:
+    """Return the usual size of the finite values along the first dimension, as `most` of them tell it.
+
+    It is the root mean square. Large values do not set it: it is at most what that would be for normally distributed
+    values of which a quarter, without zeros, is as small.
+    """
+    import torch
+
+    if len(values) > most:
+        generator = torch.Generator("cpu").manual_seed(0)  # each process draws the same
+        drawn = torch.randint(len(values), (most,), generator=generator, dtype=torch.int64, device="cpu")
+        values = values[drawn.to(values.device)]
+    sizes = (values.abs() if values.is_complex() else values).double().abs().nan_to_num(math.nan, posinf=math.nan)
+    top = sizes.nan_to_num(0).amax(0)  # by which no square overflows
+    mean_square = (sizes / top).square().nanmean(0).sqrt() * top
+    quarter = sizes.masked_fill(sizes == 0, math.nan).nanquantile(0.25, 0)
+    return torch.minimum(mean_square, quarter / 0.31864).nan_to_num(0)

@@ -1,0 +1,212 @@
+"""A worker's side of nvcc with pre-parsed headers: the rest of a source goes to cicc's server.
+
+See `server` for the server. The fallback is nvcc, and the library says why.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atune.model.artifact import CICC, Artifact, Lowered, source_path
+from atune.model.device import Target
+from atune.stages import cicc_source as wgmma
+from atune.stages import tilelang
+from atune.stages.cicc_server import (
+    FOLDER,
+    HEADERS,
+    NAME,
+    OUTPUT,
+    TOOLS,
+    CiccError,
+    Parsed,
+    ask,
+    behind,
+    files_of,
+    nvcc_command,
+    preprocess,
+    run_tool,
+)
+from atune.stages.cicc_source import Flavour, flavour_of, for_nvcc, parts
+from atune.stages.codegen import Blob, MachineCode, by_nvcc, flags_config
+from atune.stages.lowering import digest, toolchain
+from atune.stages.session import session
+from atune.workers.artifact_store import contents_of, key_in, state_of
+
+CUT = "#pragma atune_cut"
+VERSION = 1
+"""Raised where cicc may make other code than before."""
+TILELANG = ("0.1.15",)
+"""Versions of tilelang whose headers and compile commands are known."""
+
+
+def tools_or_why(target: Target) -> tuple[str, str]:
+    """Return the compilers behind nvcc as a key, and why cicc cannot compile for `target` here; one is empty."""
+    if target.kind != "cuda":
+        return "", f"it is for CUDA, and the target is {target.kind}"
+    if tilelang.__version__ not in TILELANG:
+        return "", f"tilelang {tilelang.__version__} is not known, only {', '.join(TILELANG)}"
+    if not (shutil.which("gcc") or shutil.which("cc")):
+        return "", "gcc is missing, which makes its server"
+    if why := for_nvcc({}):
+        return "", why
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            tools = behind(nvcc_command(Flavour(target.arch or "sm_90a"), ()), folder)
+        except (CiccError, OSError) as error:
+            return "", str(error)[:300]
+    commands = [[word.replace(folder, "") for word in one] for one in (tools.preprocess, tools.cicc, tools.ptxas)]
+    found = [shutil.which(one[0], path=tools.environment.get("PATH")) or one[0] for one in commands]
+    stats = [(path, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in found if os.path.exists(path)]
+    return digest((VERSION, toolchain("cuda"), commands, stats)), ""
+
+
+def with_use(lowered: Lowered) -> Lowered:
+    """Return `lowered` with what its source uses of the headers, as a key; without one if cicc cannot compile it."""
+    if session().target.kind != "cuda" or not lowered.blob:
+        return lowered
+    blob = msgspec.msgpack.decode(lowered.blob, type=Blob)
+    if for_nvcc({**blob.pass_configs, **flags_config(blob.flags)}):
+        return lowered
+    try:
+        includes = parts(blob.source)[0]
+    except ValueError:
+        return lowered
+    instructions = wgmma.uses(blob.source) if f"<{wgmma.WGMMA}>" in includes else frozenset[wgmma.Use]()
+    if instructions is None:
+        return lowered
+    flavour = flavour_of(session().target.arch, blob.pass_configs)
+    use = digest((flavour, includes, sorted({one[:4] for one in instructions})))
+    return msgspec.structs.replace(lowered, use=use)
+
+
+def headers_of(artifact: Artifact) -> tuple[tuple[str, ...], str]:
+    """Return the headers that the run's server reads for a library's source, and the digest of their contents.
+
+    Raises `CiccError`, `ValueError` and `OSError`.
+    """
+    source = Path(source_path(artifact.path, artifact.symbol)).read_text(errors="replace")
+    return headers_read(os.path.join(session().run_dir, FOLDER), parts(source)[0])
+
+
+def in_state(lowered: Lowered, artifact: Artifact) -> Artifact:
+    """Return what was built of `lowered`, with its compiler state and its key in the artifact store."""
+    if artifact.plain:
+        return artifact
+    try:
+        _, headers = headers_of(artifact)
+    except (CiccError, ValueError, OSError):
+        headers = ""  # no later run is in this state
+    state = state_of(session().tools, lowered.use, headers)
+    return msgspec.structs.replace(artifact, state=state, store_key=key_in(lowered.store_key, state))
+
+
+@functools.cache
+def headers_read(server: str, includes: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+    """Return the headers that the server in the folder `server` reads for `includes`, and the digest of their contents.
+
+    Raises `CiccError` and `OSError`.
+    """
+    parsed, folder = _parsed(os.path.join(server, TOOLS)), os.path.realpath(server)
+    read = files_of(Path(folder, HEADERS))
+    if more := tuple(name for name in includes if name not in parsed.includes):
+        read |= files_of(Path(_more(parsed, more, server)))
+    real = set(map(os.path.realpath, read))  # one file may be named in several ways
+    files = tuple(sorted(name for name in real if not name.startswith(f"{folder}/")))
+    return files, contents_of(files)
+
+
+def compile(source: str, pass_configs: Mapping[str, Any]) -> MachineCode:
+    """Compile by a cicc that has parsed tilelang's headers, if its server is linked in the run; otherwise by nvcc.
+
+    The server is the compile service's. Raises what nvcc raises.
+    """
+    if not os.path.lexists(os.path.join(session().run_dir, FOLDER)):  # no server is linked
+        return by_nvcc(source, pass_configs)
+    if reason := for_nvcc(dict(pass_configs)):
+        return replace(by_nvcc(source, pass_configs), why=f"nvcc, because {reason}")
+    try:
+        flavour = flavour_of(session().target.arch, dict(pass_configs))
+        code = compile_remotely(source, flavour, session().run_dir)
+    except (CiccError, OSError) as error:
+        compiled = by_nvcc(source, pass_configs)  # a source that both refuse is the kernel's own mistake
+        return replace(compiled, why=f"cicc could not compile what nvcc could: {str(error)[:300]}")
+    return MachineCode(code, CICC)
+
+
+def compile_remotely(source: str, flavour: Flavour, run_dir: str) -> bytes:
+    """Compile `source` by the server that is linked in `run_dir`, and return the binary. Raises `CiccError`."""
+    parsed = _parsed(os.path.join(run_dir, FOLDER, TOOLS))
+    if flavour != parsed.flavour:
+        raise CiccError(f"the headers are parsed for {parsed.flavour.arch}, fast math {parsed.flavour.fast_math}")
+    body = _body(source, parsed, os.path.join(run_dir, FOLDER))
+    with tempfile.TemporaryDirectory(dir=run_dir, prefix="cicc-") as folder:
+        ask(os.path.join(run_dir, FOLDER), body, folder)
+        binary = os.path.join(folder, "kernels.cubin")
+        run_tool([*parsed.tools.ptxas, os.path.join(folder, OUTPUT), "-o", binary], parsed.tools)
+        return Path(binary).read_bytes()
+
+
+def _more(parsed: Parsed, includes: Sequence[str], server: str) -> str:
+    """Return a file with `includes` preprocessed as if they followed the parsed headers; made once for all workers."""
+    name = f"more-{hashlib.sha256(repr(includes).encode()).hexdigest()[:16]}"
+    path = os.path.join(os.path.realpath(server), f"{name}.ii")
+    with open(f"{path}.lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not os.path.exists(path):
+            _make_more(parsed, includes, path)
+    return path
+
+
+def _make_more(parsed: Parsed, includes: Sequence[str], path: str) -> None:
+    lines = "".join(f"#include {name}\n" for name in includes)
+    with tempfile.TemporaryDirectory(dir=os.path.dirname(path), prefix="more-") as folder:
+        whole, rest = os.path.join(folder, "whole.ii"), os.path.join(folder, "rest.ii")
+        preprocess(parsed, f"{parsed.text()}{CUT}\n{lines}", os.path.join(folder, "more.cu"), whole)
+        _, cut, after = Path(whole).read_bytes().partition(f"\n{CUT}\n".encode())
+        if not cut:
+            raise CiccError("the preprocessor leaves pragmas out")
+        Path(rest).write_bytes(after)
+        os.replace(rest, path)
+
+
+@functools.cache
+def _parsed(path: str) -> Parsed:
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=Parsed)
+    except OSError as error:
+        raise CiccError(f"cicc's server is not there: {error}") from None
+
+
+def _body(source: str, parsed: Parsed, server: str) -> str:
+    """Return the remaining part of `source` to compile, for the server in the folder `server`."""
+    try:
+        includes, rest = parts(source)
+    except ValueError as error:
+        raise CiccError(f"the source is not as tilelang prints it: {error}") from None
+    brought = ""
+    if more := tuple(name for name in includes if name not in parsed.includes):
+        # tilelang's headers may come in any order; others may depend on those before them, or the reverse.
+        if other := [name for name in more if not name.startswith("<tl_templates/")]:
+            raise CiccError(f"the source includes {other[0]}, which is not parsed yet")
+        brought = f'#include "{_more(parsed, more, server)}"\n'
+    if f"<{wgmma.WGMMA}>" in includes:
+        where, used = tilelang.paths(), wgmma.uses(source)
+        if used is None:
+            raise CiccError("the source uses CUTLASS by itself")
+        if used:
+            found = wgmma.definitions(where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR, used)
+            if not found:
+                raise CiccError("an instruction of Hopper's is not found")
+            brought += found
+    return f'{brought}#line 1 "{NAME}"\n{rest}'

@@ -1,0 +1,357 @@
+"""A server of cicc, the compiler inside nvcc: it parses the headers once, and forks a child for every library.
+
+nvcc preprocesses a source, passes it to cicc, and passes cicc's PTX to ptxas. Nearly all of that time goes into
+tilelang's headers and the headers that they include. Here they are preprocessed and parsed once. cicc itself waits,
+with `server.c` preloaded, where the kernels begin. Each child that it forks continues with kernels of its own. So
+their code is nvcc's, byte for byte. NVRTC's is not, because it keeps addresses of shared memory in 64 bits. (Headers
+that a library does not include itself may leave variables of one byte in it.)
+
+Two parts are omitted from the parsed text. One is the instructions of Hopper: a library brings those that it uses (see
+`source.py`). The other is headers of the C++ library that only host code needs. A library that needs an omitted part
+does not compile, and goes to nvcc.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import msgspec
+
+from atune.model.folders import short_path
+from atune.stages import tilelang
+from atune.stages.cicc_source import (
+    GUESS,
+    GUESS_BEFORE_HOPPER,
+    WGMMA,
+    Flavour,
+    flavour_of,
+    for_nvcc,
+    parts,
+    without_instructions,
+)
+from atune.stages.codegen import Blob, flags_config
+from atune.stages.session import visible_gpus
+
+SERVER = Path(__file__).with_name("server.c")
+BODY, OUTPUT, MESSAGES = "atune_body.cu", "kernels.ptx", "messages"
+"""Files in the folder of a request: the kernels, the PTX, and cicc's output. `server.c` names them, too."""
+FOLDER, SOCKET, TOOLS = "cicc", "cicc.sock", "tools.json"
+"""A server's entry in a run's folder: a folder, with its socket and `Tools`."""
+NAME = "tvm_kernels.cu"
+"""tilelang's name for a source."""
+MAIN, HEADERS, LOG, LIBRARY = "kernels.ii", "headers.ii", "log", "server.so"
+"""Files in the server's folder: its source, the preprocessed headers, the output of parsing them, and the preloaded
+library."""
+_HOST_ONLY = (
+    "_BACKWARD_AUTO_PTR_H", "_GLIBCXX_ALGORITHM", "_GLIBCXX_BITS_SPECFUN_H", "_GLIBCXX_FUNCTIONAL", "_GLIBCXX_IOMANIP",
+    "_GLIBCXX_IOS", "_GLIBCXX_IOSTREAM", "_GLIBCXX_ISTREAM", "_GLIBCXX_MEMORY", "_GLIBCXX_MUTEX", "_GLIBCXX_OSTREAM",
+    "_GLIBCXX_SSTREAM", "_GLIBCXX_STDEXCEPT", "_GLIBCXX_TUPLE", "_GLIBCXX_VECTOR", "_SHARED_PTR_ATOMIC_H",
+    "_SHARED_PTR_H", "_STL_UNINITIALIZED_H", "_STREAMBUF_ITERATOR_H", "_STREAM_ITERATOR_H", "_UNIQUE_PTR_H",
+    "_USES_ALLOCATOR_ARGS",
+)  # fmt: skip
+"""Headers of the GNU C++ library, by their guards, that CUDA and CUTLASS include for host code. Without them a library
+takes half the time."""
+_FOR_THE_HOST = {
+    "--include_file_name", "--module_id_file_name", "--gen_c_file_name", "--stub_file_name", "--gen_device_file_name",
+}  # fmt: skip
+"""cicc's options, each with a value, for the output files of host code."""
+_READ = re.compile(rb'^# \d+ "(/[^"]+)"', re.MULTILINE)
+"""A line with which the preprocessor names a file that it reads."""
+_EMPTY = 'extern "C" __global__ void atune_empty() {}\n'
+
+
+class CiccError(Exception):
+    """cicc's server is gone, or refused a source. The message is its output."""
+
+
+class Tools(msgspec.Struct, frozen=True):
+    """The commands behind one of nvcc's, without the files that they read and write, and with their environment."""
+
+    preprocess: tuple[str, ...]
+    cicc: tuple[str, ...]
+    ptxas: tuple[str, ...]
+    environment: dict[str, str]
+
+
+class Parsed(msgspec.Struct, frozen=True):
+    """The headers that a server has parsed, ``<file>`` each, with the macros and the tools."""
+
+    flavour: Flavour
+    includes: tuple[str, ...]
+    defined: tuple[str, ...]
+    tools: Tools
+
+    def text(self) -> str:
+        # The C++ library declares its streams in the first one; the headers that define them are omitted.
+        return "".join(f"#include {name}\n" for name in ("<iosfwd>", *self.includes))
+
+
+def nvcc_command(flavour: Flavour, folders: Sequence[str]) -> list[str]:
+    """Return nvcc's command for a binary, without the files, as tilelang's ``tilelang_callback_cuda_compile`` calls
+    it."""
+    found = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), "g++")
+    compiler = os.environ.get("CXX") or os.environ.get("CC") or found
+    command = [tilelang.nvcc(), f"-ccbin={compiler}", "--cubin", "-O3"]
+    command += ["-lineinfo", f"-arch={flavour.arch}", "-std=c++20", *(f"-I{folder}" for folder in folders)]
+    return [*command, "--use_fast_math"] if flavour.fast_math else command
+
+
+def behind(command: Sequence[str], folder: str) -> Tools:
+    """Ask nvcc which programs it runs for `command`. Raises `CiccError` if they are not the known ones."""
+    source, output = os.path.join(folder, NAME), os.path.join(folder, "kernels.cubin")
+    Path(source).touch()
+    dry = [command[0], "--dryrun", *command[1:], "-o", output, source]
+    try:
+        done = subprocess.run(dry, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+    except OSError as error:
+        raise CiccError(f"nvcc does not start: {error}") from None
+    environment = dict(os.environ)
+    found: dict[str, list[list[str]]] = {"-E": [], "cicc": [], "ptxas": []}
+    for text in (line.removeprefix("#$ ") for line in done.stderr.splitlines() if line.startswith("#$ ")):
+        if match := re.match(r"([A-Za-z_]+)=(.*)$", text):
+            environment[match[1]] = match[2]
+            continue
+        try:
+            words = [re.sub(r"\$(\w+)", lambda m: environment.get(m[1], ""), word) for word in shlex.split(text)]
+        except ValueError as error:
+            raise CiccError(f"nvcc's command is not understood: {error}: {text[:200]}") from None
+        kind = "-E" if "-E" in words else os.path.basename(words[0]) if words else ""
+        if kind in found:
+            found[kind].append(words)
+    if done.returncode != 0 or any(len(commands) != 1 for commands in found.values()):
+        raise CiccError(f"nvcc calls other programs than it is known to: {done.stderr.strip()[-300:]}")
+    (preprocess,), (cicc,), (ptxas,) = found.values()
+    made = [command[command.index("-o") + 1] for command in (preprocess, cicc) if "-o" in command[:-1]]
+    if len(made) != 2 or source not in preprocess or made[0] not in cicc or made[1] not in ptxas:
+        raise CiccError("nvcc's programs name their files otherwise")
+    return Tools(
+        _without(preprocess, {source}, {"-o"}),
+        _without(cicc, {made[0], "--static-host-stub", "--gen_module_id_file"}, {"-o", *_FOR_THE_HOST}),
+        _without(ptxas, {made[1]}, {"-o"}),
+        {name: environment[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in environment},
+    )
+
+
+def _without(command: Sequence[str], words: Collection[str], options: Collection[str]) -> tuple[str, ...]:
+    """Return `command` without `words`, and without `options` and the value that follows each."""
+    kept = list[str]()
+    rest = iter(command)
+    for word in rest:
+        if word in options:
+            next(rest, None)
+        elif word not in words:
+            kept.append(word)
+    return tuple(kept)
+
+
+class Server:
+    """A cicc that has parsed `includes` for `flavour`, once made. Raises `CiccError` or `OSError` if that fails.
+
+    `folder`: for its files, including its socket and `Parsed`. It ends with this process at the latest.
+    """
+
+    def __init__(self, flavour: Flavour, includes: Sequence[str], folder: str) -> None:
+        self.folder, where = folder, tilelang.paths()
+        folders = [where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR]
+        if f"<{WGMMA}>" in includes:
+            without = without_instructions(where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR, folder)
+            if without is None:
+                raise CiccError("tilelang's headers for Hopper are not as they are known")
+            folders.insert(0, without)
+        tools = behind(nvcc_command(flavour, folders), folder)
+        library = os.path.join(folder, LIBRARY)
+        gcc = [shutil.which("gcc") or "cc", "-O1", "-w", "-shared", "-fPIC", str(SERVER), "-o", library, "-ldl"]
+        run_tool(gcc, tools)
+        left_out = tuple(f"-D{name}=1" for name in _HOST_ONLY)
+        self.parsed = Parsed(flavour, tuple(dict.fromkeys(includes)), left_out, tools)
+        try:
+            self._start()
+        except CiccError:  # another C++ library, which needs them
+            self.parsed = msgspec.structs.replace(self.parsed, defined=())
+            self._start()
+        Path(folder, TOOLS).write_bytes(msgspec.json.encode(self.parsed))
+
+    def fits(self, flavour: Flavour, includes: Sequence[str]) -> bool:
+        """Tell whether this server has parsed what a source includes."""
+        return flavour == self.parsed.flavour and {*includes} <= {*self.parsed.includes}
+
+    def _start(self) -> None:
+        """Start cicc to parse the headers, and wait until it compiles. Its output is in the folder."""
+        folder, parsed = self.folder, self.parsed
+        preprocessed = os.path.join(folder, HEADERS)
+        preprocess(parsed, parsed.text(), os.path.join(folder, "headers.cu"), preprocessed)
+        Path(folder, MAIN).write_text(f'#include "{preprocessed}"\n#include "{BODY}"\n')
+        Path(folder, BODY).touch()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, open(f"{folder}/{LOG}", "wb") as output:
+            Path(folder, SOCKET).unlink(missing_ok=True)
+            with short_path(folder) as short:
+                listener.bind(f"{short}/{SOCKET}")
+            listener.listen(128)
+            self.process = subprocess.Popen(
+                [*parsed.tools.cicc, MAIN, "-o", OUTPUT],
+                cwd=folder,
+                env={
+                    **os.environ,
+                    **parsed.tools.environment,
+                    "LD_PRELOAD": f"./{LIBRARY}",  # a path may have spaces, where it would be split
+                    "ATUNE_LISTENER": str(listener.fileno()),
+                },
+                pass_fds=[listener.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        # Nobody else holds the socket now: it answers, or the client learns that cicc has ended.
+        try:
+            ptx = ask(folder, _EMPTY, folder)
+        except (CiccError, OSError) as error:
+            self.kill()
+            lines = Path(folder, LOG).read_text(errors="replace").splitlines()
+            first = next((line for line in lines if " error" in line), "")
+            raise CiccError(f"{error}; {first}" if first else str(error)) from None
+        if b".entry atune_empty" not in ptx:
+            self.kill()
+            raise CiccError("cicc does not compile what it is given")
+
+    def link(self, run_dir: str) -> None:
+        """Let workers find this server by the folder of their run."""
+        os.symlink(self.folder, os.path.join(run_dir, FOLDER))
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def wait(self) -> str:
+        """Wait until cicc ends, which it never does on its own, and return how it ended."""
+        status = self.process.wait()
+        return f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
+
+
+def files_of(preprocessed: Path) -> set[str]:
+    """Return the files that a preprocessed text comes from."""
+    return set(map(os.fsdecode, _READ.findall(preprocessed.read_bytes())))
+
+
+def includes_for(arch: str) -> tuple[str, ...]:
+    """Return the includes to parse while no kernel is known yet.
+
+    Each child handles everything that is parsed. So headers that few kernels need would slow all libraries down.
+    """
+    hopper = int(re.sub(r"\D", "", arch) or 0) >= 90
+    names = (*(GUESS if hopper else GUESS_BEFORE_HOPPER), "copy.h")
+    return ("<math_constants.h>", *dict.fromkeys(f"<tl_templates/cuda/{name}>" for name in names))
+
+
+def preprocess(parsed: Parsed, text: str, source: str, output: str) -> None:
+    Path(source).write_text(text, encoding="utf-8")
+    run_tool([*parsed.tools.preprocess, "-dD", *parsed.defined, source, "-o", output], parsed.tools)
+
+
+def run_tool(command: Sequence[str], tools: Tools) -> None:
+    """Run one of nvcc's programs, or one next to them. Raises `CiccError` with the tail of its output if it fails."""
+    environment = {**os.environ, **tools.environment}
+    done = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, env=environment
+    )
+    if done.returncode != 0:
+        output = (done.stderr + done.stdout).strip()
+        raise CiccError(f"{os.path.basename(command[0])} failed: {output[-300:]}")
+
+
+def ask(server: str, body: str, folder: str) -> bytes:
+    """Compile `body` in `folder` by the server in the folder `server`, and return the PTX. Raises `CiccError`."""
+    Path(folder, BODY).write_text(body, encoding="utf-8")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        try:
+            with short_path(server) as short:
+                connection.connect(f"{short}/{SOCKET}")
+            connection.sendall(os.fsencode(os.path.abspath(folder)) + b"\0")
+            status = b""
+            while part := connection.recv(16):
+                status += part
+        except OSError as error:
+            raise CiccError(f"cicc's server is gone: {error}") from None
+    if status != b"\0":
+        path = Path(folder, MESSAGES)
+        output = path.read_text(errors="replace").strip() if status and path.exists() else "its process ended"
+        errors = [line for line in output.splitlines() if "error" in line]
+        raise CiccError("cicc failed: " + ("\n".join(errors) or output[-300:]))
+    return Path(folder, OUTPUT).read_bytes()
+
+
+# ---- the compile service: a process of a run that imports neither tilelang nor torch, and parses meanwhile
+
+
+_servers: list[Server] = []
+"""Servers that this process has started. Each serves the runs whose sources fit it."""
+
+
+def header(payload: bytes) -> bytes:
+    """Entry point: parse the headers that most kernels include, for an arch as msgpack. Returns why that fails.
+
+    That needs no kernel. Without an arch it uses that of this machine's first GPU. Headers that are parsed serve all
+    runs.
+    """
+    arch = msgspec.msgpack.decode(payload, type=str)
+    try:
+        if not _servers:
+            gpus = [] if arch else visible_gpus()
+            if not (arch or gpus):
+                raise CiccError("there is no GPU")
+            _parse(Flavour(arch or gpus[0].arch))
+    except (CiccError, OSError) as error:
+        return str(error)[:500].encode()
+    return b""
+
+
+def listen(payload: bytes) -> bytes:
+    """Entry point: msgpack of (a lowered candidate's blob, arch, folder) → why the service cannot compile; else empty.
+
+    Afterwards the run's `folder` has the link that workers connect to. If the parsed headers do not fit the candidate,
+    the service parses those that its source includes.
+    """
+    data, arch, folder = msgspec.msgpack.decode(payload, type=tuple[bytes, str, str])
+    blob = msgspec.msgpack.decode(data, type=Blob)
+    flavour = flavour_of(arch, blob.pass_configs)
+    try:
+        if reason := for_nvcc({**blob.pass_configs, **flags_config(blob.flags)}):
+            raise CiccError(reason)
+        includes, _ = parts(blob.source)
+        server = next((one for one in _servers if one.fits(flavour, includes)), None) or _parse(flavour, includes)
+        server.link(folder)
+    except (CiccError, OSError, ValueError) as error:
+        return str(error)[:500].encode()
+    return b""
+
+
+def _end_with(server: Server) -> None:
+    """Wait for cicc's end, and then end this process, which is useless without it."""
+    print(f"cicc ended: {server.wait()}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _parse(flavour: Flavour, includes: Sequence[str] = ()) -> Server:
+    """Parse `includes`, and the headers that most kernels include.
+
+    Raises `CiccError` or `OSError` if cicc cannot be driven.
+    """
+    folder = tempfile.mkdtemp(prefix="cicc-")
+    try:
+        server = Server(flavour, (*includes, *includes_for(flavour.arch)), folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    threading.Thread(target=_end_with, args=(server,), daemon=True).start()
+    _servers.append(server)
+    return server

@@ -1,0 +1,235 @@
+"""Artifact → callable, and a callable as a torch operator.
+
+Used by the benchmark process, and by `TuneResult.kernel` in the user's own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import msgspec
+
+from atune.bundle.launch import c_function, disagreement
+from atune.errors import AtuneError, UsageError
+from atune.model.artifact import Artifact, KernelParam, Roles
+from atune.stages import tilelang
+from atune.stages.tensors import Outputs, bind_dimensions, check_arguments, device_type
+
+_NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*")
+_registered: dict[str, tuple[Hashable, Any]] = {}
+"""Operators by name, each with what identifies it."""
+_registering = threading.Lock()
+
+
+class LoadError(AtuneError):
+    """The library is gone, or has no such symbol."""
+
+
+def load(artifact: Artifact) -> Callable[..., None]:
+    """Return a function of all the kernel's parameters, outputs included, that launches it.
+
+    CUDA launches go to torch's current stream. What is mounted noexec is loaded from memory. Raises `LoadError`.
+    """
+    if not os.path.exists(artifact.path):
+        raise LoadError(f"{artifact.path} is gone; tune again to rebuild it")
+    with ExitStack() as stack:
+        if os.statvfs(artifact.path).f_flag & os.ST_NOEXEC:
+            link = f"{stack.enter_context(tempfile.TemporaryDirectory())}/kernel.so"
+            memory = stack.enter_context(open(os.memfd_create("kernel"), "wb"))
+            os.symlink(f"/proc/self/fd/{memory.fileno()}", link)
+            shutil.copyfile(artifact.path, link)
+            artifact = msgspec.structs.replace(artifact, path=link)
+        try:
+            if artifact.target == "c":
+                return c_function(artifact.path, artifact, lambda given: bind_dimensions(artifact.params, given))
+            # As `load_module`, by its name.
+            opened = tilelang.tvm.get_global_func("ffi.ModuleLoadFromFile")(artifact.path)
+            return unless_empty(opened[artifact.symbol], artifact)
+        except Exception as error:
+            raise LoadError(f"{artifact.path} has no kernel {artifact.symbol}: {error}") from error
+
+
+def unless_empty(launch: Callable[..., None], artifact: Artifact) -> Callable[..., None]:
+    """Return `launch`, without effect where all that the kernel writes is empty: CUDA refuses a grid of no blocks."""
+    params, roles = artifact.params, artifact.roles or Roles()
+    written = {*roles.outputs, *roles.writes}
+    if not any(isinstance(size, str) or size == 0 for i in written for size in params[i].shape or ()):
+        return launch
+
+    def call(*arguments: Any) -> None:
+        if any(arguments[i].numel() for i in written):
+            launch(*arguments)
+
+    return call
+
+
+def checked(artifact: Artifact) -> Callable[..., None]:
+    """Return a function like `load`, which raises `ValueError` or `TypeError` for arguments that do not fit.
+
+    The C function takes bare pointers: a wrong tensor would be read out of bounds.
+    """
+    launch, params = load(artifact), artifact.params
+    shapes = [msgspec.structs.replace(param, strides=None) for param in params]
+    computed = any(isinstance(size, str) and not size.isidentifier() for one in shapes for size in one.shape or ())
+
+    def call(*arguments: Any) -> None:
+        check_arguments(params, arguments, device_type(artifact.target))
+        if computed and (wrong := disagreement(bind_dimensions(shapes, arguments))):
+            raise ValueError(f"the tensors disagree: {wrong}")
+        launch(*arguments)
+
+    return call
+
+
+def calling(outputs: Outputs, launch: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of the inputs, which makes the outputs and returns them, or of every parameter.
+
+    `launch` takes every parameter. Several outputs are a list, as tilelang has them. Raises `ValueError` for another
+    number of arguments.
+    """
+    out_idx, n = outputs.positions, len(outputs.params)
+
+    def call(*inputs: Any) -> Any:
+        if len(inputs) not in (n, n - len(out_idx)):
+            raise ValueError(f"Kernel expected {n - len(out_idx)} inputs, but {len(inputs)} are provided.")
+        arguments = outputs.complete(inputs)
+        launch(*arguments)
+        if len(inputs) == n:
+            return []
+        return arguments[out_idx[0]] if len(out_idx) == 1 else [arguments[i] for i in out_idx]
+
+    return call
+
+
+class Kernel:
+    """A tuned kernel. Call it with the inputs and it returns the outputs, or with every parameter and it returns None.
+
+    Outputs that it makes are prepared as when it was checked. Those that are given are the caller's to prepare.
+    Inputs are torch tensors of the shapes and dtypes that the kernel was tuned for, on its device. They are contiguous,
+    except for parameters that are declared with strides. The kernel is launched on torch's current stream. Inputs that
+    require grad are refused while gradients are recorded.
+    """
+
+    def __init__(self, artifact: Artifact, roles: Roles) -> None:
+        self.artifact, self.roles = artifact, roles.handed_out()
+        outputs = Outputs(artifact.params, roles.outputs, artifact.target, zero=roles.zero)
+        self._call = calling(outputs, checked(artifact))
+        self._guarded = without_gradients(self._call)
+
+    def __call__(self, *tensors: Any) -> Any:
+        made = self._guarded(*tensors)
+        return (tuple(made) or None) if isinstance(made, list) else made
+
+    def as_op(self, name: str) -> Any:
+        """Return the kernel as a `torch.library` custom operator, for `torch.compile` and fake tensors.
+
+        It takes the inputs and returns the outputs. `name`: with its library, such as ``mylib::gemm``; the operator is
+        also ``torch.ops.mylib.gemm``. It is registered until the program ends.
+
+        Raises `UsageError` for a name that is taken by another kernel, and for what torch cannot register.
+        """
+        artifact = self.artifact
+        identity = artifact.path, artifact.symbol, self.roles
+        return register_op(name, self._call, artifact.params, self.roles, artifact.target, identity)
+
+    def __repr__(self) -> str:
+        return f"<atune kernel {self.artifact.symbol} for {self.artifact.target}>"
+
+
+def without_gradients(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `run` for calls without gradients: it raises RuntimeError where an argument requires a recorded one.
+
+    The outputs would lack the way back to that argument, and its gradient would be wrong without a word.
+    """
+    import torch
+
+    recorded = torch.is_grad_enabled
+
+    def call(*arguments: Any) -> Any:
+        if recorded():
+            for position, argument in enumerate(arguments):
+                if getattr(argument, "requires_grad", False):
+                    raise RuntimeError(
+                        f"argument {position} requires grad, and the kernel has no backward: call it under "
+                        "torch.no_grad(), with detached tensors, or as an operator (as_op) with a backward"
+                    )
+        return run(*arguments)
+
+    return call
+
+
+def register_op(
+    name: str,
+    call: Callable[..., Any],
+    params: tuple[KernelParam, ...],
+    roles: Roles,
+    target: str,
+    identity: Hashable,
+    scalars: Mapping[int, str] | None = None,
+) -> Any:
+    """Return `call` as the `torch.library` custom operator `name`, registered until the program ends.
+
+    `call`: a function of all `params` but the outputs, which returns these: one, or several in a sequence. `roles` says
+    what else it writes into. `scalars`: names of parameters that are numbers, by position. The same `identity` under
+    the same name is the operator that is there.
+
+    Raises `UsageError` for a name that another kernel or library has, and for what torch cannot register.
+    """
+    import torch
+
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UsageError(f'as_op: give a name with its library, such as "mylib::gemm", got {name!r}')
+    written = {*roles.writes, *roles.zero_inputs}
+    given = [i for i in range(len(params)) if i not in roles.outputs]
+    if all(params[i].shape is None for i in given):
+        raise UsageError(f"as_op: {name} takes no tensor, which would tell torch the device")
+    outputs = Outputs(params, roles.outputs, target, scalars)
+
+    def returned(made: Sequence[Any]) -> Any:
+        return None if not roles.outputs else made[0] if len(roles.outputs) == 1 else tuple(made)
+
+    def launch(*arguments: Any) -> Any:
+        made = call(*arguments)
+        return returned([made] if isinstance(made, torch.Tensor) else made)
+
+    def fake(*arguments: Any) -> Any:
+        everything = outputs.among(arguments)
+        check_arguments(params, everything)
+        return returned([everything[i] for i in roles.outputs])
+
+    library, _, short = name.partition("::")
+    with _registering:
+        if name in _registered:
+            known, op = _registered[name]
+            if known == identity:
+                return op
+            raise UsageError(f"as_op: {name} is another kernel's: choose another name, or start anew")
+        if hasattr(getattr(torch.ops, library), short):
+            raise UsageError(f"as_op: torch has an operator {name}, which is not atune's: choose another name")
+        op = torch.library.custom_op(
+            name,
+            launch,
+            mutates_args=[f"p{i}" for i in sorted(written)],
+            device_types=device_type(target),
+            schema=f"({', '.join(_declared(params[i], i, i in written) for i in given)}) -> "
+            f"({', '.join(['Tensor'] * len(roles.outputs))})",
+            tags=(torch.Tag.needs_exact_strides,),
+        )
+        op.register_fake(fake)
+        _registered[name] = identity, op
+    return op
+
+
+def _declared(param: KernelParam, position: int, written: bool) -> str:
+    """Return a parameter as torch's schemas declare it."""
+    if param.shape is not None:
+        return f"Tensor{f'(a{position}!)' if written else ''} p{position}"
+    kind = "bool" if param.dtype == "bool" else "SymInt" if param.dtype.startswith(("int", "uint")) else "float"
+    return f"{kind} p{position}"

@@ -1,0 +1,65 @@
+"""Device memory: how much a process has used, the session's limit for it, and why there is too little."""
+
+from __future__ import annotations
+
+import msgspec
+
+from atune.errors import WorkloadError
+from atune.model.artifact import Failure
+from atune.model.jobs import Finals
+from atune.model.measurement import Measurement
+from atune.stages.neighbours import holders
+from atune.stages.observer import Answer, Observer
+from atune.stages.session import session
+
+CONTEXT_BYTES = 600 << 20
+"""Device memory of an H100's context, which is counted."""
+OWN_CONTEXT_BYTES = 1 << 30
+"""That of our own CUDA context, at most; further use is by other processes."""
+
+
+class MemoryObserver(Observer):
+    """Keeps the process on the GPU `uuid` within the session's limit, and tells what it used or why it lacks memory.
+
+    Raises `WorkloadError` where the context alone exceeds the limit.
+    """
+
+    def __init__(self, uuid: str) -> None:
+        import torch
+
+        self._uuid = uuid
+        torch.cuda.reset_peak_memory_stats()
+        if (limit := session().memory_bytes) is None:
+            return
+        if (left := limit - CONTEXT_BYTES) <= 0:
+            taken = f"CUDA's context takes {CONTEXT_BYTES >> 20} MiB"
+            raise WorkloadError(f"memory_limit: {limit >> 20} MiB a process, and {taken}")
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, left / total))
+
+    def record(self, answer: Answer) -> Answer:
+        import torch
+
+        if isinstance(answer, Measurement | Finals):
+            return msgspec.structs.replace(answer, memory_bytes=CONTEXT_BYTES + torch.cuda.max_memory_reserved())
+        return msgspec.structs.replace(answer, **self._why(answer)) if answer.kind == "out_of_memory" else answer
+
+    def _why(self, failure: Failure) -> dict[str, str]:
+        """Return the doubt of a lack of memory, where others use the device, or a message that names the limit."""
+        if others := self._others():
+            return {"doubt": others}
+        if (limit := session().memory_bytes) is None:
+            return {}
+        return {"message": f"memory_limit allows {limit >> 20} MiB in this process: {failure.message}"}
+
+    def _others(self) -> str:
+        """Say how much memory others use, and who; empty where that is little, or leaves the limit free."""
+        import torch
+
+        (free, total), own, limit = torch.cuda.mem_get_info(), torch.cuda.memory_reserved(), session().memory_bytes
+        if limit is not None and free + own + CONTEXT_BYTES >= limit:
+            return ""
+        others = total - free - own - OWN_CONTEXT_BYTES
+        if others <= 256 << 20:
+            return ""
+        return f"other processes use about {others >> 20} MiB of the device's memory ({holders(self._uuid)})"

@@ -1,0 +1,160 @@
+"""The compile service: a process with the headers of CUDA parsed, which compiles device code by cicc."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.abc
+import msgspec
+
+from atune.errors import UsageError, WorkerError
+from atune.model.artifact import Artifact, Lowered
+from atune.model.device import Target, parse_target
+from atune.model.settings import CompileSettings
+from atune.workers.messages import SERVICE_HEADER, SERVICE_LISTEN
+from atune.workers.pool import ForkServer, Worker
+from atune.workers.resources import usable_cores
+from atune.workers.server import started
+from atune.workers.waiting import background
+from atune.workers.workers import process_folders
+
+DRIVER = ("/dev/nvidiactl", "/dev/dxg")
+"""Files of CUDA's driver: if the driver is installed, one of them exists."""
+SERVICE = ("atune.stages.cicc_server",)
+PREPARE_TIMEOUT_S = 120.0
+
+
+class ServiceProcess(anyio.AsyncContextManagerMixin):
+    """The process with the parsed headers: of one run, or of several at the same time. Forked at the first call.
+
+    It has a fork server of its own, which imports almost nothing; see `atune.stages.cicc_server`.
+    """
+
+    def __init__(self, nice: int = 0) -> None:
+        self._nice = nice
+        self.worker: Worker | None = None
+        """The process; None before it starts."""
+        self.parsed = False
+        """Whether it has parsed headers, and compiled by them."""
+        self._turn = anyio.Lock()
+        self._tasks: anyio.abc.TaskGroup
+
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[ServiceProcess, None]:
+        async with background() as self._tasks:
+            yield self
+
+    async def call(self, entry: str, request: object) -> str:
+        """Have the process do something, and return why it cannot; empty if it can.
+
+        Raises `WorkerError` and `OSError`. Cancelling it ends the process.
+        """
+        async with self._turn:
+            if self.worker is None:
+                self.worker = await self._tasks.start(self._run)
+            return (await self.worker.call(entry, msgspec.msgpack.encode(request), PREPARE_TIMEOUT_S)).decode()
+
+    async def _run(self, *, task_status: anyio.abc.TaskStatus[Worker]) -> None:
+        async with ForkServer(started(SERVICE)) as server:
+            worker = await server.spawn("service", env=process_folders(str(server.run_dir)), nice=self._nice)
+            task_status.started(worker)
+            await worker.ended()
+
+
+class CompileService:
+    """Has a run's candidates compiled by `process`.
+
+    `start` begins to parse headers while the fork server still imports tilelang. At the first candidate that must be
+    compiled the process is asked to compile for the run, unless `use` was given a reason against it. While `warming`,
+    lowering continues and building waits. If `ready`, builds use the service.
+    """
+
+    def __init__(self, settings: CompileSettings, target: str | Target) -> None:
+        self.ready = False
+        """Whether the service compiles."""
+        self.why = ""
+        """Why nvcc compiles; empty where it does not, or where that needs no explanation."""
+        self.wake: Callable[[], None] = lambda: None
+        """Called after each change."""
+        self.process: ServiceProcess
+        self._settings, self._target = settings, target
+        self._run_dir = ""
+        self._off = False
+        self._request: tuple[bytes, str, str] | None = None
+        """The request to the process; None until a candidate must be compiled."""
+        self._scope: anyio.CancelScope | None = None
+        """Ends what the run asks of the process; None without it."""
+        self._wanted: anyio.Event
+        self._tasks: anyio.abc.TaskGroup
+
+    @property
+    def warming(self) -> bool:
+        """Whether the service will soon be `ready`."""
+        return self._request is not None and not (self.ready or self.why or self._off)
+
+    def start(self, process: ServiceProcess, tasks: anyio.abc.TaskGroup, run_dir: str, *, early: bool) -> None:
+        """Have `process` serve the run. If `early`, and a core is free, begin to parse headers that it may need.
+
+        `run_dir`: the folder where workers look for the service.
+        """
+        self.process, self._tasks, self._run_dir = process, tasks, run_dir
+        try:
+            target = parse_target(self._target)
+        except UsageError:
+            return  # `discover` reports the error
+        settings = self._settings
+        cuda = any(map(os.path.exists, DRIVER)) if target is None else target.kind == "cuda"
+        if early and cuda and settings.cicc and settings.flags is None and len(usable_cores()) > 1:
+            self._begin("" if target is None else target.arch)
+
+    def use(self, against: str | None) -> None:
+        """Use the service in this run, or not if there is a reason `against` it, which may be empty."""
+        was_off, self._off = self._off, against is not None
+        if was_off or self._off:
+            self.ready, self.why = False, f"nvcc, because {against}" if against else ""
+        if self._off and self._scope is not None:
+            self._scope.cancel()
+            self._scope = None
+        self.wake()
+
+    def saw(self, lowered: Lowered, target: Target) -> None:
+        """Have the service compile for the run, at the first candidate that must be compiled."""
+        if self._request is not None or self._off:
+            return
+        self._request = (lowered.blob, target.arch, self._run_dir)
+        if self._scope is None:
+            self._begin(None)
+        self._wanted.set()
+        self.wake()
+
+    def explain(self, artifact: Artifact) -> Artifact:
+        """Return `artifact` with the reason for the choice of its compiler, if it has none of its own."""
+        return msgspec.structs.replace(artifact, why=artifact.why or self.why)
+
+    def _begin(self, arch: str | None) -> None:
+        """Have headers for `arch` parsed before a candidate is known. An empty `arch` means that of this machine's GPU;
+        None waits for the candidate."""
+        self._wanted, self._scope = anyio.Event(), anyio.CancelScope()
+        self._tasks.start_soon(self._run, arch, self._scope)
+
+    async def _run(self, arch: str | None, scope: anyio.CancelScope) -> None:
+        try:
+            with scope:
+                if arch is not None:
+                    await self.process.call(SERVICE_HEADER, arch)
+                await self._wanted.wait()
+                self._settle(await self.process.call(SERVICE_LISTEN, self._request))
+                if self.ready and self.process.worker is not None:
+                    raise await self.process.worker.ended()
+        except (WorkerError, OSError) as error:
+            output = getattr(error, "detail", "").strip().splitlines()
+            self._settle("; ".join((f"the compile service ended: {error}", *output[-1:])))
+
+    def _settle(self, broken: str) -> None:
+        """Have the service compile from now on, or not, because it is `broken`."""
+        self.ready, self.why = not broken, f"nvcc, because {broken}" if broken else ""
+        self.process.parsed |= self.ready
+        self.wake()

@@ -1,0 +1,213 @@
+"""A compile worker on this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any, cast
+
+import msgspec
+
+from atune.errors import RemoteError, WorkerLost
+from atune.model.artifact import Artifact, Built, Compared, Elaborated, Failure, Lowered, Roles
+from atune.model.folders import made_folder
+from atune.model.jobs import (
+    HOPELESS,
+    A,
+    BuildJob,
+    CompareJob,
+    ElaborateJob,
+    FindJob,
+    GroupFailed,
+    Job,
+    LowerJob,
+    RolesJob,
+)
+from atune.workers.artifact_store import RunStore
+from atune.workers.compile_service import CompileService
+from atune.workers.messages import COMPILE, Session
+from atune.workers.pool import Worker
+from atune.workers.resources import CompilerKilled, ShortOf, space_is_short
+from atune.workers.supervised import DOING, LOST, NOT_ALONE, STARVED, Supervised, failure_in
+from atune.workers.workers import Workers, shortage
+
+COMPILE_NICE = 5
+"""Niceness of the compile workers. The user's own programs and the device processes take precedence."""
+
+ELABORATE_S = 20.0
+"""Most seconds for one elaboration, because the whole run waits for it. `compile_timeout_s` counts if it is less.
+A candidate that takes longer stays unknown, and its lowering has the whole deadline."""
+SPOILED = (
+    "candidate {index} failed in a process where others had run, and not in a fresh one: one of them changes what its "
+    "process shares, such as os.environ. Such failures are repeated"
+)
+PATIENCE = 4.0
+"""How many times as long a job may take where a deadline passed while it got hardly any CPU."""
+
+
+class CompileProcess(Supervised):
+    """A process of a compile worker, which starts when it is needed, also after it died. `role`: its name."""
+
+    entries, died, raised = COMPILE, "crash", "lower"
+
+    def __init__(self, workers: Workers, session: Session, role: str) -> None:
+        super().__init__(workers)
+        self._session, self._role = session, role
+
+    async def _ready(self) -> Worker:
+        if self._worker is None or not self._worker.alive:
+            self.ran.clear()
+            self._worker = await self.workers.begun(self._role, self._session, COMPILE_NICE)
+        return self._worker
+
+    async def _send(self, job: Job[Any], limit_s: float) -> bytes:
+        """Do as `Supervised`. Raises `WorkerLost` also if a compiler was killed."""
+        try:
+            return await super()._send(job, limit_s)
+        except RemoteError as error:
+            if error.kind == CompilerKilled.__name__:
+                raise WorkerLost(str(error), error.detail, outside=True) from error
+            if shortage(error) is not None:
+                await self.kill()  # it may hold the missing resource
+            raise
+        except WorkerLost as error:
+            if not error.outside and space_is_short(self._session.run_dir):  # such as SIGBUS in a mapped file
+                raise RemoteError(f"space: {error}", error.detail, ShortOf.__name__) from error
+            raise
+
+
+class LocalCompileWorker:
+    """One compile worker: a process that runs candidates' code, to elaborate and lower them, and one that builds."""
+
+    def __init__(self, workers: Workers, session: Session, store: RunStore, service: CompileService, name: str) -> None:
+        self.workers, self.session, self.store, self.service = workers, session, store, service
+        self.name = name
+        self._code = CompileProcess(workers, msgspec.structs.replace(session, load=True), name)
+        self._builds = CompileProcess(workers, session, f"{name}-builds")
+        self._libraries = 0
+
+    async def run(self, job: Job[A]) -> A:
+        return cast(A, await getattr(self, f"_{job.name}")(job))
+
+    async def _roles(self, job: RolesJob) -> Roles | Failure:
+        return await self._try(job, job.candidate.index, min(self._limit_s, ELABORATE_S))
+
+    async def _lower(self, job: LowerJob) -> Lowered | Failure:
+        anew = job.anew or self.store.store is None
+        lowered = await self._try(LowerJob(job.candidate, anew=anew), job.candidate.index)
+        lowered = msgspec.structs.replace(lowered, printed=self._code.printed)
+        if isinstance(lowered, Failure) or lowered.blob or anew:
+            return lowered
+        kept = await self.store.find(lowered)
+        return lowered if kept is not None else await self._lower(LowerJob(job.candidate, anew=True))
+
+    async def _elaborate(self, job: ElaborateJob) -> list[Elaborated | Failure] | GroupFailed:
+        limit = min(self._limit_s, ELABORATE_S)
+        answer = await self._try(job, job.candidates[0].index, limit)
+        if not isinstance(answer, Failure):
+            return answer
+        if answer.kind == "timeout" and limit < self._limit_s:
+            doubt = f"elaborating it takes more than {limit:g} s"
+            answer = msgspec.structs.replace(answer, message=doubt, doubt=doubt)
+        return _of_group(answer, len(job.candidates))
+
+    async def _find(self, job: FindJob) -> Artifact | None:
+        found = await self.store.find(job.lowered)
+        if found is None:
+            self.service.saw(job.lowered, self.session.target)  # only its first call decides
+        return found
+
+    async def _build(self, job: BuildJob) -> list[Built] | GroupFailed:
+        """Compile a group. An earlier run lowered the members without a blob; these come from the store."""
+        built = dict[int, Built]()
+        for lowered in job.group:
+            if not lowered.blob:
+                gone = Failure(lowered.index, "codegen", "its library vanished from the artifact store; tune again")
+                built[lowered.index] = await self.store.find(lowered) or gone
+        if fresh := [lowered for lowered in job.group if lowered.blob]:
+            answers = await self._compile(fresh, job)
+            if isinstance(answers, GroupFailed):
+                return answers
+            built.update((one.index, one) for one in answers)
+        return [built[lowered.index] for lowered in job.group]
+
+    async def _compile(self, group: Sequence[Lowered], asked: BuildJob) -> list[Built] | GroupFailed:
+        """Compile `group` into one library and store it. cicc builds it if no state of it is known to differ."""
+        store, service = self.store, self.service
+        use_service = service.ready and not asked.plain
+        for lowered in group:
+            use_service = use_service and not (await store.state(lowered.use))[1]
+        job = msgspec.structs.replace(asked, group=tuple(group), path=self._new_library(), service=use_service)
+        answers = await self._try(job, group[0].index, job.limit_s)
+        if isinstance(answers, Failure):
+            return _of_group(answers, len(group))
+        assert not isinstance(answers, GroupFailed), "a process raises"
+        built = [await self._known(one, lowered) for lowered, one in zip(group, answers, strict=True)]
+        await store.keep([one for one in built if isinstance(one, Artifact)])
+        for lowered, one in zip(group, built, strict=True):
+            if isinstance(one, Artifact) and one.store_key:
+                await store.keep_lowered(lowered, one.store_key)
+        return [service.explain(one) if isinstance(one, Artifact) else one for one in built]
+
+    async def _known(self, built: Built, lowered: Lowered) -> Built:
+        """Return `built` with what is known of its compiler state, and without a key if it may not be stored."""
+        if isinstance(built, Failure):
+            return built
+        compared = bool(built.state) and await self.store.state(lowered.use) == (built.state, "")
+        key = built.store_key if lowered.storable else ""
+        return msgspec.structs.replace(built, store_key=key, compared=compared)
+
+    async def _compare(self, job: CompareJob) -> Compared | Failure:
+        """Compile a candidate by nvcc and compare. A crash or a timeout is a `Failure`.
+
+        Raises `WorkerLost` if the worker was killed from outside.
+        """
+        await self._code.kill()  # no other candidate may have a part in it
+        job, limit_s = msgspec.structs.replace(job, path=self._new_library()), 2 * self._limit_s  # to lower and compile
+        answer = await self._try(job, job.candidate.index, limit_s)
+        if isinstance(answer, Failure) and answer.doubt:
+            raise WorkerLost(answer.message, answer.detail, outside=True)
+        return answer
+
+    async def _try(self, job: Job[A], index: int, limit_s: float | None = None, *, before: str = "") -> A | Failure:
+        """Have a process do `job`, for at most `limit_s` or the settings' deadline.
+
+        Return its answer, or why there is none, as a failure of candidate `index`. What is in doubt is repeated once in
+        a fresh process, of which `before` is the reason. If the worker was killed from outside, the failure has a
+        doubt, so that the engine repeats the work.
+        """
+        process = self._builds if isinstance(job, BuildJob) else self._code
+        most_s = (limit_s or self._limit_s) * (PATIENCE if before == STARVED else 1)
+        alone = before == STARVED or (before == LOST and process is self._code)  # may end the next server, too
+        async with self.workers.alone if alone else nullcontext():
+            answer = await process.settled(job, self._late(job, index), most_s)
+        failure = failure_in(answer)
+        if failure is None and before == NOT_ALONE:
+            self.workers.warn_once("spoiled", SPOILED.format(index=index))
+        if failure is None or failure.doubt not in (NOT_ALONE, STARVED, LOST):
+            return answer
+        if failure.doubt == before == STARVED:
+            return msgspec.structs.replace(failure, doubt="")
+        await process.kill()
+        return await self._try(job, index, limit_s, before=failure.doubt)
+
+    def _late(self, job: Job[Any], index: int) -> Failure:
+        """Return the failure of a candidate whose `job` is not done by the deadline."""
+        if isinstance(job, BuildJob) and job.limit_s is not None:
+            return Failure(index, "hopeless", HOPELESS.format(limit_s=job.limit_s))
+        return Failure(index, "timeout", f"{DOING[type(job)]} ran past compile_timeout_s={self._limit_s:g}")
+
+    @property
+    def _limit_s(self) -> float:
+        return self.session.compile.compile_timeout_s
+
+    def _new_library(self) -> str:
+        self._libraries += 1
+        folder = made_folder(self.session.run_dir, "artifacts")
+        return os.path.join(folder, f"{self.name}-{self._libraries}.so")
+
+
+def _of_group(failure: Failure, members: int) -> list[Any] | GroupFailed:
+    """Return the failure of one candidate, or that of a group of several."""
+    return GroupFailed(failure.message, failure.doubt) if members > 1 else [failure]

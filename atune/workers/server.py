@@ -1,0 +1,274 @@
+"""The fork server's process, which may be started early, and stays warm for the next run.
+
+No event loop owns it. A run attaches to it, and parks it for the next run unless it was cancelled. The next run may
+use another loop or thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from atune.errors import AtuneError, WorkloadError
+from atune.model.folders import CACHE_VARIABLE, SERVER_FOLDER, TILELANG_FOLDER, server_folder, working_folder
+from atune.workers import server_main
+
+PRELOAD = ("torch", "tilelang", "atune.stages.compile_jobs", "atune.stages.measure_jobs")
+"""Modules that the fork server imports once for all workers."""
+
+SERVER_ENV = {
+    "TILELANG_DISABLE_CACHE": "1",
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    # tilelang's import asks torch whether CUDA is available. Asking the driver would start it in the server,
+    # and then no fork of the server could use it. NVML answers without starting the driver.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+DEFAULT_ENV = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""Defaults of the environment. With transparent huge pages lowering, which makes many
+small allocations, takes 6 to 15 % less time."""
+
+WARM_VARIABLE = "ATUNE_WARM"
+"""Environment variable. ``off``: start no process before a run or a call of `warm` needs it."""
+REAP_S = 0.5
+
+
+def in_worker() -> bool:
+    """Tell whether this process is a run's worker."""
+    return os.environ.get(server_main.WORKER) == str(os.getpid())
+
+
+def refuse_in_worker() -> None:
+    """Raise `WorkloadError` in a worker: a file that tunes while it is loaded would load itself without end."""
+    if not in_worker():
+        return
+    stack = traceback.extract_stack(sys._current_frames().get(threading.main_thread().ident or 0))
+    ours = os.path.dirname(server_main.__file__)
+    files = [frame for frame in stack if frame.name == "<module>" and os.path.dirname(frame.filename) != ours]
+    if not files:
+        raise WorkloadError("a function of the workload tunes, in a worker that tunes already: call it elsewhere")
+    raise WorkloadError(
+        f"{files[-1].filename}, line {files[-1].lineno}, tunes while a worker loads the file, and would do so again in "
+        'each worker: put the call below `if __name__ == "__main__":`'
+    )
+
+
+class ForkServerProcess:
+    """One fork server: its process, the control socket, and the lifeline, whose other end only this program holds.
+
+    Starting takes milliseconds; the server then imports `preload` on its own. `folder` receives its log and the stderr
+    of its workers. `remove_folder` is called after the process has ended. `env` is added to its environment. `facts`
+    holds what runs learned for the next run. Raises `WorkloadError` in a worker.
+    """
+
+    def __init__(
+        self,
+        preload: Sequence[str],
+        folder: Path,
+        remove_folder: Callable[[], None] = lambda: None,
+        *,
+        env: Mapping[str, str],
+    ) -> None:
+        refuse_in_worker()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._remove_folder = remove_folder
+        self.folder, self.imports = folder, ", ".join(preload) or "nothing"
+        self.log = folder / "fork-server.log"
+        self.numbers = count()
+        self.preload_s: float | None = None
+        self.facts: dict[Any, Any] = {}
+        self.surroundings = surroundings()
+        there = working_folder()
+        folders = {SERVER_FOLDER: str(folder), TILELANG_FOLDER: str(folder / "tilelang")}
+        with ExitStack() as stack:
+            self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self.control.setblocking(False)
+            stack.callback(theirs.close)
+            lifeline, self.lifeline = os.pipe()
+            stack.callback(os.close, lifeline)
+            try:
+                log = stack.enter_context(self.log.open("ab"))
+                given = {
+                    "control": theirs.fileno(),
+                    "lifeline": lifeline,
+                    "folder": there,
+                    "preload": list(preload),
+                    "path": [os.path.abspath(entry) for entry in sys.path if there or os.path.isabs(entry)],
+                    "parent": os.getpid(),
+                }
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", server_main.__file__, json.dumps(given)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**DEFAULT_ENV, **os.environ, **env, **folders},
+                    cwd="/",  # it stays there: libraries that torch loads end a process without a working folder
+                    pass_fds=(theirs.fileno(), lifeline),
+                )
+            except BaseException:
+                self.control.close()
+                os.close(self.lifeline)
+                raise
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.poll()
+
+    async def wait(self) -> int | None:
+        while self.returncode is None:
+            try:
+                pidfd = os.pidfd_open(self.pid)
+            except ProcessLookupError:
+                continue
+            try:
+                await anyio.wait_readable(pidfd)
+            finally:
+                anyio.notify_closing(pidfd)
+                os.close(pidfd)
+        return self.returncode
+
+    def hang_up(self) -> None:
+        """Close the lifeline, so that the kernel SIGKILLs the server and every worker. Then SIGKILL the server
+        directly."""
+        if self.lifeline >= 0:
+            os.close(self.lifeline)
+            self.lifeline = -1
+        for kill in (os.killpg, os.kill):  # it may not have made its group yet
+            with suppress(ProcessLookupError):
+                if self.returncode is None:
+                    kill(self.pid, signal.SIGKILL)
+
+    def reap(self) -> None:
+        """Wait for the process after `hang_up`, blocking. It takes milliseconds, and half a second at most."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(REAP_S)
+        self._remove_folder()
+
+    def destroy(self) -> None:
+        """End a server that no run is attached to. Blocks for half a second at most."""
+        self.hang_up()
+        self.reap()
+        self.control.close()
+
+    def forget(self) -> None:
+        """In a forked child: release the parent's resources, so that the child does not keep the server alive."""
+        os.close(self.lifeline)
+        self.lifeline = -1
+        self.control.close()
+        self._process.returncode = 0  # not the child's own child: nothing to wait for
+
+
+_NOT_INHERITED = {
+    "TVM_LIBRARY_PATH", "TL_CUTLASS_PATH", "TL_TEMPLATE_PATH",  # tilelang's import sets them, and reads them once
+    TILELANG_FOLDER, CACHE_VARIABLE, "TILELANG_DISABLE_CACHE",  # workers get them from a run
+    "PYTHONPATH",  # the server gets `sys.path`
+    "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK",  # imports of the program's own set them, such as scikit-learn
+}  # fmt: skip
+
+
+def surroundings() -> tuple[object, ...]:
+    """Return what a process started now inherits: environment, working folder, limits, niceness and cores.
+
+    Processes with equal values are interchangeable. What imports of tilelang set does not count, so that a process
+    started before them fits after them.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    limits = [resource.getrlimit(value) for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
+    return environment, working_folder(), limits, os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0)
+
+
+class Parked:
+    """The program's idle fork server, which the next run takes."""
+
+    def __init__(self) -> None:
+        self.server: ForkServerProcess | None = None
+        self._lock = threading.Lock()
+
+    def take(self) -> ForkServerProcess | None:
+        """Return the parked server if it lives and was started in the present surroundings; otherwise end it."""
+        with self._lock:
+            found, self.server = self.server, None
+        if found is None:
+            return None
+        if found.returncode is None and found.folder.is_dir() and found.surroundings == surroundings():
+            return found
+        found.destroy()
+        return None
+
+    def park(self, server: ForkServerProcess | None) -> None:
+        """Keep `server` for the next run, in place of the one before. None keeps none."""
+        with self._lock:
+            before, self.server = self.server, server
+        if before is not None:
+            before.destroy()
+
+    def forget(self) -> None:
+        self._lock = threading.Lock()  # another thread of the parent may have held it
+        if self.server is not None:
+            self.server.forget()
+            self.server = None
+
+
+parked = Parked()
+atexit.register(parked.park, None)
+os.register_at_fork(after_in_child=parked.forget)
+
+
+def started(preload: Sequence[str] | None = None) -> ForkServerProcess:
+    """Start a fork server, and return while it still imports `preload`, or `PRELOAD`."""
+    return ForkServerProcess(PRELOAD if preload is None else preload, *server_folder(), env=SERVER_ENV)
+
+
+def taken() -> ForkServerProcess:
+    """Return the parked fork server, or a fresh one."""
+    return parked.take() or started()
+
+
+def warm() -> None:
+    """Start the processes that the next tuning needs, in the background, and return at once.
+
+    They import torch and tilelang while the program continues, and then wait. A tuning takes them over if its
+    environment, working folder, limits, niceness and cores are the same. Otherwise it ends them and starts its
+    own. They end with the program, however it ends, or at `shutdown`. This does nothing if they already wait, or in a
+    worker.
+
+    Raises `UsageError` if ``$TMPDIR`` cannot be used, and OSError if no process can be started.
+    """
+    if not in_worker():
+        parked.park(taken())
+
+
+@functools.cache
+def warm_early() -> None:
+    """Do what `warm` does, once per program, on a sign that it will tune. Failures are silent.
+
+    Does nothing in a child of `multiprocessing`, which runs the program's file only to load its functions.
+    """
+    process = sys.modules.get("multiprocessing.process")
+    if os.environ.get(WARM_VARIABLE) != "off" and (process is None or process.parent_process() is None):
+        with suppress(AtuneError, OSError):
+            warm()
+
+
+def shutdown() -> None:
+    """End the idle processes that `tune` and `run` keep warm for the next call. The next call starts new ones.
+
+    They also end with the program, however it ends. Blocks for half a second at most.
+    """
+    parked.park(None)

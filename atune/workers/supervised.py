@@ -1,0 +1,131 @@
+"""One supervised call: a process does a job by its deadline, or ends, and what fails in a used process is in doubt."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from atune.errors import RemoteError, ServerLost, UsageError, WorkerLost, WorkerTimeout, translated
+from atune.model.artifact import Failure, FailureKind
+from atune.model.jobs import A, BuildJob, CompareJob, ElaborateJob, Job, LowerJob, MeasureJob, RolesJob, decoded
+from atune.workers.pool import Worker
+from atune.workers.workers import Workers, how_it_ended
+
+DOING: dict[type, str] = {
+    LowerJob: "lowering", ElaborateJob: "elaborating", RolesJob: "elaborating",
+    BuildJob: "compiling", CompareJob: "compiling", MeasureJob: "measuring",
+}  # fmt: skip
+"""Activity of a process by job, for messages."""
+NOT_ALONE = "earlier candidates in its process may have caused this"
+STARVED = "it got hardly any CPU time"
+LOST = "the fork server was lost"
+
+
+class Supervised:
+    """A process that does the jobs of one worker, one at a time.
+
+    The rule for all of them: a failure counts at once in a fresh process. Where the code of another candidate ran
+    before, which may have changed the process, the failure is in doubt, and the job is repeated once, in a fresh
+    process. What ran past its deadline counts at once everywhere, unless it got hardly any CPU time.
+    """
+
+    entries: str
+    """Prefix of the process's functions, which are named after jobs."""
+    died: FailureKind
+    """The failure of a candidate that ends the process."""
+    raised: FailureKind
+    """The failure of a candidate where atune's own code raises in the process."""
+
+    def __init__(self, workers: Workers) -> None:
+        self.workers = workers
+        self.ran = set[int | None]()
+        """The candidates whose code ran in the process; None for those of another run."""
+        self.printed = ""
+        """What the last job printed."""
+        self._worker: Worker | None = None
+        self._called = 0.0
+        self._lost: int | None = None
+        """The candidate whose job was under way when the fork server was lost."""
+
+    @property
+    def alive(self) -> bool:
+        return self._worker is not None and self._worker.alive
+
+    async def settled(self, job: Job[A], late: Failure, limit_s: float) -> A | Failure:
+        """Have the process do `job`, and return its answer, or why there is none, as its candidate's failure.
+
+        `late`: the failure if that takes more than `limit_s`. A failure with a `doubt` may not be the candidate's
+        fault. Raises `UsageError` where the caller is at fault, and `MachineError` where the machine is.
+        """
+        answer = await self._answered(job, late, limit_s)
+        used = self._used_before(late.index)
+        if not isinstance(job, BuildJob):  # its compilers run in processes of their own
+            self.ran |= {one.index for one in job.candidates} if isinstance(job, ElaborateJob) else {late.index}
+        failure = failure_in(answer)
+        if not used or failure is None or failure.doubt or failure.kind == "timeout" or await self._sound(failure):
+            return answer
+        return msgspec.structs.replace(failure, doubt=NOT_ALONE)
+
+    async def call(self, job: Job[A], limit_s: float) -> A:
+        """Have the process do `job`, and wait while the machine is short of a resource.
+
+        Raises `WorkerTimeout` after `limit_s`, `WorkerLost` or `RemoteError`; and `MachineError` if the shortage lasts.
+        """
+        return decoded(job, await self.workers.until_it_works(lambda: self._send(job, limit_s)))
+
+    async def kill(self) -> None:
+        """End the process, so that the next job has a fresh one."""
+        self.ran.clear()
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            await worker.kill()
+
+    async def _ready(self) -> Worker:
+        """Return the process; start it, if that is this method's to do."""
+        raise NotImplementedError
+
+    async def _sound(self, failure: Failure) -> bool:
+        """Tell whether a used process is known to be as good as a fresh one, so that `failure` counts."""
+        return False
+
+    async def _send(self, job: Job[Any], limit_s: float) -> bytes:
+        worker = await self._ready()
+        self._called = time.monotonic()
+        try:
+            return await worker.call(self.entries + job.name, msgspec.msgpack.encode(job), limit_s)
+        finally:
+            self.printed = worker.printed
+
+    async def _answered(self, job: Job[A], late: Failure, limit_s: float) -> A | Failure:
+        index, doing = late.index, DOING[type(job)]
+        try:
+            return await self.call(job, limit_s)
+        except WorkerTimeout as error:
+            doubt, kill_s = STARVED if error.starved else "", round(time.monotonic() - self._called - limit_s, 4)
+            return msgspec.structs.replace(late, detail=error.detail, doubt=doubt, kill_s=kill_s)
+        except ServerLost as error:
+            twice, self._lost = self._lost == index and not isinstance(job, BuildJob), index
+            return Failure(index, "worker_lost", str(error), error.detail, "" if twice else LOST)
+        except WorkerLost as error:  # SIGKILL and SIGTERM come from outside; SIGSEGV is the candidate's
+            how = how_it_ended(error)
+            if not error.outside:
+                return Failure(index, self.died, f"{doing} ended its process: {how}", error.detail)
+            doubt = f"its process was lost: {how}"
+            return Failure(index, "worker_lost", f"{doing} was killed: {how}", error.detail, doubt)
+        except RemoteError as error:
+            builds, found = isinstance(job, BuildJob), translated(error)
+            if isinstance(found, UsageError) and not (builds or self._used_before(index)):
+                raise found from error
+            return Failure(index, "codegen" if builds else self.raised, str(error), error.detail)
+
+    def _used_before(self, index: int) -> bool:
+        """Tell whether the code of another candidate ran in the process."""
+        return not self.ran <= {index}
+
+
+def failure_in(answer: Any) -> Failure | None:
+    """Return the failure that an answer is, or begins with; None if it is none."""
+    first = answer[0] if isinstance(answer, list) else answer
+    return first if isinstance(first, Failure) else None
