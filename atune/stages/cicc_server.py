@@ -2,7 +2,7 @@
 
 nvcc preprocesses a source, passes it to cicc, and passes cicc's PTX to ptxas. Nearly all of that time goes into
 tilelang's headers and the headers that they include. Here they are preprocessed and parsed once. cicc itself waits,
-with `server.c` preloaded, where the kernels begin. Each child that it forks continues with kernels of its own. So
+with `cicc_server.c` preloaded, where the kernels begin. Each child that it forks continues with kernels of its own. So
 their code is nvcc's, byte for byte. NVRTC's is not, because it keeps addresses of shared memory in 64 bits. (Headers
 that a library does not include itself may leave variables of one byte in it.)
 
@@ -43,9 +43,9 @@ from atune.stages.cicc_source import (
 from atune.stages.codegen import Blob, flags_config
 from atune.stages.session import visible_gpus
 
-SERVER = Path(__file__).with_name("server.c")
+SERVER = Path(__file__).with_name("cicc_server.c")
 BODY, OUTPUT, MESSAGES = "atune_body.cu", "kernels.ptx", "messages"
-"""Files in the folder of a request: the kernels, the PTX, and cicc's output. `server.c` names them, too."""
+"""Files in the folder of a request: the kernels, the PTX, and cicc's output. `cicc_server.c` names them, too."""
 FOLDER, SOCKET, TOOLS = "cicc", "cicc.sock", "tools.json"
 """A server's entry in a run's folder: a folder, with its socket and `Tools`."""
 NAME = "tvm_kernels.cu"
