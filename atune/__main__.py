@@ -11,7 +11,7 @@ from types import FrameType
 def main() -> int:
     """Run the command line of this process and return the exit status."""
     signal.signal(signal.SIGINT, _leave)
-    from atune.frontends.cli.main import main as run
+    from atune.frontends.cli.main import main as run  # which takes long: Ctrl-C ends it already
 
     return run()
 

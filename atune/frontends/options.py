@@ -201,7 +201,7 @@ class CompileAllOptions(TypedDict, total=False):
 
 def progress_every_s(given: Mapping[str, Any]) -> float:
     """Return the least time between two lines of progress of a run with the options `given`; infinite for none."""
-    from atune.reporting.progress import SELDOM_S, is_watched
+    from atune.reporting.progress import SELDOM_S, is_watched  # `import atune` does without
 
     progress: bool | None = given.get("progress")
     listened = given.get("on_event") is not None or given.get("log")

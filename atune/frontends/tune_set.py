@@ -35,6 +35,7 @@ from atune.frontends.blocking import run_blocking, unwrapped
 from atune.frontends.options import RunOptions, SetOptions, completed, named, progress_every_s
 from atune.frontends.problems import Given, Problems
 from atune.frontends.resume import completed_by, origin_of
+from atune.frontends.save_bundle import save_bundle
 from atune.frontends.tuner import named_work, tuner_on
 from atune.journal.events import Event, RunStarted
 from atune.journal.result import Result
@@ -103,8 +104,6 @@ class SetResult(Sequence[TunedProblem]):
 
     def save_bundle(self, folder: str | os.PathLike[str]) -> str:
         """Write the winners as a bundle: `atune.results.save_bundle` of `results`."""
-        from atune.frontends.save_bundle import save_bundle
-
         return save_bundle(folder, self.results)
 
     def report(self, path: str | os.PathLike[str]) -> None:

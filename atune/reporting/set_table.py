@@ -13,6 +13,7 @@ from atune.errors import UsageError
 from atune.journal.set_folder import TunedProblem, header_of_set, tuned_problems
 from atune.model.candidate import describe_config, printable
 from atune.reporting.export import aligned
+from atune.reporting.report import environment, page
 from atune.reporting.screen import Line, plain
 from atune.reporting.sets import cover, dispatch_rule, regret_matrix
 from atune.reporting.summary import failure_groups, no_winner_line, summary
@@ -125,8 +126,6 @@ def set_report(folder: Path) -> str:
 
 def set_page(rows: Sequence[TunedProblem], folder: Path) -> str:
     """Return the page for the problems of a set; `folder` is where their journals lie."""
-    from atune.reporting.report import environment, page
-
     begun = [row.result for row in rows if row.result is not None]
     kernel = next((result.header.workload for result in begun), "a set")
     first, *others = [environment(result) for result in begun] or [[]]

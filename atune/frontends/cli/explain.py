@@ -78,6 +78,7 @@ async def _compiled(
     ref: FileRef, configs: list[Config], target: str, settings: CompileSettings
 ) -> tuple[list[tuple[Record, str]], Discovery]:
     """Compile configurations. Returns their records and sources, and what the machine has. Raises `CompileFailed`."""
+    # `atune show`, which is in this module, too, starts without what compiles.
     from atune.frontends.compile_all import compiled, compilers, raise_failures
 
     async with compilers(ref, target, settings) as (machine, run):
@@ -94,6 +95,7 @@ def _source(artifact: Artifact) -> str:
 
 def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
     """Return the workload, the configurations, and the target. Raises `UsageError`."""
+    # As above.
     from atune.engine.start import check_code, check_parts
     from atune.frontends.problems import one_problem
     from atune.frontends.resume import options_of, origin_of

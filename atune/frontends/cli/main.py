@@ -81,12 +81,12 @@ def _run(argv: Sequence[str], *, keep: bool) -> int:
 
 def show(result: Result, arguments: argparse.Namespace) -> int:
     """Print `result` in the requested form and return the exit status. A JSON object is the last line."""
+    # Imported here, as below, because `atune --help` shows no result.
+    from atune.reporting.export import table
+    from atune.reporting.screen import Line
     from atune.reporting.summary import result_lines, summary
 
     if getattr(arguments, "table", False):
-        from atune.reporting.export import table
-        from atune.reporting.screen import Line
-
         print_lines([*map(Line, table(result).splitlines()), Line("")])
     if arguments.json:
         print_out(json.dumps(summary(result)))
@@ -97,11 +97,11 @@ def show(result: Result, arguments: argparse.Namespace) -> int:
 
 def show_set(found: SetResult, arguments: argparse.Namespace) -> int:
     """Print a set's result in the requested form. Returns 0 if each problem has a winner, else 1."""
+    # As in `show`.
+    from atune.reporting.export import table
     from atune.reporting.set_table import set_data, set_lines
 
     if getattr(arguments, "table", False):
-        from atune.reporting.export import table
-
         for row in found:
             if row.result is not None:
                 print_out(f"{row.problem}\n{table(row.result)}\n")

@@ -46,7 +46,7 @@ def _write_out(data: str | bytes) -> None:
 
 def write(data: bytes, output: str, done: str, arguments: argparse.Namespace) -> int:
     """Write `data` to the file `output`, of which a line then says that it is `done`, or to stdout for ``-``."""
-    from atune.journal.writer import write_output
+    from atune.journal.writer import write_output  # few commands write files
 
     if output == "-":
         _write_out(shown(data.decode()) if sys.stdout.isatty() else data)
@@ -94,7 +94,7 @@ def report_error(error: BaseException, *, debug: bool, json: bool = False, resul
 
         print_err("".join(traceback.format_exception(error)))
     if isinstance(error, BaseExceptionGroup):
-        from atune.frontends.blocking import unwrapped
+        from atune.frontends.blocking import unwrapped  # which imports anyio
 
         error = unwrapped(error)
     absent = not_installed(error.name) if isinstance(error, ImportError) else ""
@@ -129,7 +129,7 @@ def error_data(error: BaseException) -> dict[str, Any]:
     if "File " in message + detail:  # as there
         import msgspec
 
-        from atune.workload.source_locations import place_in
+        from atune.workload.source_locations import place_in  # which imports msgspec, too
 
         where = msgspec.to_builtins(place_in(message) or place_in(detail))
     return {"kind": type(error).__name__, "message": message.partition("\n  File ")[0], "where": where}

@@ -5,19 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 
+import msgspec
+
+from atune.frontends.cli.output import print_lines, print_out
+from atune.frontends.pick import pick
+from atune.frontends.problems import one_problem
+from atune.model.candidate import describe_config
+from atune.reporting.screen import Line
 from atune.workers.terminal import Interrupts
+from atune.workload.pickling import parse_file_ref
 
 
 def pick_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    import msgspec
-
-    from atune.frontends.cli.output import print_lines, print_out
-    from atune.frontends.pick import pick
-    from atune.frontends.problems import one_problem
-    from atune.model.candidate import describe_config
-    from atune.reporting.screen import Line
-    from atune.workload.pickling import parse_file_ref
-
     workload = parse_file_ref(arguments.workload, "atune pick")
     workload = msgspec.structs.replace(workload, arguments=one_problem(arguments.arg, "pick"))
     found = pick(workload, arguments.n, arguments.gpu)

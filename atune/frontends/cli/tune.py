@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import msgspec
@@ -20,9 +20,12 @@ from atune.errors import NoWinner, UsageError
 from atune.frontends.cli.main import INTERRUPTED, show_kept, show_set
 from atune.frontends.cli.options import with_flags
 from atune.frontends.cli.output import NO_WINNER, error_data, print_err, print_message, print_out, report_error
+from atune.frontends.cli.preview import compile_only_command, dry_run_command
 from atune.frontends.cli.runs import LATEST, find_journal
 from atune.frontends.options import TuneOptions
 from atune.frontends.problems import Problems, parse_sizes
+from atune.frontends.tune_set import SetResult, read_set, tune_set
+from atune.frontends.tuner import tune
 from atune.journal.events import Event
 from atune.journal.result import Result
 from atune.journal.set_folder import is_set, journals_in
@@ -33,9 +36,6 @@ from atune.reporting.log import event_log, stream_logger
 from atune.workers.result_cache import ResultCache
 from atune.workers.terminal import Interrupts
 from atune.workload.pickling import FileRef, parse_file_ref
-
-if TYPE_CHECKING:
-    from atune.frontends.tune_set import SetResult
 
 
 def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
@@ -57,8 +57,6 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         }
         if wrong := [why for why, given in refused.items() if given]:
             raise UsageError(f"{wrong[0]}: leave one of them out")
-        from atune.frontends.cli.preview import compile_only_command, dry_run_command
-
         command = dry_run_command if arguments.dry_run else compile_only_command
         return command(workload, _options(arguments, ""), arguments)
     return _tune_once(workload, arguments, interrupts)
@@ -74,15 +72,11 @@ def _tune_once(workload: FileRef, arguments: argparse.Namespace, interrupts: Int
     if os.path.isfile(journal) and os.path.getsize(journal):
         print_message(f"{journal} exists: its run is resumed if the work is the same", kind="")
 
-    from atune.frontends.tuner import tune
-
     return drive(partial(tune, workload, **options), journal, arguments, interrupts)
 
 
 def _tune_set(workload: FileRef, problems: Problems, arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     """Tune each of `problems` and print the table. Returns 0 if each has a winner."""
-    from atune.frontends.tune_set import tune_set
-
     for option in ("dry_run", "compile_only"):
         if getattr(arguments, option):
             raise UsageError(f"--{option.replace('_', '-')} takes one problem: give each argument one value")
@@ -178,8 +172,6 @@ def drive_set(
     call: Callable[..., Awaitable[SetResult]], folder: str, arguments: argparse.Namespace, interrupts: Interrupts
 ) -> int:
     """Await `call` of a set with what the screen needs, and print the outcome. Returns the exit status."""
-    from atune.frontends.tune_set import read_set
-
     log = arguments.verbose and stream_logger()
     shown = partial(call, log=log, progress=not (arguments.quiet or arguments.verbose))
     with interrupts.counted():
