@@ -1,4 +1,4 @@
-"""Which of the device's messages mean that a context is beyond repair, and, on a GPU, that its process is replaced."""
+"""Which of the device's messages mean that a context is beyond repair, and what is said where memory is short."""
 
 from __future__ import annotations
 
@@ -17,17 +17,13 @@ from processes import wait_until
 
 import atune
 from atune.errors import WorkloadError, in_one_line, whole_message
-from atune.journal.events import BenchmarkRepeated, DeviceLost, Event
 from atune.model.artifact import Artifact, KernelParam, Roles
 from atune.model.device import DeviceInfo
 from atune.model.jobs import BitsJob, PrepareJob
-from atune.model.settings import BenchmarkSettings
 from atune.stages import measure_jobs
 from atune.stages.measure import benchmark, bits, memory, neighbours
 from atune.stages.measure.faults import kind_of
 from atune.workers.system.resources import ShortOf
-
-KERNELS = Path(__file__).parents[2] / "device_fault_kernels.py"
 
 FAULTS = [
     # torch (cudaGetErrorString)
@@ -67,22 +63,6 @@ def test_the_message_is_the_devices_in_short_and_the_rest_is_kept() -> None:
     assert in_one_line(RuntimeError(said)) == "RuntimeError: CUDA error: device-side assert triggered"
     assert whole_message(RuntimeError(said)) == said and whole_message(RuntimeError("one line")) == ""
     assert len(in_one_line(RuntimeError("x" * 900))) == 500
-
-
-@pytest.mark.gpu
-@pytest.mark.timeout(120)
-def test_an_assertion_and_a_trap_on_the_device_are_named_and_the_good_ones_measured() -> None:
-    """Each fault costs its process. One is repeated where other candidates had run in that process, and only there."""
-    events: list[Event] = []
-    settings = BenchmarkSettings(benchmark_timeout_s=20, n_final=0)
-    result = atune.run(f"{KERNELS}:WORKLOAD", target="cuda", devices=["0"], benchmark=settings, on_event=events.append)
-    kinds = {record.config["mode"]: record.kind for record in result.failures}
-    assert kinds == {"assert": "fault", "trap": "fault"}, [(r.config, r.kind, r.message) for r in result.failures]
-    repeated = [e.index for e in events if isinstance(e, BenchmarkRepeated)]
-    assert result.measured == 2 and len(repeated) == len(set(repeated))
-    assert sum(isinstance(e, DeviceLost) for e in events) == 2 + len(repeated)
-    messages = {record.config["mode"]: record.message for record in result.failures}
-    assert "assert" in messages["assert"] and "launch failure" in messages["trap"], messages
 
 
 def measuring(monkeypatch: pytest.MonkeyPatch, fit: Any, device: str, limit: int | None = None) -> None:
