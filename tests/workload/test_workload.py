@@ -129,19 +129,6 @@ def test_a_constraint_sees_the_default_as_it_was_given() -> None:
             assert spec.baseline is not None and spec.baseline["mode"] == "exact" and bool(spec.refused) == refused
 
 
-def test_why_there_is_no_default_is_said() -> None:
-    def bare(block: int, stages: Any = None, warps: Any = None, mode: object = len) -> None:
-        """Stands for a kernel factory without defaults."""
-
-    spec = describing(bare, Space(block=[1], stages=[1, 2], warps=[None, 4]))
-    assert (spec.default, spec.baseline) == (None, None)
-    assert spec.no_default == "block and stages have no default value"  # None is a value of warps alone
-    assert describing(bare, Space(block=[1], mode=[1])).no_default == "block has no default value"
-    assert (
-        describing(bare, Space(mode=[1]), arguments={"block": 1}).no_default == "the default values are no plain data"
-    )
-
-
 def problem(space: Any, **options: Any) -> Any:
     return describing(kernel, space, **{"arguments": {"N": 1}, **options})
 

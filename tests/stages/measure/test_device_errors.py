@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import ref
 
 import msgspec
 import pytest
@@ -17,11 +17,11 @@ from processes import wait_until
 
 import atune
 from atune.errors import WorkloadError, in_one_line, whole_message
-from atune.model.artifact import Artifact, KernelParam, Roles
+from atune.model.artifact import Roles
 from atune.model.device import DeviceInfo
-from atune.model.jobs import BitsJob, PrepareJob
+from atune.model.jobs import PrepareJob
 from atune.stages import measure_jobs
-from atune.stages.measure import benchmark, bits, memory, neighbours
+from atune.stages.measure import benchmark, memory, neighbours
 from atune.stages.measure.faults import kind_of
 from atune.workers.system.resources import ShortOf
 
@@ -151,33 +151,3 @@ def test_inputs_wait_for_memory_that_others_hold(
     with pytest.raises(raised, match="does not suffice for the inputs and the reference") as caught:
         benchmark.prepare(PrepareJob((), Roles(), timed=True))
     assert (nvml in str(caught.value)) == (raised is ShortOf)
-
-
-def test_bits_are_compared_in_the_memory_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inputs of one seed, and of one signature, at a time; their copies are on the host once memory was short."""
-    alive, most = WeakSet[Any](), list[int]()
-
-    class Arguments:
-        values = ()
-
-        def __init__(self, work: Any, params: Any, roles: Any, device: str, seed: int, spare: bool) -> None:
-            assert spare
-            self.params, self.digest = params, lambda: f"{seed} {len(params)}"
-            alive.add(self)
-            most.append(len(alive))
-
-        def fill_outputs(self, poison: int) -> None: ...
-
-        def restore_inputs(self) -> None: ...
-
-    monkeypatch.setattr(benchmark, "KernelArguments", Arguments)
-    monkeypatch.setattr(bits, "load", lambda artifact: lambda: None)
-    monkeypatch.setattr(bits, "workload", lambda: SimpleNamespace(inputs=None))
-    monkeypatch.setattr(benchmark, "workload", lambda: SimpleNamespace(inputs=None))
-    monkeypatch.setattr(benchmark, "session", lambda: SimpleNamespace(device="cpu"))
-    monkeypatch.setattr(benchmark.device, "timer", SimpleNamespace(synchronise=lambda: None), raising=False)
-    monkeypatch.setattr(benchmark.device, "spare", True)
-    one, other = (Artifact(n, "a.so", "f", (KernelParam("float32", (4,)),) * n, "c") for n in (1, 2))
-    job = BitsJob((one, one, other), Roles(), (1, 2))
-    found = bits.digests(job)
-    assert found.digests == (("1 1", "2 1"), ("1 1", "2 1"), ("1 2", "2 2")) and most == [1, 1, 1, 1]
