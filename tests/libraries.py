@@ -51,12 +51,12 @@ def measured(kernel: Any, out_idx: Any, target: Target = CPU, settings: Any = No
     return library(kernel, made, target, settings, **arguments)
 
 
-def plain(kernel: Any, out_idx: Sequence[int], writes: Sequence[int] = (), target: Target = CPU) -> Kernel:
+def plain(kernel: Any, out_idx: Sequence[int], target: Target = CPU) -> Kernel:
     """Return what `TuneResult.kernel` is."""
 
     def made(artifact: Artifact) -> Kernel:
         outputs = sorted(i % len(artifact.params) for i in out_idx)
-        return Kernel(artifact, Roles(outputs=tuple(outputs), writes=tuple(writes)))
+        return Kernel(artifact, Roles(outputs=tuple(outputs)))
 
     found: Kernel = library(kernel, made, target)
     return found

@@ -32,16 +32,14 @@ MACRO = GUARDED % "#define OWN(a) (%by.0f * a)"
 KINDS = {
     "helper": GUARDED % "static inline ON_DEVICE float OWN(float a) { return %by.0f * a; }",
     "macro": MACRO,
-    "pragma": f'#pragma GCC optimize("O%by")\n{MACRO}',
     "behind its own name": f"/* %symbol */\n{MACRO}",
     "behind a comment": f"// it goes on \\\n{MACRO}",
-    "in an include": "#include %include\n",
 }
 
 
 def times(kind: str, by: int) -> Any:
     symbol = f"atune_kernel_{config_key({'kind': kind, 'by': by})}"
-    text = KINDS[kind].replace("%include", f"<own_{by}.h>").replace("%symbol", symbol).replace("%by", str(by))
+    text = KINDS[kind].replace("%symbol", symbol).replace("%by", str(by))
     return calling(text, 1)
 
 

@@ -35,6 +35,3 @@ def doubled(a: torch.Tensor) -> torch.Tensor:
 PADS = [{"pad": pad} for pad in (0, 3, 5)]
 DRAWN = atune.Workload(padded, PADS, reference=doubled, rtol=0, atol=0)
 GIVEN = atune.Workload(padded, PADS, arguments={"symbolic": True}, inputs=given_rows, reference=doubled, rtol=0, atol=0)
-FIRST = atune.Workload(padded, [{"pad": 3}, {"pad": 5}], inputs=given_rows, reference=doubled)
-OTHERS = atune.Workload(padded, [{"pad": 5}, {"pad": 3}], inputs=given_rows, reference=doubled)
-"""The inputs fit the first configuration alone, or all but that."""

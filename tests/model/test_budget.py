@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from atune.errors import UsageError
 from atune.model.settings import Budget
 
 
@@ -28,9 +27,3 @@ def test_auto_is_a_tenth_at_most_and_sixteen_at_least(total: int, most: int) -> 
 def test_the_smaller_limit_counts() -> None:
     assert Budget(candidates=5, percent=50).most(8) == 4 and Budget(candidates=5, percent=50).most(80) == 5
     assert Budget(seconds=3).most(8) is None and Budget(seconds=3).limited and not Budget().limited
-
-
-@pytest.mark.parametrize("text", ["%", "x%", "-1%", "0%", "101%", "ten", "40,50", "40,", "10%,x", "auto,auto"])
-def test_what_is_no_budget_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"[Bb]udget"):
-        Budget.parse(text)

@@ -10,7 +10,6 @@ from atune.model.device import Occupancy, occupancy_of
 @pytest.mark.parametrize(
     ("arch", "threads", "registers", "smem_bytes", "expected"),
     [
-        ("sm_90a", 128, 128, 0, Occupancy(4, ("registers",))),  # 4,096 registers a warp, 16 warps
         ("sm_90a", 1024, 32, 0, Occupancy(2, ("threads", "registers"))),
         ("sm_90a", 256, 32, 227 << 10, Occupancy(1, ("smem",))),  # with 1 KiB that is reserved all there is
         ("sm_90a", 32, 16, 0, Occupancy(32, ("blocks",))),

@@ -87,15 +87,6 @@ def test_of_a_large_space_the_seed_draws() -> None:
 
 
 @pytest.mark.usefixtures("small_draw")
-def test_up_to_the_limit_a_space_is_listed() -> None:
-    spec = describe(Workload(keywords, Space(a=range(500))))
-    assert len(spec.configs) == 500 and spec.points is None
-    for space in (Space(a=range(501)), Space([{"a": a} for a in range(501)])):
-        spec = describe(Workload(keywords, space))
-        assert len({config["a"] for config in spec.configs}) == 500 and spec.points == 501
-
-
-@pytest.mark.usefixtures("small_draw")
 def test_the_default_of_a_large_space_is_drawn_first() -> None:
     def kernel(d0: int = 4, d1: int = 0, d2: int = 7) -> None: ...
 

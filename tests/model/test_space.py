@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 import functools
 import linecache
 import pickle
 import re
-from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,10 @@ from typing import Any
 import pytest
 from event_streams import Stream, write
 
+from atune import layout
 from atune.errors import SpaceError
 from atune.journal.reader import replay
-from atune.model.candidate import MAX_INT, MAX_NESTING, MIN_INT, config_key, normalise, with_tuples
+from atune.model.candidate import MAX_INT, MAX_NESTING, MIN_INT, config_key, normalise
 from atune.model.space import Space
 from atune.workload.workload import Workload, candidates_of, describe
 
@@ -69,12 +68,6 @@ def test_keys_stay_as_they_are() -> None:
     assert config_key({"block_M": 64, "swizzle": True, "policy": "full", "warp": (2, 4)}) == "b69e90576cf18eb6"
 
 
-def test_values_survive_a_journal() -> None:
-    value = {"a": (1, (2.5, None)), "b": {"c": ("x", True)}}
-    listed: Any = {"a": [1, [2.5, None]], "b": {"c": ["x", True]}}
-    assert normalise(listed, "") == value == with_tuples(listed)
-
-
 def boom(a: int) -> bool:
     raise ZeroDivisionError("division by zero")
 
@@ -90,20 +83,17 @@ def broken() -> Iterator[dict[str, int]]:
         (lambda: Space(), "Space is empty: give axes, such as"),
         (lambda: Space([]), "Space is empty: it has no configuration"),
         (lambda: Space(a=[]), "Space is empty: axis 'a' has no values"),
-        (lambda: Space(lambda: []), "Space is empty: it has no configuration"),
         (lambda: Space(a=[1], where=lambda a: a > 5), "Space is empty: no configuration satisfies the constraints"),
         (lambda: Space([{"a": 1}], a=[1]), "a list of configs or axes, not both"),
         (lambda: Space(a=5), "axis 'a' is 5; an axis is a list of values, such as a="),
         (lambda: Space(a=frozenset({"b"})), "axis 'a' is frozenset({'b'}); an axis is a list"),
-        (lambda: Space({("a", 1)}), "configs gave {('a', 1)}, and not a series of dicts"),  # type: ignore[arg-type]
         (lambda: Space(lambda: {("a", 1)}), "configs gave {('a', 1)}, and not a series of dicts"),  # type: ignore[arg-type, return-value]
-        (lambda: Space(7), "configs gave 7, and not a series of dicts"),  # type: ignore[arg-type]
         (lambda: Space([1, 2]), "config 0 is 1; a config is a dict"),  # type: ignore[list-item]
         (lambda: Space(a=[1], where="a > 5"), "a constraint must be callable, got 'a > 5'"),  # type: ignore[arg-type]
-        (lambda: Space(a=[1], where=boom), "constraint on {'a': 1} raised ZeroDivisionError: division by zero"),
-        (lambda: Space(a=[1], where=lambda b: b), "constraint on {'a': 1} needs b; available: a"),
         (lambda: Space(a=lambda Q: [Q]), "axis 'a' needs Q; available: nothing"),
-        (lambda: Space(a=lambda: 1 / 0), "axis 'a' raised ZeroDivisionError"),  # type: ignore[arg-type, return-value]
+        (lambda: layout.fragments("compiler"), "'compiler' is no name for a layout of your own"),
+        (lambda: layout.fragments("two words"), "'two words' is no name for a layout of your own"),
+        (lambda: layout.fragments("rows", "rows"), "'rows' is no name for a layout of your own"),
         (lambda: Space(broken()), "the generator of configs raised after 1: OSError: disk on fire"),
     ],
 )
@@ -119,7 +109,6 @@ def test_mistakes_are_named(make: Any, message: str) -> None:
         (Space(alpha=[1], where=[lambda: True, lambda beta: beta]), "needs beta; available: N, alpha", None),
         (Space(alpha=[1], where=lambda alhpa: alhpa), "available: N, alpha (did you mean 'alpha'?)", None),
         (Space(a=[1], where=boom), "constraint on {'a': 1} raised ZeroDivisionError", "def boom(a: int) -> bool:"),
-        (Space(a=[1], where=lambda a, N: N % a / 0), "constraint on {'a': 1, 'N': 5} raised Zero", None),
         (Space(a=lambda N: [N / 0]), "axis 'a' raised ZeroDivisionError", None),  # type: ignore[arg-type, return-value]
         (Space(lambda M: [{"a": M}]), "configs needs M; available: N", None),
     ],
@@ -131,11 +120,6 @@ def test_a_function_that_fails_is_named_by_its_line(space: Space, told: str, lin
     number = int(place.partition(" line ")[2].partition(",")[0])
     assert told in message and place.startswith(f'  File "{__file__}", line ')
     assert source.strip() == linecache.getline(__file__, number).strip() and (line or told[:20]) in source
-
-
-class Judge:
-    def __call__(self, a: int) -> Any:
-        return self.__call__
 
 
 def yields(a: int) -> Iterator[bool]:
@@ -150,10 +134,9 @@ def first(answer: Any, a: int) -> Any:
     return answer
 
 
-ANSWERS = [None, 0, 1, 2.5, "", "no", [], [False], (True,), {}, object(), print, "yes".upper]
-
-
-@pytest.mark.parametrize("where", [yields, waits, Judge(), *(functools.partial(first, answer) for answer in ANSWERS)])
+@pytest.mark.parametrize(
+    "where", [yields, waits, *(functools.partial(first, one) for one in (None, 1, "no", [], print))]
+)
 def test_a_constraint_that_answers_neither_true_nor_false_is_named_by_its_line(where: Any) -> None:
     for space in (Space(a=[1], where=where), Space([{"a": 1}], where=[lambda a: True, where])):
         with pytest.raises(SpaceError) as caught:
@@ -181,22 +164,6 @@ def test_values_that_are_no_data_are_named(value: Any) -> None:
         normalise(value, "here")
 
 
-class Tile(enum.IntEnum):
-    SMALL, LARGE = 16, 32
-
-
-class Flag(enum.IntFlag):
-    A, B = 1, 2
-
-
-class Policy(enum.StrEnum):
-    FULL = "full"
-
-
-class Scale(float, enum.Enum):
-    HALF = 0.5
-
-
 class Int(int): ...
 
 
@@ -208,9 +175,6 @@ class Text(str):
 
     def __str__(self) -> str:
         return "something else"
-
-
-Pair = namedtuple("Pair", "a b")
 
 
 def kernel(block: Any = None) -> None: ...
@@ -232,9 +196,8 @@ def kinds(value: Any) -> Any:
 @pytest.mark.parametrize(
     ("given", "kept"),
     [
-        (Tile.SMALL, 16), (Flag.A | Flag.B, 3), (Policy.FULL, "full"), (Scale.HALF, 0.5), (Int(3), 3), (Text("x"), "x"),
-        (Float(1.5), 1.5), (Pair(Tile.LARGE, Int(1)), (32, 1)), ([Float(0.5)], (0.5,)),
-        ({Text("k"): Tile.SMALL}, {"k": 16}), (True, True), (MAX_INT, MAX_INT), (MIN_INT, MIN_INT),
+        (Int(3), 3), (Text("x"), "x"), (Float(1.5), 1.5), ([Float(0.5)], (0.5,)), ({Text("k"): Int(1)}, {"k": 1}),
+        (True, True),
     ],
 )  # fmt: skip
 def test_subclasses_of_plain_values_are_the_plain_values(given: Any, kept: Any) -> None:
@@ -269,11 +232,9 @@ class Mute:
     ("value", "message"),
     [
         (2**64, "an integer of 65 bits; a journal keeps 64"),
-        (-(2**63) - 1, "an integer of 64 bits"),
         (1 << 10**6, "an integer of 1000001 bits"),
         (Float("nan"), "nan reads as None"),
         ("\ud800", r"'\ud800' has a surrogate"),
-        ({"\ud800": 1}, r"'\ud800' has a surrogate"),
         (nested(MAX_NESTING + 1), f"nested deeper than {MAX_NESTING}"),
         (nested(100_000), f"nested deeper than {MAX_NESTING}"),
         (cyclic(), f"nested deeper than {MAX_NESTING}"),

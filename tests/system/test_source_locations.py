@@ -14,13 +14,11 @@ from atune.workload.source_locations import DETAIL_FRAMES, Place, detail_of, is_
     ("file", "users"),
     [
         ("/home/me/kernels/gemm.py", True),
-        ("/tmp/ipykernel_17/3212.py", True),
         ("<ipython-input-3-abc>", True),
         ("/home/me/atune-kernels/gemm.py", True),
         ("/venv/lib/python3.12/site-packages/tilelang/language/eager/builder.py", False),
-        ("/src/tilelang/language/eager/builder.py", False),
         ("/usr/lib/python3.11/inspect.py", False),
-        ("/src/atune/stages/frontend.py", False),
+        ("/src/tilelang/language/eager/builder.py", False),
         ("/src/atune/layout.py", False),
         ("<frozen importlib._bootstrap>", False),
         ("<unknown>", False),
@@ -34,16 +32,6 @@ def test_the_users_files_are_told_from_libraries(file: str, users: bool) -> None
 def test_each_folder_of_atune_is_known_as_a_librarys() -> None:
     folders = {path.parent.name for path in Path(atune.__file__).parent.glob("*/__init__.py")}
     assert len(folders) > 5 and not any(is_users(f"/src/atune/{folder}/module.py") for folder in folders)
-
-
-def test_the_innermost_place_of_the_users_is_found_in_a_traceback() -> None:
-    text = (
-        'Traceback (most recent call last):\n  File "/me/a.py", line 1, in outer\n    f()\n'
-        '  File "/me/b.py", line 7, in inner\n    A[i] + q\n           ^\n'
-        '  File "/venv/lib/python3.11/site-packages/tilelang/x.py", line 9, in g\n    raise\nNameError: q\n'
-    )
-    assert place_in(text) == Place("/me/b.py", 7, "inner", "A[i] + q", "       ^")
-    assert place_in("g++: error: no such file") is None
 
 
 def test_text_that_was_evaluated_and_cxx_frames_hide_no_line_of_the_users() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -54,29 +53,20 @@ def test_of_several_the_message_has_the_commands(tmp_path: Path, monkeypatch: py
         load(parse_file_ref("work.py"))
 
 
-@pytest.mark.parametrize(
-    ("last", "name", "told"),
-    [
-        ("", "", "work.py has no atune.Workload at its top level"),
-        (
-            "TALL = other('tall'); FLAT = other('flat')",
-            ":TALLL",
-            "has no 'TALLL'; it has TALL, FLAT (did you mean 'TALL'?)",
-        ),
-    ],
-)
-def test_what_is_not_there_is_named(tmp_path: Path, last: str, name: str, told: str) -> None:
-    with pytest.raises(WorkloadError, match=re.escape(told)):
-        load(parse_file_ref(f"{written(tmp_path, last)}{name}"))
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    file = written(tmp_path, "TALL = other('tall'); FLAT = other('flat')")
+    with pytest.raises(WorkloadError, match=r"has no 'TALLL'; it has TALL, FLAT \(did you mean 'TALL'\?\)"):
+        load(parse_file_ref(f"{file}:TALLL"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(WorkloadError, match=r"work.py has no atune.Workload at its top level"):
+        load(parse_file_ref(written(tmp_path / "empty", "")))
 
 
 @pytest.mark.parametrize(
     ("line", "told"),
     [
         ("BAD = atune.Workload(kernel, atune.Space(blok=[16]))", "takes no argument 'blok'"),
-        ("BAD = atune.Workload(kernel, atune.Space(block=[]))", "axis 'block' has no values"),
         ("BAD = atune.Workload(kernel, atune.Space(block=[16]), inputs=5)", "inputs must be a list of tensors"),
-        ("import sys; print('give --n', file=sys.stderr); sys.exit(2)", "SystemExit: 2; it wrote: give --n"),
         (
             "import argparse, sys; argparse.ArgumentParser(usage='%(prog)s N').error('no N')",
             "it wrote: usage: work.py N",

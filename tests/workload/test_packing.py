@@ -95,12 +95,6 @@ def test_packing_copies_nothing_that_is_large() -> None:
     assert numpy.shares_memory(numpy.frombuffer(second), tensor.numpy())
 
 
-def test_what_is_small_stays_in_the_stream() -> None:
-    packed = pack((numpy.zeros(8), torch.zeros(8), b"text"))
-    assert not packed.buffers and unpack(packed)[2] == b"text"
-    assert pickle.loads(packed.stream)[2] == b"text"
-
-
 @both_ways
 def test_a_lazy_callback_keeps_its_large_closure_apart(way: Way, tmp_path: Path) -> None:
     tensor = torch.full((N,), 3.0)
@@ -129,16 +123,6 @@ class View:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return View, (pickle.PickleBuffer(self.view),)
-
-
-def test_a_workload_with_a_large_closure_is_shipped_in_few_bytes(tmp_path: Path) -> None:
-    table = numpy.full(N, 7)
-    ref = ship(Workload(kernel, [{"block": 1}], arguments={"N": 8}, reference=lambda A: table))
-    assert len(ref.packed.stream) < 1 << 16
-    ref = msgspec.structs.replace(ref, packed=write(ref.packed, str(tmp_path / "packed")))
-    assert len(msgspec.msgpack.encode(ref)) < LARGE_BYTES
-    loaded: Any = load(ref)
-    assert (loaded.reference(None) == table).all()
 
 
 def test_large_byte_strings_of_a_closure_are_told_apart() -> None:

@@ -6,14 +6,10 @@ import ast
 import importlib.util
 import inspect
 import linecache
-import os
-import sys
 import textwrap
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -27,7 +23,6 @@ from atune.workload.fingerprint import (
     normalised,
     normalised_expression,
     parse_module,
-    written_since,
 )
 from atune.workload.workload import Workload
 
@@ -49,27 +44,19 @@ REFERENCE = lambda A: A * 3
 
 SAME = {
     "a comment": ("            for i in", "            # over the blocks\n            for i in"),
-    "a comment at the end of a line": ("* scale\n", "* scale  # in place\n"),
     "a comment further to the left than the function": ("        return main", "# done\n        return main"),
     "a docstring": ("    def kernel(N, block=32, *, stages=2):\n", "    def kernel(N, block=32, *, stages=2):\n"
                     '        """Scale.\n\nMore to the left.\n"""\n'),
-    "a docstring of what is inside": ('"float32")):\n', '"float32")):\n            """In place."""\n'),
     "a text between statements": ("        return main", '        """What it makes."""\n        return main'),
-    "blank lines": ("        return main", "\n\n        return main"),
     "formatting": ("block=32, *, stages=2", "block = 32,\n               *,\n               stages=(2),"),
-    "quotes": ('"float32"', "'float32'"),
-    "the space around the whole": ("def outer", "import math\n\n\n# moved down\ndef outer"),
     "a comment in a lambda": ("lambda A: A * 3", "lambda A: (A  # as it came\n    * 3)"),
 }  # fmt: skip
 OTHER = {
     "an expression": ("// block", "// block + 0"),
-    "a text": ('"float32"', '"float16"'),
     "a text that looks like a docstring": ("        return main", '        main = "a value"\n        return main'),
     "the type of a number": ("* scale", "* scale * 1.0"),
     "a default": ("block=32", "block=64"),
-    "a keyword's default": ("stages=2", "stages=3"),
     "what the closure holds": ("outer(3)", "outer(4)"),
-    "the reference": ("A * 3", "A * 4"),
 }
 
 
@@ -169,17 +156,3 @@ def test_a_text_that_was_read_stays_after_an_edit(tmp_path: Path) -> None:
     file.write_text("# a comment\ndef kernel():\n    return 22\n")
     assert inspect.getsource(kernel) == "def kernel():\n    return 1\n"  # type: ignore[arg-type]
     del linecache.cache[str(file)]
-
-
-def test_what_was_imported_and_written_since_is_named_and_nothing_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    later = time.time() + 10
-    for name, imported, when in (("a", True, later + 1), ("b", True, later - 1), ("c", False, later + 1)):
-        (file := tmp_path / f"{name}.py").write_text("")
-        os.utime(file, (when, when))
-        monkeypatch.setitem(sys.modules, f"part_{name}", module := ModuleType(name))
-        module.__file__ = str(file) if imported else None
-    monkeypatch.setitem(sys.modules, "part_gone", module := ModuleType("gone"))
-    module.__file__ = str(tmp_path / "gone.py")
-    assert written_since(later) == [str(tmp_path / "a.py")]

@@ -25,11 +25,10 @@ from atune.errors import SpaceError, UsageError, WorkloadError
 from atune.model.candidate import BASELINE
 from atune.model.space import Space
 from atune.workload.fingerprint import annotation_names, fingerprint, kernel_fingerprint
-from atune.workload.pickling import FileRef, load, parse_file_ref, ship
+from atune.workload.pickling import load, parse_file_ref, ship
 from atune.workload.workload import Workload, describe
 
-HERE = Path(__file__).parents[1]
-ROOT = HERE.parent
+ROOT = Path(__file__).parents[2]
 
 
 def kernel(N: int, block: int = 32, stages: int = 1) -> None:
@@ -63,20 +62,6 @@ def test_arguments_are_what_the_kernel_says(name: str, right: list[Any], wrong: 
     for value in wrong:
         with pytest.raises(WorkloadError, match=f"argument {name!r} must be {must}, got {value!r}"):
             work.at({name: value})
-
-
-def test_a_description_is_plain_data() -> None:
-    spec = describing(kernel, Space(block=[16, 32], stages=[1, 2]), arguments={"N": 8}, reference=abs, out_idx=1)
-    assert spec.configs[1] == {"block": 16, "stages": 2} and spec.default == 2
-    assert (spec.name, spec.arguments) == ("kernel", {"N": 8})
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=type(spec)) == spec
-
-
-def test_no_pass_configs_is_a_value_of_that_axis() -> None:
-    """None is the default, whichever place it has, and takes nothing away from the workload's own configuration."""
-    space = Space(block=[32], pass_configs=[{"tl.disable_tma_lower": True}, None])
-    spec = describing(kernel, space, arguments={"N": 8})
-    assert [c["pass_configs"] for c in spec.configs] == [{"tl.disable_tma_lower": True}, None] and spec.default == 1
 
 
 def test_the_default_is_the_kernels_own_or_the_one_given() -> None:
@@ -115,20 +100,19 @@ def moded(mode: Mode = Mode.EXACT, block: int = 32) -> None:
     ("space", "options", "refused"),
     [
         (Space(block=[16, 64]), {}, ""),
-        (Space(block=[16, 64], where=lambda block: block != 33), {}, ""),
-        (Space(block=[16, 64], where=lambda block: block != 32), {}, "lambda block: block != 32 refuses it"),
-        (Space([{"block": 16}, {"block": 64}], where=lambda block: block != 32), {}, "block != 32 refuses it"),
+        (
+            Space(block=[16, 64], where=lambda block: block != 32),
+            {},
+            "lambda block: block != 32 refuses it",
+        ),
         (Space(lambda: [{"block": 16}], where=lambda block: block != 32), {}, "block != 32 refuses it"),
         (Space(block=[16, 64], where=lambda block, N: block != 32 * N), {}, "block != 32 * N refuses it"),
-        (Space(block=[16], where=[lambda block: True, lambda block: block != 32]), {}, "block != 32 refuses it"),
-        (Space(block=[16, 64], where=lambda block: block < 48), {"default": {"block": 48}}, "block < 48 refuses it"),
         (
             Space(block=[16, 64], where=lambda block: {16: True, 64: True}[block]),
             {},
             "{'block': 32} raised KeyError: 32",
         ),
         (Space(block=range(1, 200_000), where=lambda block: block != 32), {}, "block != 32 refuses it"),
-        (Space(block=range(100, 200_000), where=lambda block: block != 33), {}, ""),
     ],
 )
 def test_a_constraint_that_refuses_the_baseline_is_named(space: Space, options: Any, refused: str) -> None:
@@ -143,19 +127,6 @@ def test_a_constraint_sees_the_default_as_it_was_given() -> None:
         for space in (Space(mode=[Mode.FAST], where=where), Space(mode=[*Mode], block=[16], where=where)):
             spec = describing(moded, space)
             assert spec.baseline is not None and spec.baseline["mode"] == "exact" and bool(spec.refused) == refused
-
-
-def test_why_there_is_no_default_is_said() -> None:
-    def bare(block: int, stages: Any = None, warps: Any = None, mode: object = len) -> None:
-        """Stands for a kernel factory without defaults."""
-
-    spec = describing(bare, Space(block=[1], stages=[1, 2], warps=[None, 4]))
-    assert (spec.default, spec.baseline) == (None, None)
-    assert spec.no_default == "block and stages have no default value"  # None is a value of warps alone
-    assert describing(bare, Space(block=[1], mode=[1])).no_default == "block has no default value"
-    assert (
-        describing(bare, Space(mode=[1]), arguments={"block": 1}).no_default == "the default values are no plain data"
-    )
 
 
 def problem(space: Any, **options: Any) -> Any:
@@ -177,13 +148,7 @@ def problem(space: Any, **options: Any) -> Any:
             lambda: Space(pass_configs=[3]),
             "axis 'pass_configs': pass_configs must be a dict, such as {'tl.enable_fast_math",
         ),
-        (lambda: Space(compile_flags=["-O2"]), "compile_flags must be a list of flags"),
-        (lambda: Workload(kernel, [{"a": 1}], pass_configs=3), "Workload: pass_configs must be a dict"),
         (lambda: Workload(5, Space(a=[1])), "kernel must be a function that returns a PrimFunc, got 5"),  # type: ignore[arg-type]
-        (
-            lambda: Workload(kernel, Space(blok=[1])),
-            "takes no argument 'blok'; it takes N, block, stages (did you mean",
-        ),
         (lambda: Workload(kernel, {"blok": lambda: 1 / 0}), "takes no argument 'blok'"),
         (
             lambda: Workload(kernel, Space(block=[1]), arguments={"M": 1}),
@@ -194,17 +159,10 @@ def problem(space: Any, **options: Any) -> Any:
             "the kernel takes no argument 'n'; it takes N, block, stages (did you mean 'N'?)",
         ),
         (
-            lambda: problem(Space(block=[1], where=lambda block: block < 32), default={"blok": 16}),
-            "does not fit the space: it has no axis 'blok'; its axes are block (did you mean 'block'?)",
-        ),
-        (
             lambda: problem(Space(block=[1]), default={}),
             "does not fit the space: the default has no 'block'; give a value of every axis",
         ),
-        (lambda: parse_file_ref("nowhere.py:W"), "there is no file 'nowhere.py'; give FILE.py, or FILE.py:NAME"),
         (lambda: parse_file_ref(f"{__file__}:a-b"), "'a-b' is not a Python name"),
-        (lambda: load(FileRef(__file__, "Nothing")), "the file has no 'Nothing'"),
-        (lambda: load(FileRef(str(HERE / "event_streams.py"), "Stream")), "is a type and must be an atune.Workload"),
     ],
 )
 def test_mistakes_are_named(make: Callable[[], Any], message: str) -> None:
@@ -216,21 +174,6 @@ def test_mistakes_are_named(make: Callable[[], Any], message: str) -> None:
 
 def test_configurations_that_are_computed_are_not_asked_for_when_the_workload_is_made() -> None:
     Workload(kernel, Space(lambda: 1 / 0))  # type: ignore[arg-type, return-value]
-
-
-@pytest.mark.parametrize(
-    ("text", "raised"),
-    [
-        ("import no_such_module_anywhere", "ModuleNotFoundError: .*no_such_module_anywhere"),
-        ("raise SystemExit(3)", "SystemExit: 3"),
-        ("raise KeyboardInterrupt", "KeyboardInterrupt: "),
-        ("import pytest\npytest.skip('no', allow_module_level=True)", "Skipped: no"),
-    ],
-)
-def test_a_file_that_cannot_be_run_is_named(tmp_path: Path, text: str, raised: str) -> None:
-    (tmp_path / "bad.py").write_text(text)
-    with pytest.raises(WorkloadError, match=rf"bad\.py cannot be loaded: {raised}"):
-        load(FileRef(str(tmp_path / "bad.py"), "WORKLOAD"))
 
 
 def factory(value: Any, other: Any = None) -> Callable[..., Any]:
@@ -261,11 +204,8 @@ def print_of(kernel: Any) -> str:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (factory(1), factory(2)),
-        (factory([1, 2]), factory([1, 3])),
         (factory({"a": (1, [2])}), factory({"a": (1, [3])})),
         (factory(factory(1)), factory(factory(2))),
-        (factory({1, 2}), factory({1, 3})),
         (factory(None), factory(0)),
         (factory(torch.zeros(2, 3)), factory(torch.zeros(3, 2))),
         (factory(torch.zeros(2)), factory(torch.zeros(2, dtype=torch.float16))),
@@ -273,7 +213,6 @@ def print_of(kernel: Any) -> str:
         (factory(torch.nn.functional.softmax), factory(torch.nn.functional.multi_head_attention_forward)),
         (factory(abs), factory(min)),
         (from_source(CELL.format(body="1")), from_source(CELL.format(body="2"))),
-        (from_source(CELL.format(body="SIZE"), SIZE=1), from_source(CELL.format(body="SIZE"), SIZE=2)),
         (from_source(CELL.format(body="table[0]"), table=[1]), from_source(CELL.format(body="table[0]"), table=[2])),
     ],
 )
@@ -342,6 +281,7 @@ def test_the_fingerprint_follows_the_problem_and_the_check() -> None:
     changes: list[dict[str, Any]] = [
         {}, {"arguments": {"N": 2}}, {"reference": factory(3)}, {"reference": None}, {"inputs": factory(4)},
         {"rtol": 0.1}, {"atol": 0.1}, {"max_mismatched_ratio": 0.1}, {"out_idx": 0}, {"pass_configs": {"tl.x": True}},
+        {"supply": "zero"}, {"zero": [0]}, {"check": factory(5)},
     ]  # fmt: skip
     prints = [fingerprint(Workload(kernel, Space(block=[1]), **{**base, **change})) for change in changes]
     assert len(set(prints)) == len(changes)
@@ -411,17 +351,9 @@ def test_work_may_be_numbers_or_functions_of_the_arguments_that_they_name() -> N
     assert work_of(bytes=lambda N: N).bytes == 5 and work_of().flops is None
 
 
-@pytest.mark.parametrize(
-    ("flops", "says"),
-    [
-        (lambda K: K, "'K', which is none of the arguments"),
-        (lambda M: M / 0, "flops raised ZeroDivisionError"),
-        (lambda M: "many", "must return a number, got 'many'"),
-    ],
-)
-def test_a_function_that_gives_no_amount_is_refused_by_name(flops: Any, says: str) -> None:
-    with pytest.raises(WorkloadError, match=says):
-        work_of(flops=flops)
+def test_a_function_of_what_is_no_argument_is_refused_by_name() -> None:
+    with pytest.raises(WorkloadError, match="'K', which is none of the arguments"):
+        work_of(flops=lambda K: K)
 
 
 def test_a_workload_and_a_space_show_what_made_them() -> None:
@@ -455,19 +387,3 @@ def test_an_empty_space_says_which_constraint_refused_how_many() -> None:
     with pytest.raises(SpaceError) as caught:
         describing(kernel, Space(block=[16], where=lambda block, N: N % block == 0), arguments={"N": -5})
     assert str(caught.value).splitlines()[2:] == ["  N is negative, which no size may be"]
-
-
-def fits(block: int, N: int) -> bool:
-    return block <= N
-
-
-def test_points_are_counted_by_the_first_constraint_that_refuses_them() -> None:
-    """The default outside of the space, which a constraint refuses too, is none of its points."""
-    typed: dict[str, Any] = {}
-    exec("where = lambda block: block < 128", typed)
-
-    def kernel(N: int, block: int = 512) -> None: ...
-
-    spec = describing(kernel, Space(block=[16, 32, 64, 128, 256], where=[typed["where"], fits]), arguments={"N": 32})
-    line = f"fits (test_workload.py, line {fits.__code__.co_firstlineno})"
-    assert spec.total == 2 and spec.refused and spec.refusals == (("lambda block (line 1)", 2), (line, 1))

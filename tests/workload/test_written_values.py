@@ -18,7 +18,7 @@ from value_kernels import FACTORS, Order, Tile
 import atune
 from atune.compat.tilelang import autotune
 from atune.errors import SpaceError
-from atune.model.candidate import config_key, forms, key_of, normalise, written_like
+from atune.model.candidate import written_like
 from atune.model.settings import BenchmarkSettings
 
 FEW = BenchmarkSettings(n_warmup=1, n_repeat=2, n_final=1, n_final_rounds=2)
@@ -132,16 +132,6 @@ def test_a_list_of_configurations_is_copied() -> None:
     configs.append({"tile": [1]})
     for space in spaces:
         assert list(space.points({}).walk()) == [{"tile": (4, 8)}] and [*space.points({}).given()] == [{"tile": [4, 8]}]
-
-
-def test_one_function_makes_keys_and_takes_what_has_a_plain_form() -> None:
-    np = pytest.importorskip("numpy")
-    pairs = [(np.int64(3), 3), (Order.BACKWARD, 1), (Tile(1, np.int32(2)), (1, 2)), (np.float32(0.5), 0.5), ([1], (1,))]
-    for written, plain in pairs:
-        assert key_of(written) == key_of(plain) == key_of(normalise(written, "")) and not forms(plain)
-        assert config_key({"a": written}) == config_key({"a": plain})
-    assert len({key_of(value) for value in (0.0, -0.0, 0, False, None, "0.0", "")}) == 7
-    assert atune.Space(block=np.arange(2)).points({}).place({"block": np.int64(1)}) == 1
 
 
 def test_another_problem_is_written_like_the_first() -> None:

@@ -10,17 +10,8 @@ from stage_runs import session_of
 from atune.engine.prior import why_never
 from atune.model.device import DeviceLimits
 from atune.stages.codegen import Blob
-from atune.stages.facts import lacking_registers
 from atune.stages.lowering import lower
 from atune.workload.pickling import FileRef
-
-SOURCE = "__launch_bounds__(256, {}) f() {{ tl::warpgroup_reg_dealloc<24>(); tl::warpgroup_reg_alloc<240>(); }}"
-
-
-def test_two_blocks_a_multiprocessor_leave_too_few_registers() -> None:
-    """The second is a kernel that hung: each thread begins with 128 registers."""
-    assert lacking_registers(SOURCE.format(1)) == 0 and lacking_registers(SOURCE.format(2)) == 128 * (240 + 24 - 256)
-    assert lacking_registers("__launch_bounds__(256, 2) f() {}") == 0 == lacking_registers("f() {}")
 
 
 def test_a_product_that_never_returns_is_pruned_once_it_is_lowered(tmp_path: Path) -> None:

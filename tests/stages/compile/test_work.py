@@ -94,11 +94,6 @@ def test_where_a_call_decides_how_many_blocks_there_are_one_block_is_known(lower
     assert facts.work.tensor_bytes is None
 
 
-def test_a_guard_at_the_end_of_a_row_counts_what_it_lets_through(lowered: Lowering) -> None:
-    [one] = work(lowered("GUARDED"))
-    assert one.write_bytes == pytest.approx(384 * FLOAT32 / 4, rel=0.02)  # four blocks share a row
-
-
 @pytest.mark.parametrize("name", ["ANY_LENGTH", "BY_THREAD", "BY_VALUE"])
 def test_work_that_a_call_a_thread_or_a_value_decides_is_not_known(name: str, lowered: Lowering) -> None:
     facts = lowered(name)[0]

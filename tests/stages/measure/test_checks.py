@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import numpy
 import pytest
 import torch
 
@@ -18,7 +17,6 @@ from atune.stages.arguments import POISONS, KernelArguments, drawn
 from atune.stages.check import Mismatch, expected_outputs, judged
 from atune.stages.tensors import digest
 from atune.stages.timer import CpuTimer, DeviceStream, Timed, counts, still_wanted
-from atune.workload.fingerprint import fingerprint
 from atune.workload.options import SUPPLIES
 from atune.workload.workload import Workload
 
@@ -72,13 +70,6 @@ def test_every_supply_gives_every_dtype(dtype: str, supply: str | None) -> None:
         assert values.min() == -2 and values.max() == 2
     if supply in ("uniform", "auto") and dtype == "float32":
         assert -1 <= values.min() < -0.9 and 0.9 < values.max() <= 1
-
-
-def test_supplies_go_by_tilelangs_names() -> None:
-    from tilelang.utils.tensor import TensorSupplyType
-
-    assert {t.name.lower() for t in TensorSupplyType} == set(SUPPLIES)
-    assert workload(supply=TensorSupplyType.Uniform).supply == "uniform" == workload(supply="Uniform").supply
 
 
 def test_symbolic_dimensions_come_from_the_arguments_the_inputs_or_the_outputs_that_are_given() -> None:
@@ -155,20 +146,13 @@ def test_a_check_of_ones_own_returns_false_or_raises() -> None:
         assert "output 1" not in wrong.message, "it is the kernel's only output, whatever the check says"
 
 
-RAISED_BY_CHECKS = {
-    "raised ValueError: the outputs' rows are not sorted": ValueError("the outputs' rows are not sorted"),
-    "raised KeyboardInterrupt: ": KeyboardInterrupt(),
-}
-
-
-@pytest.mark.parametrize("message", RAISED_BY_CHECKS)
-@pytest.mark.parametrize("options", [{}, {"reference": lambda x: x * 2}], ids=["alone", "with a reference"])
-def test_a_check_that_raises_is_a_mismatch_with_its_message(options: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize("error", [ValueError("not sorted"), KeyboardInterrupt("not sorted")])
+def test_a_check_that_raises_is_a_mismatch_with_its_message(error: BaseException) -> None:
     def raising(*_: Any) -> None:
-        raise RAISED_BY_CHECKS[message]
+        raise error
 
-    wrong = judge(workload(check=raising, **options), double, X, X)
-    assert wrong == Mismatch("mismatch", f"the check {message}")
+    wrong = judge(workload(check=raising), double, X, X)
+    assert wrong == Mismatch("mismatch", f"the check raised {type(error).__name__}: not sorted")
 
 
 def test_a_mismatch_says_where_and_how_much() -> None:
@@ -356,32 +340,14 @@ def test_a_check_that_answers_nan_or_a_tensor_is_not_content() -> None:
     assert large == Mismatch("mismatch", "the check returned a false value")
 
 
-async def awaited(outputs: Any, expected: Any) -> bool:
-    return torch.allclose(outputs[0], expected[0])
-
-
-NO_ANSWERS: dict[str, Callable[..., Any]] = {
-    "a coroutine": awaited,
-    "a list": lambda out, ref: [torch.allclose(*pair) for pair in zip(out, ref, strict=True)],
-    "a Tensor": lambda out, ref: (out[0] - ref[0]).abs().max(),
-}
-"""What a constraint may not answer, either: `test_space` has more."""
-
-
-@pytest.mark.parametrize("what", NO_ANSWERS)
 @pytest.mark.parametrize("factor", [2, 3], ids=["right", "wrong"])
-def test_a_check_that_answers_neither_yes_nor_no_is_the_users_mistake(what: str, factor: int) -> None:
-    check = NO_ANSWERS[what]
-    with pytest.raises(WorkloadError, match=f"the check returned {what}; it must return True or False") as caught:
+def test_a_check_that_answers_neither_yes_nor_no_is_the_users_mistake(factor: int) -> None:
+    def check(out: Any, ref: Any) -> Any:
+        return [torch.allclose(*pair) for pair in zip(out, ref, strict=True)]
+
+    with pytest.raises(WorkloadError, match="the check returned a list; it must return True or False") as caught:
         judge(workload(reference=lambda x: x * 2, check=check), lambda x, out: out.copy_(x * factor), X, X)
     assert f'File "{__file__}", line {check.__code__.co_firstlineno}, in {check.__name__}' in str(caught.value)
-
-
-@pytest.mark.parametrize("boolean", [bool, numpy.bool_, torch.tensor, lambda it: numpy.array([it])])
-def test_a_check_may_answer_with_any_one_boolean(boolean: Callable[[bool], Any]) -> None:
-    assert judge(workload(check=lambda inputs, outputs: boolean(True)), double, X, X) is None
-    wrong = judge(workload(check=lambda inputs, outputs: boolean(False)), double, X, X)
-    assert wrong == Mismatch("mismatch", "the check returned a false value")
 
 
 def test_inputs_that_are_written_are_restored_before_each_call() -> None:
@@ -408,15 +374,6 @@ def test_the_timer_restores_before_each_call_and_does_not_time_it() -> None:
     assert [len(f) for f in found] == [4, 4] and max(found[0]) < 5_000
 
 
-def test_effort_is_small_for_what_is_plainly_slow() -> None:
-    assert still_wanted([], 20, None) == 20 and still_wanted([], 20, 1.0) == 3
-    assert still_wanted([1600.0] * 3, 20, 1.0) == 0
-    assert still_wanted([1600.0, 1600.0, 1400.0], 20, 1.0) == 5  # one sample was not that slow
-    assert still_wanted([1200.0] * 8, 20, 1.0) == 0 and still_wanted([1050.0] * 8, 20, 1.0) == 12
-    assert still_wanted([1.0] * 20, 20, 1.0) == 0 and still_wanted([], 2, 1.0) == 2
-    assert still_wanted([2900.0] * 3, 20, 1.0, factor=3) == 17 and still_wanted([3100.0] * 3, 20, 1.0, factor=3) == 0
-
-
 def test_samples_that_scatter_are_followed_by_more() -> None:
     """Until the median is known within half a percent, a limit is reached, or the calls are long."""
     steady, wide = [100.0, 100.2] * 10, [100.0, 104.0] * 10
@@ -434,11 +391,6 @@ def test_warm_up_and_repeats_may_be_times() -> None:
     assert counts(BenchmarkSettings(rep_ms=1), 1e6) == (3, 3)
     with pytest.raises(UsageError, match="rep_ms"):
         BenchmarkSettings(rep_ms=0)
-
-
-def test_checks_are_part_of_the_fingerprint() -> None:
-    prints = {fingerprint(workload(**o)) for o in ({}, {"supply": "zero"}, {"zero": [0]}, {"check": double})}
-    assert len(prints) == 4
 
 
 def test_digits_that_differ_are_in_the_message() -> None:

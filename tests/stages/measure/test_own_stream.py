@@ -199,16 +199,3 @@ def test_an_l2_window_counts_in_a_kernel_that_waits_for_the_device(tmp_path: Pat
     assert [one.timing.method for one in references] == ["events, one call at a time"]
     with pytest.raises(atune.errors.UsageError, match=r"access_policy_window\w* for T.annotate_l2_hit_ratio"):
         result.save_bundle(tmp_path / "bundle")
-
-
-@pytest.mark.gpu
-def test_a_kernel_is_faster_with_a_warm_cache() -> None:
-    from guide_kernels import scaled
-
-    work = atune.Workload(scaled, [{"block": 16}, {"block": 128}], arguments={"n": 1 << 21}, reference=lambda A: A * 2)
-    cold, warm = (
-        atune.run(work, target="cuda", devices=["0"], benchmark=atune.BenchmarkSettings(l2=l2))
-        for l2 in ("cold", "warm")
-    )
-    assert {m.timing.method for m in warm.measurements} == {"events, L2 warm"}
-    assert not warm.cache_hit and warm.latency_ms < cold.latency_ms

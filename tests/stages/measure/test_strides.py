@@ -12,7 +12,7 @@ import atune
 from atune.errors import WorkloadError
 from atune.model.artifact import KernelParam, Roles
 from atune.model.settings import BenchmarkSettings
-from atune.stages.arguments import POISONS, KernelArguments
+from atune.stages.arguments import KernelArguments
 from atune.stages.tensors import has_layout
 from atune.workload.pickling import load, ship
 from atune.workload.workload import Workload
@@ -57,17 +57,6 @@ def test_a_write_into_the_gaps_is_found_and_undone() -> None:
     assert made.changed() == {0} == made.restore_inputs() and gap.item() == was
 
 
-def test_generated_inputs_and_outputs_have_the_declared_strides() -> None:
-    made = arguments(None, KernelParam("float16", (4, 8), (10, 1)), OUT)
-    assert made.values[0].stride() == (10, 1) and made.values[1].stride() == (1, 8)
-    made.fill_outputs(POISONS[0])
-    assert made.values[1].isnan().all()
-    with pytest.raises(WorkloadError, match="dimension 'row' is symbolic, and nothing says its size: give tensors"):
-        arguments(None, ROWS, OUT)
-    from_arguments = Workload(lambda x, row: None, [{"x": 1}], arguments={"row": 9})
-    assert KernelArguments(from_arguments, (ROWS, OUT), OUTPUT, "cpu").values[0].stride() == (9, 1)
-
-
 def test_a_parameter_without_strides_gets_a_contiguous_copy() -> None:
     given = torch.arange(32.0).view(8, 4).T
     made = arguments(given, KernelParam("float32", (4, 8)), OUT)
@@ -110,13 +99,3 @@ def test_strided_kernels_are_tuned_and_used(name: str, row: int | None, target: 
     if row is None and stride != 8:
         with pytest.raises(ValueError, match=r"the kernel takes float32 \[6, 8\], with strides"):
             result.kernel(a.contiguous())
-
-
-def test_a_configuration_that_the_inputs_do_not_fit_fails_alone() -> None:
-    result = atune.run(f"{KERNELS}:FIRST", target="c", benchmark=FEW)
-    assert result.best_config == {"pad": 3} and result.failed == 1
-    assert "inputs do not fit: parameter 0" in result.failures[0].message
-    assert "inputs=lambda parameters: …" in result.failures[0].message
-    with pytest.raises(WorkloadError, match=r"^pad=5: Workload padded: inputs do not fit: parameter 0"):
-        one = atune.CompileSettings(workers=1)
-        atune.run(f"{KERNELS}:OTHERS", target="c", benchmark=FEW, compile=one, cached=False)

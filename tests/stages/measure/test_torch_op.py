@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from atune.errors import UsageError
 from atune.model.artifact import KernelParam, Roles
-from atune.stages.loader import Kernel, register_op
+from atune.stages.loader import register_op
 
 _numbers = itertools.count()
 
@@ -23,16 +23,6 @@ _numbers = itertools.count()
 def fresh() -> str:
     """Return a name that no other test has: torch keeps operators until the program ends."""
     return f"atune_tests::op{next(_numbers)}"
-
-
-@pytest.fixture(scope="module")
-def one() -> Kernel:
-    return plain(kernels.one, [-1])
-
-
-@pytest.fixture(scope="module")
-def doubled(one: Kernel) -> Any:
-    return one.as_op("atune_tests::doubled")
 
 
 OPS = {name: CALLS[name] for name in ("several outputs", "symbolic", "numbers and tensors", "every parameter")}
@@ -49,15 +39,6 @@ def test_torch_finds_nothing_wrong_with_the_operator_of_a_result(make: Callable[
     torch.library.opcheck(make(kernel, out_idx).as_op(fresh()), tuple(given("cpu")))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, about its own
-def test_the_winner_runs_inside_a_compiled_function(doubled: Any) -> None:
-    @torch.compile(fullgraph=True)
-    def around(A: torch.Tensor) -> torch.Tensor:
-        return torch.ops.atune_tests.doubled(A + 1).relu() - 1
-
-    assert torch.equal(around(numbers()), (numbers() + 1) * 2 - 1)
-
-
 def test_symbolic_sizes_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fake outputs carry the symbols of the inputs, so that one graph serves every size."""
     op = measured(kernels.twice_as_long, [-1]).as_op(fresh())
@@ -70,38 +51,8 @@ def test_symbolic_sizes_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert counter.frame_count == 1
 
 
-def test_what_a_kernel_writes_in_place_is_declared() -> None:
-    """torch learns of it by the code; a compiled function keeps the order then."""
-    A, C = numbers(), torch.zeros(N)
-    op = measured(kernels.one, None).as_op(fresh())
-    assert str(op._opoverload._schema).endswith("(Tensor p0, Tensor(a1!) p1) -> ()")
-
-    def around(A: torch.Tensor, C: torch.Tensor) -> torch.Tensor:
-        before = C + 1
-        op(A, C)
-        return before + C
-
-    compiled = torch.compile(around, backend="aot_eager", fullgraph=True)
-    version = C._version
-    assert torch.equal(compiled(A, C), A * 2 + 1) and torch.equal(C, A * 2)
-    assert C._version > version
-    in_place = plain(kernels.in_place, [], writes=[0]).as_op(fresh())
-    assert "Tensor(a0!) p0, Tensor p1" in str(in_place._opoverload._schema)
-
-
-def test_gradients_are_not_lost_silently(one: Kernel, doubled: Any) -> None:
-    """A kernel refuses an input that requires grad. Its operator has no way back, unless one is registered."""
-    A = numbers().requires_grad_()
-    with pytest.raises(RuntimeError, match=r"argument 0 requires grad, and the kernel has no backward.*no_grad"):
-        one(A)
-    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
-        doubled(A).sum().backward()
-    with torch.no_grad():
-        assert torch.equal(one(A), A * 2) and torch.equal(doubled(A), A * 2)
-
-
-def test_a_name_is_one_kernels(one: Kernel) -> None:
-    name = fresh()
+def test_a_name_is_one_kernels() -> None:
+    one, name = plain(kernels.one, [-1]), fresh()
     op = one.as_op(name)
     assert one.as_op(name) is op
     with pytest.raises(UsageError, match=rf"{name} is another kernel's: choose another name"):
