@@ -43,10 +43,10 @@ from atune.workload.workload import Workload, candidates_of, describe, outputs_n
 
 _PLAIN = frozenset({int, float, str, bool, NoneType, bytes})
 T = TypeVar("T")
-Use = Callable[[Artifact | None], T]
+Loading = Callable[[Artifact | None], T]
 
 
-def with_library(workload: Workload, target: Target, settings: CompileSettings, use: Use[T]) -> T:
+def with_library(workload: Workload, target: Target, settings: CompileSettings, use: Loading[T]) -> T:
     """Call `use` with the library of `workload`, which has one configuration. Returns its result.
 
     This process compiles nothing. If the artifact store lacks the library, a worker process makes it. A worker process
@@ -68,7 +68,7 @@ def with_library(workload: Workload, target: Target, settings: CompileSettings, 
     return built
 
 
-async def _built(workload: Workload, target: Target, settings: CompileSettings, use: Use[T]) -> T:
+async def _built(workload: Workload, target: Target, settings: CompileSettings, use: Loading[T]) -> T:
     (candidate,), spec = candidates_of(workload), describe(workload)
     async with plain_library(ship(workload), candidate, target, settings, spec) as (_, artifact):
         return await anyio.to_thread.run_sync(use, artifact)

@@ -127,7 +127,7 @@ class Span(msgspec.Struct, frozen=True, gc=False):
     candidates: int = 1
 
 
-class Seconds:
+class TimeSums:
     """Sums up the seconds of a run's parts, and keeps what each worker and device did in them."""
 
     def __init__(self) -> None:
@@ -254,7 +254,7 @@ class State:
         self._improvements: list[Improvement] = []
         self.last_seq = -1
         self.last_mono = 0.0
-        self.seconds = Seconds()
+        self.seconds = TimeSums()
         self.measuring: dict[int, str] = {}
         """Candidates that are being measured, or were when the program died, with their device."""
         self._deaths: Counter[int] = Counter()

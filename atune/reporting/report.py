@@ -16,7 +16,7 @@ from atune.errors import AtuneError
 from atune.journal.events import Event
 from atune.journal.reader import JournalReader
 from atune.journal.result import Result
-from atune.journal.state import Seconds, State
+from atune.journal.state import State, TimeSums
 from atune.model.artifact import what_failed
 from atune.model.candidate import describe_config, printable, shortened
 from atune.model.device import DeviceInfo
@@ -31,7 +31,7 @@ SOURCE = 100_000
 """Most characters of the winner's source on the page."""
 MOST_BYTES = 2_000_000
 """A page is smaller: it leaves out the slowest candidates until it is. The text alone remains of what is larger yet."""
-MOST, PLAIN, CHARACTERS = 3000, 300, 200_000
+DRAWN, PLAIN, CHARACTERS = 3000, 300, 200_000
 """Most candidates of the page, and of the text for readers without a script, which has at most these characters."""
 SPANS = 3000
 """Most spans that the timeline draws. A longer run shows its longest spans."""
@@ -69,10 +69,10 @@ def page_of(events: Iterable[Event], journal: Path | None = None) -> str:
     return page(title, parts, plain, run_data(result, state.seconds))
 
 
-def run_data(result: Result, seconds: Seconds) -> dict[str, Any]:
+def run_data(result: Result, seconds: TimeSums) -> dict[str, Any]:
     """Return what the page's script draws of a run: its summary, the fastest of its rows, and what was done when."""
     records, default = ranking(result), result.default
-    found = rows(result, records[:MOST])
+    found = rows(result, records[:DRAWN])
     shown = [span for span in seconds.spans if span.kind != "again"]
     longest = sorted(shown, key=lambda span: span.since - span.until)[:SPANS]
     return {

@@ -304,7 +304,7 @@ PLAINLY_SLOW, SLOW = 1.5, 1.1
 samples, and after `SECOND_LOOK`. The fastest sample, so that one disturbed sample costs nobody its chance."""
 KNOWN = 0.005
 """The median is known when its 95 % interval reaches no farther than this much of it, to either side."""
-MOST = 4
+MOST_TIMES = 4
 """Times `n_repeat` samples that one whose median is not known gets at most."""
 EXTRA_US = 20_000.0
 """Device time in samples from which on nobody gets more than `n_repeat`: long calls scatter little, and cost much."""
@@ -332,7 +332,7 @@ def still_wanted(
             return 0
     if have < n_repeat:
         return n_repeat - have
-    if not until_known or have < SECOND_LOOK or have >= MOST * n_repeat or sum(samples_us) > EXTRA_US:
+    if not until_known or have < SECOND_LOOK or have >= MOST_TIMES * n_repeat or sum(samples_us) > EXTRA_US:
         return 0
     low, median, high = median_interval(samples_us)
     return n_repeat if max(high - median, median - low) > KNOWN * median else 0
