@@ -13,7 +13,6 @@ from event_streams import Stream, write
 from atune.errors import JournalError
 from atune.frontends.cli.main import main
 from atune.journal.reader import read, replay
-from atune.model.measurement import Timing
 from atune.reporting.export import table
 from atune.reporting.summary import summary
 
@@ -132,13 +131,6 @@ def test_resuming_at_the_command_line_says_what_it_would_run_before_it_does(
         "the journal's workload came from toy.py, which is gone: give workload= (--workload FILE.py:NAME)"
     )
     assert path.read_bytes() == before
-    write(tmp_path / "done", EVENTS)
-    assert main(["resume", str(tmp_path / "done"), "--json"]) == 0  # at once: nothing is left to run
-    out, err = capsys.readouterr()
-    assert json.loads(out)["best_config"] == {"block": 1} and "going on" not in err
-    assert main(["resume", str(DATA / "schema-1.jsonl")]) == 0
-    assert main(["resume", str(tmp_path / "done"), "--accept", "everything"]) == 2
-    assert "give some of kernel, target" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("suffix", ["gz", "xz", "bz2"])
@@ -147,9 +139,3 @@ def test_a_compressed_journal_is_named_so(suffix: str, tmp_path: Path) -> None:
     packed.write_bytes(bytes(range(256)))
     with pytest.raises(JournalError, match=r"line 1: the file is compressed: unpack it first$"):
         replay(packed)
-
-
-def test_a_timing_is_printed_without_its_samples_and_its_latency_without_noise() -> None:
-    timing = Timing.of([232.872] * 200, "events")
-    assert repr(timing) == "Timing(0.2329 ms, spread 0.0%, 200 samples by events)"
-    assert str(timing.latency_ms) == "0.232872"
