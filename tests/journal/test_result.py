@@ -114,12 +114,6 @@ def test_wall_time_sums_the_parts_also_of_a_part_that_was_killed() -> None:
     assert folded(stream).wall_s == pytest.approx(4 + 10 + 20)
 
 
-def test_a_measurement_after_a_resumption_makes_the_old_final_void() -> None:
-    stream = Stream(total=3).candidate(0, 2.0).candidate(1, 3.0).final({0: [2.0], 1: [3.0]}).finished()
-    stream.resumed().candidate(2, 1.0)
-    assert folded(stream).best_index == 2 and folded(stream).final == ()
-
-
 def artifact(path: object) -> Artifact:
     return Artifact(0, str(path), "k0", (), "c")
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from bundle_kernels import EVEN
 from processes import environment, wait_until
 from set_kernels import ANY, FREE, MOODY, SCALE
@@ -133,14 +132,12 @@ def test_a_problem_without_a_winner_does_not_end_the_others(tmp_path: Path) -> N
     assert "failed     n=0.5: no candidate worked: 2 failed to lower: " in str(result)
 
 
-@pytest.mark.parametrize(
-    ("after_s", "options", "shown"), [(60.0, {}, False), (1e-9, {}, True), (1e-9, {"progress": False}, False)]
-)
+@pytest.mark.parametrize(("after_s", "shown"), [(60.0, False), (1e-9, True)])
 def test_where_nobody_asks_a_set_says_a_line_a_minute(
-    after_s: float, options: dict[str, Any], shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    after_s: float, shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr("atune.reporting.progress.SELDOM_S", after_s)
-    atune.run_set(SCALE, [{"n": 256}], journal=tmp_path / "s", **FAST, **options)
+    atune.run_set(SCALE, [{"n": 256}], journal=tmp_path / "s", **FAST)
     told = capsys.readouterr().err
     assert ("[0/1] n=256 is being tuned\n" in told) == shown == bool(told)
 
@@ -256,20 +253,14 @@ def test_a_kernel_that_is_edited_meanwhile_ends_the_set_which_can_be_continued(t
     assert len({row.result.header.kernel for row in found.winners}) == 1  # type: ignore[union-attr]
 
 
-def test_where_a_constraint_takes_a_size_rule_and_bundle_serve_no_size_that_it_refuses(tmp_path: Path) -> None:
+def test_where_a_constraint_takes_a_size_rule_and_bundle_know_that_it_is_to_be_asked(tmp_path: Path) -> None:
     result = atune.run_set(EVEN, Problems(n=[64, 256, 1024]), journal=tmp_path / "s", **FAST)
-    rule, folder = result.rule(), tmp_path / "s"
+    again = read_set(tmp_path / "s")
     with pytest.raises(UsageError, match="n=80 was never tuned, and where= takes n"):
-        read_set(folder).rule().pick({"n": 80})
-    assert read_set(folder).rule(EVEN.space).pick({"n": 80}) == rule.pick({"n": 80})
-    assert main(["bundle", str(folder), "-o", str(tmp_path / "b")]) == 0
-    found = atune.bundle.load(tmp_path / "b")
-    assert found.manifest["asks"] == ["n"] and torch.equal(found(torch.ones(64)), torch.full((64,), 2.0))
-    with pytest.warns(RuntimeWarning, match="on_miss='nearest' of .* does nothing: where= takes n, and a bundle"):
-        nearest = atune.bundle.load(tmp_path / "b", on_miss="nearest")
-    for bundle in (found, nearest):
-        with pytest.raises(atune.bundle.OutsideProblems, match="it serves the tuned sizes alone"):
-            bundle(torch.ones(80))
+        again.rule().pick({"n": 80})
+    assert again.rule(EVEN.space).pick({"n": 80}) == result.rule().pick({"n": 80})
+    result.save_bundle(tmp_path / "b")
+    assert atune.bundle.load(tmp_path / "b").manifest["asks"] == ["n"]
 
 
 def test_what_the_workload_fixes_may_be_given_or_left_out(tmp_path: Path, capsys: Any) -> None:
