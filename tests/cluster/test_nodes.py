@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import anyio
+import msgspec
 import pytest
-from cluster_agents import Loopback, LoopbackAgent
+from anyio.abc import TaskGroup
 from processes import marked, wait_until
 
+from atune.engine.run_state import background
 from atune.errors import UsageError, WorkerError
 from atune.frontends.api.resume import resume
 from atune.frontends.api.tuner import run, tune
@@ -17,8 +23,8 @@ from atune.journal.events import CandidateMeasured, DeviceLost, Event, Warned
 from atune.journal.reader import read
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.cluster import ray_cluster
-from atune.workers.cluster.agent import versions_here
-from atune.workers.cluster.machine import ClusterMachine, Opening, known
+from atune.workers.cluster.agent import NodeAgent, versions_here
+from atune.workers.cluster.machine import ClusterMachine, NodeLost, Opening, Reply, known
 from atune.workers.processes.server import parked
 from atune.workload.pickling import parse_file_ref
 
@@ -26,6 +32,85 @@ pytestmark = pytest.mark.anyio
 SCALED = f"{Path(__file__).parents[1] / 'contract_kernels.py'}:SCALED"
 """Five candidates without a reference: nodes of one machine share its cores, and none is left out as slow."""
 QUICK = BenchmarkSettings(n_warmup=1, n_repeat=3, n_final=2)
+
+
+OnAsk = Callable[["LoopbackAgent", str], None]
+
+
+class LoopbackAgent:
+    """The way to a `NodeAgent` of this process. Its calls run in tasks of their own, as on another machine."""
+
+    def __init__(self, name: str, agent: NodeAgent, tasks: TaskGroup, end: Callable[[], None], on_ask: OnAsk) -> None:
+        self.name, self.agent, self.on_ask = name, agent, on_ask
+        self.asked: list[str] = []
+        self.killed = ""
+        self._tasks, self._end = tasks, end
+        self._waiting: list[anyio.Event] = []
+
+    async def ask(self, what: str, *given: Any) -> Reply:
+        name = given[0].name if what == "run" else what
+        self.asked.append(name)
+        self.on_ask(self, name)
+        asked = pickle.loads(pickle.dumps((what, *given)))
+        answers, done, scope, ended = list[Reply](), anyio.Event(), anyio.CancelScope(), anyio.Event()
+
+        async def call() -> None:
+            try:
+                with scope:
+                    reply = await self.agent.answer(*asked)
+                    answers.append(pickle.loads(pickle.dumps(reply)))
+            finally:
+                ended.set()
+            done.set()
+
+        if self.killed:
+            raise NodeLost(self.killed)
+        self._waiting.append(done)
+        self._tasks.start_soon(call)
+        try:
+            await done.wait()
+        except anyio.get_cancelled_exc_class():
+            scope.cancel()
+            with anyio.CancelScope(shield=True):
+                await ended.wait()
+            raise
+        if self.killed:
+            raise NodeLost(self.killed)
+        return answers[0]
+
+    def kill(self) -> None:
+        self.die("killed")
+
+    def die(self, why: str) -> None:
+        if not self.killed:
+            self.killed = why
+            for done in self._waiting:
+                done.set()
+            self._end()
+
+
+class Loopback:
+    """What `ClusterMachine` takes: `count` nodes in this process, which tests can kill and count, without Ray."""
+
+    def __init__(self, count: int, on_ask: OnAsk = lambda agent, entry: None) -> None:
+        self.count, self.on_ask = count, on_ask
+        self.agents: list[LoopbackAgent] = []
+
+    @asynccontextmanager
+    async def __call__(self, opening: Opening) -> AsyncGenerator[tuple[list[Any], list[str]], None]:
+        async with background() as tasks:
+            for number in range(self.count):
+                self.agents.append(await tasks.start(self._node, f"node-{number}", opening))
+            yield list(self.agents), []
+            for agent in self.agents:
+                agent.kill()
+
+    async def _node(self, name: str, opening: Opening, *, task_status: Any) -> None:
+        with anyio.CancelScope() as scope, suppress(BaseExceptionGroup):
+            own = msgspec.structs.replace(opening, cores=2)
+            async with background() as tasks, NodeAgent(own) as node:
+                task_status.started(LoopbackAgent(name, node, tasks, scope.cancel, self.on_ask))
+                await anyio.sleep_forever()
 
 
 def machine(connect: Any) -> ClusterMachine:
@@ -47,13 +132,13 @@ async def test_two_nodes_share_a_run_and_its_journal_is_continued(tmp_path: Path
 
 @pytest.mark.parametrize("entry", ["build", "measure"])
 async def test_what_a_lost_node_was_doing_is_done_by_the_others(entry: str, mark: str) -> None:
-    connect, events = Loopback(2), list[Event]()
+    events = list[Event]()
 
     def on_ask(agent: LoopbackAgent, asked: str) -> None:
         if agent.name == "node-1" and asked == entry:
             agent.die("its power went off")
 
-    connect.on_ask = on_ask
+    connect = Loopback(2, on_ask)
     result = await tune(machine=machine(connect), on_event=events.append)
     assert connect.agents[1].killed
     assert result.measured == 5
