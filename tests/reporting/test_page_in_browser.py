@@ -6,13 +6,13 @@ import ast
 import html
 import json
 import re
+import shutil
 import subprocess
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import BROWSER
 from event_streams import write
 from reporting.test_look import DATA, GPU_JOURNALS
 from reporting.test_page import LAYOUTS, hostile, parts_of
@@ -22,7 +22,9 @@ from atune.journal.reader import read, replay
 from atune.reporting.importance import axis_importance
 from atune.reporting.report import report
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no headless Chromium is installed")
+BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
+in_browser = pytest.mark.skipif(BROWSER is None, reason="no headless Chromium is installed")
+pytestmark = in_browser
 WIDTHS = (1440, 768, 390)
 
 PROBE = """

@@ -1,4 +1,4 @@
-"""What a set's runs found: its page, and what a browser and axe find on it."""
+"""What a set's runs found: its page, and what a browser finds on it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import BROWSER
 from event_streams import write
 from reporting.test_page import parts_of, without_script
-from reporting.test_page_in_browser import opened
+from reporting.test_page_in_browser import in_browser, opened
 from synthetic import stream_of
 
 from atune.errors import UsageError
@@ -18,8 +17,6 @@ from atune.frontends.cli.main import main
 from atune.journal.set_folder import open_set_folder
 from atune.model.candidate import Problem
 from atune.reporting.set_table import set_report
-
-in_browser = pytest.mark.skipif(BROWSER is None, reason="no headless Chromium is installed")
 
 
 def made(folder: Path, runs: list[tuple[dict[str, Any], dict[int, list[float]]]], **header: Any) -> Path:
