@@ -30,9 +30,6 @@ from atune.reporting.summary import summary
 from atune.testing import FakeMachine, Script
 
 DATA = Path(__file__).parents[1] / "data" / "schema-1.jsonl"
-RESULTS = Path(__file__).parents[2] / "bench" / "results"
-GPU_JOURNALS = {"gpu": RESULTS / "run288" / "gemm288.jsonl", "gpu, two parts": RESULTS / "resume" / "half.jsonl"}
-"""Of an H200, as measured; the second run was killed at half and resumed."""
 
 
 def run(path: Path, indices: list[int], factor: float = 1.0, **script: Any) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from event_streams import Stream, write
-from reporting.test_look import DATA, GPU_JOURNALS, RESULTS
+from reporting.test_look import DATA
 
 from atune.journal.reader import replay
 from atune.journal.result import Result
@@ -22,6 +22,9 @@ from atune.reporting.export import ranking, rows
 from atune.reporting.report import FIELDS, LIBRARIES, page_of, report
 from atune.reporting.summary import failure_groups, summary
 
+RESULTS = Path(__file__).parents[2] / "bench" / "results"
+GPU = RESULTS / "resume" / "half.jsonl"
+"""288 candidates of an H200, as measured. The run was killed at half and resumed."""
 LAYOUTS = RESULTS / "layouts" / "uneven.jsonl"
 """72 candidates of an H200, with registers, occupancy, rooflines and six failures, two of them hopeless compiles."""
 PAGE = Path(__file__).parents[2] / "atune" / "reporting" / "report_page.html"
@@ -116,7 +119,7 @@ def test_the_page_loads_nothing_and_no_text_of_a_journal_gets_out_of_its_data(tm
 
 
 def test_without_a_script_the_page_has_the_text_of_the_screen_and_a_table() -> None:
-    result, text = replay(GPU_JOURNALS["gpu"]), without_script(report(GPU_JOURNALS["gpu"]))
+    result, text = replay(GPU), without_script(report(GPU))
     assert result.best is not None and text.startswith("gemm")
     assert "block_M=128, block_N=256" in text and f"latency {result.latency_ms:.4g} ms" in text
     assert "candidates 288: 288 measured" in text and text.count(" timing") > 280
