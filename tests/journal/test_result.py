@@ -38,36 +38,26 @@ def folded(stream: Stream) -> Result:
 
 def test_the_seconds_of_both_stages_are_summed_and_counted_once() -> None:
     """Two workers lower and build at once, two devices measure; a killed part's last benchmark has no end."""
-    at, stream = [0.0], Stream(total=6, step_s=0.0)
+    stream = Stream(total=6, step_s=0.0)
 
-    def add(mono: float, kind: type[Any], /, **fields: Any) -> None:
-        stream.mono = at[0] + mono
+    def at(mono: float, kind: type[Any], /, **fields: Any) -> None:
+        stream.mono = mono
         stream.add(kind, **fields)
 
-    def lowered(mono: float, index: int, seconds: float) -> None:
-        add(mono, CandidateLowered, index=index, code_key=f"c{index}", facts=StaticFacts(threads=1), seconds=seconds)
-
-    def measured(mono: float, index: int, device: str) -> None:
-        add(mono, CandidateMeasured, index=index, device=device, timing=timing(1.0), checked=True)
-
-    lowered(1.0, 0, 1.0)
-    lowered(1.5, 1, 1.0)  # half a second of it beside the first
-    add(4.0, ArtifactBuilt, indices=(0, 1), file="a.so", seconds=1.0)
-    add(4.0, ArtifactBuilt, indices=(2,), file="b.so", seconds=3.5)  # it spans all of the above but a second
-    add(4.1, BenchmarkStarted, index=0, device="0")
-    add(4.2, BenchmarkStarted, index=1, device="1")
-    add(4.5, BenchmarkFailed, index=1, device="1", kind="fault", message="trap")
-    measured(4.6, 0, "0")
-    add(5.0, BenchmarkStarted, index=2, device="0")
-    assert summary(folded(stream))["stages"] == {
-        "compile_s": 6.5, "compile_wall_s": 4.0, "benchmark_s": 0.8, "benchmark_wall_s": 0.5,
-    }  # fmt: skip
-    at[0] = 5.0
-    add(0.0, RunResumed, part=1, versions={})
-    add(1.0, ArtifactBuilt, indices=(2,), file="b.so", seconds=3.5, reason="compiled before")
-    add(1.0, BenchmarkStarted, index=2, device="0")
-    measured(2.0, 2, "0")
-    add(2.0, RunFinished, wall_s=2.0, reason="exhausted")
+    for mono, index in ((1.0, 0), (1.5, 1)):  # half a second of the second one is beside the first
+        at(mono, CandidateLowered, index=index, code_key=f"c{index}", facts=StaticFacts(threads=1), seconds=1.0)
+    at(4.0, ArtifactBuilt, indices=(0, 1), file="a.so", seconds=1.0)
+    at(4.0, ArtifactBuilt, indices=(2,), file="b.so", seconds=3.5)  # it spans all of the above but a second
+    at(4.1, BenchmarkStarted, index=0, device="0")
+    at(4.2, BenchmarkStarted, index=1, device="1")
+    at(4.5, BenchmarkFailed, index=1, device="1", kind="fault", message="trap")
+    at(4.6, CandidateMeasured, index=0, device="0", timing=timing(1.0), checked=True)
+    at(5.0, BenchmarkStarted, index=2, device="0")
+    at(5.0, RunResumed, part=1, versions={})
+    at(6.0, ArtifactBuilt, indices=(2,), file="b.so", seconds=3.5, reason="compiled before")
+    at(6.0, BenchmarkStarted, index=2, device="0")
+    at(7.0, CandidateMeasured, index=2, device="0", timing=timing(1.0), checked=True)
+    at(7.0, RunFinished, wall_s=2.0, reason="exhausted")
     assert summary(folded(stream))["stages"] == {
         "compile_s": 6.5, "compile_wall_s": 4.0, "benchmark_s": 1.8, "benchmark_wall_s": 1.5,
     }  # fmt: skip
