@@ -30,6 +30,12 @@ def timed(spread: float = 0.001, method: str = "events", **seen: Any) -> tuple[s
     return "0", Timing(1.0, spread, (1000.0,), method, conditions)
 
 
+def test_a_timing_is_printed_without_its_samples_and_its_latency_without_noise() -> None:
+    timing = Timing.of([232.872] * 200, "events")
+    assert repr(timing) == "Timing(0.2329 ms, spread 0.0%, 200 samples by events)"
+    assert str(timing.latency_ms) == "0.232872"
+
+
 def test_samples_that_scatter_more_than_usual_are_reported_with_the_device() -> None:
     [sign] = noise_of([], [timed(0.05), timed(0.04), timed(0.001)])
     assert sign.startswith("the best candidates' samples scatter by 4.0%") and "stop what else runs on device 0" in sign

@@ -56,6 +56,7 @@ def test_a_file_lists_problems(name: str, text: str, tmp_path: Path) -> None:
         (lambda: Problems(), "there is none"),
         (lambda: Problems({"M": [1]}), "give a list of dictionaries"),
         (lambda: Problems([{"M": 1}, {"N": 1}]), "Problems, entry 2 has no 'M', as entry 1 has"),
+        (lambda: Problems(M=[object()]), "M"),
         (lambda: Problems("/nowhere.json"), "problems /nowhere.json: No such file or directory: give a .json"),
         (lambda: Problems(PAIRS, N=9), "each problem of the list or file has N, and N=… is given for all of them"),
         (lambda: parse_sizes(["M"], "--arg"), "--arg 'M': give a name and its values"),
@@ -71,6 +72,7 @@ def test_wrong_problems_are_refused(make: Any, message: str) -> None:
     ("name", "text", "message"),
     [
         ("a.json", "[{}]", "a.json, entry 1: each problem is a dictionary of arguments"),
+        ("a.json", " ", "a.json: the file has no problem: list one at least"),
         ("a.yaml", "- M: 1", "a.yaml: Expecting .*: give a .json, .jsonl or .csv file"),
         ("a.jsonl", '{"M": 1}\n\n{"M": 2\n', r"a.jsonl: .* line 2 column"),
         ("a.csv", "M,N\n", "a.csv: the file has no problem"),

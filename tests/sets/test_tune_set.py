@@ -253,6 +253,13 @@ def test_a_kernel_that_is_edited_meanwhile_ends_the_set_which_can_be_continued(t
     assert len({row.result.header.kernel for row in found.winners}) == 1  # type: ignore[union-attr]
 
 
+def test_without_a_winner_json_says_why(tmp_path: Path, capsys: Any) -> None:
+    command = ["tune", f"{KERNELS}:FREE", "--target", "c", "--rep", "3", "--arg", "n=0.5,1.5", "--json"]
+    assert main([*command, "--journal", str(tmp_path / "s")]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["winners"] == 0 and [row["problem"] for row in found["problems"]] == [{"n": 0.5}, {"n": 1.5}]
+
+
 def test_where_a_constraint_takes_a_size_rule_and_bundle_know_that_it_is_to_be_asked(tmp_path: Path) -> None:
     result = atune.run_set(EVEN, Problems(n=[64, 256, 1024]), journal=tmp_path / "s", **FAST)
     again = read_set(tmp_path / "s")
