@@ -55,20 +55,10 @@ def release(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
 
 
-def test_a_dry_run_shows_all_and_changes_nothing(copy: Path) -> None:
+def test_a_release_is_a_commit_and_a_tag_and_a_dry_run_of_it_changes_nothing(copy: Path) -> None:
     done = release(copy, "7.0.0", "--dry-run")
-    assert done.returncode == 0, done.stderr
-    for shown in (
-        '+__version__ = "7.0.0"',
-        "+## 7.0.0 (2031-02-03)",
-        "make check package",
-        "git tag --annotate v7.0.0",
-    ):
-        assert shown in done.stdout
+    assert done.returncode == 0 and '+__version__ = "7.0.0"' in done.stdout, done.stderr
     assert git(copy, "status", "--porcelain") == git(copy, "tag") == ""
-
-
-def test_a_release_is_a_commit_and_a_tag(copy: Path) -> None:
     done = release(copy, "7.0.0")
     assert done.returncode == 0 and "git push --follow-tags" in done.stdout, done.stderr
     assert '__version__ = "7.0.0"' in git(copy, "show", "v7.0.0:atune/version.py")

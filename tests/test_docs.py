@@ -120,13 +120,6 @@ def test_the_first_example_runs(folder: Path) -> None:
     assert all(f"block={block}, threads={threads}" in printed for block in (256, 1024, 4096) for threads in (64, 128))
 
 
-def test_the_example_with_events_runs(printed: dict[str, str]) -> None:
-    output = printed["watch.py"]
-    tuned, replayed = re.findall(r"^tuned: \{(.*)\}$|^winner +(.*)$", output, re.MULTILINE)
-    assert tuned[0].replace("'", "").replace(": ", "=") == replayed[1]
-    assert "candidates 5: 4 measured" in output
-
-
 def test_the_log_of_the_web_service_is_as_shown(printed: dict[str, str]) -> None:
     """But for the figures. It has each event from info on, and no debug entry of single candidates."""
     [shown] = re.findall("```text\n(info .*?)```", SERVICE.read_text(), re.DOTALL)
@@ -197,23 +190,16 @@ def test_every_command_is_documented() -> None:
     assert sorted(re.findall(r"^\| `atune ([a-z]+)\b", OPTIONS.read_text(), re.MULTILINE)) == sorted(there)
 
 
-def test_the_readme_is_two_screens() -> None:
-    lines = README.read_text().splitlines()
-    assert len(lines) <= 110 and max(map(len, lines)) <= 120
-
-
-def test_every_option_of_the_journal_commands_is_documented() -> None:
-    commands = ("runs", "resume", "replay", "watch", "report", "export", "merge", "compare")
-    there = flags_of("".join(map(help_of, commands)))
-    assert flags_of(" ".join(first_column(section(JOURNAL, "## Commands")))) == there
-
-
-def test_every_option_of_the_cache_commands_is_documented() -> None:
-    commands = ("ls", "clear", "export")
-    there = flags_of("".join(help_of("cache", command) for command in commands))
-    column = first_column(section(CACHE, "## Commands"))
-    assert flags_of(" ".join(column)) == there
-    assert [name.split()[2] for name in column if name.startswith("atune cache")] == list(commands)
+@pytest.mark.parametrize(
+    ("page", "commands"),
+    [
+        (JOURNAL, ("runs", "resume", "replay", "watch", "report", "export", "merge", "compare")),
+        (CACHE, ("cache ls", "cache clear", "cache export")),
+    ],
+)
+def test_every_option_of_the_commands_of_a_page_is_documented(page: Path, commands: tuple[str, ...]) -> None:
+    there = flags_of("".join(help_of(*command.split()) for command in commands))
+    assert flags_of(" ".join(first_column(section(page, "## Commands")))) == there
 
 
 def test_the_line_of_the_journal_page_is_one() -> None:

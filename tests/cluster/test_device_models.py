@@ -11,9 +11,7 @@ import pytest
 
 from atune.errors import TargetError
 from atune.model.device import DeviceInfo, Target
-from atune.model.settings import CompileSettings
 from atune.workers.cluster.machine import NO_NVCC, ClusterMachine, Opening, Reply, known
-from atune.workers.machine import LocalMachine
 from atune.workers.messages import Discovery
 from atune.workload.pickling import FileRef
 from atune.workload.workload import Workload, describe
@@ -88,12 +86,3 @@ async def test_a_run_without_devices_or_on_several_models_is_refused() -> None:
         await found_by(NO_GPU, NO_GPU)
     with pytest.raises(TargetError, match="do not compare: NVIDIA H100, NVIDIA H200"):
         await found_by(node(SM_90, "NVIDIA H100"), node(SM_90, "NVIDIA H200"), node(SM_90, "NVIDIA H200"))
-
-
-async def test_a_node_keeps_a_core_free_for_each_device() -> None:
-    """On one machine the scheduler does, while a candidate is measured. It knows nothing of nodes' cores."""
-    local = LocalMachine(WORK, cores=2, compile=CompileSettings())
-    local.found = node(SM_90, "H200")
-    assert local.most_workers()[0] == 1
-    local.found = node(SM_90, "H200", "H200")
-    assert local.most_workers()[0] == 1  # one at least

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,6 @@ from typing import Any
 import anyio
 import pytest
 from processes import MARK, marked, new_mark, wait_until
-from rays import ray_cluster
 
 from atune.errors import UsageError
 from atune.frontends.tuner import tune
@@ -42,8 +44,24 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def cluster(mark: str) -> Iterator[Any]:
-    with ray_cluster(nodes=2, cpus=2) as cluster:
+    """A cluster of two nodes with two cores each, which this program has joined with a token."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed here: pip install ray")
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(KERNELS.parent), os.environ.get("PYTHONPATH", "")])
+    import ray  # after the environment, which it reads once
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    try:
+        cluster.add_node(num_cpus=2)
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
         yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
 
 
 def workers(mark: str) -> list[int]:

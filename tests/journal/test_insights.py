@@ -13,11 +13,11 @@ from event_streams import Stream, write
 from msgspec.structs import replace
 
 from atune.journal.events import Warned
-from atune.journal.reader import read, replay
+from atune.journal.reader import read
 from atune.journal.result import Result, noise_of
 from atune.model.artifact import Access, BlockWork, Gemm, StaticFacts
 from atune.model.measurement import DISTURBS, Conditions, Timing
-from atune.model.roofline import Peaks, Roofline, problem_work, roofline
+from atune.model.roofline import Peaks, problem_work, roofline
 from atune.reporting.importance import LEAST, Importance, importance_of
 from atune.reporting.report import report
 from atune.reporting.summary import summary, summary_text
@@ -28,6 +28,12 @@ STORED = Path(__file__).parents[2] / "bench" / "results"
 def timed(spread: float = 0.001, method: str = "events", **seen: Any) -> tuple[str, Timing]:
     conditions = Conditions("GPU-1", **seen) if seen else None
     return "0", Timing(1.0, spread, (1000.0,), method, conditions)
+
+
+def test_a_timing_is_printed_without_its_samples_and_its_latency_without_noise() -> None:
+    timing = Timing.of([232.872] * 200, "events")
+    assert repr(timing) == "Timing(0.2329 ms, spread 0.0%, 200 samples by events)"
+    assert str(timing.latency_ms) == "0.232872"
 
 
 def test_samples_that_scatter_more_than_usual_are_reported_with_the_device() -> None:
@@ -77,11 +83,6 @@ def test_another_user_of_the_device_is_told_as_noise_and_stands_on_the_page_once
     assert f'"items":["{other}","{rest}"]' in report(write(tmp_path / "j", stream.events))
 
 
-def test_a_recorded_run_next_to_another_process_names_it() -> None:
-    shared, alone = (replay(STORED / "conditions" / f"{name}.jsonl") for name in ("beside", "alone"))
-    assert "is also used by process" in shared.noise[0] and alone.noise == ()
-
-
 def test_work_is_the_least_that_any_candidate_does_and_the_same_for_all() -> None:
     """A tile past the problem's end, and a tensor read again, are a candidate's own doing and no work."""
 
@@ -111,13 +112,6 @@ def test_the_winner_has_a_roofline_of_the_work_that_the_user_gave_or_that_was_fo
 def test_the_slower_peak_is_what_bounds(flops: float | None, n_bytes: float | None, bound: str) -> None:
     found = roofline(1.0, problem_work([], flops, n_bytes), Peaks(flops_s=1e12, bytes_s=1e11))
     assert found is not None and found.bound == bound
-
-
-@pytest.mark.parametrize(
-    ("rate", "line"), [(0.125, "0.125 GFLOP/s"), (757621.3, "757.6 TFLOP/s"), (1000.0, "1 TFLOP/s")]
-)
-def test_rates_are_written_without_powers_of_ten(rate: float, line: str) -> None:
-    assert Roofline(gflops_s=rate).describe() == line
 
 
 Points = list[tuple[dict[str, Any], float]]

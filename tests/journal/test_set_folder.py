@@ -9,7 +9,7 @@ from event_streams import Stream, write
 
 import atune.sets
 from atune.errors import JournalError, UsageError
-from atune.journal.set_folder import forget_added, journals_in, listed, open_set_folder, tuned_problems
+from atune.journal.set_folder import journals_in, open_set_folder, tuned_problems
 from atune.model.candidate import Problem
 
 PROBLEMS = [Problem({"M": size}) for size in (1, 2, 3)]
@@ -64,20 +64,6 @@ def test_where_nothing_has_begun_the_problems_are_replaced(tmp_path: Path) -> No
     finished(path)
     with pytest.raises(UsageError, match=f"journal {tmp_path}: m=1 and M=1 differ in the names"):
         open_set_folder(tmp_path, [Problem({"m": 1})])
-
-
-def test_problems_that_were_added_are_forgotten_unless_one_has_begun(tmp_path: Path) -> None:
-    folder = tmp_path / "s"
-    paths, lock = open_set_folder(folder, PROBLEMS)
-    lock.close()
-    finished(paths[2])
-    forget_added(folder, PROBLEMS[:1])
-    assert [*listed(folder).values()] == PROBLEMS
-    paths[2].unlink()
-    forget_added(folder, PROBLEMS[:1])
-    assert [*listed(folder).values()] == PROBLEMS[:1]
-    forget_added(folder, [])
-    assert not folder.exists()
 
 
 @pytest.mark.parametrize("left", [b"", b'{"crc":"0123abcd","event":{"event":"run_star'])

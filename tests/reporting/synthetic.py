@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,17 +49,6 @@ def matrix_of(
         regret=tuple(map(tuple, regret)),
         winners=tuple(min(column)[1] for column in known),
     )
-
-
-def random_regret(seed: int, rows: int, columns: int, missing: float = 0.2) -> list[list[float | None]]:
-    """Return regrets of which one a column is 0, and a share of the others is unknown."""
-    draw = random.Random(seed)
-    regret: list[list[float | None]] = [
-        [None if draw.random() < missing else draw.random() ** 2 for _ in range(columns)] for _ in range(rows)
-    ]
-    for column in range(columns):
-        regret[draw.randrange(rows)][column] = 0.0
-    return regret
 
 
 def key(index: int) -> str:

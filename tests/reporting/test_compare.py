@@ -31,22 +31,10 @@ def tuned(problem: dict[str, Any], winner: int, factor: float = 1.0, **more: Any
     return run_of(problem, {winner: (1.0,), 9: (5.0,)}, {winner: scaled(factor), 9: scaled(5)}, **more)
 
 
-def test_a_ratio_spans_the_intervals_of_both_medians() -> None:
-    """By hand: of 30 samples the 97.5 % interval of the median ends at the 9th and at the 22nd, 0.995 and 1.005."""
-    [one] = compare(tuned({"M": 1}, 1), tuned({"M": 1}, 1, 1.5)).problems
-    assert one.ratio == pytest.approx((1.5 * 0.995 / 1.005, 1.5, 1.5 * 1.005 / 0.995))
-    assert (one.before_ms, one.after_ms) == (pytest.approx(1.0), pytest.approx(1.5))
-
-
-@pytest.mark.parametrize(
-    ("factor", "fail_over", "slower"),
-    [(1.05, 0.02, True), (1.05, 0.045, False), (1.029, 0.02, False), (1.031, 0.02, True), (0.5, 0.0, False)],
-)
-def test_it_is_slower_where_the_whole_interval_is_above_the_limit(
-    factor: float, fail_over: float, slower: bool
-) -> None:
-    """The interval reaches 1 % to either side."""
-    found = compare(tuned({"M": 1}, 1), tuned({"M": 1}, 1, factor), fail_over=fail_over)
+@pytest.mark.parametrize(("factor", "slower"), [(1.029, False), (1.031, True), (0.5, False)])
+def test_it_is_slower_where_the_whole_interval_is_above_the_limit(factor: float, slower: bool) -> None:
+    """The interval reaches 1 % to either side of the ratio, and the limit is 2 %."""
+    found = compare(tuned({"M": 1}, 1), tuned({"M": 1}, 1, factor))
     assert [one.slower for one in found.problems] == [slower] and len(found.slower) == slower
 
 
@@ -104,10 +92,5 @@ def test_the_exit_status_is_1_where_something_is_slower(tmp_path: Path, capsys: 
     assert main(["compare", before, after, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["slower"], found["fail_over"], found["problems"][0]["slower"]) == (1, 0.02, True)
-    for command, said in (
-        ([before, after, "--fail-over", "0.02"], "must be a percentage, zero or more, such as 2%, got '0.02'"),
-        ([before, str(tmp_path / "none.jsonl")], "cannot read"),
-        ([before, str(tmp_path)], "has no journals: give a journal, a folder of *.jsonl"),
-    ):
-        assert main(["compare", *command]) == 2
-        assert said in capsys.readouterr().err
+    assert main(["compare", before, after, "--fail-over", "0.02"]) == 2
+    assert "must be a percentage, zero or more, such as 2%, got '0.02'" in capsys.readouterr().err

@@ -66,14 +66,7 @@ def test_the_example_notebook_runs_and_shows_what_it_promises(tmp_path: Path) ->
 def test_the_example_notebook_is_stored_with_outputs() -> None:
     """`make notebook` stores them; nothing in them is of the machine's folders, and no script."""
     text = (ROOT / "examples" / "notebook.ipynb").read_text()
-    notebook = json.loads(text)
-    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
-    assert all(cell["id"] for cell in notebook["cells"])
-    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
-    values = {cell["id"]: [out["data"] for out in cell["outputs"] if "data" in out] for cell in code}
-    shown = {cell: {kind: "".join(text) for kind, text in data[0].items()} if data else {}
-             for cell, data in values.items()}  # fmt: skip
-    assert {cell for cell, data in shown.items() if not data} == {"kernel", "call"}  # which end without a value
-    assert "default" in text_of(shown["tune"]["text/html"]) and "'block_M'" in shown["run"]["text/plain"]
+    code = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    without = {cell["id"] for cell in code if not any("data" in output for output in cell["outputs"])}
+    assert without == {"kernel", "call"} and len(code) > 4  # which end without a value
     assert not re.search(r"<script|/home/|/root/|/tmp/|Traceback", text)

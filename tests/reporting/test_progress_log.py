@@ -7,14 +7,12 @@ import logging
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 from event_streams import Stream
 from processes import environment
 
 from atune.journal.events import FinalStarted, RunResumed, Warned
-from atune.model.candidate import shortened
 from atune.model.settings import Budget
 from atune.reporting.log import stream_logger
 from atune.reporting.progress import Progress
@@ -62,17 +60,6 @@ def test_what_nobody_asked_for_is_a_line_soon_then_one_a_minute_and_nothing_else
     assert len(shown(run_of(100), seldom=True)) == 1 and shown(run_of(10), seldom=True) == []
 
 
-@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
-def test_nothing_is_shown_of_a_run_that_never_started(
-    stream: Callable[[], io.StringIO], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    out = stream()
-    with Progress(out):
-        pass
-    assert out.getvalue() == ""
-
-
 def test_totals_follow_the_budget_and_what_needs_no_measuring() -> None:
     stream = (
         Stream(total=288).candidate(0, 1.0).proposed(1).pruned(1).proposed(2).aliased(2, 0).proposed(3).build_failed(3)
@@ -114,19 +101,12 @@ def test_earlier_parts_count_and_are_not_shown(kind: type[io.StringIO], monkeypa
 
 @pytest.mark.parametrize(
     ("recorded", "total"),
-    [({"candidates": 2, "seconds": None}, 2), ({"percent": 50.0}, 5), ({"candidates": -1}, 10), ({"percent": "x"}, 10)],
+    [({"candidates": 2, "seconds": None}, 2), ({"percent": 50.0}, 5), ({"percent": "x"}, 10)],
 )
 def test_a_run_that_is_watched_has_the_budget_of_its_header(recorded: object, total: int) -> None:
     stream = Stream(total=10, budget=recorded).candidate(0, 1.0)
     assert f"1/{total} compiled, 1/{total} measured" in shown(stream)[-1]
     assert "1/10 compiled" in shown(stream, budget=Budget())[-1]  # the present part's own
-
-
-def test_warnings_are_shown_at_once() -> None:
-    assert (
-        shown(Stream().add(Warned, message="the governor is\npowersave"))[0]
-        == "atune: warning: the governor is powersave"
-    )
 
 
 def screen(text: str) -> list[list[str]]:
@@ -168,10 +148,6 @@ def test_the_final_and_warnings_are_shown_on_a_terminal(monkeypatch: pytest.Monk
     warning, last = on_terminal(stream, monkeypatch)[-1]
     assert warning == "warning: hot" and "final of 2; best 1 ms" in last
     assert "final of" not in on_terminal(stream.final({0: [1.0], 1: [2.0]}), monkeypatch)[-1][-1]
-
-
-def test_the_middle_of_a_long_text_is_left_out() -> None:
-    assert shortened("abcdefghij", 10) == "abcdefghij" and shortened("abcdefghijk", 10) == "abcdef…ijk"
 
 
 def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What a set's runs found: its page, and what a browser and axe find on it."""
+"""What a set's runs found: its page, and what a browser finds on it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import BROWSER
 from event_streams import write
-from reporting.test_page import Links, parts_of, without_script
-from reporting.test_page_in_browser import SCHEMES, opened, violations
+from reporting.test_page import parts_of, without_script
+from reporting.test_page_in_browser import in_browser, opened
 from synthetic import stream_of
 
 from atune.errors import UsageError
@@ -18,8 +17,6 @@ from atune.frontends.tune_set import read_set
 from atune.journal.set_folder import open_set_folder
 from atune.model.candidate import Problem
 from atune.reporting.set_table import set_report
-
-in_browser = pytest.mark.skipif(BROWSER is None, reason="no headless Chromium is installed")
 
 
 def made(folder: Path, runs: list[tuple[dict[str, Any], dict[int, list[float]]]], **header: Any) -> Path:
@@ -88,23 +85,6 @@ def test_page_and_screen_say_the_same_of_cover_and_rule(tmp_path: Path) -> None:
 def test_a_set_of_one_and_one_without_a_winner_have_a_page(runs: Any, tmp_path: Path) -> None:
     page = set_report(made(tmp_path / "s", runs))
     assert len(cells(page)) == len(runs) and "winner of the nearest" not in page
-
-
-def test_it_loads_nothing_and_no_text_gets_out_of_its_place(tmp_path: Path) -> None:
-    text = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)><!-- @DATA@"
-    runs = [({"M": 1, text: text}, {0: [1.0], 1: [2.0]}), ({"M": 2, text: text}, {0: [2.0], 1: [1.0]})]
-    page = set_report(made(tmp_path / "s", runs, workload=text))
-    links = Links()
-    links.feed(page)
-    assert links.found == ["data:,"]
-    assert page.count("<script") == page.count("</script") == 2 and "<img" not in page
-
-
-@in_browser
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_axe_finds_no_violation(scheme: str, tmp_path: Path) -> None:
-    page = set_report(made(tmp_path / "s", [*THREE, ({"M": 8, "N": 8}, {1: []})]))
-    assert violations(page, scheme, tmp_path) == {}
 
 
 @in_browser

@@ -55,13 +55,11 @@ def test_a_file_lists_problems(name: str, text: str, tmp_path: Path) -> None:
     [
         (lambda: Problems(), "there is none"),
         (lambda: Problems({"M": [1]}), "give a list of dictionaries"),
-        (lambda: Problems([1]), "each problem is a dictionary"),
         (lambda: Problems([{"M": 1}, {"N": 1}]), "Problems, entry 2 has no 'M', as entry 1 has"),
         (lambda: Problems(M=[object()]), "M"),
         (lambda: Problems("/nowhere.json"), "problems /nowhere.json: No such file or directory: give a .json"),
         (lambda: Problems(PAIRS, N=9), "each problem of the list or file has N, and N=… is given for all of them"),
         (lambda: parse_sizes(["M"], "--arg"), "--arg 'M': give a name and its values"),
-        (lambda: parse_sizes(["M=[1,2]"], "--arg"), "give a name and its values, such as M=1,2,4"),
         (lambda: parse_sizes(["M=1", "M=2"], "--arg"), "M is given twice"),
     ],
 )  # fmt: skip
@@ -73,11 +71,9 @@ def test_wrong_problems_are_refused(make: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.json", '{"M": 1}', "a.json: give a list of dictionaries"),
         ("a.json", "[{}]", "a.json, entry 1: each problem is a dictionary of arguments"),
-        ("a.json", "{", r"a.json: no valid JSON: Expecting .*: line 1 column 2"),
-        ("a.yaml", "- M: 1", "a.yaml: Expecting .*: give a .json, .jsonl or .csv file"),
         ("a.json", " ", "a.json: the file has no problem: list one at least"),
+        ("a.yaml", "- M: 1", "a.yaml: Expecting .*: give a .json, .jsonl or .csv file"),
         ("a.jsonl", '{"M": 1}\n\n{"M": 2\n', r"a.jsonl: .* line 2 column"),
         ("a.csv", "M,N\n", "a.csv: the file has no problem"),
         *(
@@ -86,8 +82,6 @@ def test_wrong_problems_are_refused(make: Any, message: str) -> None:
         ),
         ("a.csv", "M;N\n1;8\n", "a.csv, entry 1: 'M;N' is no argument's name; a table has commas"),
         ("a.csv", "M,N\n1,8\nx,8\n", "a.csv, entry 2: M must be a number, got the text 'x'"),
-        ("a.json", '[{"M": 1}, {"M": "2"}]', "entry 2: M must be a number, got the text '2'"),
-        ("a.json", '[{"M": 1}, {"M": 2, "N": 8}]', "a.json, entry 1 has no 'N', as entry 2 has"),
         ("a.json", '[{"M": 1}, {"M": NaN}]', "a.json, entry 2: M: nan reads as None"),
     ],
 )
@@ -102,8 +96,6 @@ def test_a_file_of_something_else_is_refused_with_the_place(name: str, text: str
     [
         ('[{"M": 32.0}, {"M": 64}]', [32, 64]),
         ('[{"M": 0.5}, {"M": 2.0}]', [0.5, 2.0]),
-        ('[{"M": null}, {"M": 32.0}]', [None, 32]),
-        ('[{"M": "float16"}, {"M": "float32"}]', ["float16", "float32"]),
         ('[{"M": true}, {"M": -1.0}]', [True, -1]),
     ],
 )
