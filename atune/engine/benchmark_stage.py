@@ -33,7 +33,7 @@ from atune.journal.events import (
     ReferenceMeasured,
     Warned,
 )
-from atune.model.artifact import Artifact, Failure, Lowered, fitting
+from atune.model.artifact import SERVER_LOST, Artifact, Failure, Lowered, fitting
 from atune.model.candidate import Config, describe_config
 from atune.model.device import fastest_ms
 from atune.model.jobs import MeasureJob, PrepareJob, StartJob
@@ -219,9 +219,10 @@ class BenchmarkStage:
             try:
                 answer = await worker.run(MeasureJob(artifact, self.run.roles, best_ms))
             except WorkerLost as error:  # while it made the inputs, or with its host
-                answer = Failure(index, "worker_lost", str(error), error.detail, str(error))
-                if isinstance(error, ServerLost):
-                    self._repeated.discard(index)  # an earlier repetition had another reason
+                doubt = SERVER_LOST if isinstance(error, ServerLost) else str(error)
+                answer = Failure(index, "worker_lost", str(error), error.detail, doubt)
+            if isinstance(answer, Failure) and answer.doubt == SERVER_LOST:
+                self._repeated.discard(index)  # an earlier repetition had another reason
             if worker.name in self._excluded and isinstance(answer, Measurement):
                 doubt = f"device {worker.name} was left out meanwhile"
             else:

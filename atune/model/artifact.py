@@ -73,6 +73,10 @@ class Failure(msgspec.Struct, frozen=True, tag="failure", omit_defaults=True):
     """See `Record.printed`."""
 
 
+SERVER_LOST = "the fork server was lost"
+"""The doubt about what was under way when all processes were lost together."""
+
+
 class KernelParam(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A kernel parameter. `shape`: ints, or names of symbolic dimensions; None for a scalar.
 

@@ -49,8 +49,10 @@ def load(artifact: Artifact) -> Callable[..., None]:
         try:
             if artifact.target == "c":
                 return c_function(artifact.path, artifact, lambda given: bind_dimensions(artifact.params, given))
-            # As `load_module`, by its name.
-            opened = tilelang.tvm.get_global_func("ffi.ModuleLoadFromFile")(artifact.path)
+            # As `load_module` does it, by their names. The module stays: what another load of the library launches
+            # was found through whichever module was the last one at the library's first launch.
+            opened = tilelang.tvm.get_global_func(tilelang.LOAD_MODULE)(artifact.path)
+            tilelang.tvm.get_global_func(tilelang.KEEP_MODULE)(opened)
             return unless_empty(opened[artifact.symbol], artifact)
         except Exception as error:
             raise LoadError(f"{artifact.path} has no kernel {artifact.symbol}: {error}") from error

@@ -91,6 +91,8 @@ NVCC, PACK_IMPORTS, LOAD_JSON = FUNCTIONS = (
     "tilelang_callback_cuda_compile", "runtime.ModulePackImportsToTensor", "node.LoadJSON",
 )  # fmt: skip
 """Registered functions. They compile device code, pack it into a library, and read a tree."""
+LOAD_MODULE, KEEP_MODULE = "ffi.ModuleLoadFromFile", "ffi.ModuleGlobalsAdd"
+"""Those that load a library as a module, and keep a module for as long as the program runs."""
 L2_WINDOW = "__tvm_cuda_stream_set_access_policy_window", "__tvm_cuda_stream_reset_access_policy_window"
 """Registered functions that host code of `T.annotate_l2_hit_ratio` calls before and after a launch."""
 OPERATIONS = ("tl.region", "tl.access_ptr", "tirx.tvm_access_ptr", "tirx.address_of")
@@ -141,7 +143,9 @@ def breaches() -> list[str]:
     if found := differences([*NAMES, *uses]):
         return found
     tvm = _found("tilelang:tvm")
-    gone = [name for name in FUNCTIONS if tvm.get_global_func(name, allow_missing=True) is None]
+    gone = [
+        name for name in (*FUNCTIONS, LOAD_MODULE, KEEP_MODULE) if tvm.get_global_func(name, allow_missing=True) is None
+    ]
     gone += sorted({*OPERATIONS}.difference(tvm.ir.Op.list_op_names()))
     return [f"{name} is gone" for name in gone]
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from atune.errors import RemoteError, WorkerLost
-from atune.model.artifact import Artifact, Built, Compared, Elaborated, Failure, Lowered, Roles
+from atune.model.artifact import SERVER_LOST, Artifact, Built, Compared, Elaborated, Failure, Lowered, Roles
 from atune.model.folders import made_folder
 from atune.model.jobs import (
     HOPELESS,
@@ -29,7 +29,7 @@ from atune.workers.compile_service import CompileService
 from atune.workers.messages import COMPILE, Session
 from atune.workers.pool import Worker
 from atune.workers.resources import CompilerKilled, ShortOf, space_is_short
-from atune.workers.supervised import DOING, LOST, NOT_ALONE, STARVED, Supervised, failure_in
+from atune.workers.supervised import DOING, NOT_ALONE, STARVED, Supervised, failure_in
 from atune.workers.workers import Workers, shortage
 
 COMPILE_NICE = 5
@@ -179,13 +179,13 @@ class LocalCompileWorker:
         """
         process = self._builds if isinstance(job, BuildJob) else self._code
         most_s = (limit_s or self._limit_s) * (PATIENCE if before == STARVED else 1)
-        alone = before == STARVED or (before == LOST and process is self._code)  # may end the next server, too
+        alone = before == STARVED or (before == SERVER_LOST and process is self._code)  # may end the next server, too
         async with self.workers.alone if alone else nullcontext():
             answer = await process.settled(job, self._late(job, index), most_s)
         failure = failure_in(answer)
         if failure is None and before == NOT_ALONE:
             self.workers.warn_once("spoiled", SPOILED.format(index=index))
-        if failure is None or failure.doubt not in (NOT_ALONE, STARVED, LOST):
+        if failure is None or failure.doubt not in (NOT_ALONE, STARVED, SERVER_LOST):
             return answer
         if failure.doubt == before == STARVED:
             return msgspec.structs.replace(failure, doubt="")

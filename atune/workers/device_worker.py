@@ -157,9 +157,10 @@ class LocalDeviceWorker(Supervised):
         """
         if failure.kind in DOUBTFUL or self._right is None or not self.alive:
             return False
-        again, printed = msgspec.structs.replace(self._right, best_ms=0.0), self.printed  # it is hardly timed
+        again = msgspec.structs.replace(self._right, best_ms=0.0)  # it is hardly timed
+        printed, lost = self.printed, self._lost
         answer = await self._answered(again, failure, self._limit_s)
-        self.printed = printed
+        self.printed, self._lost = printed, lost
         if not isinstance(answer, Measurement):
             return False
         self._accused += 1

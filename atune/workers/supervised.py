@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from atune.errors import RemoteError, ServerLost, UsageError, WorkerLost, WorkerTimeout, translated
-from atune.model.artifact import Failure, FailureKind
+from atune.model.artifact import SERVER_LOST, Failure, FailureKind
 from atune.model.jobs import A, BuildJob, CompareJob, ElaborateJob, Job, LowerJob, MeasureJob, RolesJob, decoded
 from atune.workers.pool import Worker
 from atune.workers.workers import Workers, how_it_ended
@@ -20,7 +20,6 @@ DOING: dict[type, str] = {
 """Activity of a process by job, for messages."""
 NOT_ALONE = "earlier candidates in its process may have caused this"
 STARVED = "it got hardly any CPU time"
-LOST = "the fork server was lost"
 
 
 class Supervised:
@@ -107,7 +106,7 @@ class Supervised:
             return msgspec.structs.replace(late, detail=error.detail, doubt=doubt, kill_s=kill_s)
         except ServerLost as error:
             twice, self._lost = self._lost == index and not isinstance(job, BuildJob), index
-            return Failure(index, "worker_lost", str(error), error.detail, "" if twice else LOST)
+            return Failure(index, "worker_lost", str(error), error.detail, "" if twice else SERVER_LOST)
         except WorkerLost as error:  # SIGKILL and SIGTERM come from outside; SIGSEGV is the candidate's
             how = how_it_ended(error)
             if not error.outside:

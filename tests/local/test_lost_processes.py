@@ -19,7 +19,16 @@ from atune.errors import MachineError
 from atune.frontends.compile_all import compiled
 from atune.frontends.resume import resume
 from atune.frontends.tuner import tune
-from atune.journal.events import BenchmarkFailed, BuildFailed, CompileRepeated, Event, GroupSplit, Warned
+from atune.journal.events import (
+    BenchmarkFailed,
+    BenchmarkRepeated,
+    BenchmarkStarted,
+    BuildFailed,
+    CompileRepeated,
+    Event,
+    GroupSplit,
+    Warned,
+)
 from atune.journal.reader import read
 from atune.model.candidate import config_key, numbered
 from atune.model.settings import CompileSettings
@@ -177,6 +186,27 @@ async def test_a_killed_fork_server_changes_nothing_of_the_result(share: float, 
     assert run.measured() == all_but() and not run.of(BuildFailed)
     assert (run.result.measured, run.result.failed, run.result.remaining) == (TOTAL, 0, 0)
     assert [e for e in run.of(Warned) if "fork server was lost" in e.message]
+
+
+async def test_a_candidate_whose_repetition_was_lost_with_all_processes_is_not_blamed() -> None:
+    """Its process was killed at first, and the fork server when it was measured again."""
+    machine, starts = machine_for(), list[Event]()
+
+    def act(events: list[Event]) -> None:
+        if not (isinstance(events[-1], BenchmarkStarted) and events[-1].index == 2):
+            return
+        starts.append(events[-1])
+        [device] = machine._devices
+        assert device._worker is not None
+        if len(starts) == 1:
+            os.kill(device._worker.pid, signal.SIGKILL)
+        if len(starts) == 2:
+            os.kill(device._worker.pid, signal.SIGSTOP)  # it answers no more
+            kill_server(machine)
+
+    run = await finished(machine, act=act)
+    assert run.measured() == all_but() and len(starts) == 3
+    assert [event.index for event in run.of(BenchmarkRepeated)].count(2) == 2
 
 
 async def test_a_finalist_that_takes_all_processes_along_costs_the_final() -> None:

@@ -1,16 +1,19 @@
-"""Loading the workload's file in workers: no candidate's deadline covers it, and a kill from outside is survived."""
+"""Loading libraries, and the workload's file in workers: no deadline covers it, and a kill from outside is survived."""
 
 from __future__ import annotations
 
+import gc
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from atune.errors import WorkerError
-from atune.model.artifact import Lowered
+from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key
 from atune.model.jobs import LowerJob
 from atune.model.settings import CompileSettings
+from atune.stages.loader import load
 from atune.workers.machine import LocalMachine
 from atune.workload.pickling import FileRef
 
@@ -40,6 +43,18 @@ def machine_of(tmp_path: Path, mark: Path, prologue: str, monkeypatch: pytest.Mo
     file.write_text(SOURCE.format(prologue=COUNT.format(mark=str(mark)) + prologue))
     settings = CompileSettings(workers=1, compile_timeout_s=3.0, store=False)
     return LocalMachine(FileRef(str(file), "WORK"), target="c", devices=("all",), compile=settings)
+
+
+def test_a_librarys_module_outlives_who_loaded_it(tmp_path: Path) -> None:
+    """Two loads of a library share its handles, and those of the first launch are of one module alone."""
+    (tmp_path / "f.c").write_text("int __tvm_ffi_f(void* self, void* args, int n, void* result) { return 0; }")
+    subprocess.run(["gcc", "-shared", "-fPIC", "f.c", "-o", "f.so"], cwd=tmp_path, check=True)
+    path = str(tmp_path / "f.so")
+    launch = load(Artifact(0, path, "f", (), "cuda"))
+    launch()
+    del launch
+    gc.collect()
+    assert path in Path("/proc/self/maps").read_text()
 
 
 async def test_loading_is_in_no_candidates_deadline(
