@@ -122,6 +122,12 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], tuple[BundledKernel, ..
     try:
         if wrong := [name for name, kind in FIELDS.items() if not _fits(plain.get(name), kind)]:
             raise ValueError(f"it has no {wrong[0]}, or another kind of it")
+        if not (
+            plain["target"] == "c" or (plain["target"] == "cuda" and re.fullmatch(r"sm_\d{2,4}[af]?", plain["arch"]))
+        ):
+            raise ValueError("its target is none that bundles have")
+        if not all(re.fullmatch(r"[\w.-]+", name) and _fits(wanted, str) for name, wanted in plain["requires"].items()):
+            raise ValueError("what it requires is no package's version")
         kernels = tuple(map(_kernel, plain["problems"]))
         for name in plain["files"]:
             checked(folder, name, plain["files"])

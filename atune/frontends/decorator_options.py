@@ -8,13 +8,14 @@ from typing import Annotated, Any, Literal, Required
 import msgspec
 
 from atune.engine.start import EngineSettings
+from atune.engine.strategies import check_given
 from atune.errors import SpaceError, UsageError, WorkloadError
 from atune.frontends.options import ListenOptions, RunOptions, check_target
 from atune.frontends.tuner import RunPlan
 from atune.model.candidate import COMPILE_FLAGS, RESERVED, Config, check_reserved
 from atune.model.device import device_names
 from atune.model.options import Count, checked, complete, option, path, refuse_unknown
-from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.model.space import Constraint, Space
 from atune.reporting.log import event_log
 from atune.workers.result_cache import ResultCache
@@ -266,4 +267,7 @@ def tuning_options(tuning: str | Mapping[str, Any] | None) -> dict[str, Any]:
     benchmark = {name: value for name, value in chosen.items() if name in _BENCHMARK}
     compile = {name: value for name, value in chosen.items() if name in _COMPILE}
     run = checked("tuning", {name: chosen[name] for name in _RUN if name in chosen}, RunOptions)
+    if "budget" in run:
+        run["budget"] = Budget.parse(run["budget"])
+    check_given(run.get("strategy"), pipeline=run.get("pipeline", True))
     return {"benchmark": BenchmarkSettings(**benchmark), "compile": CompileSettings(**compile), **run}

@@ -81,8 +81,8 @@ class EngineOptions(TypedDict, total=False):
     )]
     budget: Annotated[int | str | Budget | None, option(
         "Stop after N candidates, a share of them, or a time (90s, 2m, 1h). Or at the first of several (40,90s). With "
-        "auto, once another is hardly 2 % better. None tries the whole space. A budget covers all parts of a resumed "
-        "run.",
+        "auto, after eight in a row of which none is 2 % faster. None tries the whole space. A budget covers all parts "
+        "of a resumed run.",
         check=lambda where, value: Budget.parse(value),
         flag="--budget", metavar="N|10%|90s|auto", unset="all", page="search.md#budgets", group="search",
     )]

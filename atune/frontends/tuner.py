@@ -138,7 +138,7 @@ class RunPlan:
     log: Log | None = None
     progress: bool | None = None
     cache: ResultCache | None = None
-    """Where the run is indexed, and its journal lies if nobody gave one; None for the user's."""
+    """Where the run is found again, and its journal lies if nobody gave one; None for the user's."""
     begun: Begun | None = None
     """The open journal that `ResultCache.begin` returned, with its events; its folder may lack one."""
     shared: Shared | None = None
@@ -164,7 +164,7 @@ class RunPlan:
         return cls(
             settings=settings,
             target=given["target"],
-            devices=device_names(given["devices"]),
+            devices=device_names(given["devices"]) if given["machine"] is None else ("all",),
             cluster=given["cluster"],
             machine=given["machine"],
             journal=None if given["journal"] is None else Path(given["journal"]),
@@ -226,7 +226,7 @@ class Tuner:
     def _prepare(self, workload: Workload | FileRef | str | None, plan: RunPlan) -> None:
         self._settings, self._begun = plan.settings, plan.begun
         self._cache: ResultCache | None = None
-        """Where the run is indexed; None for a machine of the caller's own."""
+        """Where the run is found again; None for a machine of the caller's own."""
         self._default_journal: str | None = None
         """The name of the journal that is made in the cache; None where there is one."""
         self._journal_path = plan.journal

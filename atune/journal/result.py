@@ -516,8 +516,10 @@ class Result:
         write_output(os.fspath(path), _above("reporting.report.report")(self.journal).encode())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what belongs to this process: the kernel is loaded again where it is asked for."""
-        return {name: value for name, value in self.__dict__.items() if name != "kernel"}
+        """Leave out what is computed from the rest, and the kernel, which is loaded again where it is asked for."""
+        kinds = (vars(kind).items() for kind in type(self).__mro__)
+        computed = {name for kind in kinds for name, value in kind if isinstance(value, cached_property)}
+        return {name: value for name, value in self.__dict__.items() if name not in computed}
 
     def __str__(self) -> str:
         """Return what the command line prints of it."""

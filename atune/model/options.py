@@ -328,7 +328,7 @@ def likely(name: str, known: Mapping[str, str], elsewhere: Mapping[str, str]) ->
     found = [option for option in found if option in known] or found
     if not found and name not in MEANT:
         found = get_close_matches(name.lower(), [*known, *elsewhere], n=1, cutoff=0.7)
-    return f"; did you mean {' or '.join(ways[option] for option in found)}?" if found else ""
+    return f"; did you mean {' or '.join(dict.fromkeys(ways[option] for option in found))}?" if found else ""
 
 
 def meant(name: str, known: Iterable[str]) -> str:

@@ -38,7 +38,7 @@ class Budget(Settings, frozen=True, kw_only=True):
         "How many candidates are tried, in percent of the space.",
     )] = None
     auto: Annotated[bool, option(
-        "Stop once another candidate is hardly 2 % better; at the latest after a tenth, or after 16 if that is more.",
+        "Stop after eight in a row of which none is 2 % faster; at the latest after a tenth, or 16 if that is more.",
     )] = False
     # fmt: on
 

@@ -290,6 +290,9 @@ def test_what_is_no_manifest_is_refused(content: str, tmp_path: Path) -> None:
         {"problems": [entry("twice", {"n": 64}, calls=[0, None])]},
         {"problems": []},
         {"without": "cpu"},
+        {"target": "hip"},
+        {"target": "cuda", "arch": "my card"},
+        {"requires": {"evil'; rm": ">=1"}},
     ],
 )
 def test_a_manifest_with_other_content_is_refused(fields: Any, tmp_path: Path) -> None:

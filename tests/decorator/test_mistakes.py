@@ -15,6 +15,8 @@ from decorated import shift, shift_any
 import atune
 from atune.errors import UsageError, WorkloadError
 from atune.frontends.cli.main import main
+from atune.frontends.decorator_options import tuning_options
+from atune.model.settings import Budget
 
 
 def test_a_function_that_returns_no_space_is_told_so(tmp_path: Path) -> None:
@@ -167,3 +169,12 @@ def test_a_method_is_refused_where_it_is_decorated() -> None:
         class Layer:
             @atune.autotune(space={"block": [16, 64]})
             def scaled(self, n: int, block: int = 16) -> None: ...
+
+
+def test_tuning_takes_what_tune_takes_and_refuses_what_it_refuses(tmp_path: Path) -> None:
+    assert tuning_options({"preset": "quick", "budget": None})["budget"] == Budget()
+    with pytest.raises(UsageError, match="strategy 'bayesian' learns while candidates compile"):
+        atune.autotune(shift, space={"block": [16]}, tuning={"strategy": "bayesian", "pipeline": False})
+    kernel = atune.autotune(shift, space={"block": [16]}, tune_on=lambda A, **_: {"block": 16}, cache=tmp_path)
+    with pytest.raises(UsageError, match="tune_on must return arguments of the call, and 'block' is tuned"):
+        kernel(torch.zeros(64))
