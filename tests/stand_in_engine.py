@@ -35,8 +35,7 @@ class Engine:
         """Blocks that are not measured."""
 
     async def __call__(self, workload: Workload, plan: RunPlan) -> Result:
-        settings = vars(plan.settings)
-        self.runs.append((workload, {**vars(plan), **settings, "refresh": settings["cache"] == "refresh"}))
+        self.runs.append((workload, {**vars(plan), **vars(plan.settings)}))
         await anyio.sleep(self.seconds)
         if self.error is not None:
             raise self.error

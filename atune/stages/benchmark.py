@@ -59,7 +59,7 @@ def begin(info: DeviceInfo) -> str:
         device.stream = DeviceStream(info.id)
         device.timer = make_timer(device.stream)  # which allocates, and so makes the context
     uuid = "" if info.id == "cpu" else f"GPU-{torch.cuda.get_device_properties(0).uuid}"
-    if info.uuid and uuid != info.uuid:
+    if uuid and info.uuid and uuid != info.uuid:
         raise RuntimeError(f"asked for {info.uuid}, CUDA shows {uuid}")
     return uuid
 
