@@ -86,7 +86,7 @@ def untrusted(path: str | os.PathLike[str]) -> str:
     real, roots = Path(path).resolve(), [folder.resolve() for folder in (cache_folder(), *_named)]
     inside = any(real.is_relative_to(root) for root in roots)
     for one in (real, *real.parents) if inside else (real,):
-        with suppress(FileNotFoundError):  # what is made there will be this user's
+        with suppress(FileNotFoundError, NotADirectoryError):  # what is made there will be this user's
             status = one.stat()
             if status.st_uid not in (0, os.getuid()) or status.st_mode & 0o022:
                 whose = "others may write" if status.st_mode & 0o022 else "another user owns"
