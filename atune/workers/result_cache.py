@@ -201,18 +201,20 @@ class ResultCache:
         return None
 
     def _is_claimed(self, key: ResultKey, mine: str) -> bool:
-        """Tell whether a run writes one of the cache's own journals of this key, but `mine`."""
+        """Tell whether a run of this key, or one without a header yet, writes a journal of the cache, but `mine`."""
         for real in self._own(key):
             with contextlib.suppress(OSError):
                 if str(real) != os.path.realpath(mine) and is_written(real):
-                    return True
+                    run = self._run(str(real))
+                    if run is None or run.key == key.text:
+                        return True
         return False
 
     def _continued(self, key: ResultKey, header: RunStarted, still: Still | None, again: bool) -> Begun:
         """Reopen the newest interrupted run of the same work that may be continued; no journal where there is none."""
         for real in [] if again else self._own(key):
             run = self._run(str(real))
-            if run is None or run.end is not None:
+            if run is None or run.end is not None or run.key != key.text:
                 continue
             with contextlib.suppress(JournalError):  # another run has just reopened it
                 journal, past = Journal.reopen(real)
@@ -230,15 +232,17 @@ class ResultCache:
     def note(self, path: str | os.PathLike[str], key: ResultKey | None = None) -> None:
         """Link the journal at `path` where it is found, unless it lies there: by its `key`, or else by `runs` alone."""
         real = Path(path).resolve()
-        if self._owns(real) and (key is None or KEYED.match(real.name)):
+        if self._owns(real) and (key is None or real.name.startswith(key.text)):
             return
-        link, before = self._link(real, key), self._link(real)
+        link, unkeyed = self._link(real, key), self._link(real).name
         try:
             make_private_folder(str(link.parent))
             with contextlib.suppress(FileExistsError):
                 link.symlink_to(real)
-            if key is not None:
-                before.unlink(missing_ok=True)
+            # A journal has one link: what was at its path before may have had another key.
+            for file in [] if key is None else self._files():
+                if file.name.endswith(unkeyed) and file.name != link.name and file.is_symlink():
+                    os.unlink(file.path)
         except OSError as error:
             self._warn_unusable(error)
 
@@ -269,8 +273,8 @@ class ResultCache:
     ) -> tuple[StoredRun | None, StoredRun | None]:
         """Return the newest run that has the result under `key`; else None, and the newest of another kernel."""
         other: StoredRun | None = None
-        for run in self._answering(self._keyed(key.text)):
-            if run.key == key.text and _serves(run, header):
+        for run in self._answering(key.text):
+            if _serves(run, header):
                 if _is_same(run, still):
                     return run, None
                 of_others = header and run.parts and not same_problem(run.parts.tuned_for, header.arguments)
@@ -299,8 +303,7 @@ class ResultCache:
     def known(self, work: str, configs: Iterable[Config]) -> dict[str, Known]:
         """Return the outcomes of `configs` in earlier runs of the same work, by config key."""
         wanted, found = {config_key(config) for config in configs}, list[dict[str, Known]]()
-        runs = [run for file in self._keyed(work=work) if (run := self._run(file.path)) and run.parts]
-        for run in sorted(runs, key=lambda run: run.time, reverse=True)[:MOST_READ]:
+        for run in self._runs_of(work=work)[:MOST_READ]:
             known = known_of(State.of(self.events(run)))
             found.append({name: one for name, one in known.items() if name in wanted})
         return {name: one for known in reversed(found) for name, one in known.items()}
@@ -322,7 +325,7 @@ class ResultCache:
         another name with this source.
         """
         newest: dict[str, StoredRun] = {}
-        for run in self._answering(self._keyed(key, work, kernel if source is None else None)):
+        for run in self._answering(key, work, kernel if source is None else None):
             if kernel is None or run.header.workload == kernel or run.header.kernel == source:
                 newest.setdefault(run.key, run)
         return [*newest.values()]
@@ -343,9 +346,13 @@ class ResultCache:
         None: forget everything. Returns the number of results.
         """
         found = self.answers() if results is None else list(results)
-        works = {run.parts.work for run in found if run.parts is not None}
-        files = self._files() if results is None else (file for work in works for file in self._keyed(work=work))
-        self._delete([Path(file.path) for file in files])
+        if results is None:
+            files = [*self._files()]
+        else:
+            works = {run.parts.work for run in found if run.parts is not None}
+            named = [(work, file) for work in works for file in self._keyed(work=work)]
+            files = [file for work, file in named if (run := self._run(file.path)) is None or run.key.endswith(work)]
+        self._delete(Path(file.path) for file in files)
         return len(found)
 
     def _tidy(self) -> None:
@@ -446,11 +453,18 @@ class ResultCache:
                     found.append((file.stat().st_mtime, real))
         return [real for _, real in sorted(found, reverse=True)]
 
-    def _answering(self, files: Iterable[os.DirEntry[str]]) -> list[StoredRun]:
-        """Return the runs in `files` that have a result, the newest first."""
-        runs = (self._run(file.path) for file in files)
-        answering = (run for run in runs if run is not None and run.entry is not None)
-        return sorted(answering, key=lambda run: run.time, reverse=True)
+    def _runs_of(self, key: str = "", work: str = "", kernel: str | None = None) -> list[StoredRun]:
+        """Return the runs that have such a key, the newest first. The arguments are those of `_keyed`.
+
+        A name is a first guess: since a journal was linked, a run of another key may have taken its path.
+        """
+        runs = (self._run(file.path) for file in self._keyed(key, work, kernel))
+        found = (run for run in runs if run and run.key and run.key.startswith(key) and run.key.startswith(work, 16))
+        return sorted(found, key=lambda run: run.time, reverse=True)
+
+    def _answering(self, key: str = "", work: str = "", kernel: str | None = None) -> list[StoredRun]:
+        """Return those of `_runs_of` that have a result."""
+        return [run for run in self._runs_of(key, work, kernel) if run.entry is not None]
 
     def _run(self, path: str) -> StoredRun | None:
         """Return the run of the journal at `path`; None where it has not begun, or is damaged, with a warning once."""

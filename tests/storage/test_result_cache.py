@@ -175,6 +175,45 @@ def test_known_outcomes_are_those_of_the_same_work_the_newest_of_each(cache: Res
     assert cache.known(key_of(events(1.0, versions={"atune": "2"})).work, CONFIGS) == {}
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_run_of_other_work_at_the_path_of_a_linked_journal_counts_by_its_own_key(
+    cache: ResultCache, tmp_path: Path, ends: bool
+) -> None:
+    """In look-ups, in what is known and in what is cleared; and a journal has one link."""
+    old, new = events(1.0, digests="d"), events(9.0, digests="d", finished=ends, models=("H100",))
+    path, own_one = tmp_path / "mine.jsonl", put(cache, events(8.0, models=("H100",)))
+    put(cache, old, path)
+    [link] = [file for file in cache.journals.rglob("*.jsonl") if file.name.startswith(key_of(old).text)]
+    path.unlink()
+    put(cache, new, path)
+    assert not link.is_symlink() and len(cache.runs()) == 2
+    link.symlink_to(path)  # that of a run that was killed
+    for key in (key_of(old).text, key_of(old).text[:12]):
+        assert cache.answers(key=key) == [] == cache.answers(work=key_of(old).work)
+    assert run_of(cache, old) is None and cache.known(key_of(old).work, CONFIGS) == {}
+    elsewhere = put(cache, old, tmp_path / "other.jsonl")
+    assert cache.clear(cache.answers(key=key_of(old).text)) == 1 and own_one.exists() and elsewhere.exists()
+    assert sorted(found for found, _ in cache.runs()) == sorted([own_one, path])
+    begun = cast(RunStarted, old[0])
+    assert opened(cache, begun)[1] == []
+
+
+def test_an_interrupted_run_of_other_work_is_neither_continued_nor_waited_for(cache: ResultCache) -> None:
+    """Also where a name in the cache's own folder says that its work is the same."""
+    old, new = events(1.0), events(9.0, finished=False, versions={"atune": "2"})
+    path = put(cache, old, cache.journals / "mine.jsonl")
+    path.unlink()
+    with Journal.create(path) as journal:
+        for event in new:
+            journal.append(event)
+        begun, past = opened(cache, cast(RunStarted, old[0]))
+        assert begun.path != str(path) and past == []
+    begun.close()
+    begun, past = opened(cache, cast(RunStarted, old[0]))
+    begun.close()
+    assert begun.path != str(path) and past == []
+
+
 def test_runs_that_recorded_nothing_take_no_place_of_known_ones(cache: ResultCache) -> None:
     put(cache, found := events(3.0, 1.0))
     header = found[0]
