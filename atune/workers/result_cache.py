@@ -356,9 +356,10 @@ class ResultCache:
         return len(found)
 
     def _tidy(self) -> None:
-        """Delete the oldest of the cache's journals beyond `MOST_BYTES`, a set's folder as one, and links to nothing.
+        """Delete the oldest of the cache's journals beyond `MOST_BYTES`, a set's folder as one, and links to lost ones.
 
-        A journal that was dated by a clock that was ahead becomes older than those that came after it.
+        A journal that was dated by a clock that was ahead becomes older than those that came after it. A link to what
+        is gone elsewhere stays until a look-up: its file system may come back.
         """
         units: dict[Path, tuple[float, int, list[Path]]] = {}
         now, is_set = time.time(), cache(set_folder.is_set)
@@ -379,7 +380,8 @@ class ResultCache:
             if total > MOST_BYTES:
                 self._delete(paths)
                 total -= 0 if any(path.exists() for path in paths) else size  # a run may write it
-        self._delete(Path(file.path) for file in self._files() if not os.path.exists(file.path))
+        links = [Path(file.path) for file in self._files() if not os.path.exists(file.path)]
+        self._delete(link for link in links if self._owns(link.resolve()))
 
     def _delete(self, paths: Iterable[Path]) -> None:
         """Delete the cache's own journals at `paths`, or linked there, but those that a run writes; and the links."""

@@ -395,6 +395,22 @@ def test_the_oldest_journals_go_but_nobodys_own_and_none_that_is_written(
     assert len(cache.runs()) == 4
 
 
+def test_a_journal_whose_folder_is_away_while_another_run_ends_is_found_again(
+    cache: ResultCache, tmp_path: Path
+) -> None:
+    """But what was deleted from the cache's own folder leaves no link."""
+    (nfs := tmp_path / "nfs").mkdir()
+    mine, inside = put(cache, events(1.0), nfs / "mine.jsonl"), put(cache, events(1.0, code="g"))
+    nfs.rename(tmp_path / "away")
+    inside.unlink()
+    last = put(cache, events(1.0, code="h"))
+    (tmp_path / "away").rename(nfs)
+    found = run_of(cache, events(1.0))
+    assert found is not None and found.path == str(mine)
+    assert sorted(path for path, _ in cache.runs()) == sorted([mine, last])
+    assert len([path for path in cache.journals.rglob("*.jsonl") if path.is_symlink()]) == 2
+
+
 # What the key covers
 
 
