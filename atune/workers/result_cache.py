@@ -343,7 +343,7 @@ class ResultCache:
     def clear(self, results: Iterable[StoredRun] | None = None) -> int:
         """Forget `results` and all runs of the same work, and delete their journals where these are the cache's own.
 
-        None: forget everything. Returns the number of results.
+        None: forget everything. Returns the number of results that answer no more.
         """
         found = self.answers() if results is None else list(results)
         if results is None:
@@ -353,7 +353,7 @@ class ResultCache:
             named = [(work, file) for work in works for file in self._keyed(work=work)]
             files = [file for work, file in named if (run := self._run(file.path)) is None or run.key.endswith(work)]
         self._delete(Path(file.path) for file in files)
-        return len(found)
+        return len({run.key for run in found} - {run.key for run in self.answers()})
 
     def _tidy(self) -> None:
         """Delete the oldest of the cache's journals beyond `MOST_BYTES`, a set's folder as one, and links to lost ones.
@@ -388,12 +388,11 @@ class ResultCache:
         for path in paths:
             with contextlib.suppress(OSError):
                 real = path.resolve()
-                if self._owns(real) and is_journal(real):
-                    if is_written(real):
-                        continue
-                    self._remove(real)
-                if path.is_symlink():
-                    self._remove(path)
+                is_own = self._owns(real) and is_journal(real)
+                if is_own and is_written(real):
+                    continue
+                for one in [real] * is_own + [path] * path.is_symlink():
+                    self._remove(one)
 
     def _remove(self, path: Path) -> None:
         """Remove a journal of the cache's own, and its set's folder with the last; or a link. Raises `OSError`.
@@ -402,9 +401,10 @@ class ResultCache:
         """
         folder = path.parent
         places = [self.folder, self.journals, folder, *([] if path.is_symlink() else [path])]
-        if why := next(filter(None, map(untrusted, places)), ""):
-            _warn(f"no journal of the result cache is deleted: {why}")
-            return
+        for place in places:
+            if why := untrusted(place, "no journal of the result cache is deleted there"):
+                _warn(why)
+                return
         path.unlink()
         lock, index = folder / set_folder.LOCK, folder / set_folder.INDEX
         left = {*folder.iterdir()}
