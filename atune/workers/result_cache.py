@@ -57,6 +57,8 @@ Still = Callable[[Any, Sequence[tuple[Config, str]]], bool]
 MOST_BYTES = 256 << 20
 """Most bytes of the cache's journals. The oldest are deleted, a set as one; the newest, and those that a run writes,
 stay."""
+NEW_S = 60.0
+"""Seconds for which an empty journal stays: a run may be about to lock it."""
 MOST_READ = 8
 """Most journals that known outcomes are read from, the newest first."""
 LASTING = ("lower", "codegen", "compile", "launch", "out_of_bounds", "mismatch", "non_finite", "unwritten")
@@ -356,12 +358,13 @@ class ResultCache:
         return len({run.key for run in found} - {run.key for run in self.answers()})
 
     def _tidy(self) -> None:
-        """Delete the oldest of the cache's journals beyond `MOST_BYTES`, a set's folder as one, and links to lost ones.
+        """Delete the oldest of the cache's journals beyond `MOST_BYTES`, a set's folder as one, and what holds no run.
 
-        A journal that was dated by a clock that was ahead becomes older than those that came after it. A link to what
-        is gone elsewhere stays until a look-up: its file system may come back.
+        Links to journals that it had hold none, and files that killed programs left empty. A link to what is gone
+        elsewhere stays until a look-up: its file system may come back. A journal that was dated by a clock that was
+        ahead becomes older than those that came after it.
         """
-        units: dict[Path, tuple[float, int, list[Path]]] = {}
+        units, empty = dict[Path, tuple[float, int, list[Path]]](), list[Path]()
         now, is_set = time.time(), cache(set_folder.is_set)
         for file in self._files():
             if file.is_symlink():
@@ -371,6 +374,8 @@ class ResultCache:
                 if written > now and is_journal(path):
                     written = now - 2  # more than the clock that dates files lags
                     os.utime(path, (written, written))
+                if not size and written < now - NEW_S:
+                    empty.append(path)
                 unit = path.parent if is_set(path.parent) else path
                 latest, before, paths = units.get(unit, (0.0, 0, []))
                 units[unit] = max(latest, written), before + size, [*paths, path]
@@ -381,18 +386,19 @@ class ResultCache:
                 self._delete(paths)
                 total -= 0 if any(path.exists() for path in paths) else size  # a run may write it
         links = [Path(file.path) for file in self._files() if not os.path.exists(file.path)]
-        self._delete(link for link in links if self._owns(link.resolve()))
+        self._delete([*empty, *(link for link in links if self._owns(link.resolve()))])
 
     def _delete(self, paths: Iterable[Path]) -> None:
         """Delete the cache's own journals at `paths`, or linked there, but those that a run writes; and the links."""
         for path in paths:
             with contextlib.suppress(OSError):
                 real = path.resolve()
-                is_own = self._owns(real) and is_journal(real)
+                is_own = self._owns(real) and (is_journal(real) or _is_empty(real))
                 if is_own and is_written(real):
                     continue
-                for one in [real] * is_own + [path] * path.is_symlink():
-                    self._remove(one)
+                for one, goes in ((real, is_own), (path, path.is_symlink())):
+                    if goes:
+                        self._remove(one)
 
     def _remove(self, path: Path) -> None:
         """Remove a journal of the cache's own, and its set's folder with the last; or a link. Raises `OSError`.
@@ -522,6 +528,11 @@ def _moment() -> str:
 def _real(path: str) -> str:
     """Return the path of a listed journal, or of the one that it is a link to."""
     return os.path.realpath(path) if os.path.islink(path) else path
+
+
+def _is_empty(real: Path) -> bool:
+    """Tell whether a journal has no byte yet, or its program was killed before it wrote one."""
+    return real.suffix == ".jsonl" and real.is_file() and real.stat().st_size == 0
 
 
 def _stamp(path: str) -> tuple[int, int, int]:

@@ -303,6 +303,22 @@ def test_nothing_but_the_caches_own_journals_is_deleted(
     assert cache.runs() == [] or how == "no journal"
 
 
+def test_what_a_killed_program_left_empty_is_deleted(cache: ResultCache) -> None:
+    """When another run ends, or with everything; but nothing that a run writes, or is about to lock."""
+    (folder := cache.journals / "set").mkdir(parents=True)
+    begun, _ = opened(cache, cast(RunStarted, events(1.0)[0]))
+    dead, new, other = folder / "0000.jsonl", cache.new_path("new"), cache.journals / "empty.txt"
+    for path in (dead, folder / "set.json", new, other):
+        path.touch()
+    for path in (dead, Path(begun.path), other):
+        os.utime(path, (1.0, 1.0))
+    done = put(cache, events(1.0, code="g"))
+    assert not folder.exists() and sorted(own(cache)) == sorted([Path(begun.path), new, done])
+    cache.clear()
+    assert own(cache) == [Path(begun.path)] and other.exists()
+    begun.close()
+
+
 @pytest.mark.parametrize("beside", ["set.json", "set.lock", "notes.txt", "a lock that is held"])
 def test_the_folder_of_a_set_goes_with_its_last_journal_unless_it_holds_more(cache: ResultCache, beside: str) -> None:
     for number in range(2):
