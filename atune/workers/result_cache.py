@@ -134,7 +134,8 @@ def stored_run(path: str, *, whole: bool = False) -> StoredRun | None:
 
 
 _read: dict[str, tuple[tuple[int, int, int], StoredRun | None]] = {}
-"""What this process has read, by path: the file's identity, time and size then, and its run; None for a damaged one."""
+"""What this process has read, by path: the file's identity, time and size then, and its run; None for a
+damaged one, and one that has not begun."""
 
 
 def known_of(state: State) -> dict[str, Known]:
@@ -218,11 +219,15 @@ class ResultCache:
             run = self._run(str(real))
             if run is None or run.end is not None or run.key != key.text:
                 continue
-            with contextlib.suppress(JournalError):  # another run has just reopened it
+            try:
                 journal, past = Journal.reopen(real)
-                if _continues(past, header, still):
-                    return journal, past
-                journal.close()
+            except JournalError as error:
+                if not isinstance(error.__cause__, OSError):  # another run has just reopened it, or removed it
+                    _leave_out(str(real), error)
+                continue
+            if _continues(past, header, still):
+                return journal, past
+            journal.close()
         return None, []
 
     def add(self, path: str | os.PathLike[str]) -> None:

@@ -258,6 +258,22 @@ def test_records_that_turn_out_to_be_damaged_are_a_miss(cache: ResultCache) -> N
     assert run_of(cache, events(3.0, 1.0)) is None
 
 
+def test_an_interrupted_run_whose_records_are_damaged_is_left_out_once(cache: ResultCache) -> None:
+    run = events(3.0, 1.0, finished=False)
+    header = cast(RunStarted, run[0])
+    with opened(cache, header)[0] as journal:
+        for event in run:
+            journal.append(event)
+    path = Path(journal.path)
+    path.write_bytes(path.read_bytes().replace(b'"block":16', b'"block":17', 1))
+    with pytest.warns(RuntimeWarning, match=r"is left out: .*does not match its checksum"):
+        begun, past = opened(cache, header)
+    begun.close()
+    assert begun.path != journal.path and past == []
+    opened(cache, header)[0].close()  # it says so once, and does not read it again
+    assert len(own(cache)) == 1 and path.exists()
+
+
 # The clock
 
 
