@@ -98,6 +98,16 @@ def test_a_warning_is_one_line(tmp_path: Path) -> None:
     assert line.startswith("atune: warning: ") and str(tmp_path) in line
 
 
+@pytest.mark.parametrize("command", ["ls", "clear", "export"])
+@pytest.mark.parametrize("option", ["--kernel", "--key"])
+def test_an_empty_choice_is_refused(
+    cache: ResultCache, capsys: pytest.CaptureFixture[str], command: str, option: str
+) -> None:
+    """A variable of the shell that is not set does not mean all results."""
+    assert f"{option} is empty" in printed(capsys, command, option, "", status=2)
+    assert len(cache.entries()) == 2
+
+
 def test_mistakes(cache: ResultCache, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "cannot write" in printed(capsys, "export", "-o", str(tmp_path / "none" / "x"), status=2)
     for chosen in (("--kernel", "nope"), ("--key", "zz")):
