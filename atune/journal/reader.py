@@ -153,25 +153,30 @@ def read(path: str | Path) -> list[AnyEvent]:
 def ends(path: str | Path) -> tuple[RunStarted | None, AnyEvent | None]:
     """Return the first and the last event of the journal at `path`, and read no other; None for an incomplete line.
 
-    Raises `JournalError` where the first line is no header, and `OSError`.
+    The last event is that of the last whole line: a torn tail is left out. Raises `JournalError` where the first line
+    is no header, and `OSError`.
     """
     reader = JournalReader(path)
     with regular_file(path) as file:
         first, size = file.readline(MAX_LINE_BYTES), file.seek(0, os.SEEK_END)
         if not first.endswith(b"\n"):
             return None, None
-        last, tail = b"", _TAIL_BYTES
-        while b"\n" not in last[:-1] and len(last) < min(size, MAX_LINE_BYTES):
+        for tail in _TAILS:
             file.seek(max(0, size - tail))
-            last, tail = file.read(tail), 16 * tail
+            last = file.read(tail)
+            if last.count(b"\n") > 2 or tail >= size:
+                break
     if (body := _body(first)) is None:
         raise reader.damaged(1)
     header = reader.event(1, body, unfit(first))
-    return cast(RunStarted, header), parse_line(last[last.rfind(b"\n", 0, -1) + 1 :])
+    *lines, torn = last.split(b"\n")
+    if len(lines) > 1 and not torn and _body(lines[-1]) is None:  # a torn line may end with a line feed, too
+        lines.pop()
+    return cast(RunStarted, header), parse_line(lines[-1] + b"\n") if lines else None
 
 
-_TAIL_BYTES = 16 * 1024
-"""Bytes in which a journal's last event is looked for at first."""
+_TAILS = (1 << 14, 1 << 18, 1 << 22, 3 * MAX_LINE_BYTES)
+"""Bytes at a journal's end in which its last event is looked for: with the line before it, and a torn one behind it."""
 
 
 def is_journal(path: str | Path) -> bool:

@@ -78,10 +78,10 @@ def is_cached(path: str) -> bool:
     return any(real.is_relative_to(folder.resolve()) for folder in (cache_folder(), *_named))
 
 
-def untrusted(path: str | os.PathLike[str]) -> str:
+def untrusted(path: str | os.PathLike[str], so: str = "no library is kept there, or loaded from there") -> str:
     """Return why code in `path` may be another user's: whose it is, or who may write it; empty where that is this user.
 
-    The same holds for each folder above it, up to the cache's own. Root may do everything anyway.
+    The same holds for each folder above it, up to the cache's own. Root may do everything anyway. `so`: what follows.
     """
     real, roots = Path(path).resolve(), [folder.resolve() for folder in (cache_folder(), *_named)]
     inside = any(real.is_relative_to(root) for root in roots)
@@ -91,7 +91,7 @@ def untrusted(path: str | os.PathLike[str]) -> str:
             if status.st_uid not in (0, os.getuid()) or status.st_mode & 0o022:
                 whose = "others may write" if status.st_mode & 0o022 else "another user owns"
                 own = f"set {CACHE_VARIABLE} to a folder that is yours alone"
-                return f"{whose} {one}, so that no library is kept there, or loaded from there: {own}"
+                return f"{whose} {one}, so that {so}: {own}"
         if one in roots:
             break
     return ""

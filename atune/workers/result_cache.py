@@ -57,6 +57,8 @@ Still = Callable[[Any, Sequence[tuple[Config, str]]], bool]
 MOST_BYTES = 256 << 20
 """Most bytes of the cache's journals. The oldest are deleted, a set as one; the newest, and those that a run writes,
 stay."""
+NEW_S = 60.0
+"""Seconds for which an empty journal stays: a run may be about to lock it."""
 MOST_READ = 8
 """Most journals that known outcomes are read from, the newest first."""
 LASTING = ("lower", "codegen", "compile", "launch", "out_of_bounds", "mismatch", "non_finite", "unwritten")
@@ -132,7 +134,8 @@ def stored_run(path: str, *, whole: bool = False) -> StoredRun | None:
 
 
 _read: dict[str, tuple[tuple[int, int, int], StoredRun | None]] = {}
-"""What this process has read, by path: the file's identity, time and size then, and its run; None for a damaged one."""
+"""What this process has read, by path: the file's identity, time and size then, and its run; None for a
+damaged one, and one that has not begun."""
 
 
 def known_of(state: State) -> dict[str, Known]:
@@ -201,24 +204,30 @@ class ResultCache:
         return None
 
     def _is_claimed(self, key: ResultKey, mine: str) -> bool:
-        """Tell whether a run writes one of the cache's own journals of this key, but `mine`."""
+        """Tell whether a run of this key, or one without a header yet, writes a journal of the cache, but `mine`."""
         for real in self._own(key):
             with contextlib.suppress(OSError):
                 if str(real) != os.path.realpath(mine) and is_written(real):
-                    return True
+                    run = self._run(str(real))
+                    if run is None or run.key == key.text:
+                        return True
         return False
 
     def _continued(self, key: ResultKey, header: RunStarted, still: Still | None, again: bool) -> Begun:
         """Reopen the newest interrupted run of the same work that may be continued; no journal where there is none."""
         for real in [] if again else self._own(key):
             run = self._run(str(real))
-            if run is None or run.end is not None:
+            if run is None or run.end is not None or run.key != key.text:
                 continue
-            with contextlib.suppress(JournalError):  # another run has just reopened it
+            try:
                 journal, past = Journal.reopen(real)
-                if _continues(past, header, still):
-                    return journal, past
-                journal.close()
+            except JournalError as error:
+                if not isinstance(error.__cause__, OSError):  # another run has just reopened it, or removed it
+                    _leave_out(str(real), error)
+                continue
+            if _continues(past, header, still):
+                return journal, past
+            journal.close()
         return None, []
 
     def add(self, path: str | os.PathLike[str]) -> None:
@@ -230,15 +239,17 @@ class ResultCache:
     def note(self, path: str | os.PathLike[str], key: ResultKey | None = None) -> None:
         """Link the journal at `path` where it is found, unless it lies there: by its `key`, or else by `runs` alone."""
         real = Path(path).resolve()
-        if self._owns(real) and (key is None or KEYED.match(real.name)):
+        if self._owns(real) and (key is None or real.name.startswith(key.text)):
             return
-        link, before = self._link(real, key), self._link(real)
+        link, unkeyed = self._link(real, key), self._link(real).name
         try:
             make_private_folder(str(link.parent))
             with contextlib.suppress(FileExistsError):
                 link.symlink_to(real)
-            if key is not None:
-                before.unlink(missing_ok=True)
+            # A journal has one link: what was at its path before may have had another key.
+            for file in [] if key is None else self._files():
+                if file.name.endswith(unkeyed) and file.name != link.name and file.is_symlink():
+                    os.unlink(file.path)
         except OSError as error:
             self._warn_unusable(error)
 
@@ -269,8 +280,8 @@ class ResultCache:
     ) -> tuple[StoredRun | None, StoredRun | None]:
         """Return the newest run that has the result under `key`; else None, and the newest of another kernel."""
         other: StoredRun | None = None
-        for run in self._answering(self._keyed(key.text)):
-            if run.key == key.text and _serves(run, header):
+        for run in self._answering(key.text):
+            if _serves(run, header):
                 if _is_same(run, still):
                     return run, None
                 of_others = header and run.parts and not same_problem(run.parts.tuned_for, header.arguments)
@@ -299,8 +310,7 @@ class ResultCache:
     def known(self, work: str, configs: Iterable[Config]) -> dict[str, Known]:
         """Return the outcomes of `configs` in earlier runs of the same work, by config key."""
         wanted, found = {config_key(config) for config in configs}, list[dict[str, Known]]()
-        runs = [run for file in self._keyed(work=work) if (run := self._run(file.path)) and run.parts]
-        for run in sorted(runs, key=lambda run: run.time, reverse=True)[:MOST_READ]:
+        for run in self._runs_of(work=work)[:MOST_READ]:
             known = known_of(State.of(self.events(run)))
             found.append({name: one for name, one in known.items() if name in wanted})
         return {name: one for known in reversed(found) for name, one in known.items()}
@@ -322,7 +332,7 @@ class ResultCache:
         another name with this source.
         """
         newest: dict[str, StoredRun] = {}
-        for run in self._answering(self._keyed(key, work, kernel if source is None else None)):
+        for run in self._answering(key, work, kernel if source is None else None):
             if kernel is None or run.header.workload == kernel or run.header.kernel == source:
                 newest.setdefault(run.key, run)
         return [*newest.values()]
@@ -340,20 +350,26 @@ class ResultCache:
     def clear(self, results: Iterable[StoredRun] | None = None) -> int:
         """Forget `results` and all runs of the same work, and delete their journals where these are the cache's own.
 
-        None: forget everything. Returns the number of results.
+        None: forget everything. Returns the number of results that answer no more.
         """
         found = self.answers() if results is None else list(results)
-        works = {run.parts.work for run in found if run.parts is not None}
-        files = self._files() if results is None else (file for work in works for file in self._keyed(work=work))
-        self._delete([Path(file.path) for file in files])
-        return len(found)
+        if results is None:
+            files = [*self._files()]
+        else:
+            works = {run.parts.work for run in found if run.parts is not None}
+            named = [(work, file) for work in works for file in self._keyed(work=work)]
+            files = [file for work, file in named if (run := self._run(file.path)) is None or run.key.endswith(work)]
+        self._delete(Path(file.path) for file in files)
+        return len({run.key for run in found} - {run.key for run in self.answers()})
 
     def _tidy(self) -> None:
-        """Delete the oldest of the cache's journals beyond `MOST_BYTES`, a set's folder as one, and links to nothing.
+        """Delete the oldest of the cache's journals beyond `MOST_BYTES`, a set's folder as one, and what holds no run.
 
-        A journal that was dated by a clock that was ahead becomes older than those that came after it.
+        Links to journals that it had hold none, and files that killed programs left empty. A link to what is gone
+        elsewhere stays until a look-up: its file system may come back. A journal that was dated by a clock that was
+        ahead becomes older than those that came after it.
         """
-        units: dict[Path, tuple[float, int, list[Path]]] = {}
+        units, empty = dict[Path, tuple[float, int, list[Path]]](), list[Path]()
         now, is_set = time.time(), cache(set_folder.is_set)
         for file in self._files():
             if file.is_symlink():
@@ -363,6 +379,8 @@ class ResultCache:
                 if written > now and is_journal(path):
                     written = now - 2  # more than the clock that dates files lags
                     os.utime(path, (written, written))
+                if not size and written < now - NEW_S:
+                    empty.append(path)
                 unit = path.parent if is_set(path.parent) else path
                 latest, before, paths = units.get(unit, (0.0, 0, []))
                 units[unit] = max(latest, written), before + size, [*paths, path]
@@ -372,19 +390,20 @@ class ResultCache:
             if total > MOST_BYTES:
                 self._delete(paths)
                 total -= 0 if any(path.exists() for path in paths) else size  # a run may write it
-        self._delete(Path(file.path) for file in self._files() if not os.path.exists(file.path))
+        links = [Path(file.path) for file in self._files() if not os.path.exists(file.path)]
+        self._delete([*empty, *(link for link in links if self._owns(link.resolve()))])
 
     def _delete(self, paths: Iterable[Path]) -> None:
         """Delete the cache's own journals at `paths`, or linked there, but those that a run writes; and the links."""
         for path in paths:
             with contextlib.suppress(OSError):
                 real = path.resolve()
-                if self._owns(real) and is_journal(real):
-                    if is_written(real):
-                        continue
-                    self._remove(real)
-                if path.is_symlink():
-                    self._remove(path)
+                is_own = self._owns(real) and (is_journal(real) or _is_empty(real))
+                if is_own and is_written(real):
+                    continue
+                for one, goes in ((real, is_own), (path, path.is_symlink())):
+                    if goes:
+                        self._remove(one)
 
     def _remove(self, path: Path) -> None:
         """Remove a journal of the cache's own, and its set's folder with the last; or a link. Raises `OSError`.
@@ -393,9 +412,10 @@ class ResultCache:
         """
         folder = path.parent
         places = [self.folder, self.journals, folder, *([] if path.is_symlink() else [path])]
-        if why := next(filter(None, map(untrusted, places)), ""):
-            _warn(f"no journal of the result cache is deleted: {why}")
-            return
+        for place in places:
+            if why := untrusted(place, "no journal of the result cache is deleted there"):
+                _warn(why)
+                return
         path.unlink()
         lock, index = folder / set_folder.LOCK, folder / set_folder.INDEX
         left = {*folder.iterdir()}
@@ -446,11 +466,18 @@ class ResultCache:
                     found.append((file.stat().st_mtime, real))
         return [real for _, real in sorted(found, reverse=True)]
 
-    def _answering(self, files: Iterable[os.DirEntry[str]]) -> list[StoredRun]:
-        """Return the runs in `files` that have a result, the newest first."""
-        runs = (self._run(file.path) for file in files)
-        answering = (run for run in runs if run is not None and run.entry is not None)
-        return sorted(answering, key=lambda run: run.time, reverse=True)
+    def _runs_of(self, key: str = "", work: str = "", kernel: str | None = None) -> list[StoredRun]:
+        """Return the runs that have such a key, the newest first. The arguments are those of `_keyed`.
+
+        A name is a first guess: since a journal was linked, a run of another key may have taken its path.
+        """
+        runs = (self._run(file.path) for file in self._keyed(key, work, kernel))
+        found = (run for run in runs if run and run.key and run.key.startswith(key) and run.key.startswith(work, 16))
+        return sorted(found, key=lambda run: run.time, reverse=True)
+
+    def _answering(self, key: str = "", work: str = "", kernel: str | None = None) -> list[StoredRun]:
+        """Return those of `_runs_of` that have a result."""
+        return [run for run in self._runs_of(key, work, kernel) if run.entry is not None]
 
     def _run(self, path: str) -> StoredRun | None:
         """Return the run of the journal at `path`; None where it has not begun, or is damaged, with a warning once."""
@@ -506,6 +533,11 @@ def _moment() -> str:
 def _real(path: str) -> str:
     """Return the path of a listed journal, or of the one that it is a link to."""
     return os.path.realpath(path) if os.path.islink(path) else path
+
+
+def _is_empty(real: Path) -> bool:
+    """Tell whether a journal has no byte yet, or its program was killed before it wrote one."""
+    return real.suffix == ".jsonl" and real.is_file() and real.stat().st_size == 0
 
 
 def _stamp(path: str) -> tuple[int, int, int]:

@@ -53,6 +53,18 @@ def test_clear(cache: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:
     assert cache.entries() == []
 
 
+def test_clear_counts_what_no_longer_answers_and_says_once_why_a_result_stays(
+    cache: ResultCache, tmp_path: Path
+) -> None:
+    put(cache, events(1.0, problem={"M": 9}), tmp_path / "own.jsonl")
+    cache.journals.chmod(0o777)
+    command = [sys.executable, "-m", "atune", "cache", "clear"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "removed    0\n") and len(cache.answers()) == 3
+    [line] = done.stderr.splitlines()
+    assert f"others may write {cache.journals}, so that no journal of the result cache is deleted there" in line
+
+
 def test_export(cache: ResultCache, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "results.json"
     printed(capsys, "export", "--kernel", "gemm", "-o", str(file))
@@ -84,6 +96,16 @@ def test_a_warning_is_one_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "no results\n")
     [line] = done.stderr.splitlines()
     assert line.startswith("atune: warning: ") and str(tmp_path) in line
+
+
+@pytest.mark.parametrize("command", ["ls", "clear", "export"])
+@pytest.mark.parametrize("option", ["--kernel", "--key"])
+def test_an_empty_choice_is_refused(
+    cache: ResultCache, capsys: pytest.CaptureFixture[str], command: str, option: str
+) -> None:
+    """A variable of the shell that is not set does not mean all results."""
+    assert f"{option} is empty" in printed(capsys, command, option, "", status=2)
+    assert len(cache.entries()) == 2
 
 
 def test_mistakes(cache: ResultCache, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +14,8 @@ from event_streams import Stream, write
 
 from atune.errors import JournalError
 from atune.frontends.cli.main import main
-from atune.journal.reader import read, replay
+from atune.journal import reader
+from atune.journal.reader import ends, read, replay
 from atune.reporting.export import table
 from atune.reporting.summary import summary
 
@@ -50,6 +54,30 @@ def test_cut_at_every_byte_it_has_the_contents_of_its_whole_lines(path: Path, tr
         else:
             with pytest.raises(JournalError, match="no journal of atune"):
                 replay(path)
+
+
+@pytest.mark.parametrize("torn", [b"", b"\n", b'{"crc":"12', b"x" * 20_000, b"x" * 20_000 + b"\n"])
+def test_the_last_event_is_that_of_the_last_whole_line(path: Path, torn: bytes) -> None:
+    """As it is for who reads the whole journal, of any length."""
+    lines, events = path.read_bytes().splitlines(keepends=True), read(path)
+    for n in range(1, len(lines) + 1):
+        path.write_bytes(b"".join(lines[:n]) + torn)
+        assert ends(path) == (events[0], events[n - 1]) and read(path) == events[:n]
+
+
+def test_a_journal_that_shrinks_while_its_ends_are_read_has_no_last_event(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where somebody truncates it in place, as on NFS."""
+
+    @contextmanager
+    def shrinking(path: Path) -> Iterator[Any]:
+        with path.open("rb") as file:
+            first = file.readline()
+            yield SimpleNamespace(seek=lambda *_: 100 * len(first), read=lambda _: b"", readline=lambda _: first)
+
+    monkeypatch.setattr(reader, "regular_file", shrinking)
+    assert ends(path) == (EVENTS[0], None)
 
 
 def test_with_any_byte_flipped_it_tells_the_truth_or_refuses(path: Path, truths: list[tuple[Any, ...]]) -> None:

@@ -175,6 +175,45 @@ def test_known_outcomes_are_those_of_the_same_work_the_newest_of_each(cache: Res
     assert cache.known(key_of(events(1.0, versions={"atune": "2"})).work, CONFIGS) == {}
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_run_of_other_work_at_the_path_of_a_linked_journal_counts_by_its_own_key(
+    cache: ResultCache, tmp_path: Path, ends: bool
+) -> None:
+    """In look-ups, in what is known and in what is cleared; and a journal has one link."""
+    old, new = events(1.0, digests="d"), events(9.0, digests="d", finished=ends, models=("H100",))
+    path, own_one = tmp_path / "mine.jsonl", put(cache, events(8.0, models=("H100",)))
+    put(cache, old, path)
+    [link] = [file for file in cache.journals.rglob("*.jsonl") if file.name.startswith(key_of(old).text)]
+    path.unlink()
+    put(cache, new, path)
+    assert not link.is_symlink() and len(cache.runs()) == 2
+    link.symlink_to(path)  # that of a run that was killed
+    for key in (key_of(old).text, key_of(old).text[:12]):
+        assert cache.answers(key=key) == [] == cache.answers(work=key_of(old).work)
+    assert run_of(cache, old) is None and cache.known(key_of(old).work, CONFIGS) == {}
+    elsewhere = put(cache, old, tmp_path / "other.jsonl")
+    assert cache.clear(cache.answers(key=key_of(old).text)) == 1 and own_one.exists() and elsewhere.exists()
+    assert sorted(found for found, _ in cache.runs()) == sorted([own_one, path])
+    begun = cast(RunStarted, old[0])
+    assert opened(cache, begun)[1] == []
+
+
+def test_an_interrupted_run_of_other_work_is_neither_continued_nor_waited_for(cache: ResultCache) -> None:
+    """Also where a name in the cache's own folder says that its work is the same."""
+    old, new = events(1.0), events(9.0, finished=False, versions={"atune": "2"})
+    path = put(cache, old, cache.journals / "mine.jsonl")
+    path.unlink()
+    with Journal.create(path) as journal:
+        for event in new:
+            journal.append(event)
+        begun, past = opened(cache, cast(RunStarted, old[0]))
+        assert begun.path != str(path) and past == []
+    begun.close()
+    begun, past = opened(cache, cast(RunStarted, old[0]))
+    begun.close()
+    assert begun.path != str(path) and past == []
+
+
 def test_runs_that_recorded_nothing_take_no_place_of_known_ones(cache: ResultCache) -> None:
     put(cache, found := events(3.0, 1.0))
     header = found[0]
@@ -217,6 +256,22 @@ def test_records_that_turn_out_to_be_damaged_are_a_miss(cache: ResultCache) -> N
     with pytest.warns(RuntimeWarning, match="does not match its checksum"):
         assert cache.result(found) is None
     assert run_of(cache, events(3.0, 1.0)) is None
+
+
+def test_an_interrupted_run_whose_records_are_damaged_is_left_out_once(cache: ResultCache) -> None:
+    run = events(3.0, 1.0, finished=False)
+    header = cast(RunStarted, run[0])
+    with opened(cache, header)[0] as journal:
+        for event in run:
+            journal.append(event)
+    path = Path(journal.path)
+    path.write_bytes(path.read_bytes().replace(b'"block":16', b'"block":17', 1))
+    with pytest.warns(RuntimeWarning, match=r"is left out: .*does not match its checksum"):
+        begun, past = opened(cache, header)
+    begun.close()
+    assert begun.path != journal.path and past == []
+    opened(cache, header)[0].close()  # it says so once, and does not read it again
+    assert len(own(cache)) == 1 and path.exists()
 
 
 # The clock
@@ -264,6 +319,22 @@ def test_nothing_but_the_caches_own_journals_is_deleted(
     assert cache.runs() == [] or how == "no journal"
 
 
+def test_what_a_killed_program_left_empty_is_deleted(cache: ResultCache) -> None:
+    """When another run ends, or with everything; but nothing that a run writes, or is about to lock."""
+    (folder := cache.journals / "set").mkdir(parents=True)
+    begun, _ = opened(cache, cast(RunStarted, events(1.0)[0]))
+    dead, new, other = folder / "0000.jsonl", cache.new_path("new"), cache.journals / "empty.txt"
+    for path in (dead, folder / "set.json", new, other):
+        path.touch()
+    for path in (dead, Path(begun.path), other):
+        os.utime(path, (1.0, 1.0))
+    done = put(cache, events(1.0, code="g"))
+    assert not folder.exists() and sorted(own(cache)) == sorted([Path(begun.path), new, done])
+    cache.clear()
+    assert own(cache) == [Path(begun.path)] and other.exists()
+    begun.close()
+
+
 @pytest.mark.parametrize("beside", ["set.json", "set.lock", "notes.txt", "a lock that is held"])
 def test_the_folder_of_a_set_goes_with_its_last_journal_unless_it_holds_more(cache: ResultCache, beside: str) -> None:
     for number in range(2):
@@ -282,8 +353,9 @@ def test_where_others_may_write_no_journal_is_deleted(cache: ResultCache, of: st
     places = {"the cache": cache.folder, "the journals": cache.journals, "a set": journal.parent, "a journal": journal}
     place = places[of]
     place.chmod(place.stat().st_mode | 0o020)
-    with pytest.warns(RuntimeWarning, match="no journal of the result cache is deleted: others may write"):
-        assert cache.clear() == 1
+    with pytest.warns(RuntimeWarning, match=r"others may write .*, so that no journal of the result cache is deleted"):
+        removed = cache.clear()
+    assert removed == (place in (journal, journal.parent)) == (not cache.answers())  # the link to it is deleted
     assert journal.exists()
 
 
@@ -354,6 +426,22 @@ def test_the_oldest_journals_go_but_nobodys_own_and_none_that_is_written(
     assert mine.exists() and written.exists() and last.exists() and new.exists() and not old.exists()
     assert not any(path.exists() for path in sets) and not (cache.journals / "set").exists()
     assert len(cache.runs()) == 4
+
+
+def test_a_journal_whose_folder_is_away_while_another_run_ends_is_found_again(
+    cache: ResultCache, tmp_path: Path
+) -> None:
+    """But what was deleted from the cache's own folder leaves no link."""
+    (nfs := tmp_path / "nfs").mkdir()
+    mine, inside = put(cache, events(1.0), nfs / "mine.jsonl"), put(cache, events(1.0, code="g"))
+    nfs.rename(tmp_path / "away")
+    inside.unlink()
+    last = put(cache, events(1.0, code="h"))
+    (tmp_path / "away").rename(nfs)
+    found = run_of(cache, events(1.0))
+    assert found is not None and found.path == str(mine)
+    assert sorted(path for path, _ in cache.runs()) == sorted([mine, last])
+    assert len([path for path in cache.journals.rglob("*.jsonl") if path.is_symlink()]) == 2
 
 
 # What the key covers

@@ -55,7 +55,7 @@ def add_commands(parser: Parser) -> None:
     cache = add("cache", "", "List, clear or export the results of tunings")
     add_kept = partial(_add, cache.add_subparsers(title="commands", required=True, metavar="COMMAND"))
     kernel = _taking("--kernel", metavar="NAME", help="only results of kernels with this name")
-    key = _taking("--key", metavar="KEY", default="", help="only results whose key begins with this")
+    key = _taking("--key", metavar="KEY", help="only results whose key begins with this")
     add_kept("ls", "runs:ls_command", "List the results, newest first", kernel, key)
     text = "Remove results and the cache's journals of them; all of them without --kernel or --key"
     add_kept("clear", "runs:clear_command", text, kernel, key)

@@ -135,8 +135,18 @@ def _unfinished(written: bool) -> str:
 # The results
 
 
+def _chosen(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return the choice of results. Raises `UsageError` for an empty one: a variable that is not set means not all."""
+    given = {"kernel": arguments.kernel, "key": arguments.key}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    for name, value in chosen.items():
+        if not value:
+            raise UsageError(f"--{name} is empty: give a {name}, or leave the option out to take all results")
+    return chosen
+
+
 def ls_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    entries = ResultCache().entries(kernel=arguments.kernel, key=arguments.key)
+    entries = ResultCache().entries(**_chosen(arguments))
     if arguments.json:
         print_out(json.dumps({"results": [{"key": entry.key, **msgspec.to_builtins(entry)} for entry in entries]}))
         return 0
@@ -153,15 +163,15 @@ def ls_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def clear_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    cache, some = ResultCache(), arguments.kernel is not None or bool(arguments.key)
-    removed = cache.clear(cache.answers(kernel=arguments.kernel, key=arguments.key) if some else None)
+    cache, chosen = ResultCache(), _chosen(arguments)
+    removed = cache.clear(cache.answers(**chosen) if chosen else None)
     print_out(json.dumps({"removed": removed}) if arguments.json else f"removed    {removed}")
     return 0
 
 
 def export_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    chosen = {"kernel": arguments.kernel, "key": arguments.key}
-    if any(chosen.values()) and not ResultCache().answers(**chosen):
+    chosen = _chosen(arguments)
+    if chosen and not ResultCache().answers(**chosen):
         raise UsageError("the result cache has no such result: atune cache ls lists what it has")
     data = ResultCache().export(**chosen)
     return write(data + b"\n", arguments.output or "-", "exported", arguments)
