@@ -709,8 +709,9 @@ def test_a_journal_that_is_removed_in_a_run_costs_a_warning(
     assert result.best_config is not None and result.measured == 2 and cache.runs() == []
 
 
-def test_a_cache_that_cannot_be_used_costs_no_tuning(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_used_costs_no_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "file"))
     with pytest.warns(RuntimeWarning, match="cannot be used"):
         result = run_here(ResultCache(tmp_path / "file" / "results"))
     assert not result.cache_hit and result.journal is None
