@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ from atune.frontends.cli import doctor
 from atune.frontends.cli.main import main
 from atune.journal.result import Result
 from atune.journal.writer import Journal, write_journal
-from atune.model.options import python_ways
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.stages import session
 from atune.workers.result_cache import ResultCache
@@ -35,7 +33,7 @@ BAD = Stream(total=3).proposed(0).build_failed(0).proposed(1).build_failed(1).ca
 
 
 class Scripted:
-    """Stands for `atune.frontends.tuner`: keeps its arguments, emits events, and returns or raises."""
+    """Stands for `tune`: keeps its arguments, emits events, and returns or raises."""
 
     def __init__(self, stream: Stream, error: BaseException | None = None) -> None:
         self.stream, self.error = stream, error
@@ -68,10 +66,7 @@ def workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scripted]:
     def install(stream: Stream = GOOD, error: BaseException | None = None) -> Scripted:
         scripted = Scripted(stream, error)
-        python_ways()  # imports what names the options, with the real module
-        module = ModuleType("atune.frontends.tuner")
-        module.tune = scripted.tune  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "atune.frontends.tuner", module)
+        monkeypatch.setattr("atune.frontends.cli.tune.tune", scripted.tune)
         return scripted
 
     return install
@@ -295,10 +290,9 @@ def test_a_gpu_that_nothing_finds_is_told_with_where_it_was_looked_for(
 
 
 SLOW_ENGINE = """
-import sys, types, anyio, anyio.to_thread
+import sys, anyio, anyio.to_thread
 from event_streams import Stream
 from atune.journal.writer import Journal
-module = types.ModuleType("atune.frontends.tuner")
 async def tune(workload, *, journal, on_event, **options):
     with Journal.create(journal) as file:
         for event in Stream(total=9).candidate(0, 1.0).events:
@@ -312,8 +306,8 @@ async def tune(workload, *, journal, on_event, **options):
                 print("cleaning", flush=True)
                 await anyio.to_thread.run_sync(sys.stdin.readline)
                 print("clean", flush=True)
-module.tune = tune
-sys.modules["atune.frontends.tuner"] = module
+import atune.frontends.cli.tune
+atune.frontends.cli.tune.tune = tune
 from atune.frontends.cli.main import main
 sys.exit(main())
 """
@@ -400,19 +394,19 @@ def test_an_interrupt_that_python_wraps_while_it_makes_a_class_is_one(monkeypatc
 
 def test_a_signal_at_any_time_from_the_start_gives_130_without_a_traceback(workload: str, tmp_path: Path) -> None:
     """Sent after 0, 10, 20 … ms from the moment that the program looks for the command line's module."""
-    announce = """
+    code = """
+import sys
 class Announce:
     @staticmethod
     def find_spec(name, path=None, target=None):
         if name == "atune.frontends.cli.main":
             print("loading", flush=True)
 
+sys.stdout.reconfigure(line_buffering=True)
 sys.meta_path.insert(0, Announce)
 import runpy
-runpy.run_module("atune", run_name="__main__", alter_sys=True)"""
-    code = SLOW_ENGINE.replace("from atune.frontends.cli.main import main\nsys.exit(main())", announce)
-    assert code != SLOW_ENGINE
-    code = "import sys\nsys.stdout.reconfigure(line_buffering=True)\n" + code
+runpy.run_module("atune", run_name="__main__", alter_sys=True)
+"""
     for step in range(6):
         journal = str(tmp_path / f"{step}.jsonl")
         command = [sys.executable, "-c", code, "tune", workload, "--quiet", "--journal", journal]

@@ -14,12 +14,11 @@ from atune.journal.reader import replay
 
 DATA = Path(__file__).parents[1] / "data" / "schema-1.jsonl"
 ENGINE = r"""
-import msgspec, sys, time, types
+import msgspec, sys, time
 from event_streams import Stream
 from atune.errors import NoWinner
 from atune.journal.result import Result
 from atune.journal.writer import Journal
-module = types.ModuleType("atune.frontends.tuner")
 from atune.reporting.progress import Progress
 async def tune(workload, *, journal, on_event, progress, **options):
     assert progress
@@ -36,8 +35,8 @@ async def tune(workload, *, journal, on_event, progress, **options):
     if result.best is None:
         raise NoWinner("no candidate worked", result)
     return result
-module.tune = tune
-sys.modules["atune.frontends.tuner"] = module
+import atune.frontends.cli.tune
+atune.frontends.cli.tune.tune = tune
 from atune.frontends.cli.main import main
 sys.exit(main())
 """

@@ -166,7 +166,8 @@ BREACHES = {
     ),
     "a registered function": (
         other("tilelang:tvm.get_global_func", lambda name, allow_missing=False: name.startswith("tile") or None),
-        "runtime.ModulePackImportsToTensor is gone; node.LoadJSON is gone",
+        "runtime.ModulePackImportsToTensor is gone; node.LoadJSON is gone; ffi.ModuleLoadFromFile is gone; "
+        "ffi.ModuleGlobalsAdd is gone",
     ),
     "an operation": (
         other("tilelang:tvm.ir.Op.list_op_names", staticmethod(lambda: {*tilelang.OPERATIONS} - {"tl.region"})),

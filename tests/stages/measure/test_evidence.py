@@ -115,7 +115,7 @@ async def test_in_a_used_process_wrong_outputs_count_where_a_right_candidate_is_
     monkeypatch.setattr(LocalDeviceWorker, "_answered", answers)
     monkeypatch.setattr(LocalDeviceWorker, "alive", True)
     device = LocalDeviceWorker.__new__(LocalDeviceWorker)
-    known = {"_prepared": True, "ran": set(), "_right": None, "_accused": 0, "_said": "", "printed": ""}
+    known = {"_prepared": True, "ran": set(), "_right": None, "_accused": 0, "_lost": None, "_said": "", "printed": ""}
     vars(device).update(known, session=session.session())
 
     async def doubts(*indices: int) -> list[bool]:
