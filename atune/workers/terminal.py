@@ -30,6 +30,8 @@ class Interrupts:
         self.signals = tuple(number for number in SIGNALS if not (ignored and number is signal.SIGHUP))
         """Signals that interrupt."""
         self._keep = keep
+        self._leaves = keep
+        """Whether a signal ends the process at once: while a command is imported."""
         self._raises, self._raised = True, False
         self._before: dict[signal.Signals, Any] = {}
         self._report_unraisable = sys.unraisablehook
@@ -48,6 +50,13 @@ class Interrupts:
                 signal.signal(number, handler)
             sys.unraisablehook = self._report_unraisable
 
+    def loaded(self) -> None:
+        """Raise `KeyboardInterrupt` at a signal from now on, for a command that is imported.
+
+        Before, nothing is open yet, and what imports would not survive an exception: msgspec crashes of one.
+        """
+        self._leaves = False
+
     @contextmanager
     def counted(self) -> Iterator[None]:
         """Only count signals inside the block. The event loop in it receives them and cancels its work.
@@ -65,6 +74,9 @@ class Interrupts:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
+        if self._leaves:
+            os.write(2, b"atune: interrupted\n")
+            os._exit(130)
         if self._raises and not self._raised:
             self._raised = True
             raise KeyboardInterrupt

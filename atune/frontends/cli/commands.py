@@ -33,7 +33,9 @@ def run_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         from atune.workers.server import warm_early  # the other commands start no processes
 
         warm_early()
-    status: int = getattr(importlib.import_module(f"atune.frontends.cli.{module}"), function)(arguments, interrupts)
+    command = getattr(importlib.import_module(f"atune.frontends.cli.{module}"), function)
+    interrupts.loaded()
+    status: int = command(arguments, interrupts)
     return status
 
 
