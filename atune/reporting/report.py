@@ -31,7 +31,7 @@ SOURCE = 100_000
 """Most characters of the winner's source on the page."""
 MOST_BYTES = 2_000_000
 """A page is smaller: it leaves out the slowest candidates until it is. The text alone remains of what is larger yet."""
-DRAWN, PLAIN, CHARACTERS = 3000, 300, 200_000
+ON_PAGE, PLAIN, CHARACTERS = 3000, 300, 200_000
 """Most candidates of the page, and of the text for readers without a script, which has at most these characters."""
 SPANS = 3000
 """Most spans that the timeline draws. A longer run shows its longest spans."""
@@ -72,7 +72,7 @@ def page_of(events: Iterable[Event], journal: Path | None = None) -> str:
 def run_data(result: Result, seconds: TimeSums) -> dict[str, Any]:
     """Return what the page's script draws of a run: its summary, the fastest of its rows, and what was done when."""
     records, default = ranking(result), result.default
-    found = rows(result, records[:DRAWN])
+    found = rows(result, records[:ON_PAGE])
     shown = [span for span in seconds.spans if span.kind != "again"]
     longest = sorted(shown, key=lambda span: span.since - span.until)[:SPANS]
     return {
