@@ -122,9 +122,8 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], tuple[BundledKernel, ..
     try:
         if wrong := [name for name, kind in FIELDS.items() if not _fits(plain.get(name), kind)]:
             raise ValueError(f"it has no {wrong[0]}, or another kind of it")
-        if not (
-            plain["target"] == "c" or (plain["target"] == "cuda" and re.fullmatch(r"sm_\d{2,4}[af]?", plain["arch"]))
-        ):
+        built_for = f"{plain['target']} {plain['arch']}"
+        if plain["target"] != "c" and not re.fullmatch(r"cuda sm_\d{2,4}[af]?", built_for):
             raise ValueError("its target is none that bundles have")
         if not all(re.fullmatch(r"[\w.-]+", name) and _fits(wanted, str) for name, wanted in plain["requires"].items()):
             raise ValueError("what it requires is no package's version")

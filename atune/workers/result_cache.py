@@ -134,8 +134,8 @@ def stored_run(path: str, *, whole: bool = False) -> StoredRun | None:
 
 
 _read: dict[str, tuple[tuple[int, int, int], StoredRun | None]] = {}
-"""What this process has read, by path: the file's identity, time and size then, and its run; None for a
-damaged one, and one that has not begun."""
+"""What this process has read, by path: the file's identity, time and size then, and its run. The run is None where the
+journal is damaged, or has not begun."""
 
 
 def known_of(state: State) -> dict[str, Known]:
