@@ -26,7 +26,7 @@ from atune.engine.interfaces import CompileWorker, Machine
 from atune.engine.prior import CAN_RUN, figures_for, survey_fields
 from atune.engine.run_state import Run
 from atune.engine.screen import LayoutChoice, layout_choice
-from atune.engine.strategies import AUTO, chosen, make_strategy, uses_prior
+from atune.engine.strategies import AUTO, check_given, chosen, make_strategy, uses_prior
 from atune.engine.strategy import Guarded, Searched, Strategy, latency_or_reason
 from atune.errors import JournalError, UsageError, warn_caller
 from atune.journal.events import SCHEMA, BenchmarkFailed, Event, JournalRepaired, RunResumed, RunStarted, Warned
@@ -71,11 +71,12 @@ Recall = Callable[[RunStarted, WorkloadSpec, Kernels, str], KnownResult | None]
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """Settings of a run. `strategy`: a name, or the user's own; None for the default one."""
+    """Settings of a run. Raises `UsageError` for a strategy that is none, or cannot learn without `pipeline`."""
 
     compile: CompileSettings = field(default_factory=CompileSettings)
     benchmark: BenchmarkSettings = field(default_factory=BenchmarkSettings)
     strategy: str | Strategy | None = None
+    """A name, or the user's own; None for the default one."""
     prior: bool = True
     seed: int = 0
     budget: Budget = field(default_factory=Budget)
@@ -87,6 +88,9 @@ class EngineSettings:
     journal: str = ""
     cached: bool = True
     """Whether look-ups in the result cache may find the run."""
+
+    def __post_init__(self) -> None:
+        check_given(self.strategy, pipeline=self.pipeline)
 
     def strategy_in(self, spec: WorkloadSpec, header: RunStarted | None, figures: Figures | None) -> str:
         """Return the name that the header records for the strategy; a resumed run keeps that of its `header`."""

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, Required
 import msgspec
 
 from atune.engine.start import EngineSettings
-from atune.engine.strategies import check_given
 from atune.errors import SpaceError, UsageError, WorkloadError
 from atune.frontends.options import ListenOptions, RunOptions, check_target
 from atune.frontends.tuner import RunPlan
@@ -269,5 +268,4 @@ def tuning_options(tuning: str | Mapping[str, Any] | None) -> dict[str, Any]:
     run = checked("tuning", {name: chosen[name] for name in _RUN if name in chosen}, RunOptions)
     if "budget" in run:
         run["budget"] = Budget.parse(run["budget"])
-    check_given(run.get("strategy"), pipeline=run.get("pipeline", True))
     return {"benchmark": BenchmarkSettings(**benchmark), "compile": CompileSettings(**compile), **run}

@@ -24,7 +24,6 @@ from atune.engine.engine import Engine
 from atune.engine.interfaces import Machine
 from atune.engine.run_state import Listener, Listeners, Recorder, opened_aside
 from atune.engine.start import EngineSettings, check_parts
-from atune.engine.strategies import check_given
 from atune.errors import AtuneError, UsageError, name_and_message, warn_caller
 from atune.frontends.blocking import importing, of_the_machine, run_blocking, unwrapped, winning
 from atune.frontends.options import TuneOptions, completed, named
@@ -160,7 +159,6 @@ class RunPlan:
             advise=adviser(given["warm"]),
             recall=recaller(given["cached"], given["on_miss"], unless_asked=given["machine"] is None),
         )
-        check_given(settings.strategy, pipeline=settings.pipeline)
         return cls(
             settings=settings,
             target=given["target"],
