@@ -15,11 +15,12 @@ import anyio.to_thread
 from anyio.streams.memory import MemoryObjectSendStream
 
 from atune.engine.interfaces import CompileWorker
+from atune.engine.plan import Plan
 from atune.engine.prior import columns
 from atune.engine.run_state import AT_ONCE
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import Screen
-from atune.engine.start import Plan, Start
+from atune.engine.start import Start
 from atune.engine.strategies import EXHAUSTIVE, learns
 from atune.engine.strategy import Guarded, latency_or_reason
 from atune.journal.events import BuildFailed, CandidateProposed, CandidatePruned, SpaceSurveyed

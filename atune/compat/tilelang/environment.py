@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from atune.engine.start import EngineSettings
+from atune.engine.settings import EngineSettings
 from atune.errors import InputsMissing, NoWinner, SpaceError, UsageError, warn_caller
 from atune.frontends.tuner import RunPlan
 from atune.model.candidate import MUST_BE_PASS_CONFIGS
