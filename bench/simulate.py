@@ -29,10 +29,19 @@ import msgspec
 from recording import Recording, read_recording
 
 from atune.engine.devices import Figures
-from atune.engine.enough import Enough
 from atune.engine.prior import CAN_RUN, columns, figures_for, survey_fields
-from atune.engine.strategies import AUTO, check_given, chosen, learns, make_strategy, uses_prior
-from atune.engine.strategy import Guarded, Searched, Strategy
+from atune.engine.strategy import (
+    AUTO,
+    Enough,
+    Guarded,
+    Searched,
+    Strategy,
+    check_given,
+    chosen,
+    learns,
+    make_strategy,
+    uses_prior,
+)
 from atune.journal.events import SpaceSurveyed
 from atune.model.artifact import StaticFacts
 from atune.model.settings import Budget

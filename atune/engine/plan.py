@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 
-from atune.engine.enough import Enough
 from atune.engine.prior import CAN_RUN, survey_fields
-from atune.engine.strategies import make_strategy, uses_prior
-from atune.engine.strategy import Guarded, Searched, Strategy, latency_or_reason
+from atune.engine.strategy import Enough, Guarded, Searched, Strategy, latency_or_reason, make_strategy, uses_prior
 from atune.journal.state import Entry, State, all_proposed, proposed
 from atune.model.candidate import BASELINE, Advice, Candidate, config_key, numbered, with_tuples
 from atune.model.settings import Budget

@@ -21,8 +21,7 @@ from atune.engine.run_state import AT_ONCE
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import Screen
 from atune.engine.start import Start
-from atune.engine.strategies import EXHAUSTIVE, learns
-from atune.engine.strategy import Guarded, latency_or_reason
+from atune.engine.strategy import EXHAUSTIVE, Guarded, latency_or_reason, learns
 from atune.journal.events import BuildFailed, CandidateProposed, CandidatePruned, SpaceSurveyed
 from atune.journal.state import proposed
 from atune.model.artifact import Elaborated, Failure, StaticFacts

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from atune.engine.devices import Figures
-from atune.engine.strategies import AUTO, check_given, chosen
-from atune.engine.strategy import Strategy
+from atune.engine.strategy import AUTO, Strategy, check_given, chosen
 from atune.journal.events import SCHEMA, Event, RunStarted
 from atune.model.candidate import Advice, Candidate
 from atune.model.device import DeviceInfo, Target

@@ -14,7 +14,7 @@ from atune.model.artifact import RAN, what_failed
 from atune.model.candidate import describe_config, failed_values, printable, shortened
 from atune.model.device import Target
 from atune.model.layouts import COMPILER
-from atune.model.settings import AUTO_LEAST, Budget
+from atune.model.settings import AUTO_BATCH, AUTO_GAIN_PERCENT, AUTO_LEAST, Budget
 from atune.reporting.export import rows
 from atune.reporting.progress import counted, duration
 from atune.reporting.screen import Line, plain
@@ -123,7 +123,8 @@ def left_line(result: Result) -> str:
     if result.reason not in ("enough", "budget") or not result.remaining:
         return ""
     if result.reason == "enough":
-        return f"enough is tried: none of the last eight was 2 % faster, and {result.remaining} are left"
+        gain = f"none of the last {AUTO_BATCH} was {AUTO_GAIN_PERCENT} % faster"
+        return f"enough is tried: {gain}, and {result.remaining} are left"
     by_auto = result.header.settings.get("budget", {}).get("auto")
     tenth = result.total - result.remaining == Budget(auto=True).most(result.total)
     return f"used up: auto tries a tenth at most, or {AUTO_LEAST} if that is more" if by_auto and tenth else ""

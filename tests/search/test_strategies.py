@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from atune.engine import strategies as choosing
-from atune.engine.strategies import MAKERS, check_given, chosen, make_strategy
-from atune.engine.strategy import Encoding, Guarded, Searched, Strategy
+from atune.engine import strategy as choosing
+from atune.engine.strategy import MAKERS, Encoding, Guarded, Searched, Strategy, check_given, chosen, make_strategy
 from atune.errors import StrategyError, UsageError
 from atune.model.candidate import Config
 

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 
 from atune.engine.screen import layout_choice
-from atune.engine.strategies import AUTO
+from atune.engine.strategy import AUTO
 from atune.frontends.cli.main import OK
 from atune.frontends.cli.output import NO_WINNER, print_lines, print_out
 from atune.frontends.compile_all import compiled, compilers
