@@ -28,7 +28,6 @@ from typing import Any
 import msgspec
 from recording import Recording, read_recording
 
-from atune.engine.devices import Figures
 from atune.engine.prior import CAN_RUN, columns, figures_for, survey_fields
 from atune.engine.strategy import (
     AUTO,
@@ -44,6 +43,7 @@ from atune.engine.strategy import (
 )
 from atune.journal.events import SpaceSurveyed
 from atune.model.artifact import StaticFacts
+from atune.model.device import Figures
 from atune.model.settings import Budget
 from atune.workers.resources import usable_cores
 

@@ -12,10 +12,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from atune.engine.devices import Figures, figures_of
 from atune.journal.events import SpaceSurveyed
 from atune.model.artifact import BlockWork, Gemm, StaticFacts
-from atune.model.device import DeviceInfo, DeviceLimits, Target
+from atune.model.device import DeviceInfo, DeviceLimits, Figures, Target, figures_of
 from atune.model.roofline import operand_rate
 
 CAN_RUN = "can_run"

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from atune.engine.devices import Figures
 from atune.engine.strategy import AUTO, Strategy, check_given, chosen
 from atune.journal.events import SCHEMA, Event, RunStarted
 from atune.model.candidate import Advice, Candidate
-from atune.model.device import DeviceInfo, Target
+from atune.model.device import DeviceInfo, Figures, Target
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.workload.workload import WorkloadSpec
 

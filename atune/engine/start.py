@@ -11,7 +11,6 @@ import anyio
 import anyio.from_thread
 import anyio.to_thread
 
-from atune.engine.devices import Figures
 from atune.engine.interfaces import CompileWorker, Machine
 from atune.engine.plan import Plan
 from atune.engine.prior import figures_for
@@ -25,7 +24,7 @@ from atune.journal.events import BenchmarkFailed, JournalRepaired, RunResumed, R
 from atune.journal.state import State, finished
 from atune.model.artifact import Elaborated
 from atune.model.candidate import Advice, Candidate
-from atune.model.device import DeviceInfo, DeviceLimits, Target
+from atune.model.device import DeviceInfo, DeviceLimits, Figures, Target
 from atune.model.jobs import ElaborateJob
 from atune.workload.workload import WorkloadSpec
 

@@ -43,9 +43,8 @@ from atune.model.artifact import (
     StaticFacts,
 )
 from atune.model.candidate import BASELINE, MOST_SHOWN, Advice
-from atune.model.device import DeviceInfo, DeviceLimits, Target
+from atune.model.device import DeviceInfo, DeviceLimits, Peaks, Target
 from atune.model.layouts import FragmentFacts, Layouts, LoopFacts
-from atune.model.roofline import Peaks
 from atune.reporting.export import table
 from atune.reporting.progress import Progress
 from atune.reporting.report import MOST_BYTES, report
