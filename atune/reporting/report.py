@@ -20,8 +20,7 @@ from atune.journal.state import State, TimeSums
 from atune.model.artifact import what_failed
 from atune.model.candidate import describe_config, printable, shortened
 from atune.model.device import DeviceInfo
-from atune.reporting.explanation import facts_of
-from atune.reporting.export import ranking, rows, table
+from atune.reporting.export import facts_of, ranking, rows, table
 from atune.reporting.progress import duration
 from atune.reporting.summary import MOST_GROUPS, PRUNED, FailureGroup, failure_groups, headline, summary, summary_text
 

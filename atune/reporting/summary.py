@@ -15,7 +15,7 @@ from atune.model.candidate import describe_config, failed_values, printable, sho
 from atune.model.device import Target
 from atune.model.layouts import COMPILER
 from atune.model.settings import AUTO_BATCH, AUTO_GAIN_PERCENT, AUTO_LEAST, Budget
-from atune.reporting.export import rows
+from atune.reporting.export import DEFAULTS, rows
 from atune.reporting.progress import counted, duration
 from atune.reporting.screen import Line, plain
 from atune.workload.source_locations import Place, place_in
@@ -313,8 +313,6 @@ def layouts_line(result: Result) -> str:
     return f"the compiler's own layouts are {times:.2f} times slower at their best; what differs: {explain}"
 
 
-DEFAULTS = "the kernel's defaults"
-"""Name of the empty configuration."""
 NAMED_TIES = 5
 """Candidates that are named by their index, of those that tie with the winner."""
 LITTLE = 0.005
