@@ -36,8 +36,7 @@ from atune.journal.events import (
 from atune.model.artifact import SERVER_LOST, Artifact, Failure, Lowered, fitting
 from atune.model.candidate import Config, describe_config
 from atune.model.jobs import MeasureJob, PrepareJob, StartJob
-from atune.model.measurement import Measurement, Timing
-from atune.model.roofline import fastest_ms
+from atune.model.measurement import Measurement, Timing, fastest_ms
 
 DEVICE_STARTS = 3
 """Times that starting a device's process may fail in a row before the device is given up."""

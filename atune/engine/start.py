@@ -15,9 +15,8 @@ from atune.engine.interfaces import CompileWorker, Machine
 from atune.engine.plan import Plan
 from atune.engine.prior import figures_for
 from atune.engine.run_state import Run
-from atune.engine.same_work import ANOTHER, all_accepted, check_same_work
 from atune.engine.screen import LayoutChoice, layout_choice
-from atune.engine.settings import EngineSettings, KnownResult, Recall
+from atune.engine.settings import ANOTHER, EngineSettings, KnownResult, Recall, all_accepted, check_same_work
 from atune.engine.strategy import Guarded, Strategy
 from atune.errors import warn_caller
 from atune.journal.events import BenchmarkFailed, JournalRepaired, RunResumed, RunStarted, Warned

@@ -22,8 +22,18 @@ from atune.journal.state import Entry, Improvement, Outcome, State, Status, head
 from atune.model.artifact import Artifact, MachineFacts, Roles, StaticFacts, source_path, what_failed
 from atune.model.candidate import BASELINE, MOST_SHOWN, Config, describe_config, shortened
 from atune.model.folders import loadable
-from atune.model.measurement import DISTURBS, FinalEntry, Measurement, StageSeconds, Timing, ratio_interval
-from atune.model.roofline import ProblemWork, Roofline, problem_work, roofline
+from atune.model.measurement import (
+    DISTURBS,
+    FinalEntry,
+    Measurement,
+    ProblemWork,
+    Roofline,
+    StageSeconds,
+    Timing,
+    problem_work,
+    ratio_interval,
+    roofline,
+)
 
 SPREAD_LIMITS = {"perf_counter": 0.1}
 GPU_SPREAD_LIMIT = 0.03

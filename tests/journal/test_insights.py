@@ -17,8 +17,7 @@ from atune.journal.reader import read
 from atune.journal.result import Result, noise_of
 from atune.model.artifact import Access, BlockWork, Gemm, StaticFacts
 from atune.model.device import Peaks
-from atune.model.measurement import DISTURBS, Conditions, Timing
-from atune.model.roofline import problem_work, roofline
+from atune.model.measurement import DISTURBS, Conditions, Timing, problem_work, roofline
 from atune.reporting.importance import LEAST, Importance, importance_of
 from atune.reporting.report import report
 from atune.reporting.summary import summary, summary_text

@@ -112,7 +112,7 @@ def _source(artifact: Artifact) -> str:
 def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
     """Return the workload, the configurations, and the target. Raises `UsageError`."""
     # As above.
-    from atune.engine.same_work import check_code, check_parts
+    from atune.engine.settings import check_code, check_parts
     from atune.frontends.problems import one_problem
     from atune.frontends.resume import options_of, origin_of
     from atune.workload.pickling import parse_file_ref
