@@ -112,7 +112,7 @@ class CompilerStates:
         return wrong
 
 
-LEAST = 8
+LEAST_COMPILED = 8
 """Number of candidates that must have been compiled before a compile can be hopeless."""
 QUANTILE = 0.9
 FACTOR = 5.0
@@ -349,7 +349,7 @@ def limit_s(state: State, group: Sequence[Lowered], weight: float, most_s: float
     """
     seen = state.compile_s
     default = None if state.default_index is None else state.first(state.default_index).index
-    if most_s is None or len(seen) < LEAST or [state.first(one.index).index for one in group] == [default]:
+    if most_s is None or len(seen) < LEAST_COMPILED or [state.first(one.index).index for one in group] == [default]:
         return None
     usual_s = seen[math.ceil(QUANTILE * len(seen)) - 1]
     limit_s = max(FLOOR_S, FACTOR * usual_s * weight)

@@ -87,7 +87,7 @@ def _playing(timings: Mapping[int, Timing], contenders: Sequence[int]) -> list[i
 
 
 def _level(contenders: Sequence[int]) -> float:
-    return 1 - MISTAKE / max(1, LOOKS * (len(contenders) - 1))
+    return 1 - MISTAKE / max(1, INTERIM_LOOKS * (len(contenders) - 1))
 
 
 def _verdict(slow: Timing, fast: Timing, level: float) -> str:
@@ -102,7 +102,7 @@ FINAL_S = 5.0
 """Seconds after which the final times no further round, even if the order is not settled."""
 LOSSES = 2
 """How often a final's processes may be lost. Nobody knows which finalist did it; it may take all processes along."""
-LOOKS = 10
+INTERIM_LOOKS = 10
 """How often the order is examined at most: after the first rounds, and after each further ones."""
 
 
@@ -247,7 +247,7 @@ class FinalStage:
         began, default = self.run.recorder.elapsed_s, self._default()
         found = await self._timed(worker, chosen, rounds)
         timings, reference = {e.index: e.timing for e in found.entries}, found.reference
-        for _ in range(LOOKS - 1):
+        for _ in range(INTERIM_LOOKS - 1):
             playing = unsettled(timings, contenders)
             if not playing or self.run.recorder.elapsed_s - began > FINAL_S:
                 break

@@ -84,7 +84,7 @@ class Listeners:
             raise self.raised
 
 
-AT_ONCE = 100
+EVENTS_AT_ONCE = 100
 """Events of earlier parts that are folded, and outcomes that a strategy is told, before the event loop has its turn:
 about 2 ms."""
 
@@ -110,7 +110,7 @@ class Recorder:
         """
         for count, event in enumerate(past, 1):
             self._hand_on(event)
-            if count % AT_ONCE == 0:
+            if count % EVENTS_AT_ONCE == 0:
                 await anyio.lowlevel.checkpoint()
         self._seq = self.state.last_seq + 1
         self._before_s = max(self.state.wall_s, self.state.last_mono) if self._seq else 0.0

@@ -215,7 +215,7 @@ _ABSENT = object()
 """Marks configurations that have no value on an axis."""
 SPREAD = 4096
 """How many draws are spread. Later ones are plain, because that many cover all axes anyway."""
-TRIES = 16
+SPREAD_TRIES = 16
 """The next one is that with the rarest values of so many that are drawn."""
 
 
@@ -276,7 +276,7 @@ class Encoding:
     def spread_order(self, seed: int) -> Iterator[int]:
         """Yield each candidate once: first those that have each value of each axis about equally often, then the rest.
 
-        Each of the first ones is that of `TRIES` drawn ones whose values were drawn the least often.
+        Each of the first ones is that of `SPREAD_TRIES` drawn ones whose values were drawn the least often.
         """
         rng = random.Random(seed)
         left = list(range(len(self.places)))
@@ -291,7 +291,7 @@ class Encoding:
             )
 
         for _ in range(min(SPREAD, len(left) // 4)):
-            drawn = [candidate for candidate in rng.choices(left, k=TRIES) if candidate not in seen]
+            drawn = [candidate for candidate in rng.choices(left, k=SPREAD_TRIES) if candidate not in seen]
             found = min(drawn, key=met, default=None)
             if found is not None:
                 seen.add(found)
@@ -361,7 +361,7 @@ MAKERS: dict[str, Callable[[Searched], Strategy]] = {
 }
 STRATEGIES = (AUTO, *MAKERS)
 """The names that a user may give, for messages."""
-FEW = 8
+FEW_CANDIDATES = 8
 """With budgets of up to this many candidates, learning does not help without a prior."""
 
 
@@ -412,7 +412,7 @@ def chosen(total: int, budget: int | None, *, limited: bool, pipeline: bool = Tr
     """
     if not limited or (budget is not None and budget >= total):
         return EXHAUSTIVE
-    few = budget is not None and budget <= FEW
+    few = budget is not None and budget <= FEW_CANDIDATES
     if pipeline and (prior or not few):
         return BAYESIAN
     return PRIOR if prior else RANDOM

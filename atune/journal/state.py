@@ -37,7 +37,7 @@ from atune.journal.events import (
     SpaceSurveyed,
     Warned,
 )
-from atune.model.artifact import ALIKE, RAN, STORED, MachineFacts, StaticFacts
+from atune.model.artifact import COMMON_FAILURES, RAN, STORED, MachineFacts, StaticFacts
 from atune.model.candidate import BASELINE, Config, with_tuples
 from atune.model.device import DeviceInfo
 from atune.model.measurement import StageSeconds, Timing
@@ -45,7 +45,7 @@ from atune.model.settings import Budget
 
 Status = Literal["measured", "failed", "pruned", "duplicate", "remaining"]
 Outcome = CandidateMeasured | BuildFailed | BenchmarkFailed | CandidatePruned
-Place = tuple[float, str, int]
+Rank = tuple[float, str, int]
 """Latency in ms, key and index of a measured candidate."""
 FOUND = "compiled before"
 """The reason of an `ArtifactBuilt` whose library this run has built already: its seconds are known."""
@@ -74,7 +74,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     surveyed: bool = False
     """See `CandidateProposed`, also for `further_layout`."""
     further_layout: bool = False
-    place: Place | None = None
+    rank: Rank | None = None
     """Its key in the ranking, while it is measured."""
 
     @property
@@ -258,7 +258,7 @@ class State:
         self.measuring: dict[int, str] = {}
         """Candidates that are being measured, or were when the program died, with their device."""
         self._deaths: Counter[int] = Counter()
-        self._ranking: list[Place] = []
+        self._ranking: list[Rank] = []
         """Measured candidates, one per distinct code, fastest first. The list is always sorted."""
 
     @classmethod
@@ -428,7 +428,7 @@ class State:
         default = None if self.default_index is None else self.outcome(self.default_index)
         if not isinstance(default, BenchmarkFailed) or default.kind != "mismatch" or self.counts["measured"]:
             return False
-        return self.kinds["mismatch"] >= ALIKE and not any(self.kinds[kind] for kind in RAN - {"mismatch"})
+        return self.kinds["mismatch"] >= COMMON_FAILURES and not any(self.kinds[kind] for kind in RAN - {"mismatch"})
 
     @property
     def total(self) -> int:
@@ -522,7 +522,7 @@ class State:
 
     def _rank(self, entry: Entry) -> None:
         """Update the ranking of `entry`, whose outcome or key may have changed."""
-        outcome, was, now = entry.outcome, entry.place, None
+        outcome, was, now = entry.outcome, entry.rank, None
         if isinstance(outcome, CandidateMeasured) and entry.may_win:
             now = outcome.timing.latency_ms, entry.key, entry.index
         if now == was:
@@ -531,7 +531,7 @@ class State:
             del self._ranking[bisect.bisect_left(self._ranking, was)]
         if now is not None:
             bisect.insort(self._ranking, now)
-        entry.place = now
+        entry.rank = now
         if was is not None:
             self._improvements = [step for step in self._improvements if self._stands(step)]
         if self.best is not None and not (self._improvements and self._improvements[-1].latency_ms <= self.best[1]):

@@ -18,7 +18,7 @@ from atune.journal.result import Result, noise_of
 from atune.model.artifact import Access, BlockWork, Gemm, StaticFacts
 from atune.model.device import Peaks
 from atune.model.measurement import DISTURBS, Conditions, Timing, problem_work, roofline
-from atune.reporting.importance import LEAST, Importance, importance_of
+from atune.reporting.importance import LEAST_POINTS, Importance, importance_of
 from atune.reporting.report import report
 from atune.reporting.summary import summary, summary_text
 
@@ -165,7 +165,7 @@ def test_an_axis_that_follows_another_by_chance_of_the_search_is_not_credited() 
 
 def test_too_few_candidates_say_nothing() -> None:
     points = grid(lambda a, b: a + b, 10, a=[0, 1], b=[0, 1])
-    assert importance_of(points[: LEAST - 1]) is None and importance_of(points[:LEAST]) is not None
+    assert importance_of(points[: LEAST_POINTS - 1]) is None and importance_of(points[:LEAST_POINTS]) is not None
     many_values: Points = [({"a": i}, 1.0 + i) for i in range(40)]
     assert importance_of(many_values) is None
     assert importance_of([({"a": 1}, 1.0 + i) for i in range(40)]) is None
