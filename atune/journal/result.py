@@ -533,7 +533,7 @@ class Result:
 
     def __str__(self) -> str:
         """Return what the command line prints of it."""
-        return str(_above("reporting.screen.printed")(_above("reporting.summary.summary_text")(self)))
+        return str(_above("reporting.text.printed")(_above("reporting.summary.summary_text")(self)))
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows of it: the text of the command line."""

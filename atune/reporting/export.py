@@ -20,7 +20,7 @@ from atune.model.candidate import describe_config, printable
 from atune.model.device import Occupancy, occupancy_of
 from atune.model.layouts import Layouts, LoopFacts
 from atune.model.measurement import Measurement
-from atune.reporting.screen import shown
+from atune.reporting.text import shown
 
 FORMATS = ("csv", "json")
 

@@ -16,7 +16,7 @@ from atune.errors import UsageError, name_and_message, warn_caller
 from atune.journal.events import BestChanged, Event, FinalOrdered, RunFinished
 from atune.journal.result import record_of, valid_finalists
 from atune.journal.state import State, header_in
-from atune.reporting.screen import Output, shown
+from atune.reporting.text import Output, shown
 
 WARNINGS = frozenset({
     "build_failed", "compile_repeated", "benchmark_failed", "benchmark_repeated", "device_excluded", "device_lost",

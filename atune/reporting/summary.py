@@ -17,7 +17,7 @@ from atune.model.layouts import COMPILER
 from atune.model.settings import AUTO_BATCH, AUTO_GAIN_PERCENT, AUTO_LEAST, Budget
 from atune.reporting.export import DEFAULTS, rows
 from atune.reporting.progress import counted, duration
-from atune.reporting.screen import Line, plain
+from atune.reporting.text import Line, plain
 from atune.workload.source_locations import Place, place_in
 
 KEYS = (

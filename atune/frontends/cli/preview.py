@@ -20,8 +20,8 @@ from atune.model.candidate import describe_config, numbered
 from atune.model.settings import Budget, CompileSettings
 from atune.reporting.export import aligned, outcome
 from atune.reporting.progress import duration
-from atune.reporting.screen import Line
 from atune.reporting.summary import example_lines, failure_groups, failures_data, group_lines
+from atune.reporting.text import Line
 from atune.workers.workers import counted
 from atune.workload.pickling import FileRef
 from atune.workload.workload import WorkloadSpec

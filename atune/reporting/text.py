@@ -1,4 +1,4 @@
-"""Lines of text for a screen: broken between words to its width, and in colours where it has them."""
+"""Lines of text for a terminal: broken between words to its width, and in colours where it has them."""
 
 from __future__ import annotations
 
