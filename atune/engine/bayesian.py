@@ -36,7 +36,7 @@ USUAL, WEIGHT = 0.08, 2.0
 """The prior's errors, as logarithms, usually deviate so much, which counts as so many errors (conjugate prior of a
 variance, A. Gelman et al., Bayesian Data Analysis, 3rd ed. 2013, 2.6). The moments of ten recorded spaces are 0.075 and
 1.6; without any one of them 0.071 to 0.086, and 1.3 to 1.9."""
-UNKNOWN, TIE_BREAK = -1e3, 1e-9
+UNKNOWN, NUDGE = -1e3, 1e-9
 """What stands for an estimate where there is none: so these come last. How far the seed moves others."""
 POOL, ROWS, RENEWED = 8192, 512, 64
 """Of more than `POOL` candidates a part is looked at. Of more than `ROWS` that were tried, the process knows the
@@ -108,9 +108,7 @@ class Bayesian:
         self._drawn = encoding.spread_order(searched.seed)
         prior, drawn = searched.prior or {}, random.Random(searched.seed)
         estimates = {one: prior.get(index, 0.0) for index, one in self._positions.items()}
-        self._known = {
-            one: TIE_BREAK * drawn.random() - math.log(ms) for one, ms in estimates.items() if 0 < ms < math.inf
-        }
+        self._known = {one: NUDGE * drawn.random() - math.log(ms) for one, ms in estimates.items() if 0 < ms < math.inf}
         """The logarithms of estimated speeds. The seed breaks ties."""
         self._trend = np.array([self._known.get(one, UNKNOWN if self._known else 0.0) for one in estimates])
         self._pairs = [tuple(enumerate(place)) for place in encoding.places]

@@ -30,7 +30,7 @@ from atune.journal.events import (
     GroupSplit,
     Warned,
 )
-from atune.journal.state import FOUND, State
+from atune.journal.state import COMPILED_BEFORE, State
 from atune.model.artifact import Artifact, Failure, Lowered, Roles
 from atune.model.candidate import Candidate
 from atune.model.jobs import BuildJob, CompareJob, FindJob, GroupFailed, LowerJob, RolesJob
@@ -273,7 +273,7 @@ class CompileStage:
                 if known is None:
                     self.state.add(lowered, deferred=verdict.becomes == "defer")
                 else:
-                    await self._hand_on(worker, [known], FOUND)
+                    await self._hand_on(worker, [known], COMPILED_BEFORE)
 
     async def _build(self, worker: CompileWorker, group: tuple[Lowered, ...], reason: str) -> None:
         self.state.building += 1

@@ -12,7 +12,7 @@ from atune.engine.interfaces import CompileWorker, DeviceWorker
 from atune.engine.run_state import Run
 from atune.errors import MachineError, WorkerError
 from atune.journal.events import BitsCompared, CandidateMeasured, DeviceLost, FinalOrdered, FinalStarted, Warned
-from atune.journal.state import FOUND
+from atune.journal.state import COMPILED_BEFORE
 from atune.model.artifact import Built, Failure, Lowered
 from atune.model.candidate import Candidate
 from atune.model.jobs import BitsJob, BuildJob, FinalJob, Finals, FindJob, GroupFailed, LowerJob
@@ -295,7 +295,7 @@ class FinalStage:
         entry = self.state.entries[candidate.index]
         if lowered.code_key != entry.code_key:
             return "it has other code now"
-        built, reason = await worker.run(FindJob(lowered)), FOUND
+        built, reason = await worker.run(FindJob(lowered)), COMPILED_BEFORE
         if built is None:
             answer = await _built(worker, lowered)
             if isinstance(answer, Failure) and answer.doubt:

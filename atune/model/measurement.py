@@ -104,22 +104,6 @@ class FinalEntry(msgspec.Struct, frozen=True):
     timing: Timing
 
 
-class StageSeconds(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of compiling, which is lowering and building, and of first timings.
-
-    What failed to compile, the survey, the comparison of a compiler state and the final are not in them.
-    """
-
-    compile_s: float
-    """Summed over compile workers."""
-    compile_wall_s: float
-    """Seconds in which at least one worker compiled."""
-    benchmark_s: float
-    """Summed over devices."""
-    benchmark_wall_s: float
-    """Seconds in which at least one device measured."""
-
-
 def ratio_interval(slow: Timing, fast: Timing, level: float = 0.95) -> tuple[float, float, float]:
     """Return (low, median, high) of the round-by-round ratio slow / fast.
 
@@ -160,6 +144,20 @@ class ProblemWork(msgspec.Struct, frozen=True, kw_only=True):
     rate: float = 1.0
     """Speed of tensor cores with these operands, relative to operands of 16 bits."""
 
+    @classmethod
+    def of(
+        cls, facts: Iterable[StaticFacts | None], flops: float | None = None, n_bytes: float | None = None
+    ) -> ProblemWork:
+        """Return the work of a problem: as the user gave it, otherwise the least of any candidate's kernel."""
+        whole = [(fact.work, math.prod(fact.grid)) for fact in facts if fact and fact.work and fact.grid]
+        if flops is None:
+            flops = min((work.tensor_flops * blocks for work, blocks in whole if work.gemms), default=None)
+        if n_bytes is None:
+            n_bytes = min((_needed(work, blocks) for work, blocks in whole), default=None)
+        products = [max(work.gemms, key=lambda gemm: gemm.flops) for work, _ in whole if work.gemms]
+        rate = min((operand_rate(gemm.dtype) for gemm in products), default=1.0)
+        return cls(flops=flops or None, bytes=n_bytes or None, rate=rate)
+
 
 class Roofline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Rates of a latency. None if the work, or the device's peak, is unknown."""
@@ -172,6 +170,27 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Share of the peak of the memory. Above 1 the data came from a cache."""
     bound: Bound = ""
     """The peak that limits this work, as it alone would take longer. ``cache``: faster than memory."""
+
+    @classmethod
+    def of(cls, latency_ms: float, work: ProblemWork, peaks: Peaks | None) -> Roofline | None:
+        """Return the rates of `work` in `latency_ms`; None if the work is unknown."""
+        if work.flops is work.bytes is None:
+            return None
+        seconds = latency_ms / 1e3
+        compute = None if peaks is None or work.flops is None else work.flops / (peaks.flops_s * work.rate) / seconds
+        memory = None if peaks is None or work.bytes is None else work.bytes / peaks.bytes_s / seconds
+        bound: Bound = ""
+        if memory is not None and memory > max(ABOVE_MEMORY, compute or 0.0):
+            bound = "cache"
+        elif compute is not None or memory is not None:
+            bound = "compute" if (compute or 0.0) >= (memory or 0.0) else "memory"
+        return cls(
+            gflops_s=work.flops and float(f"{work.flops / seconds / 1e9:.6g}"),
+            gbytes_s=work.bytes and float(f"{work.bytes / seconds / 1e9:.6g}"),
+            compute_share=compute and round(compute, 4),
+            memory_share=memory and round(memory, 4),
+            bound=bound,
+        )
 
     def describe(self) -> str:
         """Return it as a line of text; empty if nothing is known."""
@@ -186,44 +205,9 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return ", ".join(parts)
 
 
-def problem_work(
-    facts: Iterable[StaticFacts | None], flops: float | None = None, n_bytes: float | None = None
-) -> ProblemWork:
-    """Return the work of a problem: as the user gave it, otherwise the least of any candidate's kernel."""
-    whole = [(fact.work, math.prod(fact.grid)) for fact in facts if fact and fact.work and fact.grid]
-    if flops is None:
-        flops = min((work.tensor_flops * blocks for work, blocks in whole if work.gemms), default=None)
-    if n_bytes is None:
-        n_bytes = min((_needed(work, blocks) for work, blocks in whole), default=None)
-    products = [max(work.gemms, key=lambda gemm: gemm.flops) for work, _ in whole if work.gemms]
-    rate = min((operand_rate(gemm.dtype) for gemm in products), default=1.0)
-    return ProblemWork(flops=flops or None, bytes=n_bytes or None, rate=rate)
-
-
 def _needed(work: BlockWork, blocks: int) -> float:
     asked = (work.read_bytes + work.write_bytes) * blocks
     return asked if work.tensor_bytes is None else min(asked, work.tensor_bytes)
-
-
-def roofline(latency_ms: float, work: ProblemWork, peaks: Peaks | None) -> Roofline | None:
-    """Return the rates of `work` in `latency_ms`; None if the work is unknown."""
-    if work.flops is work.bytes is None:
-        return None
-    seconds = latency_ms / 1e3
-    compute = None if peaks is None or work.flops is None else work.flops / (peaks.flops_s * work.rate) / seconds
-    memory = None if peaks is None or work.bytes is None else work.bytes / peaks.bytes_s / seconds
-    bound: Bound = ""
-    if memory is not None and memory > max(ABOVE_MEMORY, compute or 0.0):
-        bound = "cache"
-    elif compute is not None or memory is not None:
-        bound = "compute" if (compute or 0.0) >= (memory or 0.0) else "memory"
-    return Roofline(
-        gflops_s=work.flops and float(f"{work.flops / seconds / 1e9:.6g}"),
-        gbytes_s=work.bytes and float(f"{work.bytes / seconds / 1e9:.6g}"),
-        compute_share=compute and round(compute, 4),
-        memory_share=memory and round(memory, 4),
-        bound=bound,
-    )
 
 
 FASTEST_TYPE, ABOVE_THE_SHEET = 4, 1.2

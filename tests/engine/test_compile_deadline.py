@@ -17,7 +17,7 @@ from atune.frontends.resume import resume
 from atune.frontends.tuner import tune
 from atune.journal.events import ArtifactBuilt, BuildFailed, GroupSplit
 from atune.journal.reader import replay
-from atune.journal.state import FOUND, State
+from atune.journal.state import COMPILED_BEFORE, State
 from atune.model.artifact import COMMON_FAILURES, Lowered, StaticFacts
 from atune.model.candidate import BASELINE
 from atune.model.settings import CompileSettings
@@ -39,7 +39,7 @@ def limit(seconds: float, *, libraries: int = LEAST_COMPILED, most_s: float = 12
 
 
 def test_nothing_is_hopeless_before_enough_was_compiled() -> None:
-    assert limit(4.0, libraries=LEAST_COMPILED - 1) is None and limit(4.0, reason=FOUND) is None
+    assert limit(4.0, libraries=LEAST_COMPILED - 1) is None and limit(4.0, reason=COMPILED_BEFORE) is None
     assert limit(4.0) == FACTOR * 4.0
 
 
