@@ -16,7 +16,7 @@ from atune.journal.state import COMPILED_BEFORE
 from atune.model.artifact import Built, Failure, Lowered
 from atune.model.candidate import Candidate
 from atune.model.jobs import BitsJob, BuildJob, FinalJob, Finals, FindJob, GroupFailed, LowerJob
-from atune.model.measurement import FinalEntry, Timing, ratio_interval
+from atune.model.measurement import CLOSE, FinalEntry, Timing, ratio_interval
 from atune.model.settings import BenchmarkSettings
 
 MISTAKE = 0.05
@@ -25,8 +25,6 @@ TIE = 0.002
 """Two finalists are equally fast if their ratio is known to be within this much of 1."""
 SEEDS = (1, 2)
 """Seeds of further drawn inputs on which finalists must have the default's bits, where that is asked for."""
-CLOSE = 0.005
-"""A finalist that is slower by more than this, by the median of the rounds, cannot win by its key."""
 
 
 def unsettled(timings: Mapping[int, Timing], contenders: Sequence[int]) -> list[int]:

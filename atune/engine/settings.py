@@ -140,7 +140,7 @@ def check_same_work(
             f"the journal records another space: it had {header.total:,} candidates and {now_has}. Give the space as "
             "it was, or begin a new journal that takes this one as advice (--warm, warm=)"
         )
-    found = _differences(header, state, now, devices)
+    found = _changed_parts(header, state, now, devices)
     return all_accepted(found, accept, "the journal records other work, and cannot be resumed", ANOTHER)
 
 
@@ -170,7 +170,7 @@ def check_code(compile: CompileSettings, config: Mapping[str, Any], accept: Sequ
     all_accepted(listed, accept, "the journal has settings that can run programs", "Give them yourself")
 
 
-def _differences(
+def _changed_parts(
     header: RunStarted, state: State, now: RunStarted, devices: Sequence[DeviceInfo]
 ) -> list[tuple[str, str]]:
     """Return (part, sentence) for each difference between the work and the header, except for the space."""

@@ -163,7 +163,7 @@ class Start:
         return found
 
     async def _other_kernels(self, state: State) -> list[tuple[str, str]]:
-        """Return what differs, as `_differences` does, between the kernels that a journal has lowered and those now."""
+        """Return a sentence, with its part, on how the kernels that a journal has lowered differ from those now."""
         lowered = [entry for entry in state.entries.values() if entry.lowered]
         now = await self._kernels(Candidate(one.index, one.key, one.config) for one in lowered if one.ir_digest)
         if other := [one.index for one in lowered if one.ir_digest and now.get(one.index) != one.ir_digest]:

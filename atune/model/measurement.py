@@ -20,6 +20,8 @@ from atune.model.ranges import Index, Latency, Quantity, Whole
 
 DISTURBS = "may disturb the timings"
 """Text of every warning about another user of a device."""
+CLOSE = 0.005
+"""Share by which two latencies may differ and still count as equal: a finalist that is slower by more cannot win."""
 
 
 class Conditions(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

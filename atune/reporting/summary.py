@@ -14,6 +14,7 @@ from atune.model.artifact import RAN, what_failed
 from atune.model.candidate import describe_config, failed_values, printable, shortened
 from atune.model.device import Target
 from atune.model.layouts import COMPILER
+from atune.model.measurement import CLOSE
 from atune.model.settings import AUTO_BATCH, AUTO_GAIN_PERCENT, AUTO_LEAST, Budget
 from atune.reporting.export import DEFAULTS, rows
 from atune.reporting.progress import counted, duration
@@ -315,8 +316,6 @@ def layouts_line(result: Result) -> str:
 
 NAMED_TIES = 5
 """Candidates that are named by their index, of those that tie with the winner."""
-LITTLE = 0.005
-"""Share by which two may differ and still count as equally fast."""
 BY_FAR = 1.2
 """Times by which the winner must be faster than all of the compiler's own layouts to be worth a line."""
 
@@ -442,7 +441,7 @@ def _over(final: Ratio | None, first: float | None) -> Ratio | None:
 def comparison(ratio: Ratio, than: str) -> str:
     """Return a ratio of latencies, and its interval, as text: above 1 the winner is faster than `than`."""
     low, middle, high = ratio
-    if abs(middle - 1) < LITTLE:
+    if abs(middle - 1) < CLOSE:
         return f"as fast as {than}"
     if low < 1 < high:
         return f"statistically tied with {than}"
