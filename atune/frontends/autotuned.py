@@ -32,7 +32,7 @@ from atune.model.device import Target
 from atune.model.options import converted, documents, refuse_unknown
 from atune.model.settings import CompileSettings
 from atune.reporting.export import aligned
-from atune.reporting.screen import printed
+from atune.reporting.text import printed
 from atune.workers.artifact_store import ArtifactStore
 from atune.workers.result_key import CacheEntry, open_sizes
 from atune.workers.server import in_worker, warm_early

@@ -17,7 +17,8 @@ import msgspec
 
 from atune.engine.prior import figures_for
 from atune.engine.run_state import opened_aside
-from atune.engine.start import POLL_S, Kernels, KnownResult, Recall
+from atune.engine.settings import Kernels, KnownResult, Recall
+from atune.engine.start import POLL_S
 from atune.frontends.blocking import in_time
 from atune.frontends.tuner import RunPlan, discover, tune_planned
 from atune.journal.events import CandidateAliased, CandidateLowered, CandidateProposed, Event, RunStarted

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Required
 
 import msgspec
 
-from atune.engine.start import EngineSettings
+from atune.engine.settings import EngineSettings
 from atune.errors import SpaceError, UsageError, WorkloadError
 from atune.frontends.options import ListenOptions, RunOptions, check_target
 from atune.frontends.tuner import RunPlan

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta
 
-from atune.engine.strategies import SHOWN, check_given
+from atune.engine.strategy import STRATEGIES, check_given
 from atune.errors import UsageError
 from atune.model.device import parse_target
 from atune.model.options import Natural, Settings, complete, described, option, path, refuse_unknown
@@ -87,7 +87,7 @@ class EngineOptions(TypedDict, total=False):
         flag="--budget", metavar="N|10%|90s|auto", unset="all", page="search.md#budgets", group="search",
     )]
     strategy: Annotated["StrategyName | str | Strategy | None", option(
-        f"How candidates are chosen: {', '.join(SHOWN)}. Or an object with a name, ``ask()`` and ``tell(index, "
+        f"How candidates are chosen: {', '.join(STRATEGIES)}. Or an object with a name, ``ask()`` and ``tell(index, "
         "latency_ms, reason)``. A resumed journal keeps its strategy.",
         check=_strategy, flag="--strategy", metavar="NAME", unset="auto, or the journal's", page="search.md",
         group="search",

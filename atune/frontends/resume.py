@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 import msgspec
 
-from atune.engine.start import check_code, check_parts
+from atune.engine.settings import check_code, check_parts
 from atune.errors import JournalError, UsageError, warn_caller
 from atune.frontends.blocking import run_blocking, winning
 from atune.frontends.options import RunOptions, named

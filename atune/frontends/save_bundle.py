@@ -18,7 +18,7 @@ import msgspec
 
 from atune.bundle import launch
 from atune.bundle.manifest import MANIFEST, RUNTIME, SCHEMA, manifest_digest, named
-from atune.engine.start import check_code, check_parts
+from atune.engine.settings import check_code, check_parts
 from atune.errors import UsageError
 from atune.frontends.blocking import run_blocking
 from atune.frontends.compile_all import plain_library

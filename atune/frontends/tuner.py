@@ -23,7 +23,7 @@ import msgspec
 from atune.engine.engine import Engine
 from atune.engine.interfaces import Machine
 from atune.engine.run_state import Listener, Listeners, Recorder, opened_aside
-from atune.engine.start import EngineSettings, check_parts
+from atune.engine.settings import EngineSettings, check_parts
 from atune.errors import AtuneError, UsageError, name_and_message, warn_caller
 from atune.frontends.blocking import importing, of_the_machine, run_blocking, unwrapped, winning
 from atune.frontends.options import TuneOptions, completed, named

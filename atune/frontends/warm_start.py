@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from atune.engine.start import Advise, Kernels, KnownResult, Recall
+from atune.engine.settings import Advise, Kernels, KnownResult, Recall
 from atune.errors import CacheMiss, UsageError
 from atune.journal.events import RunStarted
 from atune.journal.reader import replay

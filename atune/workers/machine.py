@@ -17,10 +17,9 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from atune.engine.devices import with_peaks
 from atune.engine.interfaces import CompileHints, ignored
-from atune.model.artifact import ALIKE
-from atune.model.device import DeviceInfo, Target
+from atune.model.artifact import COMMON_FAILURES
+from atune.model.device import DeviceInfo, Target, with_peaks
 from atune.model.folders import run_folder, untrusted
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.version import installed_versions
@@ -270,4 +269,4 @@ class LocalMachine:
 
 def compile_hints(found: Discovery) -> CompileHints:
     """Return what the target says to the scheduler, on one machine or on several."""
-    return CompileHints(alike=ALIKE if found.fallback else 0)
+    return CompileHints(alike=COMMON_FAILURES if found.fallback else 0)

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 
 import atune
-from atune.engine.strategies import SHOWN
+from atune.engine.strategy import STRATEGIES
 from atune.frontends.cli.options import CommandOptions, help_of
 from atune.frontends.decorator_options import AutotuneOptions
 from atune.frontends.options import RunOptions, StrategyName, TargetName, TuneOptions
@@ -131,7 +131,7 @@ def test_help_of_a_function_shows_its_options() -> None:
 
 
 def test_an_editor_completes_the_strategies_that_there_are() -> None:
-    assert get_args(StrategyName) == SHOWN
+    assert get_args(StrategyName) == STRATEGIES
     assert [parse_target(name) is None for name in get_args(TargetName)] == [True, False, False]
 
 

@@ -16,8 +16,8 @@ from atune.frontends.cli.output import print_message
 from atune.journal.events import BuildFailed, RunFinished
 from atune.journal.result import Result
 from atune.model.device import Target
-from atune.reporting.screen import Line, fitted, plain
 from atune.reporting.summary import result_lines
+from atune.reporting.text import Line, fitted, plain
 
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
 BROKEN = """

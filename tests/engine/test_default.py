@@ -18,6 +18,7 @@ from recording import read_recording
 
 from atune.engine.final import final_order
 from atune.errors import AtuneError, NoWinner
+from atune.frontends.cli.explain import record_at
 from atune.frontends.resume import resume
 from atune.frontends.tuner import tune
 from atune.journal.events import BestChanged, CandidateMeasured, FinalOrdered, RunFinished
@@ -29,8 +30,7 @@ from atune.model.candidate import BASELINE
 from atune.model.device import DeviceLimits
 from atune.model.measurement import Timing
 from atune.model.settings import BenchmarkSettings
-from atune.reporting.explanation import record_at, record_lines
-from atune.reporting.export import export, marks_of, ranking, table
+from atune.reporting.export import export, marks_of, ranking, record_lines, table
 from atune.reporting.report import report
 from atune.reporting.summary import default_line, summary, summary_text
 from atune.testing import FakeMachine, Script

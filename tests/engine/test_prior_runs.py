@@ -197,7 +197,7 @@ async def test_it_ends_once_what_is_left_is_hardly_better(tmp_path: Path) -> Non
     assert asked[0] == MANY - 1 and min(asked) > MANY - 40 and len(asked) == 16
     assert result.header is not None and result.header.strategy == "bayesian"
     assert result.header.settings["budget"]["auto"]
-    said = f"enough is tried: none of the last eight was 2 % faster, and {MANY - len(asked)} are left"
+    said = f"enough is tried: none of the last 8 was 2 % faster, and {MANY - len(asked)} are left"
     assert said in summary_text(result) and said in summary_text(replay(tmp_path / "j"))
     again = judged()
     await resume(tmp_path / "j", machine=again, budget="auto")

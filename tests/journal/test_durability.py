@@ -11,8 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from atune.engine.strategies import MAKERS, FixedOrder
-from atune.engine.strategy import Searched
+from atune.engine.strategy import MAKERS, FixedOrder, Searched
 from atune.errors import MachineError
 from atune.frontends.tuner import tune
 from atune.journal.events import BestChanged, CandidateMeasured, Event, RunFinished

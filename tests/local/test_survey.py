@@ -12,7 +12,7 @@ from fake_runs import proposed
 
 from atune.engine.engine import Engine
 from atune.engine.run_state import Recorder
-from atune.engine.start import EngineSettings
+from atune.engine.settings import EngineSettings
 from atune.journal.events import AnyEvent, CandidateProposed, SpaceSurveyed
 from atune.model.device import DeviceInfo
 from atune.model.jobs import FinalJob, Finals, Started, StartJob

@@ -18,7 +18,7 @@ import pytest
 from event_streams import Stream, write
 from processes import environment
 
-from atune.engine.strategies import FixedOrder
+from atune.engine.strategy import FixedOrder
 from atune.errors import JournalError, UsageError
 from atune.frontends.cli.main import main
 from atune.frontends.tuner import tune

@@ -9,12 +9,10 @@ import msgspec
 import pytest
 
 from atune.engine import prior
-from atune.engine.devices import SHEETS, Figures, device_named, figures_of
-from atune.engine.strategies import make_strategy
-from atune.engine.strategy import Searched
+from atune.engine.strategy import Searched, make_strategy
 from atune.journal.events import SpaceSurveyed, decode, encode
 from atune.model.artifact import Access, BlockWork, Gemm, StaticFacts
-from atune.model.device import DeviceInfo, DeviceLimits, Target
+from atune.model.device import SHEETS, DeviceInfo, DeviceLimits, Figures, Target, device_named, figures_of
 
 H200 = DeviceInfo("0", "NVIDIA H200", arch="sm_90a")
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from atune.engine import strategies as choosing
-from atune.engine.strategies import MAKERS, check_given, chosen, make_strategy
-from atune.engine.strategy import Encoding, Guarded, Searched, Strategy
+from atune.engine import strategy as choosing
+from atune.engine.strategy import MAKERS, Encoding, Guarded, Searched, Strategy, check_given, chosen, make_strategy
 from atune.errors import StrategyError, UsageError
 from atune.model.candidate import Config
 
@@ -245,6 +244,6 @@ def test_auto_takes_what_fits_the_budget() -> None:
     assert chosen(1000, None, limited=False) == "exhaustive"
     assert chosen(1000, 1000, limited=True) == "exhaustive"
     assert chosen(1000, 100, limited=True) == "bayesian" == chosen(1000, None, limited=True)
-    assert chosen(1000, choosing.FEW, limited=True) == "random"
+    assert chosen(1000, choosing.FEW_CANDIDATES, limited=True) == "random"
     assert chosen(10**9, 100, limited=True) == "bayesian" and chosen(10**9, 8, limited=True) == "random"
     assert chosen(1000, 100, limited=True, pipeline=False) == "random"

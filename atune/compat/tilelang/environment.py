@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from atune.engine.start import EngineSettings
+from atune.engine.settings import EngineSettings
 from atune.errors import InputsMissing, NoWinner, SpaceError, UsageError, warn_caller
 from atune.frontends.tuner import RunPlan
 from atune.model.candidate import MUST_BE_PASS_CONFIGS
@@ -27,7 +27,7 @@ from atune.model.device import Target, parse_target
 from atune.model.folders import TILELANG_FOLDER
 from atune.model.options import Amount, Count, Natural, Share, converted
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.reporting.screen import Output
+from atune.reporting.text import Output
 from atune.stages import tilelang
 from atune.stages.session import visible_gpus
 from atune.workers.resources import usable_cores

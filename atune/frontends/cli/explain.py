@@ -7,6 +7,7 @@ import ast
 import difflib
 import json
 import os
+import shlex
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,12 +19,13 @@ from atune.errors import UsageError
 from atune.frontends.cli.output import print_message, print_out
 from atune.frontends.cli.runs import find_journal
 from atune.journal.reader import replay
-from atune.journal.result import Record
+from atune.journal.result import Record, Result
 from atune.model.artifact import Artifact, source_path
 from atune.model.candidate import Config, normalise, numbered
 from atune.model.device import parse_target
 from atune.model.settings import CompileSettings
-from atune.reporting.explanation import record_at, record_data, record_lines
+from atune.reporting.export import record_data, record_lines
+from atune.reporting.summary import failure_groups
 
 if TYPE_CHECKING:
     from atune.workers.messages import Discovery
@@ -51,6 +53,20 @@ def parse_config(text: str) -> Config:
     except SyntaxError as error:
         raise UsageError(f"--config {text!r}: give each name once, as name=value, such as block_M=128") from error
     return config
+
+
+def record_at(result: Result, index: int | None) -> Record:
+    """Return the record of candidate `index`; for None the winner's, else that of the first that failed."""
+    if index is None and result.best is not None:
+        return result.best
+    if index is None:
+        index = next((group.first.index for group in failure_groups(result.records)), None)
+    found = next((record for record in result.all_records if record.index == index), None)
+    if found is not None:
+        return found
+    wanted = "candidate that was measured or failed" if index is None else f"candidate {index}"
+    journal = str(result.journal)
+    raise UsageError(f"{journal} has no {wanted}; those it has: atune replay {shlex.quote(journal)} --table")
 
 
 def explain_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
@@ -96,7 +112,7 @@ def _source(artifact: Artifact) -> str:
 def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
     """Return the workload, the configurations, and the target. Raises `UsageError`."""
     # As above.
-    from atune.engine.start import check_code, check_parts
+    from atune.engine.settings import check_code, check_parts
     from atune.frontends.problems import one_problem
     from atune.frontends.resume import options_of, origin_of
     from atune.workload.pickling import parse_file_ref

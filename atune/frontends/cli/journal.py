@@ -27,7 +27,7 @@ from atune.workers.terminal import Interrupts
 
 
 def resume_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.engine.start import check_parts
+    from atune.engine.settings import check_parts
     from atune.frontends.cli.tune import drive, drive_set
     from atune.frontends.resume import completed_by, options_of, origin_of, read_state, resume
     from atune.frontends.tune_set import read_set, resume_set

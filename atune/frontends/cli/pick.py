@@ -11,7 +11,7 @@ from atune.frontends.cli.output import print_lines, print_out
 from atune.frontends.pick import pick
 from atune.frontends.problems import one_problem
 from atune.model.candidate import describe_config
-from atune.reporting.screen import Line
+from atune.reporting.text import Line
 from atune.workers.terminal import Interrupts
 from atune.workload.pickling import parse_file_ref
 

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 
 from atune.engine.screen import layout_choice
-from atune.engine.strategies import AUTO
+from atune.engine.strategy import AUTO
 from atune.frontends.cli.main import OK
 from atune.frontends.cli.output import NO_WINNER, print_lines, print_out
 from atune.frontends.compile_all import compiled, compilers
@@ -20,8 +20,8 @@ from atune.model.candidate import describe_config, numbered
 from atune.model.settings import Budget, CompileSettings
 from atune.reporting.export import aligned, outcome
 from atune.reporting.progress import duration
-from atune.reporting.screen import Line
 from atune.reporting.summary import example_lines, failure_groups, failures_data, group_lines
+from atune.reporting.text import Line
 from atune.workers.workers import counted
 from atune.workload.pickling import FileRef
 from atune.workload.workload import WorkloadSpec

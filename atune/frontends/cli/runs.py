@@ -20,7 +20,7 @@ from atune.journal.set_folder import LOCK, is_begun, is_set, listed
 from atune.journal.writer import is_written
 from atune.model.candidate import describe_config, printable
 from atune.reporting.export import aligned
-from atune.reporting.screen import Line
+from atune.reporting.text import Line
 from atune.workers.result_cache import ResultCache, run_name, stored_run
 from atune.workers.result_key import open_sizes, plain_dtypes
 from atune.workers.terminal import Interrupts
