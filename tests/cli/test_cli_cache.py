@@ -47,9 +47,12 @@ def test_ls(cache: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_clear(cache: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:
+    put(cache, other := events(2.0, problem={"N": 8}))
+    put(cache, events(2.0, workload="softmax", code="y", problem={"N": 9}))
+    assert as_json(capsys, "clear", "--key", key_of(other).text[:12]) == {"removed": 1} and len(cache.entries()) == 3
     assert printed(capsys, "clear", "--kernel", "gemm") == "removed    1\n"
     assert as_json(capsys, "clear", "--key", "zz") == {"removed": 0}
-    assert as_json(capsys, "clear") == {"removed": 1}
+    assert as_json(capsys, "clear") == {"removed": 2}
     assert cache.entries() == []
 
 

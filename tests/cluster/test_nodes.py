@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -163,12 +162,6 @@ def test_an_unknown_exception_is_a_worker_error_with_its_traceback() -> None:
 def test_a_cluster_is_named_by_its_address(wrong: Any) -> None:
     with pytest.raises(UsageError, match="cluster must be auto"):
         run(SCALED, cluster=wrong)
-
-
-async def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"a cluster needs ray, which .* cannot import .*: pip install ray$"):
-        await tune(SCALED, cluster="auto")
 
 
 def test_a_node_with_other_versions_is_told_which() -> None:

@@ -386,16 +386,6 @@ def test_export(cache: ResultCache) -> None:
         read_exported(data.replace(b'"schema": 1', b'"schema": 9'))
 
 
-def test_clear_deletes_the_caches_own_journals_alone(cache: ResultCache, tmp_path: Path) -> None:
-    for kernel, size in (("gemm", 1), ("gemm", 2), ("softmax", 1)):
-        put(cache, events(1.0, workload=kernel, kernel=kernel, code=kernel, problem={"M": size}))
-    elsewhere = put(cache, events(1.0, problem={"M": 9}), tmp_path / "own.jsonl")
-    assert cache.clear(cache.answers(kernel="softmax")) == 1 and len(own(cache)) == 2
-    [left] = [entry for entry in cache.entries() if entry.parts.problem == {"M": 1}]
-    assert cache.clear(cache.answers(key=left.key[:12])) == 1 and len(own(cache)) == 1
-    assert cache.clear() == 2 and cache.runs() == [] and elsewhere.exists() and own(cache) == []
-
-
 def test_a_run_without_a_key_is_no_result(cache: ResultCache) -> None:
     """An older atune began it. What has no key either is not cleared with it."""
     settings: Any = msgspec.structs.asdict(events(1.0)[0])["settings"]
