@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import warnings
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +15,7 @@ import bundles
 import pytest
 import torch
 from bundles import TWO, VECTOR, entry, library, write
-from processes import environment
+from programs import python
 from strangers import mutated
 
 from atune.bundle import BundleError, DamagedBundle, OutsideProblems, WrongArguments, WrongMachine, load
@@ -55,8 +53,7 @@ def test_the_shape_chooses_the_kernel(tmp_path: Path) -> None:
 def test_it_imports_nothing_else_of_atune(tmp_path: Path) -> None:
     """In a process where tilelang and its like cannot be imported, and no compiler is in reach."""
     write(tmp_path)
-    command = [sys.executable, "-c", ALONE, str(tmp_path)]
-    done = subprocess.run(command, env=environment() | {"PATH": "/nowhere"}, capture_output=True, text=True)
+    done = python("-c", ALONE, tmp_path, PATH="/nowhere")
     assert done.returncode == 0, done.stderr
     names = set(done.stdout.split())
     assert {"atune.bundle", "atune.bundle.launch"} < names

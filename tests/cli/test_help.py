@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
 import pytest
-from processes import environment
+from programs import python
 
 from atune.frontends.cli.main import main, make_parser
 
@@ -91,7 +89,5 @@ def test_each_command_has_a_function_that_carries_it_out() -> None:
 def test_what_an_option_needs_not_is_not_imported(option: str, absent: tuple[str, ...]) -> None:
     program = f"import atexit, sys; atexit.register(lambda: print([m for m in {absent} if m in sys.modules])); "
     program += "import atune.__main__ as entry; sys.exit(entry.main())"
-    done = subprocess.run(
-        [sys.executable, "-c", program, option], capture_output=True, text=True, env=environment(), timeout=30
-    )
+    done = python("-c", program, option)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]", done.stderr

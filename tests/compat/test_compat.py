@@ -6,7 +6,6 @@ import dataclasses
 import math
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import tilelang.language as T
 import torch
 from drop_in_tuners import BLOCKS, ON_CPU, Place, cpu_tuner, key, lazy, planned, saved_by_tilelang
 from guide_kernels import doubled, few_blocks, scaled
+from programs import python
 from tilelang.autotuner import param, tuner
 
 import atune
@@ -252,8 +252,7 @@ def test_a_program_that_cannot_be_edited_gets_atune_by_install(tmp_path: Path) -
         "print(AutoTuner.__module__, kernel.config)\n"
     )
     code = "import runpy, atune.compat.tilelang as c; c.install(); runpy.run_path('program.py', run_name='__main__')"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = python("-c", code, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("atune.compat.tilelang.autotuner {'block': ")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["program.py"]  # and no autotuner.log
