@@ -73,11 +73,8 @@ OFTEN = "import atune.reporting.progress as p; p.SELDOM_S = 0.0\n"
 )
 def test_elsewhere_a_line_a_minute_is_shown(code: str, shows: bool) -> None:
     done = python("-c", code)
-    assert (
-        done.returncode == 0
-        and done.stdout == "4 0\n"
-        and ("4/4 measured" in done.stderr) == shows == bool(done.stderr)
-    )
+    assert (done.returncode, done.stdout) == (0, "4 0\n")
+    assert ("4/4 measured" in done.stderr) == shows == bool(done.stderr)
 
 
 def test_a_tuner_shows_what_it_is_asked_to(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
