@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,7 +14,7 @@ import anyio.lowlevel
 import pytest
 from fake_ray import FakeRay, in_place
 from own_strategy import Own
-from processes import environment
+from programs import python
 
 import atune
 from atune.frontends import cached_tune, tune_set, warm_start
@@ -66,10 +64,7 @@ def test_a_module_that_tunes_while_it_is_imported_does_not_wait_for_itself(tmp_p
         "tuner.Tuner._alone = alone\n"
         "print(anyio.run(tuner.tune, atune.Workload(kernel, [{'block': 1}], arguments={'N': 8})))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", "import tunes_at_import"],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    done = python("-c", "import tunes_at_import", folder=tmp_path)
     assert done.stdout == "Tuner\n", done.stderr
 
 

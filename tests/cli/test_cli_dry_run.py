@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from processes import environment
+from programs import python
 
 from atune.frontends.cli import preview as module
 from atune.frontends.cli.main import main
@@ -36,9 +34,7 @@ WORKLOAD = atune.Workload(
 
 
 def run_cli(folder: Path, *arguments: str) -> Any:
-    env = {**environment(), "XDG_CACHE_HOME": str(folder / "cache")}
-    command = [sys.executable, "-m", "atune", "tune", *arguments]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    return python("-m", "atune", "tune", *arguments, folder=folder, XDG_CACHE_HOME=str(folder / "cache"))
 
 
 def test_candidates_are_counted_and_nothing_is_lowered(tmp_path: Path) -> None:

@@ -19,12 +19,6 @@ from atune.frontends.decorator_options import tuning_options
 from atune.model.settings import Budget
 
 
-def test_a_function_that_returns_no_space_is_told_so(tmp_path: Path) -> None:
-    message = "space: give axes, a list of configurations or a function that returns them, got 3"
-    with pytest.raises(atune.errors.SpaceError, match=re.escape(message)):
-        atune.autotune(shift, space=lambda A: 3, cache=tmp_path)(torch.zeros(64))
-
-
 @pytest.mark.parametrize("option", ["space", "key", "tune_on"])
 def test_a_function_of_other_arguments_than_the_call_s_is_refused_by_its_option(option: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"space": {"block": [16, 64]}, option: lambda A, B: [{"block": 16}]}

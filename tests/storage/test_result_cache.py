@@ -40,7 +40,7 @@ from atune.journal.events import (
 from atune.journal.reader import found_in, read
 from atune.journal.result import Result
 from atune.journal.state import State
-from atune.journal.writer import Journal, line_of
+from atune.journal.writer import Journal
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import Candidate, config_key
 from atune.workers import result_cache
@@ -87,13 +87,6 @@ def test_a_look_up_reads_no_records(cache: ResultCache, monkeypatch: pytest.Monk
     monkeypatch.delattr(result_cache, "JournalReader")
     found = run_of(cache, events(3.0, 1.0))
     assert found is not None and found.found.latency_ms == 1.0 and len(cache.entries()) == 1
-
-
-def test_the_newest_run_of_a_key_answers(cache: ResultCache) -> None:
-    for at, latency in ((5.0, 2.0), (9.0, 4.0), (7.0, 1.0)):
-        put(cache, events(latency, at=at))
-    found = run_of(cache, events(1.0))
-    assert found is not None and found.found.latency_ms == 4.0 and len(cache.entries()) == 1
 
 
 def test_of_runs_that_begin_at_once_one_has_the_work(cache: ResultCache) -> None:
@@ -386,16 +379,6 @@ def test_export(cache: ResultCache) -> None:
         read_exported(data.replace(b'"schema": 1', b'"schema": 9'))
 
 
-def test_clear_deletes_the_caches_own_journals_alone(cache: ResultCache, tmp_path: Path) -> None:
-    for kernel, size in (("gemm", 1), ("gemm", 2), ("softmax", 1)):
-        put(cache, events(1.0, workload=kernel, kernel=kernel, code=kernel, problem={"M": size}))
-    elsewhere = put(cache, events(1.0, problem={"M": 9}), tmp_path / "own.jsonl")
-    assert cache.clear(cache.answers(kernel="softmax")) == 1 and len(own(cache)) == 2
-    [left] = [entry for entry in cache.entries() if entry.parts.problem == {"M": 1}]
-    assert cache.clear(cache.answers(key=left.key[:12])) == 1 and len(own(cache)) == 1
-    assert cache.clear() == 2 and cache.runs() == [] and elsewhere.exists() and own(cache) == []
-
-
 def test_a_run_without_a_key_is_no_result(cache: ResultCache) -> None:
     """An older atune began it. What has no key either is not cleared with it."""
     settings: Any = msgspec.structs.asdict(events(1.0)[0])["settings"]
@@ -525,17 +508,6 @@ def test_without_a_winner_the_next_call_tries_again(cache: ResultCache) -> None:
         assert "for example candidate" in str(raised.value) and str(raised.value.result.journal) in str(raised.value)
         resumed = next((i for i, e in enumerate(seen) if isinstance(e, RunResumed)), 0)
         assert sum(isinstance(e, BenchmarkFailed) for e in seen[resumed:]) == (2 if attempt == 1 else 0)
-
-
-def test_a_journal_of_the_cache_that_is_damaged_costs_nothing(cache: ResultCache) -> None:
-    work = cached_work(workload(), target="c", benchmark=QUICK)
-    journal, _ = opened(cache, work.header)
-    journal.close()
-    Path(journal.path).write_bytes(b"rubbish\n" + b"".join(map(line_of, events(1.0))))
-    with pytest.warns(RuntimeWarning, match="is left out"):
-        result = run_here(cache)
-    assert result.measured == 2 and not result.cache_hit
-    assert run_here(cache).cache_hit
 
 
 TUNER = """
