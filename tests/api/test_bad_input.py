@@ -15,7 +15,7 @@ import pytest
 from atune.errors import JournalError, TargetError, UsageError
 from atune.frontends.tuner import tune
 from atune.testing import FakeMachine
-from atune.workers.machine import LocalMachine
+from atune.workers.local_machine import LocalMachine
 from atune.workload.pickling import parse_file_ref
 
 pytestmark = pytest.mark.anyio

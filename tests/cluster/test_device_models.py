@@ -11,7 +11,7 @@ import pytest
 
 from atune.errors import TargetError
 from atune.model.device import DeviceInfo, Target
-from atune.workers.cluster.machine import NO_NVCC, ClusterMachine, Opening, Reply, known
+from atune.workers.cluster.cluster_machine import NO_NVCC, ClusterMachine, Opening, Reply, known
 from atune.workers.messages import Discovery
 from atune.workload.pickling import FileRef
 from atune.workload.workload import Workload, describe

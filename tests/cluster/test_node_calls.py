@@ -16,9 +16,16 @@ from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo
 from atune.model.jobs import FinalJob, FindJob, LowerJob, MeasureJob, StartJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workers.cluster import machine
+from atune.workers.cluster import cluster_machine
 from atune.workers.cluster.agent import NodeAgent
-from atune.workers.cluster.machine import ClusterCompileWorker, ClusterDeviceWorker, Node, NodeLost, Opening, Reply
+from atune.workers.cluster.cluster_machine import (
+    ClusterCompileWorker,
+    ClusterDeviceWorker,
+    Node,
+    NodeLost,
+    Opening,
+    Reply,
+)
 from atune.workload.pickling import FileRef
 
 OUT = Roles(outputs=(1,))
@@ -94,7 +101,7 @@ async def test_a_node_whose_disk_is_full_is_lost_and_not_the_run() -> None:
 
 
 async def test_a_node_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "STALL_S", 0.2)
+    monkeypatch.setattr(cluster_machine, "STALL_S", 0.2)
     lost = list[str]()
     node = node_of(anyio.sleep_forever, lost)
     with anyio.fail_after(10):

@@ -23,7 +23,7 @@ from atune.journal.reader import read
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.cluster import ray_cluster
 from atune.workers.cluster.agent import NodeAgent, versions_here
-from atune.workers.cluster.machine import ClusterMachine, NodeLost, Opening, Reply, known
+from atune.workers.cluster.cluster_machine import ClusterMachine, NodeLost, Opening, Reply, known
 from atune.workers.server import parked
 from atune.workers.waiting import background
 from atune.workload.pickling import parse_file_ref

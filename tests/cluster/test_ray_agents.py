@@ -13,7 +13,7 @@ from fake_ray import FakeRay, Idle, in_place
 
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.cluster import agent, ray_cluster
-from atune.workers.cluster.machine import NodeLost, Opening
+from atune.workers.cluster.cluster_machine import NodeLost, Opening
 from atune.workers.cluster.ray_cluster import ray_agents
 from atune.workload.pickling import FileRef
 

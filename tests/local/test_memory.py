@@ -24,7 +24,7 @@ from atune.stages.arguments import KernelArguments
 from atune.workers import device_worker
 from atune.workers import workers as patience
 from atune.workers.device_worker import LocalDeviceWorker, MemoryClaim
-from atune.workers.machine import LocalMachine
+from atune.workers.local_machine import LocalMachine
 from atune.workload.pickling import parse_file_ref
 from atune.workload.workload import Workload
 

@@ -21,7 +21,7 @@ from atune.model.folders import SERVER_FOLDER
 from atune.model.measurement import DISTURBS
 from atune.stages.neighbours import others
 from atune.workers.device_worker import REMEDY
-from atune.workers.machine import LocalMachine
+from atune.workers.local_machine import LocalMachine
 from atune.workload.pickling import FileRef
 
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"

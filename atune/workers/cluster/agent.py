@@ -19,10 +19,10 @@ import msgspec
 
 from atune.model.jobs import Job, LowerJob
 from atune.version import installed_versions
-from atune.workers.cluster.machine import Library, Opening, Reply, arrived, known, libraries_of
+from atune.workers.cluster.cluster_machine import Library, Opening, Reply, arrived, known, libraries_of
 from atune.workers.compile_worker import LocalCompileWorker
 from atune.workers.device_worker import LocalDeviceWorker
-from atune.workers.machine import LocalMachine
+from atune.workers.local_machine import LocalMachine
 from atune.workers.messages import Discovery
 from atune.workload.workload import WorkloadSpec
 

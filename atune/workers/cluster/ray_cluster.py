@@ -1,7 +1,7 @@
 """Ray as the way to the nodes: one actor a node, which holds the node's cores and GPUs and runs its agent.
 
 An actor of Ray is never restarted and no call is retried: the engine decides what is done again. Ray reports a lost
-node late; the agents' signs of life (`machine.STALL_S`) tell of one that hangs or cannot be reached.
+node late; the agents' signs of life (`cluster_machine.STALL_S`) tell of one that hangs or cannot be reached.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from atune.engine.run_state import opened_aside
 from atune.errors import MachineError, UsageError, message_of
 from atune.model.requirements import optional
 from atune.workers.cluster.agent import Actor, versions_here
-from atune.workers.cluster.machine import Agent, NodeLost, Opening, Reply
+from atune.workers.cluster.cluster_machine import Agent, NodeLost, Opening, Reply
 
 READY_S = 60.0
 """Seconds that an agent may take to start. Where the resources it asks for are taken, Ray lets it wait for ever."""

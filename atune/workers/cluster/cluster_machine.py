@@ -32,7 +32,7 @@ from atune.model.folders import made_folder, run_folder, whole_file
 from atune.model.jobs import A, Job, Started, StartJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.version import installed_versions
-from atune.workers.machine import compile_hints
+from atune.workers.local_machine import compile_hints
 from atune.workers.messages import Discovery
 from atune.workers.waiting import Deadline, background
 from atune.workload.pickling import WorkloadRef
