@@ -11,7 +11,7 @@ import pytest
 
 from atune.errors import TargetError
 from atune.model.device import DeviceInfo, Target
-from atune.workers.cluster.cluster_machine import NO_NVCC, ClusterMachine, Opening, Reply, known
+from atune.workers.cluster.cluster_machine import NO_NVCC, ClusterMachine, Opening, Reply, sendable
 from atune.workers.messages import Discovery
 from atune.workload.pickling import FileRef
 from atune.workload.workload import Workload, describe
@@ -42,7 +42,7 @@ class Posing:
         if len(given) > 1:
             assert given[1:] == ("sm_90a", ())
             return Reply((Discovery(SM_90, (), nvcc=self.nvcc), 1))
-        return Reply(error=known(self.found)) if isinstance(self.found, TargetError) else Reply((self.found, 1))
+        return Reply(error=sendable(self.found)) if isinstance(self.found, TargetError) else Reply((self.found, 1))
 
     def kill(self) -> None:
         self.killed = True

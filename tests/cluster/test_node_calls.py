@@ -17,7 +17,6 @@ from atune.model.device import DeviceInfo
 from atune.model.jobs import FinalJob, FindJob, LowerJob, MeasureJob, StartJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.cluster import cluster_machine
-from atune.workers.cluster.agent import NodeAgent
 from atune.workers.cluster.cluster_machine import (
     ClusterCompileWorker,
     ClusterDeviceWorker,
@@ -26,6 +25,7 @@ from atune.workers.cluster.cluster_machine import (
     Opening,
     Reply,
 )
+from atune.workers.cluster.ray_cluster import NodeAgent
 from atune.workload.pickling import FileRef
 
 OUT = Roles(outputs=(1,))

@@ -1,6 +1,6 @@
 """The stages on many machines, behind the engine's own interface: nodes, their workers, and the messages that travel.
 
-Decisions stay with the one engine. A node's agent is in `agent`.
+Decisions stay with the one engine. A node's agent is in `ray_cluster`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from atune.workload.workload import WorkloadSpec
 
 T = TypeVar("T")
 STALL_S = 30.0
-"""Seconds without a sign of life after which a node counts as lost; its agent gives one every `agent.NOTICE_S`."""
+"""Seconds without a sign of life after which a node is lost. Its agent gives one every `ray_cluster.NOTICE_S`."""
 
 
 class NodeLost(AtuneError):
@@ -100,7 +100,7 @@ class Reply(msgspec.Struct, frozen=True):
     alive: tuple[str, ...] = ()
 
 
-def known(error: Exception) -> AtuneError:
+def sendable(error: Exception) -> AtuneError:
     """Return `error` as it travels: a `WorkerError` with its traceback if atune has no such class."""
     return error if isinstance(error, AtuneError) else WorkerError(name_and_message(error), traceback_of(error))
 
