@@ -103,7 +103,7 @@ def discover(target: str, devices: str | Sequence[str | int]) -> tuple[Target, l
     names = device_names(devices)
     asked = msgspec.msgpack.encode((target, names, os.environ.get("CUDA_VISIBLE_DEVICES")))
     if asked not in _discovered:
-        _discovered[asked] = importlib.import_module("atune.stages.session").find_devices(target, names)
+        _discovered[asked] = importlib.import_module("atune.stages.gpu").find_devices(target, names)
     found = _discovered[asked]
     return found.target, list(found.devices)
 

@@ -15,7 +15,7 @@ from atune.errors import WorkloadError, asked, message_of, name_and_message, nam
 from atune.model.artifact import FailureKind
 from atune.model.space import NoAnswer, defined, yes_or_no
 from atune.stages.arguments import POISONS, KernelArguments, called
-from atune.stages.faults import kind_of
+from atune.stages.gpu import kind_of
 from atune.stages.tensors import same_bits
 from atune.workload.source_locations import ask
 from atune.workload.workload import Workload

@@ -41,7 +41,7 @@ from atune.stages.cicc_source import (
     without_instructions,
 )
 from atune.stages.codegen import Blob, flags_config
-from atune.stages.session import visible_gpus
+from atune.stages.gpu import visible_gpus
 
 SERVER = Path(__file__).with_name("cicc_server.c")
 BODY, OUTPUT, MESSAGES = "atune_body.cu", "kernels.ptx", "messages"

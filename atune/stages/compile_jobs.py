@@ -24,7 +24,8 @@ from atune.stages.cicc_server import CiccError
 from atune.stages.codegen import answer, backend_context, by_nvcc
 from atune.stages.facts import foreseen
 from atune.stages.frontend import elaborated, roles_of
-from atune.stages.session import find_devices, session, workload
+from atune.stages.gpu import find_devices
+from atune.stages.session import session, workload
 from atune.workers.artifact_store import StateCheck, remember, state_of
 from atune.workers.resources import check_machine
 from atune.workload.source_locations import detail_of

@@ -14,9 +14,8 @@ from atune.model.jobs import BitsJob, FinalJob, MeasureJob, PrepareJob, Started
 from atune.stages import benchmark
 from atune.stages.bits import BitsObserver, digests
 from atune.stages.clocks import ClocksObserver
-from atune.stages.faults import kind_of
+from atune.stages.gpu import holders, kind_of
 from atune.stages.memory import MemoryObserver
-from atune.stages.neighbours import holders
 from atune.workers.resources import ShortOf
 
 

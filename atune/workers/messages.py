@@ -17,7 +17,7 @@ BEGIN = "atune.stages.session:begin"
 WRITTEN = "atune.stages.session:written"
 LOAD_SPACE = "atune.stages.session:load_space"
 LIST_SPACE = "atune.stages.session:list_space"
-GPUS = "atune.stages.session:gpus"
+GPUS = "atune.stages.gpu:gpus"
 DISCOVER = "atune.stages.compile_jobs:discover"
 
 COMPILE = "atune.stages.compile_jobs:"
@@ -25,7 +25,7 @@ COMPILE = "atune.stages.compile_jobs:"
 
 MEASURE = "atune.stages.measure_jobs:"
 """Prefix of a device process's functions, which are named after jobs, such as ``prepare``."""
-NEIGHBOURS = "atune.stages.neighbours:neighbours"
+NEIGHBOURS = "atune.stages.gpu:neighbours"
 
 SERVICE_HEADER = "atune.stages.cicc_server:header"
 SERVICE_LISTEN = "atune.stages.cicc_server:listen"
