@@ -7,7 +7,7 @@ their code is nvcc's, byte for byte. NVRTC's is not, because it keeps addresses 
 that a library does not include itself may leave variables of one byte in it.)
 
 Two parts are omitted from the parsed text. One is the instructions of Hopper: a library brings those that it uses (see
-`source.py`). The other is headers of the C++ library that only host code needs. A library that needs an omitted part
+`cicc_source`). The other is headers of the C++ library that only host code needs. A library that needs an omitted part
 does not compile, and goes to nvcc.
 """
 

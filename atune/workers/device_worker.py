@@ -38,7 +38,7 @@ from atune.model.jobs import (
     StartJob,
 )
 from atune.model.measurement import DISTURBS, Measurement
-from atune.workers.messages import BEGIN, MEASURE, NEIGHBOURS, Neighbours, Session
+from atune.workers.messages import BEGIN, NEIGHBOURS, OPEN_DEVICE, REST_DEVICE, Neighbours, Session
 from atune.workers.pool import Worker
 from atune.workers.resources import ShortOf
 from atune.workers.supervised import Supervised
@@ -92,7 +92,7 @@ class LocalDeviceWorker(Supervised):
     without a set. `claim`: its run's claim on memory; None without a limit.
     """
 
-    entries, died, raised = MEASURE, "fault", "launch"
+    died, raised = "fault", "launch"
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ class LocalDeviceWorker(Supervised):
         await worker.call(BEGIN, msgspec.msgpack.encode(session))
         async with device_lock(self._device) as waited_s:  # making a context may disturb a timing on the device
             self._note(waited_s)
-            reply = await worker.call(f"{MEASURE}begin", msgspec.msgpack.encode(self.info))
+            reply = await worker.call(OPEN_DEVICE, msgspec.msgpack.encode(self.info))
         self._started = msgspec.msgpack.decode(reply, type=Started)
 
     async def _ready(self) -> Worker:
@@ -304,7 +304,7 @@ class LocalDeviceWorker(Supervised):
             return
         with suppress(WorkerError):
             async with device_lock(self._device):  # freeing memory may disturb a timing, too
-                await worker.call(f"{MEASURE}rest", b"", self._limit_s)
+                await worker.call(REST_DEVICE, b"", self._limit_s)
             self.workers.release(worker)
             self._idle.append(worker)
 

@@ -18,13 +18,12 @@ WRITTEN = "atune.stages.session:written"
 LOAD_SPACE = "atune.stages.session:load_space"
 LIST_SPACE = "atune.stages.session:list_space"
 GPUS = "atune.stages.gpu:gpus"
-DISCOVER = "atune.stages.compile_jobs:discover"
 
-COMPILE = "atune.stages.compile_jobs:"
-"""Prefix of a compile worker's functions, which are named after jobs, such as ``lower``."""
-
-MEASURE = "atune.stages.measure_jobs:"
-"""Prefix of a device process's functions, which are named after jobs, such as ``prepare``."""
+JOBS = "atune.stages.entry_points:"
+"""Prefix of the functions that do jobs. Each is named after its job, such as ``lower``."""
+DISCOVER = f"{JOBS}discover"
+OPEN_DEVICE = f"{JOBS}open_device"
+REST_DEVICE = f"{JOBS}rest_device"
 NEIGHBOURS = "atune.stages.gpu:neighbours"
 
 SERVICE_HEADER = "atune.stages.cicc_server:header"

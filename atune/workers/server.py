@@ -29,7 +29,7 @@ from atune.errors import AtuneError, WorkloadError
 from atune.model.folders import CACHE_VARIABLE, SERVER_FOLDER, TILELANG_FOLDER, server_folder, working_folder
 from atune.workers import server_main
 
-PRELOAD = ("torch", "tilelang", "atune.stages.compile_jobs", "atune.stages.measure_jobs")
+PRELOAD = ("torch", "tilelang", "atune.stages.entry_points")
 """Modules that the fork server imports once for all workers."""
 
 SERVER_ENV = {

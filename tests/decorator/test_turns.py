@@ -17,6 +17,7 @@ import pytest
 
 from atune.frontends.tuner import tune
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workers.messages import JOBS
 from atune.workers.pool import Worker
 from atune.workers.waiting import device_lock
 
@@ -109,7 +110,7 @@ async def test_two_runs_of_one_program_never_measure_at_once(
         try:
             return await call(worker, entry, *rest, **options)
         finally:
-            if entry.startswith("atune.stages.measure_jobs:") and not entry.endswith("begin"):
+            if entry in {JOBS + name for name in ("prepare", "measure", "bits", "final", "rest_device")}:
                 spans.append((began, time.monotonic(), str(worker.pid)))
 
     monkeypatch.setattr(Worker, "call", watched)

@@ -22,7 +22,7 @@ from atune.model.artifact import Artifact, KernelParam, Roles
 from atune.model.device import DeviceInfo
 from atune.model.jobs import BitsJob, PrepareJob
 from atune.model.settings import BenchmarkSettings
-from atune.stages import benchmark, bits, gpu, measure_jobs, memory
+from atune.stages import benchmark, bits, entry_points, gpu, memory
 from atune.stages.gpu import kind_of
 from atune.workers.resources import ShortOf
 
@@ -140,11 +140,11 @@ def test_a_device_without_memory_names_who_holds_it(allocates: str, nvml: str, m
     monkeypatch.delattr(benchmark.device, "timer", raising=False)
     info, message = msgspec.msgpack.encode(DeviceInfo("0", "a GPU", "GPU-1")), "CUDA error: out of memory"
     with pytest.raises(ShortOf) as caught:
-        measure_jobs.begin(info)
+        entry_points.open_device(info)
     assert str(caught.value) == f"device memory: RuntimeError: CUDA error: out of memory ({nvml})"
     message = "CUDA error: no kernel image is available"
     with pytest.raises(RuntimeError, match="no kernel image"):
-        measure_jobs.begin(info)
+        entry_points.open_device(info)
 
 
 @pytest.mark.parametrize(
