@@ -84,7 +84,7 @@ def with_use(lowered: Lowered) -> Lowered:
         includes = parts(blob.source)[0]
     except ValueError:
         return lowered
-    instructions = wgmma.uses(blob.source) if f"<{wgmma.WGMMA}>" in includes else frozenset[wgmma.Use]()
+    instructions = wgmma.uses(blob.source) if f"<{wgmma.WGMMA}>" in includes else frozenset[wgmma.Instruction]()
     if instructions is None:
         return lowered
     flavour = flavour_of(session().target.arch, blob.pass_configs)

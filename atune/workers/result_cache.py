@@ -49,7 +49,7 @@ from atune.workers.result_key import CacheEntry, ResultKey, exported, result_key
 
 Begun = tuple[Journal | None, Sequence[AnyEvent]]
 """The journal that was opened for a run, if its folder can be written, and the events in it."""
-Known = tuple[Entry, Outcome]
+KnownOutcome = tuple[Entry, Outcome]
 """A configuration's entry and outcome in an earlier run."""
 Still = Callable[[Any, Sequence[tuple[Config, str]]], bool]
 """Tells whether configurations, for a problem's arguments, are still the kernels of these `Lowered.ir_digest`."""
@@ -138,7 +138,7 @@ _read: dict[str, tuple[tuple[int, int, int], StoredRun | None]] = {}
 journal is damaged, or has not begun."""
 
 
-def known_of(state: State) -> dict[str, Known]:
+def known_of(state: State) -> dict[str, KnownOutcome]:
     """Return the lasting outcomes of a run by config key: measurements, and failures that would happen again."""
     found = ((entry, state.outcome(entry.index)) for entry in state.entries.values() if entry.key)
     return {
@@ -307,9 +307,9 @@ class ResultCache:
             _leave_out(run.path, f"{run.path} has no winner, though its last line says so")
         return None
 
-    def known(self, work: str, configs: Iterable[Config]) -> dict[str, Known]:
+    def known(self, work: str, configs: Iterable[Config]) -> dict[str, KnownOutcome]:
         """Return the outcomes of `configs` in earlier runs of the same work, by config key."""
-        wanted, found = {config_key(config) for config in configs}, list[dict[str, Known]]()
+        wanted, found = {config_key(config) for config in configs}, list[dict[str, KnownOutcome]]()
         for run in self._runs_of(work=work)[:MOST_READ]:
             known = known_of(State.of(self.events(run)))
             found.append({name: one for name, one in known.items() if name in wanted})

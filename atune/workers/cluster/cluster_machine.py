@@ -393,31 +393,32 @@ class ClusterMachine:
         if not there:
             raise without[min(without)]
         target = target_of(there)
-
-        async def ask_to_compile(node: Node) -> None:
-            """Have a node without the run's devices compile for them. Leave it out where it cannot."""
-            why = without.get(node.name)
-            if why is None and node.found.target == target:
-                return
-            lacks = str(why) if target.kind == "c" else ""  # it has no g++
-            if not lacks:
-                await node.discover(self._fingerprint, target.arch, ())
-                lacks = "" if node.found.nvcc else NO_NVCC
-            if lacks:
-                self.nodes.remove(node)
-                node.lost = f"node {node.name} is left out: {lacks}"
-                node.agent.kill()
-                self._warn(node.lost)
-            elif why is not None:
-                self._warn(f"node {node.name} only compiles: {why}")
-
-        await self._everywhere(ask_to_compile)
+        await self._everywhere(lambda node: self._have_compile(node, target, without.get(node.name)))
         found = [node.found for node in self._living]
         devices = tuple(node.named(info) for node in self._living for info in node.found.devices)
         self._found = msgspec.structs.replace(found[0], devices=devices)
         for remark in filter(None, (self._found.untested, self._found.fallback)):
             self._warn(remark)
         return target, list(devices)
+
+    async def _have_compile(self, node: Node, target: Target, why: TargetError | None) -> None:
+        """Have a node without the run's devices compile for them. Leave it out where it cannot.
+
+        `why`: what the node said of the devices that were asked for; None where it has some.
+        """
+        if why is None and node.found.target == target:
+            return
+        lacks = str(why) if target.kind == "c" else ""  # it has no g++
+        if not lacks:
+            await node.discover(self._fingerprint, target.arch, ())
+            lacks = "" if node.found.nvcc else NO_NVCC
+        if lacks:
+            self.nodes.remove(node)
+            node.lost = f"node {node.name} is left out: {lacks}"
+            node.agent.kill()
+            self._warn(node.lost)
+        elif why is not None:
+            self._warn(f"node {node.name} only compiles: {why}")
 
     async def prepare(self, candidates: int) -> None:
         """Do nothing: each node has its workers by now, and decides by itself whether it uses cicc."""
