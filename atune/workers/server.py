@@ -93,8 +93,6 @@ class ForkServerProcess:
         self.preload_s: float | None = None
         self.facts: dict[Any, Any] = {}
         self.surroundings = surroundings()
-        there = working_folder()
-        folders = {SERVER_FOLDER: str(folder), TILELANG_FOLDER: str(folder / "tilelang")}
         with ExitStack() as stack:
             self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self.control.setblocking(False)
@@ -102,29 +100,37 @@ class ForkServerProcess:
             lifeline, self.lifeline = os.pipe()
             stack.callback(os.close, lifeline)
             try:
-                log = stack.enter_context(self.log.open("ab"))
-                given = {
-                    "control": theirs.fileno(),
-                    "lifeline": lifeline,
-                    "folder": there,
-                    "preload": list(preload),
-                    "path": [os.path.abspath(entry) for entry in sys.path if there or os.path.isabs(entry)],
-                    "parent": os.getpid(),
-                }
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", server_main.__file__, json.dumps(given)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env={**DEFAULT_ENV, **os.environ, **env, **folders},
-                    cwd="/",  # it stays there: libraries that torch loads end a process without a working folder
-                    pass_fds=(theirs.fileno(), lifeline),
-                )
+                self._process = self._launched(theirs.fileno(), lifeline, preload, env)
             except BaseException:
                 self.control.close()
                 os.close(self.lifeline)
                 raise
         self.pid = self._process.pid
+
+    def _launched(
+        self, control: int, lifeline: int, preload: Sequence[str], env: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
+        """Launch the server, which inherits the descriptors `control` and `lifeline`."""
+        there = working_folder()
+        given = {
+            "control": control,
+            "lifeline": lifeline,
+            "folder": there,
+            "preload": list(preload),
+            "path": [os.path.abspath(entry) for entry in sys.path if there or os.path.isabs(entry)],
+            "parent": os.getpid(),
+        }
+        folders = {SERVER_FOLDER: str(self.folder), TILELANG_FOLDER: str(self.folder / "tilelang")}
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-P", server_main.__file__, json.dumps(given)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**DEFAULT_ENV, **os.environ, **env, **folders},
+                cwd="/",  # it stays there: libraries that torch loads end a process without a working folder
+                pass_fds=(control, lifeline),
+            )
 
     @property
     def returncode(self) -> int | None:
