@@ -114,7 +114,7 @@ class KernelArguments:
         device = self.guards.device
         for place, i in enumerate(self.in_idx):
             param = self.params[i]
-            if given is not None and given[place] is not DRAWN:
+            if given is not None and given[place] is not TO_DRAW:
                 value = self._placed(i, given[place])
             else:
                 strides = None if param.strides is None else sized(param.strides, self._sizes)
@@ -340,7 +340,7 @@ def drawn(
     return torch.randint(low, high, shape, dtype=torch.int64, device=device).to(torch.int8).to(dtype)
 
 
-DRAWN = object()
+TO_DRAW = object()
 """Placeholder of an input that is to be drawn."""
 
 
@@ -357,7 +357,7 @@ class DrawnInputs:
 
     def __call__(self, parameters: Sequence[KernelParam]) -> list[Any]:
         scalars = iter(self.scalars)
-        return [next(scalars) if param.shape is None else DRAWN for param in parameters]
+        return [next(scalars) if param.shape is None else TO_DRAW for param in parameters]
 
 
 class GivenTensors:

@@ -26,7 +26,7 @@ RTOL = {
 }  # fmt: skip
 """Default relative tolerance by output dtype: some units of its last place, with room for another order of summing.
 The default absolute tolerance is this times the reference's `usual_sizes`, so that it follows their scale."""
-LONG, DRAWN, DRAWN_OF_ALL = 32, 64, 1 << 16
+LONG, DRAWN_OF_LINE, DRAWN_OF_ALL = 32, 64, 1 << 16
 """Rows and columns of so many values have a usual size of their own. So many values tell it, or that of a tensor."""
 
 
@@ -351,9 +351,9 @@ def usual_sizes(tensor: Any) -> list[Any]:
     rows = tensor.reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
     found = [_usual(rows.reshape(-1), DRAWN_OF_ALL)]
     if LONG <= rows.shape[1] < tensor.numel():
-        found.append(_usual(rows.mT, DRAWN).reshape(*tensor.shape[:-1], 1))
+        found.append(_usual(rows.mT, DRAWN_OF_LINE).reshape(*tensor.shape[:-1], 1))
     if LONG <= rows.shape[0] < tensor.numel():
-        found.append(_usual(rows, DRAWN))
+        found.append(_usual(rows, DRAWN_OF_LINE))
     return found
 
 

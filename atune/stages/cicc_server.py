@@ -50,7 +50,7 @@ FOLDER, SOCKET, TOOLS = "cicc", "cicc.sock", "tools.json"
 """A server's entry in a run's folder: a folder, with its socket and `Tools`."""
 NAME = "tvm_kernels.cu"
 """tilelang's name for a source."""
-MAIN, HEADERS, LOG, LIBRARY = "kernels.ii", "headers.ii", "log", "server.so"
+MAIN, HEADERS, LOG, PRELOADED = "kernels.ii", "headers.ii", "log", "server.so"
 """Files in the server's folder: its source, the preprocessed headers, the output of parsing them, and the preloaded
 library."""
 _HOST_ONLY = (
@@ -170,7 +170,7 @@ class Server:
                 raise CiccError("tilelang's headers for Hopper are not as they are known")
             folders.insert(0, without)
         tools = behind(nvcc_command(flavour, folders), folder)
-        library = os.path.join(folder, LIBRARY)
+        library = os.path.join(folder, PRELOADED)
         gcc = [shutil.which("gcc") or "cc", "-O1", "-w", "-shared", "-fPIC", str(SERVER), "-o", library, "-ldl"]
         run_tool(gcc, tools)
         left_out = tuple(f"-D{name}=1" for name in _HOST_ONLY)
@@ -204,7 +204,7 @@ class Server:
                 env={
                     **os.environ,
                     **parsed.tools.environment,
-                    "LD_PRELOAD": f"./{LIBRARY}",  # a path may have spaces, where it would be split
+                    "LD_PRELOAD": f"./{PRELOADED}",  # a path may have spaces, where it would be split
                     "ATUNE_LISTENER": str(listener.fileno()),
                 },
                 pass_fds=[listener.fileno()],

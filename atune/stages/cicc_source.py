@@ -86,7 +86,7 @@ def flavour_of(arch: str, pass_configs: dict[str, Any]) -> Flavour:
 
 GMMA = ("cute/arch/mma_sm90_gmma.hpp", "cute/arch/mma_sm90_gmma_ext.hpp")
 WGMMA = "tl_templates/cuda/instruction/wgmma.h"
-KNOWN = {*GUESS, *GUESS_BEFORE_HOPPER, "atomic.h", "math.h", "cuda_fp8.h", "cluster.h"}
+KNOWN_HEADERS = {*GUESS, *GUESS_BEFORE_HOPPER, "atomic.h", "math.h", "cuda_fp8.h", "cluster.h"}
 """tilelang's headers that use the instructions only through `WGMMA`, or not at all."""
 _USE = re.compile(
     r"\btl::wgmma_(ss|rs)<\s*tl::DataType::(k\w+), tl::DataType::(k\w+), tl::DataType::(k\w+), (\d+), (\d+), (\d+),"
@@ -118,7 +118,8 @@ def uses(source: str) -> frozenset[Instruction] | None:
     includes = re.findall(r"^\s*#\s*include\s*[<\"](\S+)[>\"]", source, re.MULTILINE)
     ours = {name.removeprefix("tl_templates/cuda/") for name in includes if name.startswith("tl_templates/")}
     others = {name for name in includes if name.startswith(("cute/", "cutlass/"))}
-    if WGMMA.removeprefix("tl_templates/cuda/") not in ours or ours - KNOWN - {"cuda_bf16_fallbacks.cuh"} or others:
+    strange = ours - KNOWN_HEADERS - {"cuda_bf16_fallbacks.cuh"}
+    if WGMMA.removeprefix("tl_templates/cuda/") not in ours or strange or others:
         return None
     if re.search(r"\bcute\b|\bGMMA\b|\bMMA_|#\s*include\s*\"", source):
         return None

@@ -62,7 +62,7 @@ def loaded_as() -> str:
     return _state.fingerprint
 
 
-SLICE_S = 0.5
+PART_S = 0.5
 """Seconds after which a call answers with the results so far."""
 PART = 2048
 """Candidates that one call lists at most: the program decodes them in its event loop."""
@@ -101,8 +101,8 @@ def list_space(payload: bytes) -> bytes:
 
 
 def _next_part(candidates: Candidates) -> SpacePart:
-    """List what comes in `SLICE_S`, and `PART` at most; the description comes with the last part."""
-    ends, found = time.monotonic() + SLICE_S, list[Config]()
+    """List what comes in `PART_S`, and `PART` at most; the description comes with the last part."""
+    ends, found = time.monotonic() + PART_S, list[Config]()
     for candidate in _space.listed:
         found += [] if candidate is None else [candidate.config]
         if len(found) == PART or time.monotonic() > ends:

@@ -302,7 +302,7 @@ SECOND_LOOK = 8
 PLAINLY_SLOW, SLOW = 1.5, 1.1
 """A candidate is given up when its fastest sample is this many times slower than the best's median: after `PROBE`
 samples, and after `SECOND_LOOK`. The fastest sample, so that one disturbed sample costs nobody its chance."""
-KNOWN = 0.005
+KNOWN_WITHIN = 0.005
 """The median is known when its 95 % interval reaches no farther than this much of it, to either side."""
 MOST_TIMES = 4
 """Times `n_repeat` samples that one whose median is not known gets at most."""
@@ -335,7 +335,7 @@ def still_wanted(
     if not until_known or have < SECOND_LOOK or have >= MOST_TIMES * n_repeat or sum(samples_us) > EXTRA_US:
         return 0
     low, median, high = median_interval(samples_us)
-    return n_repeat if max(high - median, median - low) > KNOWN * median else 0
+    return n_repeat if max(high - median, median - low) > KNOWN_WITHIN * median else 0
 
 
 def counts(settings: BenchmarkSettings, estimate_us: float) -> tuple[int, int]:

@@ -37,7 +37,7 @@ from atune.testing.script import FATAL, Script, Stage
 from atune.workers.waiting import background
 from atune.workload.workload import Workload, WorkloadSpec, with_space
 
-KILLED = "scripted to be killed from outside"
+SCRIPTED_KILL = "scripted to be killed from outside"
 
 
 class FakeCompileWorker:
@@ -96,7 +96,7 @@ class FakeCompileWorker:
         if not await machine.spend(stage, seconds, limit):
             return Failure(index, "timeout", f"{doing} ran past compile_timeout_s={limit:g}")
         if machine.killed(index, stage):
-            return Failure(index, "worker_lost", KILLED, doubt=KILLED)
+            return Failure(index, "worker_lost", SCRIPTED_KILL, doubt=SCRIPTED_KILL)
         if kind := machine.script.failure(index, stage):
             return Failure(index, kind, f"scripted to fail: {kind}", "output of the fake")
         return None
@@ -116,7 +116,7 @@ class FakeCompileWorker:
             if job.limit_s is not None:
                 kinds, message = ["hopeless"], jobs.HOPELESS.format(limit_s=limit)
         if any(machine.killed(i, "build") for i in indices):
-            kinds, message, doubt = ["worker_lost"], KILLED, KILLED
+            kinds, message, doubt = ["worker_lost"], SCRIPTED_KILL, SCRIPTED_KILL
         if kinds and len(group) > 1:
             return jobs.GroupFailed(message, doubt)
         if kinds:

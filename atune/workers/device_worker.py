@@ -42,10 +42,10 @@ from atune.workers.messages import BEGIN, NEIGHBOURS, OPEN_DEVICE, REST_DEVICE, 
 from atune.workers.pool import Worker
 from atune.workers.resources import ShortOf
 from atune.workers.supervised import Supervised
-from atune.workers.waiting import PATIENCE_S, device_lock
+from atune.workers.waiting import LOCK_PATIENCE_S, device_lock
 from atune.workers.workers import Workers, how_it_ended, process_folders
 
-POLL_S = 0.2
+MEMORY_POLL_S = 0.2
 """Seconds between two looks whether another run has ended."""
 SHARED_S = 2.0
 """Seconds of waiting for a device before the warning that another run measures there too."""
@@ -270,7 +270,7 @@ class LocalDeviceWorker(Supervised):
         """Warn, once, that the device is shared."""
         if waited_s is None:
             self.workers.warn(
-                f"another run has held device {self.name} for {PATIENCE_S:g} s: measuring at the same time"
+                f"another run has held device {self.name} for {LOCK_PATIENCE_S:g} s: measuring at the same time"
             )
         elif waited_s > SHARED_S and self._idle is None:
             what = f"another run also measures on device {self.name}: they take turns"
@@ -313,7 +313,7 @@ class LocalDeviceWorker(Supervised):
         while self.claim is not None and not self.claim.is_granted():
             what = f"another run uses the memory that memory_limit allows on device {self.name}: waiting"
             self.workers.warn_once("memory", what)
-            await anyio.sleep(POLL_S)
+            await anyio.sleep(MEMORY_POLL_S)
 
     async def kill(self) -> None:
         self._prepared = False

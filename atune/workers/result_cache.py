@@ -54,7 +54,7 @@ KnownOutcome = tuple[Entry, Outcome]
 Still = Callable[[Any, Sequence[tuple[Config, str]]], bool]
 """Tells whether configurations, for a problem's arguments, are still the kernels of these `Lowered.ir_digest`."""
 
-MOST_BYTES = 256 << 20
+MOST_CACHE_BYTES = 256 << 20
 """Most bytes of the cache's journals. The oldest are deleted, a set as one; the newest, and those that a run writes,
 stay."""
 NEW_S = 60.0
@@ -231,7 +231,7 @@ class ResultCache:
         return None, []
 
     def add(self, path: str | os.PathLike[str]) -> None:
-        """Keep the journal at `path`, whose run has ended somehow, under its key, and all within `MOST_BYTES`."""
+        """Keep the journal at `path`, whose run has ended somehow, under its key, and all within `MOST_CACHE_BYTES`."""
         run = self._run(os.path.realpath(path))
         self.note(path, None if run is None else run.parts)
         self._tidy()
@@ -363,7 +363,7 @@ class ResultCache:
         return len({run.key for run in found} - {run.key for run in self.answers()})
 
     def _tidy(self) -> None:
-        """Delete the oldest of the cache's journals beyond `MOST_BYTES`, a set's folder as one, and what holds no run.
+        """Delete the oldest journals beyond `MOST_CACHE_BYTES`, a set's folder as one, and what holds no run.
 
         Links to journals that it had hold none, and files that killed programs left empty. A link to what is gone
         elsewhere stays until a look-up: its file system may come back. A journal that was dated by a clock that was
@@ -387,7 +387,7 @@ class ResultCache:
         oldest_first = sorted(units.values(), key=lambda unit: unit[0])
         total = sum(size for _, size, _ in oldest_first)
         for _, size, paths in oldest_first[:-1]:
-            if total > MOST_BYTES:
+            if total > MOST_CACHE_BYTES:
                 self._delete(paths)
                 total -= 0 if any(path.exists() for path in paths) else size  # a run may write it
         links = [Path(file.path) for file in self._files() if not os.path.exists(file.path)]

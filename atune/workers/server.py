@@ -45,7 +45,7 @@ small allocations, takes 6 to 15 % less time."""
 
 WARM_VARIABLE = "ATUNE_WARM"
 """Environment variable. ``off``: start no process before a run or a call of `warm` needs it."""
-REAP_S = 0.5
+SERVER_REAP_S = 0.5
 
 
 def in_worker() -> bool:
@@ -163,7 +163,7 @@ class ForkServerProcess:
     def reap(self) -> None:
         """Wait for the process after `hang_up`, blocking. It takes milliseconds, and half a second at most."""
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(REAP_S)
+            self._process.wait(SERVER_REAP_S)
         self._remove_folder()
 
     def destroy(self) -> None:

@@ -71,15 +71,15 @@ async def background(*, cancel: bool = True) -> AsyncGenerator[TaskGroup, None]:
             del error  # its traceback holds this frame
 
 
-PATIENCE_S = 180.0
+LOCK_PATIENCE_S = 180.0
 """Most seconds of waiting for a lock. The program that holds it may be stopped."""
-POLL_S = (0.0005, 0.005)
+LOCK_POLL_S = (0.0005, 0.005)
 """Seconds between the first two tries, and between the last two."""
 
 
 @asynccontextmanager
 async def device_lock(
-    device: str, folder: Path | None = None, patience_s: float = PATIENCE_S
+    device: str, folder: Path | None = None, patience_s: float = LOCK_PATIENCE_S
 ) -> AsyncGenerator[float | None, None]:
     """Hold a device, by its UUID or name. Yields the seconds of waiting, or None if the wait was given up.
 
@@ -100,7 +100,7 @@ async def _locked(path: Path, stack: ExitStack, deadline: Deadline) -> bool:
     """Lock `path` until `stack` is closed. Returns False if that took too long."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     stack.callback(os.close, fd)
-    pause = POLL_S[0]
+    pause = LOCK_POLL_S[0]
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -109,7 +109,7 @@ async def _locked(path: Path, stack: ExitStack, deadline: Deadline) -> bool:
                 await deadline.wait(functools.partial(anyio.sleep, pause))
             except TimeoutError:
                 return False
-            pause = min(2 * pause, POLL_S[1])
+            pause = min(2 * pause, LOCK_POLL_S[1])
         else:
             stack.callback(fcntl.flock, fd, fcntl.LOCK_UN)  # also where a forked child has the descriptor, too
             return True

@@ -12,7 +12,7 @@ from atune.model.artifact import Lowered, StaticFacts
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
 from atune.workers.compile_service import ServiceProcess
-from atune.workers.local_machine import PLAIN, LocalMachine
+from atune.workers.local_machine import WHY_PLAIN, LocalMachine
 from atune.workers.messages import Discovery
 from atune.workload.pickling import FileRef
 
@@ -47,7 +47,7 @@ def machine(found: Discovery = FOUND, **settings: Any) -> LocalMachine:
     ("found", "candidates", "against", "why"),
     [
         (FOUND, 5, False, ""),
-        (FOUND, 4, True, f"nvcc, because {PLAIN}"),
+        (FOUND, 4, True, f"nvcc, because {WHY_PLAIN}"),
         (ON_CPU, 3, True, ""),
         (SWITCHED_OFF, 100, True, "nvcc, because it is switched off"),
     ],

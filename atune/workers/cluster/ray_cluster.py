@@ -54,7 +54,7 @@ READY_S = 60.0
 """Seconds that an agent may take to start. Where the resources it asks for are taken, Ray lets it wait for ever."""
 REACH_S = 5.0
 """Seconds that connecting to a cluster's address may take."""
-CANCEL_S = 5.0
+NODE_CANCEL_S = 5.0
 """Seconds that a cancelled call may take to end on its node."""
 SETTLE_S = 3.0
 """Seconds to wait for cores and GPUs that are taken: Ray tells late of those that an ended run gave back."""
@@ -206,7 +206,7 @@ class RayAgent:
         try:
             return cast(Reply, await self.answered(reference))
         except anyio.get_cancelled_exc_class():
-            with anyio.move_on_after(CANCEL_S, shield=True), suppress(NodeLost):
+            with anyio.move_on_after(NODE_CANCEL_S, shield=True), suppress(NodeLost):
                 self._ray.cancel(reference)
                 await self.answered(reference)
             raise
@@ -288,7 +288,7 @@ async def ray_agents(opening: Opening, *, address: str) -> AsyncGenerator[tuple[
 
 def _leave(ray: Any, agents: Sequence[RayAgent]) -> None:
     """Leave the cluster once Ray got the kills of `agents`: a later `ray.kill` would join or start a cluster again."""
-    until = time.monotonic() + CANCEL_S
+    until = time.monotonic() + NODE_CANCEL_S
     for agent in agents:
         if agent.killing is not None:
             agent.killing.join(max(0.0, until - time.monotonic()))
@@ -296,7 +296,7 @@ def _leave(ray: Any, agents: Sequence[RayAgent]) -> None:
 
 
 async def _close(agent: RayAgent) -> None:
-    with anyio.move_on_after(CANCEL_S), suppress(NodeLost):
+    with anyio.move_on_after(NODE_CANCEL_S), suppress(NodeLost):
         await agent.answered(agent.actor.close.remote())
 
 
