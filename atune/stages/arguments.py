@@ -15,7 +15,7 @@ from atune.stages.tensors import (
     bind_dimensions,
     bits_of,
     check_arguments,
-    digest,
+    digest_of_bits,
     memory_of,
     same_bits,
     torch_dtype,
@@ -220,12 +220,12 @@ class KernelArguments:
 
     def digest(self) -> str:
         """Return the digest of what a kernel wrote: its outputs, and the inputs that it may write into."""
-        return digest([self.values[i] for i in sorted({*self.out_idx, *self.writes})])
+        return digest_of_bits([self.values[i] for i in sorted({*self.out_idx, *self.writes})])
 
     def evidence(self) -> str:
         """Return the digest of what candidates are judged by: the reference's tensors, and the copies of the inputs."""
         pristine = [value for value in self._pristine.values() if value.device.type == self.guards.device]
-        return digest([*(self.expected or {}).values(), *pristine])
+        return digest_of_bits([*(self.expected or {}).values(), *pristine])
 
     def restorer(self, changed: Collection[int]) -> Callable[[], None] | None:
         """Return a function that restores what the kernel changed, and what is named; None where that is nothing."""

@@ -141,8 +141,8 @@ def compile(source: str, pass_configs: Mapping[str, Any]) -> MachineCode:
         flavour = flavour_of(session().target.arch, dict(pass_configs))
         code = compile_remotely(source, flavour, session().run_dir)
     except (CiccError, OSError) as error:
-        compiled = by_nvcc(source, pass_configs)  # a source that both refuse is the kernel's own mistake
-        return replace(compiled, why=f"cicc could not compile what nvcc could: {str(error)[:300]}")
+        machine_code = by_nvcc(source, pass_configs)  # a source that both refuse is the kernel's own mistake
+        return replace(machine_code, why=f"cicc could not compile what nvcc could: {str(error)[:300]}")
     return MachineCode(code, CICC)
 
 

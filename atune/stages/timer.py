@@ -15,15 +15,13 @@ from atune.model.measurement import median_interval
 from atune.model.settings import BenchmarkSettings
 from atune.stages import tilelang
 
-Call = Callable[[], Any]
-
 
 @dataclass(eq=False)
 class Timed:
     """A call to time, and an untimed step before each call, such as restoring its inputs."""
 
-    call: Call
-    before: Call | None = None
+    call: Callable[[], Any]
+    before: Callable[[], None] | None = None
     warm: bool = False
     """Whether the call finds its data in the L2 cache."""
     waits: bool | None = None
@@ -258,7 +256,7 @@ class CudaTimer(Timer):
             cuda.synchronize()
         return float(begin.elapsed_time(end)) * 1e3
 
-    def _after_set(self, set_window: Call, *arguments: Any) -> Any:
+    def _after_set(self, set_window: Callable[..., Any], *arguments: Any) -> Any:
         """Set an L2 window for host code of tilelang; the launch is queued, and timed, from here on."""
         done = set_window(*arguments)
         if self._alone is not None and not self._windowed:
@@ -266,7 +264,7 @@ class CudaTimer(Timer):
             self._alone[0].record()
         return done
 
-    def _before_reset(self, reset_window: Call, *arguments: Any) -> Any:
+    def _before_reset(self, reset_window: Callable[..., Any], *arguments: Any) -> Any:
         """Reset an L2 window for host code of tilelang, which has launched its kernel."""
         if self._alone is not None:
             self._windowed = True
