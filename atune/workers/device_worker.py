@@ -1,12 +1,15 @@
-"""A device's process on this machine, and warnings about other users of the device."""
+"""A device's process on this machine, the lock by which runs take turns on it, and warnings about its other users."""
 
 from __future__ import annotations
 
+import fcntl
+import functools
 import os
 import threading
 import time
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Collection, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import anyio
@@ -24,6 +27,7 @@ from atune.errors import (
 )
 from atune.model.artifact import Artifact, Failure, FailureKind, fitting
 from atune.model.device import DeviceInfo
+from atune.model.folders import private_root
 from atune.model.jobs import (
     A,
     Bits,
@@ -42,7 +46,7 @@ from atune.workers.messages import BEGIN, NEIGHBOURS, OPEN_DEVICE, REST_DEVICE, 
 from atune.workers.pool import Worker
 from atune.workers.resources import ShortOf
 from atune.workers.supervised import Supervised
-from atune.workers.waiting import LOCK_PATIENCE_S, device_lock
+from atune.workers.waiting import Deadline
 from atune.workers.workers import Workers, how_it_ended, process_folders
 
 MEMORY_POLL_S = 0.2
@@ -56,6 +60,10 @@ SPOILING: tuple[FailureKind, ...] = ("fault", "out_of_bounds")
 """Failures that ruin the process's context or memory, although it answers."""
 BUSY_PERCENT = 20
 """Utilisation of an idle GPU, in percent, above which somebody else computes on it."""
+LOCK_PATIENCE_S = 180.0
+"""Most seconds of waiting for a lock. The program that holds it may be stopped."""
+LOCK_POLL_S = (0.0005, 0.005)
+"""Seconds between the first two tries, and between the last two."""
 REMEDY = "end it, or measure on another device"
 
 
@@ -323,3 +331,41 @@ class LocalDeviceWorker(Supervised):
     def _limit_s(self) -> float:
         """Most seconds for one candidate."""
         return self.session.benchmark.benchmark_timeout_s
+
+
+@asynccontextmanager
+async def device_lock(
+    device: str, folder: Path | None = None, patience_s: float = LOCK_PATIENCE_S
+) -> AsyncGenerator[float | None, None]:
+    """Hold a device, by its UUID or name. Yields the seconds of waiting, or None if the wait was given up.
+
+    It is two advisory locks (flock) on files of `folder`, or below `$TMPDIR/atune-UID`. The holder of the first one may
+    wait for the second, so that a run that measures without pause cannot overtake a waiting run. The kernel releases a
+    lock when its program ends in any way. Cancelling the wait leaves nothing behind.
+    """
+    folder = folder or private_root()
+    deadline, began = Deadline(patience_s), time.monotonic()
+    with ExitStack() as turn, ExitStack() as lock:
+        got = await _locked(folder / f"device-{device}.turn", turn, deadline)
+        got = got and await _locked(folder / f"device-{device}.lock", lock, deadline)
+        turn.close()
+        yield time.monotonic() - began if got else None
+
+
+async def _locked(path: Path, stack: ExitStack, deadline: Deadline) -> bool:
+    """Lock `path` until `stack` is closed. Returns False if that took too long."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    stack.callback(os.close, fd)
+    pause = LOCK_POLL_S[0]
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            try:
+                await deadline.wait(functools.partial(anyio.sleep, pause))
+            except TimeoutError:
+                return False
+            pause = min(2 * pause, LOCK_POLL_S[1])
+        else:
+            stack.callback(fcntl.flock, fd, fcntl.LOCK_UN)  # also where a forked child has the descriptor, too
+            return True

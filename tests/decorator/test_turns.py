@@ -17,15 +17,15 @@ import pytest
 
 from atune.frontends.tuner import tune
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workers.device_worker import device_lock
 from atune.workers.messages import JOBS
 from atune.workers.pool import Worker
-from atune.workers.waiting import device_lock
 
 pytestmark = pytest.mark.anyio
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
 HOLDER = """
 import sys, anyio, pathlib
-from atune.workers.waiting import device_lock
+from atune.workers.device_worker import device_lock
 async def main():
     async with device_lock("gpu", pathlib.Path(sys.argv[1])):
         print("held", flush=True)
