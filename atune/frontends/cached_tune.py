@@ -26,7 +26,7 @@ from atune.journal.result import TuneResult
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import BASELINE, Config, config_key, key_of
 from atune.version import installed_versions
-from atune.workers.result_cache import Known, ResultCache
+from atune.workers.result_cache import KnownOutcome, ResultCache
 from atune.workers.result_key import ResultKey, result_key
 from atune.workers.server import refuse_in_worker
 from atune.workload.workload import Workload, WorkloadSpec, describe
@@ -79,7 +79,7 @@ class CachedWork:
         return RunStarted(seq=0, time=0.0, mono=0.0, **fields)
 
 
-def history(header: RunStarted, configs: Mapping[int, Config], known: Mapping[str, Known]) -> list[Event]:
+def history(header: RunStarted, configs: Mapping[int, Config], known: Mapping[str, KnownOutcome]) -> list[Event]:
     """Return the events of a run that has recorded `known` and has yet to try the rest of `configs`, by index.
 
     A candidate is aliased to the first one with the same code, as in the run that measured it.

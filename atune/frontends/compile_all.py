@@ -27,7 +27,7 @@ from atune.model.device import Target
 from atune.model.folders import artifacts_folder, untrusted
 from atune.model.options import complete, documents
 from atune.model.settings import CompileSettings
-from atune.workers.machine import LocalMachine
+from atune.workers.local_machine import LocalMachine
 from atune.workers.server import refuse_in_worker
 from atune.workload.pickling import WorkloadRef, ship
 from atune.workload.workload import Workload, WorkloadSpec, describe

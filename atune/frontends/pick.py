@@ -17,7 +17,7 @@ from atune.model.candidate import Config, numbered
 from atune.model.device import DeviceInfo, device_named
 from atune.model.options import Count, converted
 from atune.model.settings import CompileSettings
-from atune.workers.machine import LocalMachine
+from atune.workers.local_machine import LocalMachine
 from atune.workers.server import refuse_in_worker
 from atune.workload.pickling import FileRef
 from atune.workload.workload import Workload

@@ -58,7 +58,7 @@ from atune.reporting.progress import INTERVAL_S
 from atune.reporting.set_table import row_line, set_lines, set_page
 from atune.reporting.sets import MAX_REGRET, Cover, NearestRule, RegretMatrix, cover, dispatch_rule, regret_matrix
 from atune.reporting.text import Output, plain, printed, shown
-from atune.workers.machine import Shared, shared_processes
+from atune.workers.local_machine import Shared, shared_processes
 from atune.workers.resources import usable_cores, usable_memory_bytes, workers_that_fit
 from atune.workers.result_cache import ResultCache
 from atune.workload.pickling import FileRef

@@ -37,7 +37,7 @@ from atune.model.options import documents
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.reporting.progress import Progress, is_watched
 from atune.workers.artifact_store import ArtifactStore
-from atune.workers.machine import LocalMachine, Shared
+from atune.workers.local_machine import LocalMachine, Shared
 from atune.workers.messages import Discovery
 from atune.workers.result_cache import Begun, ResultCache, run_name
 from atune.workers.server import refuse_in_worker
@@ -103,7 +103,7 @@ def discover(target: str, devices: str | Sequence[str | int]) -> tuple[Target, l
     names = device_names(devices)
     asked = msgspec.msgpack.encode((target, names, os.environ.get("CUDA_VISIBLE_DEVICES")))
     if asked not in _discovered:
-        _discovered[asked] = importlib.import_module("atune.stages.session").find_devices(target, names)
+        _discovered[asked] = importlib.import_module("atune.stages.gpu").find_devices(target, names)
     found = _discovered[asked]
     return found.target, list(found.devices)
 
@@ -187,7 +187,7 @@ class RunPlan:
         if self.cluster is None:
             return LocalMachine(reference, shared=self.shared, **options)
         # Ray is imported with it.
-        from atune.workers.cluster.machine import ClusterMachine
+        from atune.workers.cluster.cluster_machine import ClusterMachine
         from atune.workers.cluster.ray_cluster import ray_agents
 
         return ClusterMachine(partial(ray_agents, address=self.cluster), reference, **options)

@@ -22,7 +22,7 @@ from atune.frontends.tuner import tune
 from atune.journal import writer
 from atune.model.candidate import Problem
 from atune.testing import FakeMachine, Script
-from atune.workers import machine
+from atune.workers import local_machine
 from atune.workers.cluster import ray_cluster
 from atune.workers.result_cache import ResultCache
 from atune.workload.workload import Workload
@@ -92,7 +92,7 @@ SLOW: dict[str, tuple[Any, str, Callable[[], Awaitable[Any]]]] = {
     "advice": (warm_start, "_advise", lambda: tune(machine=FakeMachine(4), warm="cache")),
     "the cache's journals": (ResultCache, "answers", lambda: tune(f"{WORKLOADS}:SCALE", target="c")),
     "a known result": (ResultCache, "find", lambda: cached_tune.tune_work(KNOWN, ResultCache())),
-    "the versions": (machine, "installed_versions", lambda: tune(f"{WORKLOADS}:SLOW", target="c")),
+    "the versions": (local_machine, "installed_versions", lambda: tune(f"{WORKLOADS}:SLOW", target="c")),
     "a set's folder": (
         tune_set, "open_set_folder", lambda: tune_set.tune_set(SOLE, [Problem({"N": 8})], target="c"),
     ),
@@ -128,8 +128,8 @@ WAITED_FOR = {
     ("engine/engine.py", "edited_since"), ("engine/engine.py", "self.keep"),  # after the last measurement
     ("engine/engine.py", "found_in"),
     ("frontends/tuner.py", "self._keep_one"),
-    ("workers/machine.py", "store.evict"),
-    ("workers/machine.py", "partial(shutil.rmtree, self.run_dir, ignore_errors=True)"),
+    ("workers/local_machine.py", "store.evict"),
+    ("workers/local_machine.py", "partial(shutil.rmtree, self.run_dir, ignore_errors=True)"),
     ("workers/cluster/ray_cluster.py", "_leave"),
     ("frontends/compile_all.py", "load"), ("frontends/autotuned.py", "use"),  # nothing is measured
     ("frontends/autotuned.py", "self.winners.serving"),

@@ -25,7 +25,7 @@ from atune.frontends.cli.main import main
 from atune.journal.result import Result
 from atune.journal.writer import Journal, write_journal
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.stages import session
+from atune.stages import gpu
 from atune.workers.result_cache import ResultCache
 
 GOOD = Stream(total=3, default=0).ready(3.0).candidate(0, 4.0).candidate(1, 1.0).candidate(2)
@@ -285,7 +285,7 @@ def test_a_gpu_that_nothing_finds_is_told_with_where_it_was_looked_for(
     monkeypatch.setattr(doctor, "SCRIPT", "")
     assert doctor._target("cuda", doctor.ARCH).advice == f"it lacks a GPU: NVML finds none{where}"
     with pytest.raises(TargetError, match=rf"\(NVML finds none{where}\): target c takes the CPU"):
-        session.find_devices("cuda", ("all",))
+        gpu.find_devices("cuda", ("all",))
 
 
 SLOW_ENGINE = """

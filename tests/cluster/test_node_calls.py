@@ -17,9 +17,8 @@ from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo, Target
 from atune.model.jobs import FinalJob, FindJob, LowerJob, MeasureJob, StartJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workers.cluster import machine
-from atune.workers.cluster.agent import NodeAgent
-from atune.workers.cluster.machine import (
+from atune.workers.cluster import cluster_machine
+from atune.workers.cluster.cluster_machine import (
     NO_NVCC,
     ClusterCompileWorker,
     ClusterDeviceWorker,
@@ -28,8 +27,9 @@ from atune.workers.cluster.machine import (
     NodeLost,
     Opening,
     Reply,
-    known,
+    sendable,
 )
+from atune.workers.cluster.ray_cluster import NodeAgent
 from atune.workers.messages import Discovery
 from atune.workload.pickling import FileRef
 from atune.workload.workload import Workload, describe
@@ -114,7 +114,7 @@ async def test_a_node_whose_disk_is_full_is_lost_and_not_the_run() -> None:
 
 
 async def test_a_node_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "STALL_S", 0.2)
+    monkeypatch.setattr(cluster_machine, "STALL_S", 0.2)
     lost = list[str]()
     node = node_of(silence, lost)
     with anyio.fail_after(10):
@@ -159,7 +159,7 @@ def posing(found: Discovery | TargetError, nvcc: bool) -> Answer:
         if len(given) > 1:
             assert given[1:] == ("sm_90a", ())
             return Reply((Discovery(SM_90, (), nvcc=nvcc), 1))
-        return Reply(error=known(found)) if isinstance(found, TargetError) else Reply((found, 1))
+        return Reply(error=sendable(found)) if isinstance(found, TargetError) else Reply((found, 1))
 
     return answer
 

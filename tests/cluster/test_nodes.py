@@ -21,8 +21,8 @@ from atune.journal.events import CandidateMeasured, DeviceLost, Event, Warned
 from atune.journal.reader import read
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.cluster import ray_cluster
-from atune.workers.cluster.agent import NodeAgent, versions_here
-from atune.workers.cluster.machine import ClusterMachine, NodeLost, Opening, Reply, known
+from atune.workers.cluster.cluster_machine import ClusterMachine, NodeLost, Opening, Reply, sendable
+from atune.workers.cluster.ray_cluster import NodeAgent, versions_here
 from atune.workers.server import parked
 from atune.workers.waiting import background
 from atune.workload.pickling import parse_file_ref
@@ -161,7 +161,7 @@ def test_an_unknown_exception_is_a_worker_error_with_its_traceback() -> None:
     try:
         raise ZeroDivisionError("by zero")
     except ZeroDivisionError as error:
-        there = known(error)
+        there = sendable(error)
     assert isinstance(there, WorkerError) and str(there) == "ZeroDivisionError: by zero"
     assert "test_nodes.py" in there.detail
 

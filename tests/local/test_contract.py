@@ -38,7 +38,7 @@ from atune.stages.timer import MOST_TIMES
 from atune.testing import FakeClock, FakeDeviceWorker, FakeMachine, Script
 from atune.workers.compile_worker import LocalCompileWorker
 from atune.workers.device_worker import LocalDeviceWorker
-from atune.workers.machine import LocalMachine
+from atune.workers.local_machine import LocalMachine
 from atune.workload.pickling import parse_file_ref
 
 OUT = Roles(outputs=(1,))

@@ -33,7 +33,7 @@ from atune.journal.reader import read
 from atune.model.candidate import config_key, numbered
 from atune.model.settings import CompileSettings
 from atune.testing import FakeMachine, Script, Stage
-from atune.workers.machine import LocalMachine
+from atune.workers.local_machine import LocalMachine
 from atune.workers.server import shutdown
 from atune.workload.pickling import parse_file_ref
 

@@ -19,8 +19,8 @@ from atune.errors import WorkloadError
 from atune.frontends.tuner import tune
 from atune.journal.events import ArtifactBuilt, Event
 from atune.model.settings import CompileSettings
-from atune.workers import machine as machines
-from atune.workers.machine import LocalMachine
+from atune.workers import local_machine
+from atune.workers.local_machine import LocalMachine
 from atune.workload.packing import LARGE_BYTES
 from atune.workload.pickling import ship
 from atune.workload.workload import Workload, describe
@@ -163,7 +163,7 @@ async def test_a_large_closure_reaches_the_workers(room: bool, monkeypatch: pyte
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     if not room:
-        monkeypatch.setattr(machines, "write", full)
+        monkeypatch.setattr(local_machine, "write", full)
     space = [{"factor": 2, "block": 64}, {"factor": 3, "block": 64}]
     workload = Workload(scale, space, arguments={"n": LARGE}, reference=reference)
     settings = CompileSettings(workers=1)

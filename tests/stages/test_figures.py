@@ -9,7 +9,7 @@ import pytest
 
 from atune.errors import TargetError
 from atune.model.device import DeviceInfo
-from atune.stages import session as devices
+from atune.stages import gpu
 
 
 def nvml(**functions: Any) -> SimpleNamespace:
@@ -30,21 +30,21 @@ def test_a_gpu_has_its_multiprocessors_clock_and_memory_rate() -> None:
         nvmlDeviceGetMaxClockInfo=lambda handle, clock: {1: 1980, 2: 3201}[clock],
         nvmlDeviceGetMemoryBusWidth=lambda handle: 6144,
     )
-    found = devices._gpu(full, "handle")
+    found = gpu._gpu(full, "handle")
     assert (found.name, found.sms, found.clock_hz) == ("NVIDIA H200", 132, 1.98e9)
     assert found.memory_bytes_s == pytest.approx(4.917e12, rel=1e-3)
 
 
 def test_a_driver_that_knows_none_of_them_still_has_its_gpu() -> None:
-    found = devices._gpu(nvml(), "handle")
+    found = gpu._gpu(nvml(), "handle")
     assert (found.name, found.sms, found.clock_hz, found.memory_bytes_s) == ("NVIDIA H200", 0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
     ("target", "wanted", "fallback"),
     [
-        ("auto", ("all",), devices.NO_GPU),
-        ("auto", (), devices.NO_GPU),
+        ("auto", ("all",), gpu.NO_GPU),
+        ("auto", (), gpu.NO_GPU),
         ("auto", ("cpu",), ""),
         ("c", ("all",), ""),
     ],
@@ -52,16 +52,16 @@ def test_a_driver_that_knows_none_of_them_still_has_its_gpu() -> None:
 def test_only_who_did_not_ask_for_the_cpu_is_told_that_it_is_the_target(
     target: str, wanted: tuple[str, ...], fallback: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "visible_gpus", list)
-    found = devices.find_devices(target, wanted)
+    monkeypatch.setattr(gpu, "visible_gpus", list)
+    found = gpu.find_devices(target, wanted)
     assert (found.target.kind, found.fallback) == ("c", fallback)
 
 
 def test_devices_that_measure_are_of_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
     models = [DeviceInfo(id=str(n), name=name, arch="sm_90a") for n, name in enumerate(("H100", "H200", "H200"))]
-    monkeypatch.setattr(devices, "visible_gpus", lambda: models)
-    monkeypatch.setattr(devices.tilelang, "nvcc", lambda: __file__)
+    monkeypatch.setattr(gpu, "visible_gpus", lambda: models)
+    monkeypatch.setattr(gpu.tilelang, "nvcc", lambda: __file__)
     with pytest.raises(TargetError, match=r"of one model, and there is 0: H100, .* choose with --devices"):
-        devices.find_devices("auto", ("all",))
-    assert devices.find_devices("auto", ("1", "2")).devices == tuple(models[1:])
-    assert str(devices.find_devices("auto", ()).target) == "cuda (sm_90a)"  # only to compile
+        gpu.find_devices("auto", ("all",))
+    assert gpu.find_devices("auto", ("1", "2")).devices == tuple(models[1:])
+    assert str(gpu.find_devices("auto", ()).target) == "cuda (sm_90a)"  # only to compile

@@ -304,7 +304,7 @@ def test_nothing_but_the_caches_own_journals_is_deleted(
     elif how == "elsewhere":
         cache.add(victim)
     if trims:
-        monkeypatch.setattr(result_cache, "MOST_BYTES", 1)
+        monkeypatch.setattr(result_cache, "MOST_CACHE_BYTES", 1)
         put(cache, events(1.0, at=3.0, problem={"M": 1}))
     with warnings.catch_warnings(action="ignore" if how == "no journal" else "error"):
         cache.clear()
@@ -390,7 +390,7 @@ def test_a_run_without_a_key_is_no_result(cache: ResultCache) -> None:
 
 def test_the_newest_journal_stays_however_long(cache: ResultCache, monkeypatch: pytest.MonkeyPatch) -> None:
     old = put(cache, events(1.0))
-    monkeypatch.setattr(result_cache, "MOST_BYTES", old.stat().st_size - 1)
+    monkeypatch.setattr(result_cache, "MOST_CACHE_BYTES", old.stat().st_size - 1)
     new = put(cache, events(1.0, at=2.0))
     assert new.exists() and not old.exists() and run_of(cache, events(1.0)) is not None
 
@@ -403,7 +403,7 @@ def test_the_oldest_journals_go_but_nobodys_own_and_none_that_is_written(
     sets = [put(cache, events(1.0, at=at), cache.journals / "set" / f"{at:.0f}.jsonl") for at in (3.0, 8.0)]
     (cache.journals / "set" / "set.json").touch()
     old, new = (put(cache, events(1.0, at=at)) for at in (4.0, 9.0))
-    monkeypatch.setattr(result_cache, "MOST_BYTES", 3 * mine.stat().st_size + 9)
+    monkeypatch.setattr(result_cache, "MOST_CACHE_BYTES", 3 * mine.stat().st_size + 9)
     with Journal.reopen(written)[0]:
         last = put(cache, events(1.0, at=10.0))
     assert mine.exists() and written.exists() and last.exists() and new.exists() and not old.exists()

@@ -34,7 +34,7 @@ from atune.workers.artifact_store import (
     remember,
     state_of,
 )
-from atune.workers.machine import LocalMachine
+from atune.workers.local_machine import LocalMachine
 from atune.workload.pickling import FileRef
 
 ROOT = Path(__file__).parents[2]

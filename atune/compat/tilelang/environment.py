@@ -29,7 +29,7 @@ from atune.model.options import Amount, Count, Natural, Share, converted
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.reporting.text import Output
 from atune.stages import tilelang
-from atune.stages.session import visible_gpus
+from atune.stages.gpu import visible_gpus
 from atune.workers.resources import usable_cores
 from atune.workload.options import SUPPLIES, supply_name
 

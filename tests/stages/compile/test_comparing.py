@@ -13,8 +13,8 @@ from atune.model.artifact import Artifact, Compared, Failure
 from atune.model.candidate import Candidate
 from atune.model.device import Target
 from atune.stages import elf
+from atune.stages.cicc import compared
 from atune.stages.codegen import Compile, build, by_nvcc
-from atune.stages.compile_jobs import compared
 from atune.stages.lowering import lower
 from atune.workload.pickling import FileRef
 

@@ -17,7 +17,7 @@ from atune.model.candidate import with_tuples
 from atune.model.jobs import BuildJob, FindJob
 from atune.model.settings import CompileSettings
 from atune.workers.compile_worker import LocalCompileWorker
-from atune.workers.machine import LocalMachine
+from atune.workers.local_machine import LocalMachine
 from atune.workload.pickling import FileRef
 from atune.workload.workload import Workload, describe
 

@@ -36,11 +36,11 @@ from atune.workload.packing import LARGE_BYTES, write
 from atune.workload.pickling import PickleRef, WorkloadRef
 from atune.workload.workload import WorkloadSpec
 
-FEW = 4
+FEW_CANDIDATES = 4
 """Up to so many candidates nvcc compiles all: parsing headers once, for cicc, takes as long. On an H100 with 16 workers
 runs of 8 candidates ended 0.91 times as late with cicc as with nvcc, and 1.08 times where the compiler state was new;
 runs of 15 candidates 0.70 times (bench/results/states)."""
-PLAIN = "with so few candidates each is compiled plain"
+WHY_PLAIN = "with so few candidates each is compiled plain"
 """The reason for not using cicc."""
 
 
@@ -189,8 +189,8 @@ class LocalMachine:
         return target
 
     async def prepare(self, candidates: int) -> None:
-        few = self.shared is None and candidates <= FEW  # a set shares what is parsed
-        self.use(PLAIN if few else self.found.no_cicc)
+        few = self.shared is None and candidates <= FEW_CANDIDATES  # a set shares what is parsed
+        self.use(WHY_PLAIN if few else self.found.no_cicc)
 
     def use(self, no_cicc: str) -> None:
         """Compile by cicc, unless there is a reason against it."""
