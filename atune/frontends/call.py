@@ -231,19 +231,21 @@ class Call:
 
     @functools.cached_property
     def tuned(self) -> TunedCall:
-        """What is tuned for the call. Raises `UsageError` where the call leaves nothing to tune."""
-        if self.explicit:
-            raise UsageError(f"{self.explicit[0]!r} is given, so there is no winner; leave it to the space")
+        """What is tuned for the call."""
         return TunedCall(self)
 
 
 class TunedCall:
     """What is tuned for a call: its workload and plan, and the key that the winner is remembered under.
 
-    `launch`: the call that the winner is for, where that has other arguments (`tune_on`).
+    `launch`: the call that the winner is for, where that has other arguments (`tune_on`). Raises `UsageError` where
+    the call leaves nothing to tune.
     """
 
     def __init__(self, call: Call, launch: TunedCall | None = None) -> None:
+        if call.explicit:
+            given = "given" if launch is None else "given by tune_on"
+            raise UsageError(f"{call.explicit[0]!r} is {given}, so there is no winner; leave it to the space")
         self.call, self.owner, self.options, self.launch = call, call.owner, call.options, launch or self
         owner, options = self.owner, self.options
         self.space = call.space
