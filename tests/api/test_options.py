@@ -13,7 +13,7 @@ import pytest
 
 import atune
 from atune.engine.strategies import SHOWN
-from atune.frontends.cli.options import CommandOptions, help_of
+from atune.frontends.cli.commands import CommandOptions, help_of
 from atune.frontends.decorator_options import AutotuneOptions
 from atune.frontends.options import RunOptions, StrategyName, TargetName, TuneOptions
 from atune.model.device import parse_target

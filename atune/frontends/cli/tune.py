@@ -17,8 +17,8 @@ import anyio
 import msgspec
 
 from atune.errors import NoWinner, UsageError
+from atune.frontends.cli.commands import with_flags
 from atune.frontends.cli.main import INTERRUPTED, show_kept, show_set
-from atune.frontends.cli.options import with_flags
 from atune.frontends.cli.output import NO_WINNER, error_data, print_err, print_message, print_out, report_error
 from atune.frontends.cli.preview import compile_only_command, dry_run_command
 from atune.frontends.cli.runs import LATEST, find_journal
