@@ -21,7 +21,7 @@ from atune.errors import SpaceError, UsageError, type_of
 from atune.frontends.blocking import in_time
 from atune.frontends.cached_tune import CachedWork
 from atune.frontends.decorator_options import Options, as_space, check_hints, refuse_clash
-from atune.frontends.tuner import RunPlan, discover
+from atune.frontends.tuner import RunPlan, find_target
 from atune.model.artifact import KernelParam
 from atune.model.candidate import COMPILE_FLAGS, DYNAMIC, PASS_CONFIGS, RESERVED, Config, describe_config, typed_text
 from atune.model.device import Target, parse_target
@@ -217,7 +217,7 @@ class Call:
         found = parse_target(self.asked_target)
         if found is not None and (found.kind != "cuda" or found.arch):
             return found
-        return discover(self.asked_target, self.options.plan.devices)[0]
+        return find_target(self.asked_target, self.options.plan.devices)[0]
 
     @functools.cached_property
     def plan(self) -> RunPlan:

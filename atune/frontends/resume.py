@@ -13,7 +13,7 @@ import msgspec
 from atune.engine.start import check_code, check_parts
 from atune.errors import JournalError, UsageError, warn_caller
 from atune.frontends.blocking import run_blocking, winning
-from atune.frontends.options import RunOptions, named
+from atune.frontends.run_options import RunOptions, named
 from atune.frontends.tuner import tune
 from atune.journal.events import RunStarted
 from atune.journal.reader import JournalReader

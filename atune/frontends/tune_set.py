@@ -32,9 +32,9 @@ from atune.errors import (
     UsageError,
 )
 from atune.frontends.blocking import run_blocking, unwrapped
-from atune.frontends.options import RunOptions, SetOptions, completed, named, progress_every_s
 from atune.frontends.problems import Given, Problems
 from atune.frontends.resume import completed_by, origin_of
+from atune.frontends.run_options import RunOptions, SetOptions, completed, named, progress_every_s
 from atune.frontends.save_bundle import save_bundle
 from atune.frontends.tuner import named_work, tuner_on
 from atune.journal.events import Event, RunStarted

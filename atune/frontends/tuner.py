@@ -26,7 +26,7 @@ from atune.engine.run_state import Listener, Listeners, Recorder, opened_aside
 from atune.engine.start import EngineSettings, check_parts
 from atune.errors import AtuneError, UsageError, name_and_message, warn_caller
 from atune.frontends.blocking import importing, of_the_machine, run_blocking, unwrapped, winning
-from atune.frontends.options import TuneOptions, completed, named
+from atune.frontends.run_options import TuneOptions, completed, named
 from atune.frontends.warm_start import adviser, recaller
 from atune.journal.events import Event, RunInterrupted, Warned
 from atune.journal.result import Result, TuneResult
@@ -95,20 +95,20 @@ class EventReader(AsyncIterator[Event]):
 NOT_ENTERED = "the run starts on entering: `async with Tuner(...) as tuner:`"
 
 
-def discover(target: str, devices: str | Sequence[str | int]) -> tuple[Target, list[DeviceInfo]]:
+def find_target(target: str, devices: str | Sequence[str | int]) -> tuple[Target, list[DeviceInfo]]:
     """Return the target and the devices of a run on this machine. Asks NVML, and makes no CUDA context.
 
     Raises `UsageError` and `TargetError` like `tune`.
     """
     names = device_names(devices)
     asked = msgspec.msgpack.encode((target, names, os.environ.get("CUDA_VISIBLE_DEVICES")))
-    if asked not in _discovered:
-        _discovered[asked] = importlib.import_module("atune.stages.session").find_devices(target, names)
-    found = _discovered[asked]
+    if asked not in _targets:
+        _targets[asked] = importlib.import_module("atune.stages.session").find_devices(target, names)
+    found = _targets[asked]
     return found.target, list(found.devices)
 
 
-_discovered: dict[bytes, Discovery] = {}
+_targets: dict[bytes, Discovery] = {}
 
 
 def named_work(workload: object) -> tuple[Workload | FileRef, str]:

@@ -20,8 +20,8 @@ from atune.workers.result_cache import ResultCache, StoredRun
 from atune.workers.result_key import plain_dtypes, result_key, same_problem
 from atune.workload.workload import WorkloadSpec
 
-Source = str | os.PathLike[str] | Result
-Warm = Source | Sequence[Source] | None
+WarmSource = str | os.PathLike[str] | Result
+Warm = WarmSource | Sequence[WarmSource] | None
 Same = dict[str, bool]
 """Whether recorded kernels are still the same, by their problem, configurations and digests: what a run has found."""
 
@@ -51,7 +51,7 @@ def adviser(warm: Warm, nearest: Sequence[Result] = ()) -> Advise | None:
 
 
 def _advise(
-    sources: Sequence[Source], nearest: Sequence[Result], spec: WorkloadSpec, devices: Sequence[DeviceInfo]
+    sources: Sequence[WarmSource], nearest: Sequence[Result], spec: WorkloadSpec, devices: Sequence[DeviceInfo]
 ) -> tuple[tuple[Advice, ...], list[str]]:
     """Read `sources`. Raises `UsageError` for a source without use here, and `JournalError` for a damaged journal."""
     here = _keys(spec)

@@ -31,7 +31,7 @@ from atune.reporting.screen import Output
 from atune.stages import tilelang
 from atune.stages.session import visible_gpus
 from atune.workers.resources import usable_cores
-from atune.workload.options import SUPPLIES, supply_name
+from atune.workload.workload_options import SUPPLIES, supply_name
 
 
 class ArgumentError(UsageError, ValueError):

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated, Any, TypedDict
 
 from atune.frontends.cli.parsing import SHARED, Parser, name_of
-from atune.frontends.options import EngineOptions, RunOptions, TuneOptions
+from atune.frontends.run_options import EngineOptions, RunOptions, TuneOptions
 from atune.model.options import SWITCH, Option, option, options_of
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.terminal import Interrupts

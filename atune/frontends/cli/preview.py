@@ -24,10 +24,11 @@ from atune.errors import UsageError
 from atune.frontends.cli.main import OK
 from atune.frontends.cli.output import NO_WINNER, print_lines, print_message, print_out
 from atune.frontends.cli.runs import find_journal
-from atune.frontends.compile_all import compiled, compilers, raise_failures
+from atune.frontends.compile_all import compile_candidates, compilers, raise_failures
 from atune.frontends.pick import pick
 from atune.frontends.problems import one_problem
 from atune.frontends.resume import options_of, origin_of
+from atune.frontends.tuner import RunPlan
 from atune.journal.reader import replay
 from atune.journal.result import Record
 from atune.model.artifact import Artifact, source_path
@@ -46,18 +47,19 @@ from atune.workload.pickling import FileRef, parse_file_ref
 from atune.workload.workload import WorkloadSpec
 
 
-def dry_run_command(workload: FileRef, options: Mapping[str, Any], arguments: argparse.Namespace) -> int:
-    """Print how many candidates tuning with `options` would try, which a worker counts. Raises like tuning."""
-    spec, budget = anyio.run(counted, workload, options["seed"]), options["budget"]
-    most = budget.most(spec.total)
+def dry_run_command(workload: FileRef, plan: RunPlan, arguments: argparse.Namespace) -> int:
+    """Print how many candidates tuning by `plan` would try, which a worker counts. Raises like tuning."""
+    settings = plan.settings
+    spec = anyio.run(counted, workload, settings.seed)
+    most = settings.budget.most(spec.total)
     to_do = spec.total if most is None else min(most, spec.total)
     known: dict[str, Any] = {"layouts": []}
-    if options["compile"].layouts is not None:
-        known, _ = anyio.run(_compile, workload, options["target"], options["compile"], Budget(), False)
+    if settings.compile.layouts is not None:
+        known, _ = anyio.run(_compile_space, workload, plan.with_settings(budget=Budget()), False)
     if arguments.json:
         print_out(json.dumps(_counts(spec) | {"to_do": to_do, "layouts": known["layouts"]}))
     else:
-        lines = dry_run_lines(spec, f"{to_do:,} candidates, strategy {options['strategy'] or AUTO}")
+        lines = dry_run_lines(spec, f"{to_do:,} candidates, strategy {settings.strategy or AUTO}")
         print_lines(map(Line, [*lines, *_layout_lines(known)]))
     return OK
 
@@ -88,9 +90,9 @@ def dry_run_lines(spec: WorkloadSpec, to_do: str) -> Iterator[str]:
     yield "           and candidates that do not fit the device"
 
 
-def compile_only_command(workload: FileRef, options: Mapping[str, Any], arguments: argparse.Namespace) -> int:
-    """Compile what a tuning with `options` would try first, and print what became of it; 1 where nothing compiled."""
-    found, failures = anyio.run(_compile, workload, options["target"], options["compile"], options["budget"])
+def compile_only_command(workload: FileRef, plan: RunPlan, arguments: argparse.Namespace) -> int:
+    """Compile what a tuning by `plan` would try first, and print what became of it; 1 where nothing compiled."""
+    found, failures = anyio.run(_compile_space, workload, plan)
     if arguments.json:
         print_out(json.dumps({**found, "failures": failures_data(failures)}))
     else:
@@ -98,19 +100,18 @@ def compile_only_command(workload: FileRef, options: Mapping[str, Any], argument
     return OK if found["compiled"] else NO_WINNER
 
 
-async def _compile(
-    workload: FileRef, target: str, settings: CompileSettings, budget: Budget, builds: bool = True
-) -> tuple[dict[str, Any], list[Record]]:
+async def _compile_space(workload: FileRef, plan: RunPlan, builds: bool = True) -> tuple[dict[str, Any], list[Record]]:
     """Compile a space, or only lower it. Returns what ``--json`` prints of it, and the records of what failed.
 
     ``codes``: distinct ones of those that compiled. ``passed``: candidates for which ``layouts`` names others.
     """
-    began = time.monotonic()
-    async with compilers(workload, target, settings) as (machine, run):
+    began, settings = time.monotonic(), plan.settings.compile
+    async with compilers(workload, plan.target, settings) as (machine, run):
         spec = await machine.describe()
-        candidates = numbered(spec.configs[: budget.most(len(spec.configs))])
+        candidates = numbered(spec.configs[: plan.settings.budget.most(len(spec.configs))])
         layouts = layout_choice(spec, {one.index: one for one in candidates}, settings.layouts)
-        answers = await compiled(machine, candidates, run, settings.group_size, layouts=layouts, builds=builds)
+        size = settings.group_size
+        answers = await compile_candidates(machine, candidates, run, size, layouts=layouts, builds=builds)
     good = [one.artifact for one in answers if one.artifact is not None]
     failures = [one.record for one in answers if one.record.kind]
     return {
@@ -177,9 +178,9 @@ def parse_config(text: str) -> Config:
 
 
 def explain_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    ref, configs, target = _asked(arguments)
+    ref, configs, target = _to_explain(arguments)
     settings = CompileSettings(compile_timeout_s=arguments.compile_timeout_s, cicc=False, workers=len(configs))
-    found, machine = anyio.run(_compiled, ref, configs, target, settings)
+    found, machine = anyio.run(_compile_configs, ref, configs, target, settings)
     if machine.fallback:
         print_message("no GPU found: this is for the CPU; give an arch for a GPU, such as --target sm_90a", "warning: ")
     arch, two = machine.target.arch, len(found) == 2
@@ -195,12 +196,12 @@ def explain_command(arguments: argparse.Namespace, interrupts: Interrupts) -> in
     return 0
 
 
-async def _compiled(
+async def _compile_configs(
     ref: FileRef, configs: list[Config], target: str, settings: CompileSettings
 ) -> tuple[list[tuple[Record, str]], Discovery]:
     """Compile configurations. Returns their records and sources, and what the machine has. Raises `CompileFailed`."""
     async with compilers(ref, target, settings) as (machine, run):
-        found = await compiled(machine, numbered(configs), run, 1)
+        found = await compile_candidates(machine, numbered(configs), run, 1)
         raise_failures([record for record, _ in found])
         return [(record, _source(artifact)) for record, artifact in found if artifact is not None], machine.found
 
@@ -211,7 +212,7 @@ def _source(artifact: Artifact) -> str:
     return text.replace(f"{artifact.symbol}_kernel", "kernel").replace(artifact.symbol, "kernel")
 
 
-def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
+def _to_explain(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
     """Return the workload, the configurations, and the target. Raises `UsageError`."""
     what, indices, target = arguments.what, arguments.index, arguments.target
     given = None if arguments.workload is None else parse_file_ref(arguments.workload, "--workload")

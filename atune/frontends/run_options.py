@@ -13,7 +13,7 @@ from atune.errors import UsageError
 from atune.model.device import parse_target
 from atune.model.options import Natural, Settings, complete, described, option, path, refuse_unknown
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.workload.options import WorkloadOptions
+from atune.workload.workload_options import WorkloadOptions
 
 if TYPE_CHECKING:
     from atune.engine.interfaces import Machine
