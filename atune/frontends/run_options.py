@@ -1,7 +1,6 @@
 """The options of a run: of `tune`, `run`, `resume`, `run_resume` and `Tuner`, and of `atune tune`."""
 
 import inspect
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
@@ -11,7 +10,7 @@ from msgspec import Meta
 from atune.engine.strategies import SHOWN, check_given
 from atune.errors import UsageError
 from atune.model.device import parse_target
-from atune.model.options import Natural, Settings, complete, described, option, path, refuse_unknown
+from atune.model.options import Natural, Settings, described, option, path, refuse_unknown
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.workload.workload_options import WorkloadOptions
 
@@ -199,16 +198,6 @@ class CompileAllOptions(TypedDict, total=False):
     # fmt: on
 
 
-def progress_every_s(given: Mapping[str, Any]) -> float:
-    """Return the least time between two lines of progress of a run with the options `given`; infinite for none."""
-    from atune.reporting.progress import SELDOM_S, is_watched  # `import atune` does without
-
-    progress: bool | None = given.get("progress")
-    listened = given.get("on_event") is not None or given.get("log")
-    unasked = math.inf if listened else 0.0 if is_watched() else SELDOM_S
-    return unasked if progress is None else 0.0 if progress else math.inf
-
-
 def named(where: str, given: Mapping[str, object], kind: type[Any] = TuneOptions) -> dict[str, Any]:
     """Return the options `given`.
 
@@ -216,9 +205,3 @@ def named(where: str, given: Mapping[str, object], kind: type[Any] = TuneOptions
     """
     refuse_unknown(where, given, [*kind.__annotations__])
     return dict(given)
-
-
-def completed(where: str, given: Mapping[str, object]) -> TuneOptions:
-    """Return all options of `tune`, those `given` and the defaults. Raises `UsageError` for wrong ones."""
-    options: TuneOptions = complete("", named(where, given), TuneOptions)  # type: ignore[assignment]
-    return options

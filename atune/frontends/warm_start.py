@@ -23,7 +23,8 @@ from atune.workload.workload import WorkloadSpec
 WarmSource = str | os.PathLike[str] | Result
 Warm = WarmSource | Sequence[WarmSource] | None
 Same = dict[str, bool]
-"""Whether recorded kernels are still the same, by their problem, configurations and digests: what a run has found."""
+"""What the runs of a plan have found: whether recorded kernels are still the same, by the run's problem, theirs,
+configurations and digests."""
 
 CACHE = "cache"
 """Value of `warm` for the user's result cache."""
@@ -146,7 +147,7 @@ def _recall(
         return KnownResult()
 
     def still(arguments: Any, recorded: Sequence[tuple[Config, str]]) -> bool:
-        if (asked := repr((arguments, recorded))) not in same:
+        if (asked := repr((header.arguments, arguments, recorded))) not in same:
             now = kernels(Candidate(i, "", config) for i, (config, _) in enumerate(recorded))
             digests = dict(enumerate(digest for _, digest in recorded))
             same[asked] = same_problem(arguments, header.arguments) and now == digests
