@@ -10,7 +10,7 @@ from msgspec import Meta
 from atune.engine.strategies import SHOWN, check_given
 from atune.errors import UsageError
 from atune.model.device import parse_target
-from atune.model.options import Natural, Settings, described, option, path, refuse_unknown
+from atune.model.options import Natural, Settings, described, option, path
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.workload.workload_options import WorkloadOptions
 
@@ -196,12 +196,3 @@ class CompileAllOptions(TypedDict, total=False):
     compile: Annotated[CompileSettings | None, described(EngineOptions, "compile")]
     ignore_errors: Annotated[bool, option("Return None for each kernel that failed to compile.", default=False)]
     # fmt: on
-
-
-def named(where: str, given: Mapping[str, object], kind: type[Any] = TuneOptions) -> dict[str, Any]:
-    """Return the options `given`.
-
-    Raises `UsageError` for a name that `kind` lacks. The message names `where` and suggests the right name.
-    """
-    refuse_unknown(where, given, [*kind.__annotations__])
-    return dict(given)

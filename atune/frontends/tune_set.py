@@ -33,8 +33,8 @@ from atune.errors import (
 )
 from atune.frontends.blocking import run_blocking, unwrapped
 from atune.frontends.problems import Given, Problems
-from atune.frontends.resume import completed_by, origin_of
-from atune.frontends.run_options import RunOptions, SetOptions, named
+from atune.frontends.resume import completed_by, known_options, origin_of
+from atune.frontends.run_options import RunOptions, SetOptions
 from atune.frontends.save_bundle import save_bundle
 from atune.frontends.tuner import RunPlan, Tuner, named_work
 from atune.frontends.warm_start import Warm, adviser
@@ -380,5 +380,5 @@ async def resume_set(
     problems = Problems(listed(Path(folder)).values())
     if header is None:
         raise UsageError(f"{folder}: nothing was begun there: tune the set again")
-    chosen = completed_by(header, named("resume_set", options, RunOptions))
+    chosen = completed_by(header, known_options("resume_set", options))
     return await tune_set(workload or origin_of(header), problems, journal=folder, **chosen)

@@ -26,14 +26,14 @@ from atune.engine.run_state import Listener, Listeners, Recorder, opened_aside
 from atune.engine.start import EngineSettings, check_parts
 from atune.errors import AtuneError, UsageError, name_and_message, warn_caller
 from atune.frontends.blocking import importing, of_the_machine, run_blocking, unwrapped, winning
-from atune.frontends.run_options import TuneOptions, named
+from atune.frontends.run_options import TuneOptions
 from atune.frontends.warm_start import adviser, recaller
 from atune.journal.events import Event, RunInterrupted, Warned
 from atune.journal.result import Result, TuneResult
 from atune.journal.state import State
 from atune.journal.writer import Journal
 from atune.model.device import DeviceInfo, Target, device_names
-from atune.model.options import complete, documents
+from atune.model.options import complete, documents, refuse_unknown
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.reporting.progress import Progress, is_watched
 from atune.workers.artifact_store import ArtifactStore
@@ -146,7 +146,8 @@ class RunPlan:
     @classmethod
     def of(cls, where: str, options: Mapping[str, object]) -> RunPlan:
         """Return the plan that `options` of `tune` ask for. Raises `UsageError`, which names `where`."""
-        given: TuneOptions = complete("", named(where, options), TuneOptions)  # type: ignore[assignment]
+        refuse_unknown(where, options, [*TuneOptions.__annotations__])
+        given: TuneOptions = complete("", options, TuneOptions)  # type: ignore[assignment]
         settings = EngineSettings(
             budget=Budget.parse(given["budget"]),
             prior=given["prior"],
