@@ -20,7 +20,7 @@ from atune.engine.run_state import opened_aside
 from atune.engine.settings import Kernels, KnownResult, Recall
 from atune.engine.start import POLL_S
 from atune.frontends.blocking import in_time
-from atune.frontends.tuner import RunPlan, discover, tune_planned
+from atune.frontends.tuner import RunPlan, find_target, tune_planned
 from atune.journal.events import CandidateAliased, CandidateLowered, CandidateProposed, Event, RunStarted
 from atune.journal.result import TuneResult
 from atune.model.artifact import StaticFacts
@@ -39,7 +39,7 @@ class CachedWork:
         self.workload, self.plan, self.settings = workload, plan, plan.settings
         self._digests = dict[bytes, str]()
         self.spec: WorkloadSpec = in_time(lambda: describe(workload, seed=self.settings.seed))
-        self.target, self.devices = discover(plan.target, plan.devices)
+        self.target, self.devices = find_target(plan.target, plan.devices)
         self.versions = installed_versions()
 
     def still(self, arguments: Any, recorded: Sequence[tuple[Config, str]]) -> bool:

@@ -51,8 +51,8 @@ from atune.workload.fingerprint import (
     launch_hints,
     signature_of,
 )
-from atune.workload.options import WorkloadOptions, amount
 from atune.workload.torch_state import torch_state
+from atune.workload.workload_options import WorkloadOptions, amount
 
 ENOUGH_LOOKS, ENOUGH_FOUND = 500_000, 1_000
 """After this many looks no more is drawn if so many candidates were found."""

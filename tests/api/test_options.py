@@ -13,14 +13,14 @@ import pytest
 
 import atune
 from atune.engine.strategy import STRATEGIES
-from atune.frontends.cli.options import CommandOptions, help_of
+from atune.frontends.cli.commands import CommandOptions, help_of
 from atune.frontends.decorator_options import AutotuneOptions
-from atune.frontends.options import RunOptions, StrategyName, TargetName, TuneOptions
+from atune.frontends.run_options import RunOptions, StrategyName, TargetName, TuneOptions
 from atune.model.device import parse_target
 from atune.model.options import MEANT, options_of
 from atune.reporting.summary import summary
 from atune.testing import FakeMachine
-from atune.workload.options import WorkloadOptions
+from atune.workload.workload_options import WorkloadOptions
 
 
 def kernel(N: int, block: int = 1) -> None:

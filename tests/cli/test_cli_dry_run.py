@@ -72,6 +72,13 @@ def test_a_budget_leaves_fewer_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         assert json.loads(capsys.readouterr().out)["to_do"] == to_do
 
 
+def test_what_a_tuning_refuses_is_refused(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "toy.py").write_text(KERNEL)
+    for option in ("--dry-run", "--compile-only"):
+        assert main(["tune", f"{tmp_path}/toy.py", option, "--strategy", "bayesian", "--no-pipeline"]) == 2
+        assert "learns while candidates compile" in capsys.readouterr().err
+
+
 def test_the_text_says_what_the_figures_rest_on() -> None:
     text = "\n".join(dry_run_lines(TOY, "10 candidates, strategy auto"))
     assert "12 points, of which 10 are candidates" in text and "2 refused by fits (toy.py, line 3)" in text

@@ -18,7 +18,7 @@ from recording import read_recording
 
 from atune.engine.final import final_order
 from atune.errors import AtuneError, NoWinner
-from atune.frontends.cli.explain import record_at
+from atune.frontends.cli.runs import record_at
 from atune.frontends.resume import resume
 from atune.frontends.tuner import tune
 from atune.journal.events import BestChanged, CandidateMeasured, FinalOrdered, RunFinished

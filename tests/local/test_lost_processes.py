@@ -16,7 +16,7 @@ from stand_in_compiler import stand_in
 
 from atune.engine import run_state
 from atune.errors import MachineError
-from atune.frontends.compile_all import compiled
+from atune.frontends.compile_all import compile_candidates
 from atune.frontends.resume import resume
 from atune.frontends.tuner import tune
 from atune.journal.events import (
@@ -162,7 +162,7 @@ async def test_one_that_is_killed_each_time_is_found_by_halves(
 async def test_compiling_alone_tries_a_killed_configuration_again() -> None:
     machine = FakeMachine(4, Script(kills={1: ("lower", 1), 2: ("build", 1)}))
     async with machine.open():
-        found = await compiled(machine, numbered(machine.configs), run_state.Run())
+        found = await compile_candidates(machine, numbered(machine.configs), run_state.Run())
     assert [one.record.index for one in found] == [0, 1, 2, 3] and all(one.artifact is not None for one in found)
 
 

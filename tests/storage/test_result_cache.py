@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -606,6 +607,20 @@ def test_a_waiting_run_elaborates_once(cache: ResultCache, monkeypatch: pytest.M
     with opened(cache, cast(Any, header), still=lambda *_: False)[0], pytest.warns(match="has changed since"):
         assert [recall(header, None, kernels, "here") for _ in range(4)] == [None] * 4
     assert len(asked) == 2
+
+
+def test_each_run_of_a_plan_judges_kernels_by_its_own_problem(
+    cache: ResultCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A set's problems, which share a plan, may have one key; what was measured for one is not another's."""
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(cache.folder))
+    put(cache, events(1.0, digests="same"))
+    header, recall = cast(Any, events(1.0)[0]), cast(Any, recaller(True, "tune", unless_asked=False))
+    for M, whole in ((128, False), (64, True), (128, False)):
+        asked, spec = msgspec.structs.replace(header, arguments={"M": M}), SimpleNamespace(configs=())
+        with warnings.catch_warnings(action="ignore"):  # that the kernel has changed since
+            found = recall(asked, spec, lambda _: {0: "same"}, "")
+        assert bool(found.whole) is whole
 
 
 def test_an_interrupted_run_of_another_kernel_is_not_continued(cache: ResultCache) -> None:

@@ -17,8 +17,8 @@ from atune.stages.arguments import POISONS, KernelArguments, drawn
 from atune.stages.check import Mismatch, expected_outputs, judged
 from atune.stages.tensors import digest_of_bits
 from atune.stages.timer import CpuTimer, DeviceStream, Timed, counts, still_wanted
-from atune.workload.options import SUPPLIES
 from atune.workload.workload import Workload
+from atune.workload.workload_options import SUPPLIES
 
 X = KernelParam("float32", (4, 8))
 X64 = KernelParam("float64", (4, 8))
