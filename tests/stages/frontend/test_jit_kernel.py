@@ -148,8 +148,6 @@ def test_atunes_own_callable_allocates_as_much() -> None:
     assert len(str(raised.value)) < 120
     params = [KernelParam("float32", ("m", "n")), KernelParam("float32", ("m",)), KernelParam("int32", None)]
     assert Outputs(params, [0], "c", {2: "n"}).among([torch.zeros(10), 5])[0].shape == (10, 5)
-    with pytest.raises(ValueError, match=r"output 0 .* the inputs do not tell 'n'"):
-        Outputs(params, [0], "c").among([torch.zeros(10), 5])
 
 
 # For a GPU that is not there
@@ -163,8 +161,6 @@ needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is no
 def test_a_cuda_library_gets_outputs_that_are_allocated_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled for sm_90a, and launched by a stand-in: it is given every parameter, and no callee allocates."""
     seen, dtype, A = spy(monkeypatch), "float8_e4m3", numbers(dtype=torch.float8_e4m3fn)
-    with pytest.raises(RuntimeError, match="input A device_type mismatch, expected cuda"):  # by the library itself
-        measured(kernels.copied, [-1], HOPPER, dtype=dtype)(A)
     monkeypatch.setattr("atune.stages.jit_kernel.load", lambda _: lambda A, B: B.copy_(A))
     kernel = measured(kernels.copied, [-1], HOPPER, dtype=dtype)
     assert kernel.execution_backend == "tvm_ffi" and "__global__" in kernel.get_kernel_source()
