@@ -92,11 +92,6 @@ def test_the_package_has_few_modules_of_its_own() -> None:
     assert {path.stem for path in PACKAGE.glob("*.py")} == PUBLIC
 
 
-def test_no_cycle_between_folders() -> None:
-    """`TopologicalSorter` raises `CycleError`, with the cycle, where there is one."""
-    assert len(list(TopologicalSorter(folder_imports()).static_order())) > 10
-
-
 ALONE = {"bundle"}
 """Folders beside those that make up the tuner: they import nothing else of atune, and are read without it."""
 
@@ -108,6 +103,7 @@ def test_what_stands_alone_imports_nothing_else() -> None:
 
 
 def test_at_most_ten_folders_at_the_top_with_one_way_between_them() -> None:
+    """`TopologicalSorter` raises `CycleError`, with the cycle, where there is one."""
     found: dict[str, set[str]] = {}
     for folder, imported in folder_imports().items():
         above = found.setdefault(folder.partition(".")[0], set())

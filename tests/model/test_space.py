@@ -82,6 +82,7 @@ def boom(a: int) -> bool:
         (lambda: Space(a=5), "axis 'a' is 5; an axis is a list of values, such as a="),
         (lambda: Space(a=frozenset({"b"})), "axis 'a' is frozenset({'b'}); an axis is a list"),
         (lambda: Space(lambda: {("a", 1)}), "configs gave {('a', 1)}, and not a series of dicts"),  # type: ignore[arg-type, return-value]
+        (lambda: Space(a=[1], where="a > 5"), "a constraint must be callable, got 'a > 5'"),  # type: ignore[arg-type]
         (lambda: Space(a=lambda Q: [Q]), "axis 'a' needs Q; available: nothing"),
         (lambda: layout.fragments("compiler"), "'compiler' is no name for a layout of your own"),
         (lambda: layout.fragments("two words"), "'two words' is no name for a layout of your own"),
