@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
 import pytest
 from services import lowered_by
+from stand_in_compiler import stand_in
 
 from atune.frontends.tuner import tune
 from atune.journal.events import CandidateLowered, Event
@@ -37,19 +39,14 @@ GPU = atune.Workload(
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A file of workloads, and a g++ on PATH that notes how it is called."""
-    (tmp_path / "bin").mkdir()
-    script = tmp_path / "bin" / "g++"
-    script.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nPATH="${{PATH#*:}}" exec g++ "$@"\n')
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    )
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
     found = tmp_path / "flags.py"
     found.write_text(SOURCE)
-    return found
+    with stand_in(tmp_path) as compiler:
+        compiler(f'echo "$@" >> {tmp_path}/calls\n')
+        yield found
 
 
 async def lowered_all(machine: LocalMachine) -> tuple[LocalCompileWorker, list[Lowered]]:

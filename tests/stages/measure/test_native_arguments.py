@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import tilelang.language as T
 import torch
+from workloads import scale
 
 import atune
 import atune.bundle
@@ -31,16 +32,6 @@ def negated(kind: str = "int8") -> Any:
     return main
 
 
-def flat(n: int = SIZE) -> Any:
-    @T.prim_func
-    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
-        with T.Kernel(1):
-            for i in T.serial(n):
-                B[i] = -A[i]
-
-    return main
-
-
 A = torch.arange(SIZE, dtype=torch.float32)
 
 
@@ -58,10 +49,10 @@ Call = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def doors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Call]:
-    """`flat` from every door: called with A and B."""
-    result, folder = result_of(flat), tmp_path_factory.mktemp("bundle") / "flat"
+    """B = -A from every door: called with A and B."""
+    result, folder = result_of(scale, n=SIZE, factor=-1), tmp_path_factory.mktemp("bundle") / "flat"
     result.save_bundle(folder)
-    decorated = atune.autotune(flat, space=[{}], target="c", cache=False, tuning="quick")()
+    decorated = atune.autotune(scale, space=[{"factor": -1}], target="c", cache=False, tuning="quick")(SIZE)
     return {"result": result.kernel, "bundle": atune.bundle.load(folder), "decorated": decorated}
 
 
