@@ -38,15 +38,15 @@ GPU = atune.Workload(
 """
 
 
-@pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A file of workloads, and a g++ on PATH that notes how it is called."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
-    found = tmp_path / "flags.py"
-    found.write_text(SOURCE)
-    with stand_in(tmp_path) as compiler:
-        compiler(f'echo "$@" >> {tmp_path}/calls\n')
-        yield found
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A file of workloads, and a g++ on PATH that notes how it is called: for all tests, which share a fork server."""
+    folder = tmp_path_factory.mktemp("flags")
+    (folder / "flags.py").write_text(SOURCE)
+    with stand_in(folder) as compiler, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
+        compiler(f'echo "$@" >> {folder}/calls\n')
+        yield folder / "flags.py"
 
 
 async def lowered_all(machine: LocalMachine) -> tuple[LocalCompileWorker, list[Lowered]]:
@@ -56,7 +56,9 @@ async def lowered_all(machine: LocalMachine) -> tuple[LocalCompileWorker, list[L
     return worker, await lowered_by(worker, *map(with_tuples, spec.configs))
 
 
-async def test_flags_are_an_axis_on_the_cpu(file: Path, tmp_path: Path) -> None:
+async def test_flags_are_an_axis_on_the_cpu(file: Path) -> None:
+    calls = file.with_name("calls")
+    calls.write_text("")
     settings = CompileSettings(workers=1, flags=("-DALL",))
     machine = LocalMachine(FileRef(str(file), "WORK"), target="c", devices=("cpu",), compile=settings)
     async with machine.open():
@@ -67,8 +69,8 @@ async def test_flags_are_an_axis_on_the_cpu(file: Path, tmp_path: Path) -> None:
         for member in range(3):
             built = await worker.run(BuildJob((lowered[member], lowered[member + 3])))
             assert all(isinstance(one, Artifact) for one in built), built
-    calls = (tmp_path / "calls").read_text().splitlines()
-    assert [[f for f in call.split() if f.startswith(("-O", "-D"))] for call in calls] == [
+    flags = [[f for f in call.split() if f.startswith(("-O", "-D"))] for call in calls.read_text().splitlines()]
+    assert flags == [
         ["-DALL"], ["-DFIRST"], ["-DSECOND", "-DTHIRD"],
     ]  # fmt: skip
 
