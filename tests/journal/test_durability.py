@@ -10,6 +10,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from fake_runs import anyio_backend as anyio_backend
 
 from atune.engine.strategy import MAKERS, FixedOrder, Searched
 from atune.errors import MachineError

@@ -150,15 +150,6 @@ def test_the_last_choice_divides_the_work_in_another_way_if_any_does() -> None:
     assert hedged(2, most=3) == [0, 1] and hedged(3, most=0) == []
 
 
-@pytest.mark.parametrize(("m", "feeds", "runs"), [(64, True, False), (64, False, True), (128, True, True)])
-def test_a_product_that_feeds_another_needs_whole_rows_in_each_warp(m: int, feeds: bool, runs: bool) -> None:
-    facts = product(m=m, n=128, threads=256, stages=1)
-    assert facts.work is not None
-    first = msgspec.structs.replace(facts.work.gemms[0], feeds=feeds)
-    work = msgspec.structs.replace(facts.work, gemms=(first, *facts.work.gemms))
-    assert prior.can_run(msgspec.structs.replace(facts, work=work), figures()) == runs
-
-
 def test_what_a_block_may_not_have_cannot_run() -> None:
     def runs(arch: str, **more: Any) -> bool:
         return prior.can_run(msgspec.structs.replace(product(), **more), by_arch(arch))

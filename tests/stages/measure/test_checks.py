@@ -87,22 +87,14 @@ def test_symbolic_dimensions_come_from_the_arguments_the_inputs_or_the_outputs_t
         arguments(workload(inputs=[torch.ones(8)]), *alone)
 
 
-def test_the_reference_may_return_write_its_outputs_or_write_its_inputs() -> None:
-    """All three are compared; a kernel that does nothing fails each."""
+def test_the_reference_may_return_or_write_its_outputs() -> None:
+    """Both are compared; a kernel that does nothing fails each."""
     returns = workload(reference=lambda x: x * 2)
     writes_outputs = workload(reference=double)
     for work in (returns, writes_outputs):
         assert judge(work, double, X, X) is None
         wrong = judge(work, lambda x, out: None, X, X)
         assert wrong is not None and wrong.kind == "unwritten"
-
-    def in_place(x: torch.Tensor) -> None:
-        x.mul_(2)
-
-    work = workload(reference=in_place, out_idx=())
-    assert judge(work, in_place, X) is None
-    wrong = judge(work, lambda x: None, X)
-    assert wrong is not None and wrong.kind == "mismatch" and wrong.message.startswith("parameter 0: 32 of 32 elements")
 
 
 def test_a_reference_that_answers_nothing_is_refused() -> None:
