@@ -251,7 +251,7 @@ def test_l16_layouts_of_ones_own_are_fragments(folder: Path) -> None:
     assert pairs.code_key != rows.code_key
     with pytest.raises(AssertionError, match="for Fragment B_frag, layout must be a Fragment"):
         lowered(folder, held="plain")
-    with pytest.raises(ValueError, match=r"'missing' is no alternative; .*'replicated', 'rows', 'pairs'"):
+    with pytest.raises(ValueError, match=r"unknown layout 'missing'; use .*'replicated', 'rows', 'pairs'"):
         lowered(folder, held="missing")
 
 
@@ -276,7 +276,7 @@ def test_l18_a_layout_that_does_not_fit_is_refused_at_the_loops_line(folder: Pat
 
 def test_l19_widths_that_tilelang_replaces_are_refused_or_told(folder: Path) -> None:
     """A `coalesced_width` that is no power of two is refused; the page says which others tilelang replaces."""
-    with pytest.raises(ValueError, match="coalesced_width 3 is no power of two: give 1, 2, 4 or 8"):
+    with pytest.raises(ValueError, match="coalesced_width 3 is not a power of two: give 1, 2, 4 or 8"):
         layout.parallel("compiler", 4, 64, threads=32, coalesced_width=3)
     narrow = {"block_rows": 2, "threads": 64, "held": "replicated"}
     code = {width: lowered(folder, BROADCAST, "UNEVEN", **narrow, coalesced=width).code_key for width in (0, 2, 16)}
@@ -286,7 +286,7 @@ def test_l19_widths_that_tilelang_replaces_are_refused_or_told(folder: Path) -> 
 @pytest.mark.parametrize("width", [3, 0, True, "2"])
 def test_l20_a_vector_divides_its_loop(width: Any) -> None:
     """The widths of `layout.loops` are powers of two, and divide the loop's last extent; others are refused."""
-    with pytest.raises(SpaceError, match=f"layout.loops: width {width!r} is no power of two"):
+    with pytest.raises(SpaceError, match=f"layout.loops: width {width!r} is not a power of two"):
         layout.loops(2, width)
     with pytest.raises(ValueError, match=r"vectors of 8 do not divide .* 100"):
         layout.loop("vector8", 4, 100, threads=256)
