@@ -194,7 +194,7 @@ class TargetError(UsageError):
 
 
 class StrategyError(UsageError):
-    """A search strategy raised, or made a forbidden proposal. Fix it, or choose another. The journal keeps all results."""
+    """A search strategy raised, or made a forbidden proposal. Fix it, or choose another. The journal keeps results."""
 
 
 class JournalError(UsageError):
