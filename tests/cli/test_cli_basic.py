@@ -177,7 +177,7 @@ def test_earlier_runs_are_named_shortly(engine: Any, workload: str) -> None:
         ("--journal=", "path is empty"),
         ("--no-use-pipeline", "did you mean --no-pipeline?"),
         ("more.py", "unexpected argument 'more.py' (see atune tune --help)"),
-        ("--quiet --verbose", "--quiet: --verbose logs every event on stderr: leave one of them out"),
+        ("--quiet --verbose", "--quiet and --verbose exclude each other: leave one of them out"),
         ("--dry-run --cluster auto", "--cluster: --dry-run and --compile-only look at this machine alone"),
         ("--compile-only --dry-run", "--compile-only: --dry-run compiles nothing: leave one of them out"),
         ("--compile-only --journal j.jsonl", "--journal: --dry-run and --compile-only write no journal"),
@@ -241,7 +241,7 @@ def test_doctor_runs_a_kernel_of_a_script_for_each_target(
     found = {one["name"]: one["found"] for one in printed["checks"]}
     assert status == 0 and printed["ok"] and found["target c"] == "can be tuned here: a kernel compiled and ran"
     if not any(name.startswith("GPU") for name in found) and shutil.which("nvcc"):
-        assert found["target cuda"] == "cannot be tuned here; a kernel compiles"
+        assert found["target cuda"] == "cannot be tuned here, but a kernel compiles"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -259,7 +259,7 @@ def test_doctor_says_what_fails(monkeypatch: pytest.MonkeyPatch, capsys: Any) ->
     out = capsys.readouterr().out
     assert before[0].startswith("ok       Python") and "cloudpickle" in before[0]  # shown while a target is tried
     out = "".join([*before, out])
-    assert "missing  target c      a kernel of a few lines fails" in out
+    assert "missing  target c      a small kernel fails" in out
     assert "1 gave wrong outputs: output 0: 4096 of 4096" in out
 
 
@@ -271,7 +271,7 @@ def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(doctor, "REQUIRES", {**doctor.REQUIRES, "no-such-package": ">=1,<2"})
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
-    assert "pip install 'no-such-package>=1,<2'" in out and out.count("it lacks no-such-package") == 2
+    assert "pip install 'no-such-package>=1,<2'" in out and out.count("this environment lacks no-such-package") == 2
 
 
 @pytest.mark.parametrize(("visible", "where"), [(None, ""), ("", " among CUDA_VISIBLE_DEVICES")])
@@ -283,7 +283,7 @@ def test_a_gpu_that_nothing_finds_is_told_with_where_it_was_looked_for(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(doctor, "SCRIPT", "")
-    assert doctor._target("cuda", doctor.ARCH).advice == f"it lacks a GPU: NVML finds none{where}"
+    assert doctor._target("cuda", doctor.ARCH).advice == f"there is no GPU: NVML finds none{where}"
     with pytest.raises(TargetError, match=rf"\(NVML finds none{where}\): target c takes the CPU"):
         gpu.find_devices("cuda", ("all",))
 
