@@ -297,7 +297,7 @@ def test_a_choice_that_cannot_be_used_is_passed_over_for_the_next_and_at_last_fo
 
 def test_where_the_prior_knows_nothing_a_call_says_so_once_and_takes_the_default(tuned: Any, engine: Engine) -> None:
     kernel = tuned(space=AXES, tuning="pick", default={"block": 16})
-    with pytest.warns(RuntimeWarning, match="knows nothing of this device: the default is chosen") as warned:
+    with pytest.warns(RuntimeWarning, match="knows nothing about this device: the default is chosen") as warned:
         assert [kernel.best_config(96), kernel.best_config(96)] == [{"block": 16}] * 2
     assert len(warned) == 1 and engine.runs == []
     assert tuned(space=AXES, tuning="pick", on_miss="error", default={"block": 16}).options.on_miss == "error"
