@@ -107,9 +107,7 @@ def test_exec_without_its_source_says_what_to_do() -> None:
 async def test_events_and_result_before_entering_are_refused() -> None:
     tuner = Tuner(machine=FakeMachine())
     events = tuner.events()
-    with pytest.raises(
-        UsageError, match=r"Tuner\.events\(\): enter the Tuner first, which starts the run: `async with Tuner"
-    ):
+    with pytest.raises(UsageError, match=r"Tuner\.events\(\): enter the Tuner first, .*: `async with Tuner"):
         await anext(events)
     with pytest.raises(UsageError, match=r"Tuner\.result\(\): enter the Tuner first"):
         await tuner.result()
