@@ -112,7 +112,7 @@ def asked(question: Callable[[], T], raised: Callable[[BaseException], BaseExcep
 
 
 def cause_in(text: str) -> str:
-    """Return the sentence that names the cause: the first line of a message that is no source, caret or C++ frame."""
+    """Return the sentence that names the cause: the message's first line that is not source, a caret or a C++ frame."""
     lines = text.splitlines()
     sentence = next((line for line in lines if not _NO_SENTENCE.match(line)), "")
     return _CHECK.sub("", sentence).strip().removesuffix(":")
@@ -169,7 +169,7 @@ class ArgumentMissing(SpaceError):
 class WorkloadError(UsageError):
     """The workload cannot be loaded, described or sent to the workers, or it changed during the run.
 
-    Fix the workload. The journal keeps the measurements that were made before.
+    Fix the workload. The journal keeps all measurements.
     """
 
 

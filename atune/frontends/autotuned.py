@@ -47,11 +47,10 @@ Loading = Callable[[Artifact | None], T]
 
 
 def with_library(workload: Workload, target: Target, settings: CompileSettings, use: Loading[T]) -> T:
-    """Call `use` with the library of `workload`, which has one configuration, and return the result of `use`.
+    """Call `use` with the library of `workload`, which has a single configuration, and return the result of `use`.
 
-    This process compiles nothing: if the artifact store lacks the library, a worker process makes it. A process that is
-    a worker itself must not start workers, so there `use` gets None, and compiles. Raises `CompileFailed`. Blocks,
-    inside a running event loop too.
+    This process compiles nothing: if the artifact store lacks the library, a worker process makes it. A worker must not
+    start workers, so in a worker `use` gets None, and compiles. Raises `CompileFailed`. Blocks, in an event loop too.
     """
     stored = None
     if settings.store:
@@ -115,7 +114,7 @@ def explicit_kernel(call: Call) -> Any:
 
 
 def _roles(call: Call, kernel: Any, written: Mapping[str, Any], config: Config, winner: Winner | None) -> Roles:
-    """Return the roles of the kernel's parameters: those of the tuning, if they are known and the parameters the same.
+    """Return the roles of the kernel's parameters: the tuned roles, if they are known and the parameters are the same.
 
     Each call of an eager kernel passes all of its tensors, outputs included.
     """
@@ -170,7 +169,7 @@ class TunedKernel(TunableKernel):
         return self.call_of((), arguments).tuned.workload
 
     def forget(self, meant: Callable[[str], bool] = bool) -> None:
-        """Remove winners from memory: those whose key, as text, is `meant`; all by default."""
+        """Remove winners from memory if their key, as text, is `meant`; by default, all of them."""
         self._entries.clear()
         self._kernels.clear()
         self.winners.forget(meant)

@@ -149,6 +149,6 @@ def run_blocking(function: Callable[..., Awaitable[T]], /, *arguments: Any, **op
             if isinstance(error, KeyboardInterrupt) and notes:
                 raise KeyboardInterrupt(notes[0]) from None  # no subclass, so that Python exits by SIGINT
             raise
-    for error in raised:  # raised here, because a SystemExit in the loop's thread would end only the loop
-        raise error
+    for failure in raised:  # raised here, because a SystemExit in the loop's thread would end only the loop
+        raise failure
     return answers[0]

@@ -35,7 +35,7 @@ PROBES = 16
 
 
 Entry = Callable[..., Any]
-"""The function that serves calls of one form. It takes the call's ``args`` and ``kwargs``."""
+"""The function that serves calls of the same form. It takes a call's ``args`` and ``kwargs``."""
 
 
 def launcher(kernel: Any, names: Sequence[str], signature: inspect.Signature, args: tuple[Any, ...]) -> Entry:
@@ -349,7 +349,7 @@ class TunedCall:
             yield config
 
     def refuse_misfit(self) -> None:
-        """Raise the error for tensors that fit none of a few configurations, before tuning instead of after it."""
+        """Raise an error before tuning if the call's tensors fit no configuration among the first few."""
         stage, tensors = self.owner.frontend, [self.tensors.get(name) for name in self.call.names]
         if (error := stage.misfit(self.params, tensors)) is not None:
             some = itertools.islice(self._admitted(), 1, PROBES)

@@ -75,7 +75,7 @@ def compile_all(
 async def compilers(
     workload: WorkloadRef, target: str | Target, settings: CompileSettings, spec: WorkloadSpec | None = None
 ) -> AsyncGenerator[tuple[LocalMachine, Run], None]:
-    """Open a machine without devices for `target`. Yields the machine, and the run that it reports to."""
+    """Open a machine without devices for `target`. Yields the machine, and the run that it wakes."""
     if settings.store and (why := untrusted(artifacts_folder())):
         warn_caller(why, RuntimeWarning)
     machine, run = LocalMachine(workload, spec=spec, target=target, devices=(), compile=settings), Run()
@@ -130,7 +130,7 @@ async def compile_candidates(
     roles: bool = False,
     builds: bool = True,
 ) -> list[Compiled]:
-    """Compile the candidates on `machine`, which is open, knows its target, and reports to `run`.
+    """Compile the candidates on `machine`, which is open, knows its target, and wakes `run`.
 
     Candidates that lower to the same code share an artifact. `layouts` may reject candidates. `roles`: also find the
     roles of the parameters, for `run`. Without `builds`, only lower them; if that works, a record has no message.

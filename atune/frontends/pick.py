@@ -38,9 +38,8 @@ class PickedConfig(msgspec.Struct, frozen=True):
 class Picked(msgspec.Struct, frozen=True):
     """The `choices` of `pick`, the best first. Use estimates only to compare: as milliseconds they may be far off.
 
-    `gpu`: the model to run on; empty without a GPU. `candidates`: the number of candidates that were examined, of which
-    `unfit` cannot run, and `unknown` did not answer in time. `why`: the reason that the prior has no estimates, so the
-    default is the only choice; otherwise empty.
+    `gpu`: the GPU model; empty without a GPU. `candidates`: how many were examined; `unfit` of them cannot run, and
+    `unknown` of them did not answer in time. `why`: the reason that the default is the only choice; otherwise empty.
     """
 
     choices: tuple[PickedConfig, ...]

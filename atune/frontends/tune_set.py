@@ -166,9 +166,8 @@ async def tune_set(
     the problems take turns in measuring. Candidates with the same code are compiled once. Each problem begins with the
     winners of the two nearest finished problems, and has its own default, final, winner and journal.
 
-    A problem without a winner does not end the others; the result gives the reason. Raises `NoWinner` if no problem has
-    a winner, the first problem's error if every problem failed, and otherwise as `tune` does. Cancelling it keeps every
-    journal.
+    A problem without a winner does not end the others; the result gives the reason. Raises `NoWinner` if all lack a
+    winner, the first problem's error if all failed, and otherwise as `tune` does. Cancelling it keeps every journal.
 
     Parameters
     ----------
@@ -339,8 +338,7 @@ class _SetRun:
     def _nearest(self, problem: Problem) -> list[Result]:
         """Return the results of the nearest problems that ended with a winner."""
         won = [(distance(row.problem.arguments, problem.arguments), n, row) for n, row in self._rows.items() if row.won]
-        nearest = sorted(won, key=lambda each: each[:2])[:ADVISERS]
-        return [row.result for _, _, row in nearest if row.result is not None]
+        return [row.result for _, _, row in sorted(won, key=lambda each: each[:2])[:ADVISERS] if row.result is not None]
 
     def _compile(self) -> CompileSettings:
         """Return the compile settings of a run, which gets a share of the cores unless the caller gave workers."""

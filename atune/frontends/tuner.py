@@ -54,7 +54,7 @@ class EventHistory:
     def __init__(self) -> None:
         self.past: list[Event] = []
         self.kept = True
-        """False drops events, to save memory in a run whose events nobody can read: there may be 100,000s."""
+        """False drops events, to save memory if nobody can read them: a run may have hundreds of thousands."""
         self.ended = False
         self.more: anyio.Event | None = None
         """Set with the next event, and at the end; None until the run has started."""

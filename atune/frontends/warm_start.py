@@ -54,10 +54,7 @@ def adviser(warm: Warm, nearest: Sequence[Result] = ()) -> Advise | None:
 def _advise(
     sources: Sequence[WarmSource], nearest: Sequence[Result], spec: WorkloadSpec, devices: Sequence[DeviceInfo]
 ) -> tuple[tuple[Advice, ...], list[str]]:
-    """Read `sources`. Raises `UsageError` for a useless source, and `JournalError` for a damaged journal.
-
-    Returns the advice, and remarks about the sources.
-    """
+    """Return advice and remarks from `sources`. Raises `UsageError` if one is useless, `JournalError` if damaged."""
     here = _keys(spec)
     known = [(each.journal or "result", _first(_measured(each), here)[:1]) for each in nearest]
     advice = [Advice(name, first) for name, first in known if first]
@@ -143,8 +140,7 @@ def _recall(
     The recorded winner must still be the same kernel. Raises `CacheMiss` if there is no result and `on_miss` is
     ``error``. Returns None while another run does the work; otherwise, others now wait for the run of `journal`.
 
-    The advice may come from a run of the same work with other search settings, another space, or another problem of the
-    same key.
+    Advice may come from a run of the work with other search settings, another space, or another problem of the key.
     """
     if (key := result_key(header)) is None:
         return KnownResult()

@@ -1,5 +1,5 @@
 """The command line: `commands` lists the commands with their arguments, and imports only the module of the running one.
 
-It may import all of atune except `compat` and `testing`. This folder handles options, exit statuses and signals;
+It may import all of atune but `compat` and `testing`. This folder handles options, exit statuses and signals;
 `frontends` does the work of the commands, and `reporting` makes their output.
 """

@@ -1,7 +1,6 @@
-"""``atune doctor``: check which targets this machine can tune, by compiling and running a kernel for each.
+"""``atune doctor``: compile and run a kernel for each target, and advise what to do about anything that is missing.
 
-For anything that is missing, it says what to do. The process imports neither tilelang nor torch, and makes no CUDA
-context.
+This process imports neither tilelang nor torch, and makes no CUDA context.
 """
 
 from __future__ import annotations

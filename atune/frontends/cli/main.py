@@ -71,7 +71,7 @@ def _run(argv: Sequence[str], *, keep: bool) -> int:
         except BrokenPipeError:
             return OK  # the reader of the output left (`… | head`)
         except (Exception, KeyboardInterrupt) as error:
-            # Python 3.11 wraps exceptions of __set_name__, the cause of which may be Ctrl-C.
+            # Python 3.11 wraps an exception in __set_name__, even KeyboardInterrupt.
             if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):
                 print_message("interrupted", kind="")
                 return INTERRUPTED

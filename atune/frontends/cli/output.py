@@ -102,8 +102,7 @@ def report_error(error: BaseException, *, debug: bool, json: bool = False, resul
         error = UsageError(absent)
     if isinstance(error, UnicodeEncodeError):  # from a path, because printed text is escaped
         locale = sys.getfilesystemencoding()
-        path = f"{error.object[:200]!a}"
-        error = UsageError(f"the encoding of this locale, {locale}, cannot represent {path}: set PYTHONUTF8=1")
+        error = UsageError(f"this locale's encoding, {locale}, cannot express {error.object[:200]!a}: set PYTHONUTF8=1")
     if isinstance(error, AtuneError):
         print_message(str(error))
         if isinstance(error, WorkerError) and error.detail:

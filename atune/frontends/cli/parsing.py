@@ -16,7 +16,7 @@ SHARED = {"--json": "print one JSON object as the last line of stdout", "--debug
 class Parser(argparse.ArgumentParser):
     """The parser of a command. Raises `UsageError` for mistakes.
 
-    If a command with subcommands gets no argument, it prints its help.
+    A command with subcommands prints its help if it gets no argument.
     """
 
     def __init__(self, **options: Any) -> None:
