@@ -81,7 +81,7 @@ async def picked(workload: Workload | FileRef | str, n: int, device: DeviceInfo 
             with anyio.move_on_after(limit_s):
                 await survey.run(machine.compile_workers())
     gpu = next((one.name for one in machine.found.devices), "")
-    fit = {} if figures is None else {i: facts for i, facts in survey.facts.items() if can_run(facts, figures)}
+    fit = {} if figures is None else {i: one for i, one in survey.facts.items() if can_run(one, figures)}
     unknown = 0 if figures is None else len(candidates) - len(survey.facts) - len(survey.failures)
     if unknown and not fit:
         others = ", and the others cannot run" if unknown < len(candidates) else ""

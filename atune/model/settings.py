@@ -92,15 +92,15 @@ class CompileSettings(Settings, frozen=True, kw_only=True):
 
     # fmt: off
     workers: Annotated[Count | None, option(
-        "Number of compile workers. Free memory limits it, too (1 GiB per worker). A core is kept for measuring.",
-        flag="--workers", metavar="N", unset="from the number of cores",
+        "Compile processes. Free memory limits them, too (1 GiB per worker). A core is kept for measuring.",
+        flag="--workers", metavar="N", unset="by the cores",
     )] = None
     group_size: Annotated[Count | None, option(
-        "Number of candidates to compile into one library. 1 turns grouping off.",
-        flag="--group-size", metavar="N", unset="chosen by the engine",
+        "Candidates that are compiled into one library. 1 turns grouping off.",
+        flag="--group-size", metavar="N", unset="the engine's choice",
     )] = None
     compile_timeout_s: Annotated[Positive, option(
-        "Seconds that lowering a candidate, or compiling a group, may take. Then its processes are killed.",
+        "Seconds that one lowering, or the compile of one group, may take. Then its processes are killed.",
         flag="--compile-timeout", metavar="S",
     )] = 120.0
     flags: Annotated[tuple[str, ...] | None, option(
@@ -114,7 +114,7 @@ class CompileSettings(Settings, frozen=True, kw_only=True):
         must=MUST_BE_PASS_CONFIGS, measured=True,
     )] = {}
     cicc: Annotated[bool, option(
-        "Compile device code with nvcc's own programs, which then parse the headers only once.",
+        "Compile device code by nvcc's own programs, with the headers parsed once.",
         flag="--cicc", page="design/cicc.md",
     )] = True
     store: Annotated[bool, option(
@@ -126,7 +126,7 @@ class CompileSettings(Settings, frozen=True, kw_only=True):
         measured=True, unset="TileLang's choice",
     )] = None
     layouts: Annotated[Count | None, option(
-        "Compile and measure only the N best layouts of each configuration, on axes made with `atune.layout`.",
+        "Compile and measure the N best layouts of each configuration, of the axes that `atune.layout` declares.",
         flag="--layouts", metavar="N", unset="all",
         page="layout.md#the-best-few-before-anything-is-measured",
     )] = None
@@ -151,8 +151,8 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
         "Milliseconds of the first timing, in place of `n_repeat`.", measured=True,
     )] = None
     l2: Annotated[Literal["cold", "warm"], option(
-        "State of a GPU's L2 cache before a timed call: ``cold``, emptied, or ``warm``, with the previous call's data. "
-        "Use warm for a kernel whose inputs are still in the cache when your program calls it, such as a decode step.",
+        "A GPU's L2 cache when a timed call begins: ``cold``, emptied, or ``warm``, with the data of the call before. "
+        "Take warm for a kernel whose inputs are still in the cache where you use it, such as a decode step.",
         must="must be 'cold' or 'warm'", flag="--l2", metavar="cold|warm", measured=True, page="concepts.md#timing",
     )] = "cold"
     adaptive: Annotated[bool, option(
@@ -166,23 +166,23 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
         measured=True, unset="1.5, and 1.1 after eight samples",
     )] = None
     benchmark_timeout_s: Annotated[Positive, option(
-        "Seconds that loading, checking and timing a candidate may take. Then its process is killed.",
+        "Seconds that loading, checking and timing one candidate may take. Then its process is killed.",
         flag="--timeout", metavar="S",
     )] = 60.0
     check: Annotated[bool, option(
-        "Compare each candidate's outputs with the reference before timing it.", flag="--skip-check", measured=True,
+        "Compare each candidate's outputs with the reference before it is timed.", flag="--skip-check", measured=True,
     )] = True
     cache_inputs: Annotated[bool, option(
-        "Make the inputs once per device and use them for every candidate. False makes them for each candidate.",
+        "Make the inputs once per device and use them for every candidate. False makes them for each one.",
         flag="--cache-inputs", measured=True,
     )] = True
     memory_limit: Annotated[int | str | None, option(
-        "Memory on a GPU, such as ``4GiB``, that all device processes of this program may use together. A candidate "
-        "that needs more fails as `out_of_memory`.",
+        "Device memory, such as ``4GiB``, that all device processes of this program together may use on a GPU. "
+        "A candidate that needs more fails as `out_of_memory`.",
         check=size, flag="--memory-limit", metavar="SIZE", measured=True, page="how/memory.md",
     )] = None
     same_bits: Annotated[Literal["default"] | None, option(
-        "Let a candidate win only if its outputs are bit-identical to those of the ``default`` configuration.",
+        "``default``: only candidates may win whose outputs have the same bits as the default configuration's.",
         must="must be 'default'", flag="--same-bits", metavar="default", page="how/bits.md",
     )] = None
     n_final: Annotated[Natural, option(

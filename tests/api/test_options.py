@@ -127,7 +127,7 @@ def test_help_of_a_function_shows_its_options() -> None:
             assert f"{name} {' '.join(option.doc.split())}" in shown
     assert inspect.signature(atune.run).parameters["seed"].default == 0
     assert atune.Workload.__init__.__doc__ == atune.Workload.__doc__
-    assert "`workers`: Number of compile workers." in (atune.CompileSettings.__doc__ or "")
+    assert "`workers`: Compile processes." in (atune.CompileSettings.__doc__ or "")
 
 
 def test_an_editor_completes_the_strategies_that_there_are() -> None:

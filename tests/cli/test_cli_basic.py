@@ -241,7 +241,7 @@ def test_doctor_runs_a_kernel_of_a_script_for_each_target(
     found = {one["name"]: one["found"] for one in printed["checks"]}
     assert status == 0 and printed["ok"] and found["target c"] == "can be tuned here: a kernel compiled and ran"
     if not any(name.startswith("GPU") for name in found) and shutil.which("nvcc"):
-        assert found["target cuda"] == "cannot be tuned here, but a kernel compiles"
+        assert found["target cuda"] == "cannot be tuned here; a kernel compiles"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -283,7 +283,7 @@ def test_a_gpu_that_nothing_finds_is_told_with_where_it_was_looked_for(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(doctor, "SCRIPT", "")
-    assert doctor._target("cuda", doctor.ARCH).advice == f"there is no GPU: NVML finds none{where}"
+    assert doctor._target("cuda", doctor.ARCH).advice == f"it lacks a GPU: NVML finds none{where}"
     with pytest.raises(TargetError, match=rf"\(NVML finds none{where}\): target c takes the CPU"):
         gpu.find_devices("cuda", ("all",))
 

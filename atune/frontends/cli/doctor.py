@@ -142,5 +142,5 @@ def _target(kind: str, tried: str) -> Check:
         return Check(name, False, "a small kernel fails", failed)
     if tried == ARCH:
         why = importlib.import_module("atune.stages.gpu").none_found()
-        return Check(name, False, "cannot be tuned here, but a kernel compiles", f"there is no GPU: {why}")
+        return Check(name, False, "cannot be tuned here; a kernel compiles", f"it lacks a GPU: {why}")
     return Check(name, True, "can be tuned here: a kernel compiled and ran")
