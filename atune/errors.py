@@ -2,7 +2,7 @@
 
 A candidate that fails never raises: it becomes a `Failure` record. An exception means either that the caller made a
 mistake (`UsageError` and its subclasses: fix the call, nothing was lost), or that machinery broke (`WorkerError`,
-`JournalError`).
+`MachineError`).
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def with_library(workload: Workload, target: Target, settings: CompileSettings, 
     """Call `use` with the library of `workload`, which has a single configuration, and return the result of `use`.
 
     This process compiles nothing: if the artifact store lacks the library, a worker process makes it. A worker must not
-    start workers, so in a worker `use` gets None, and compiles. Raises `CompileFailed`. Blocks, in an event loop too.
+    start workers, so in a worker `use` gets None, and compiles. Raises `CompileFailed`. Blocks, even in an event loop.
     """
     stored = None
     if settings.store:
@@ -274,7 +274,7 @@ class TunedKernel(TunableKernel):
     def kernel_of(self, tuned: TunedCall, winner: Winner) -> Any:
         """Return the kernel of a call with the winner's configuration. A new kernel loads the measured library.
 
-        If other arguments were tuned, or the library is gone, it comes from the artifact store or a compile worker.
+        If other arguments were tuned, or the library is gone, the artifact store or a compile worker provides it.
         """
         name = typed_text([tuned.arguments, winner.config], tuned.written)
         if (known := self._kernels.get(name)) is not None:

@@ -137,7 +137,7 @@ def checked_options(given: Mapping[str, Any]) -> Options:
     cache, key, hints, tuning = options["cache"], options["key"], dict(options["hints"] or {}), options["tuning"]
     preset = tuning.get("preset") if isinstance(tuning, Mapping) else tuning
     if key is not None and options["do_not_specialize"]:
-        raise UsageError("give key or do_not_specialize, not both: key names what counts, the other what does not")
+        raise UsageError("give key or do_not_specialize, not both: name the arguments to use, or to leave out")
     check_hints({name: value for name, value in hints.items() if not inspect.isfunction(value)})
     event_log(False if options["log"] is None else options["log"])
     space, where = options["space"], options["where"]
@@ -201,7 +201,7 @@ def refuse_clash(names: Iterable[str], hints: Mapping[str, Any]) -> None:
 
 
 def listed(option: str, configs: Any) -> list[Config]:
-    """Return configurations as a list. Raises `SpaceError`, naming `option`, unless it has dicts only, and any."""
+    """Return a list of configurations. Raises `SpaceError`, naming `option`, if it is empty or not all are dicts."""
     if isinstance(configs, (str, Mapping)) or not isinstance(configs, Iterable):
         axes = "axes, " if option == "space" else ""
         wanted = f"{axes}a list of configurations or a function that returns them"

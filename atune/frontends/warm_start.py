@@ -77,7 +77,7 @@ def _advise(
 
 
 def _advice_of(result: Result, source: str, spec: WorkloadSpec, here: Container[str]) -> Advice:
-    """Return the advice in a result. Raises `UsageError` if the kernel or the whole space is another."""
+    """Return the advice in a result. Raises `UsageError` for another kernel, or if this space has none of it."""
     measured, header = _measured(result), result.header
     if header.workload != spec.name and not (header.kernel and header.kernel == spec.kernel):
         raise UsageError(

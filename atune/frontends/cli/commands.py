@@ -13,7 +13,7 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.terminal import Interrupts
 
 SHOWN = 20
-"""Runs that are listed without ``--all``."""
+"""Number of runs to list without ``--all``."""
 _JOURNAL = "a journal: its path, latest, or its number or the start of its name in atune runs"
 _WORKLOAD = "a file or package.module; if it has several workloads or decorated kernels, add the name"
 _EXAMPLES = """\

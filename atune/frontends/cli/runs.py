@@ -53,7 +53,7 @@ def find_journal(text: str) -> str:
     else:  # whole names come first: gemm means gemm-1 before gemm_fp8-2
         matching = [path for start in (f"{text}-", text or "?") for path in runs if run_name(path).startswith(start)]
     if not matching:
-        raise UsageError(f"there is no file and no run named {text!r}: see the {len(runs)} runs of atune runs")
+        raise UsageError(f"there is no file and no run named {text!r}: atune runs lists {len(runs)} runs")
     return str(matching[0])
 
 
@@ -197,7 +197,7 @@ def replay_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int
 
 
 def record_at(result: Result, index: int | None) -> Record:
-    """Return the record of candidate `index`, or for None, of the winner, or without a winner, of the first failure."""
+    """Return the record of candidate `index`. None means the winner, or if there is no winner, the first failure."""
     if index is None and result.best is not None:
         return result.best
     if index is None:
