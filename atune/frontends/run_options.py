@@ -51,7 +51,7 @@ def _listener(where: str, on_event: Any) -> Any:
     if not callable(on_event):
         raise UsageError(f"{where} must be a function of an event, got {on_event!r}")
     called = (on_event, inspect.getattr_static(type(on_event), "__call__", None))
-    if any(inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one) for one in called):
+    if any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in called):
         raise UsageError(
             f"{where} must be a plain function, because it is called and not awaited; in async code, read the events: "
             "`async with Tuner(...) as tuner: async for event in tuner.events(): ...`"

@@ -315,7 +315,7 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
         return self
 
     @taking(tilelang.tuner.AutoTuner.run, **dict.fromkeys([*RUN, "tuning"]))
-    def run(self, **asked: Any) -> AutotuneResult:
+    def run(self, **run_arguments: Any) -> AutotuneResult:
         """Tune, or return the known result of the same tuning. None leaves it to `set_profile_args` or the engine.
 
         `tuning`: ``pick`` compiles the prior's choice without measuring, if there is no result. ``quick`` stops after
@@ -326,14 +326,14 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
         """
         kernel = TilelangKernel(self.fn)
         with drop_in():
-            return result_of(kernel, self.call_of(kernel, asked))
+            return result_of(kernel, self.call_of(kernel, run_arguments))
 
-    def call_of(self, kernel: TilelangKernel, asked: Mapping[str, Any], do_not_specialize: Any = ()) -> Call:
-        """Return the analysed call of `kernel` with this tuner's arguments. `asked`: arguments of `run`."""
+    def call_of(self, kernel: TilelangKernel, run_arguments: Mapping[str, Any], do_not_specialize: Any = ()) -> Call:
+        """Return the analysed call of `kernel` with this tuner's arguments and `run_arguments`."""
         args, kwargs = self._kernel_parameters or ((), ())
-        return Call(kernel, self._options(asked, do_not_specialize), tuple(args), dict(kwargs))
+        return Call(kernel, self._options(run_arguments, do_not_specialize), tuple(args), dict(kwargs))
 
-    def _options(self, asked: Mapping[str, Any], do_not_specialize: Any) -> Options:
+    def _options(self, run_arguments: Mapping[str, Any], do_not_specialize: Any) -> Options:
         """Translate this tuner's arguments into options of atune's decorator."""
         profile, compile_args = self.profile_args, self.compile_args
         inputs: Callable[..., Any] | None = None
@@ -363,7 +363,7 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
                 "max_mismatched_ratio": profile.max_mismatched_ratio,
             },
             cache=ResultCache(environment.cache_root()) if cached else None,
-            **translated(compile_args, profile, {**own, **asked}, tensors),
+            **translated(compile_args, profile, {**own, **run_arguments}, tensors),
         )
 
 
@@ -429,8 +429,8 @@ class AutoTuneImpl(TilelangKernel):
     def call_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         tuner = self.get_tuner()
         tuner.set_kernel_parameters((args, kwargs), {})
-        asked = checked_arguments(self._values({*RUN, "tuning"} & {*self._given} - {*PROFILE}))
-        return tuner.call_of(self, asked, self.do_not_specialize or ())
+        run_arguments = checked_arguments(self._values({*RUN, "tuning"} & {*self._given} - {*PROFILE}))
+        return tuner.call_of(self, run_arguments, self.do_not_specialize or ())
 
     def _values(self, names: Iterable[str]) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names}
