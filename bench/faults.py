@@ -25,7 +25,7 @@ from atune.journal.result import TuneResult
 from atune.model.measurement import Timing
 from atune.model.settings import BenchmarkSettings
 from atune.workers.device_worker import LocalDeviceWorker
-from atune.workers.machine import LocalMachine
+from atune.workers.local_machine import LocalMachine
 from atune.workload.pickling import FileRef
 
 FAULTS = {

@@ -25,8 +25,7 @@ from pathlib import Path
 import msgspec
 from recording import Recording, Tried, read_recording
 
-from atune.engine.strategies import AUTO, check_given, chosen, make_strategy
-from atune.engine.strategy import Guarded, Searched
+from atune.engine.strategy import AUTO, Guarded, Searched, check_given, chosen, make_strategy
 
 MARKS = (25, 50, 100, 200)
 PROCESSES = 2

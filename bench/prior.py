@@ -27,10 +27,9 @@ from common import ROOT, report
 from spaces import FOLDER, SPACES, opened
 
 from atune import replay
-from atune.engine.devices import figures_of
 from atune.engine.prior import choices, hedged
 from atune.model.artifact import StaticFacts
-from atune.model.device import DeviceInfo, Target
+from atune.model.device import DeviceInfo, Target, figures_of
 from atune.model.folders import whole_file
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.results import Result

@@ -28,13 +28,12 @@ from typing import Any
 import msgspec
 from recording import Recording, read_recording
 
-from atune.engine.devices import Figures
-from atune.engine.enough import Enough
+from atune.engine import strategy as strategies
 from atune.engine.prior import CAN_RUN, columns, figures_for, survey_fields
-from atune.engine.strategies import AUTO, check_given, chosen, learns, make_strategy, uses_prior
-from atune.engine.strategy import Guarded, Searched, Strategy
+from atune.engine.strategy import Enough, Guarded, Searched, Strategy
 from atune.journal.events import SpaceSurveyed
 from atune.model.artifact import StaticFacts
+from atune.model.device import Figures
 from atune.model.settings import Budget
 from atune.workers.resources import usable_cores
 
@@ -110,7 +109,7 @@ def simulate_run(
     if searched.prior is not None:
         machine.now += ELABORATING * sum(tried.lower_s for tried in recording.tried.values()) / workers
     most = len(recording.configs) if searched.budget is None else searched.budget
-    learning = enough is not None or learns(strategy.name)
+    learning = enough is not None or strategies.learns(strategy.name)
     order: list[int] = []
     settled: list[int] = []
     curve: list[float] = []
@@ -245,13 +244,14 @@ def simulate(
 
     Raises `UsageError` for a name that no strategy has, or whose library is not installed.
     """
-    check_given(strategy)
+    strategies.check_given(strategy)
     figures = figures_for(recording.target, recording.devices)
-    known = fields_of_facts(recording.facts, figures) if prior and uses_prior(strategy, len(recording.configs)) else {}
-    if strategy == AUTO:
+    prior = prior and strategies.uses_prior(strategy, len(recording.configs))
+    known = fields_of_facts(recording.facts, figures) if prior else {}
+    if strategy == strategies.AUTO:
         limited, there = budget is not None or seconds is not None, known.get("prior") is not None
-        strategy = chosen(len(recording.configs), budget, limited=limited, prior=there)
-    make = partial(make_strategy, strategy)
+        strategy = strategies.chosen(len(recording.configs), budget, limited=limited, prior=there)
+    make = partial(strategies.make_strategy, strategy)
     play = partial(
         simulate_seeds, recording, make, budget=budget, workers=workers, devices=devices, known=known, seconds=seconds,
         auto=auto,
@@ -281,7 +281,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Simulate as the command line says, and print the summary."""
     parser = argparse.ArgumentParser(description="Simulate a strategy on an exhaustive journal.")
     parser.add_argument("journal")
-    parser.add_argument("--strategy", default=AUTO, metavar="NAME")
+    parser.add_argument("--strategy", default=strategies.AUTO, metavar="NAME")
     parser.add_argument("--budget", default="10%", metavar="N|10%%|90s|auto")
     parser.add_argument("--seeds", type=int, default=100, metavar="N", help="number of runs, with seeds from 0 (100)")
     parser.add_argument("--workers", type=int, default=16, metavar="N", help="simulated compile workers (16)")

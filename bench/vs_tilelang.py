@@ -33,7 +33,7 @@ from atune.journal.reader import JournalReader
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, with_tuples
 from atune.model.measurement import Timing, ratio_interval
 from atune.model.settings import BenchmarkSettings
-from atune.stages.session import none_found, visible_gpus
+from atune.stages.gpu import none_found, visible_gpus
 from atune.workload.workload import candidates_of
 
 BENCH = Path(__file__).resolve().parent

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from atune.frontends.cli.options import groups, help_of, skips
+from atune.frontends.cli.commands import groups, help_of, skips
 from atune.frontends.cli.parsing import SHARED
 
 DOCS = Path(__file__).parent

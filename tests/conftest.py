@@ -81,7 +81,7 @@ def with_a_terminal() -> Iterator[None]:
     signal.signal(signal.SIGINT, interrupt)
 
 
-@pytest.fixture(params=["asyncio"])  # with trio, too: tests/processes, tests/journal and test_engine
+@pytest.fixture(params=["asyncio"])  # with trio, too: tests/processes, and modules that import fake_runs' own
 def anyio_backend(request: pytest.FixtureRequest) -> object:
     return request.param
 

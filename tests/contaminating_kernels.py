@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import tilelang.language as T
 import torch
+from contract_kernels import shifted
 from workloads import doubled
 
 import atune
@@ -84,18 +84,11 @@ SPOILINGS: dict[str, Callable[[], object]] = {
 NAMES = tuple(SPOILINGS)
 
 
-def shifted(k: int, spoils: bool) -> Any:
-    """out = 2 x, from another element on in each candidate. With `spoils` each second one first spoils its process."""
+def kernel(k: int, spoils: bool) -> Any:
+    """out = 2 x. With `spoils` each second candidate first spoils its process."""
     if spoils and k % 2:
         SPOILINGS[NAMES[k // 2]]()
-
-    @T.prim_func
-    def main(x: T.Tensor((N,), "float32"), out: T.Tensor((N,), "float32")):
-        with T.Kernel(1):
-            for i in T.serial(N):
-                out[(i + k) % N] = x[(i + k) % N] * T.float32(2.0)
-
-    return main
+    return shifted(k, n=N, size=N)
 
 
 def spoiling_check(outputs: list[Any], expected: list[Any]) -> bool:
@@ -110,9 +103,9 @@ def spoiling_check(outputs: list[Any], expected: list[Any]) -> bool:
 
 
 SPOILT = atune.Space(k=list(range(2 * len(NAMES) + 1)))
-COMPILING = atune.Workload(shifted, SPOILT, arguments={"spoils": True}, reference=doubled, out_idx=1)
+COMPILING = atune.Workload(kernel, SPOILT, arguments={"spoils": True}, reference=doubled, out_idx=1)
 MEASURING = atune.Workload(
-    shifted, atune.Space(k=list(range(N))), arguments={"spoils": False}, reference=doubled, check=spoiling_check,
+    kernel, atune.Space(k=list(range(N))), arguments={"spoils": False}, reference=doubled, check=spoiling_check,
     out_idx=1,
 )  # fmt: skip
-PLAIN = atune.Workload(shifted, atune.Space(k=[0]), arguments={"spoils": False}, reference=doubled, out_idx=1)
+PLAIN = atune.Workload(kernel, atune.Space(k=[0]), arguments={"spoils": False}, reference=doubled, out_idx=1)

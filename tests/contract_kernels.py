@@ -36,6 +36,18 @@ def scaled(scale: float, threads: int = 0) -> Any:
     return on_cpu
 
 
+def shifted(first: int, scale: float = 2.0, n: int = N, size: int = N) -> Any:
+    """out = x * scale, `n` elements from another one on in each candidate: no two are the same code."""
+
+    @T.prim_func
+    def main(x: T.Tensor((size,), "float32"), out: T.Tensor((size,), "float32")):
+        with T.Kernel(1):
+            for i in T.serial(n):
+                out[(i + first) % size] = x[(i + first) % size] * T.float32(scale)
+
+    return main
+
+
 def replicated(threads: int) -> Any:
     """A kernel that holds each element several times: eight threads of a GPU do, of four warps; on the CPU two slots.
 

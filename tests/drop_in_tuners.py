@@ -15,7 +15,7 @@ from tilelang.autotuner import param
 import atune
 from atune.compat.tilelang import AutoTuner, CompileArgs, ProfileArgs, autotune
 from atune.compat.tilelang.autotuner import TilelangKernel
-from atune.compat.tilelang.environment import plan as planned_options
+from atune.compat.tilelang.environment import translated
 
 BLOCKS = [{"block": 16}, {"block": 32}]
 ON_CPU = CompileArgs(target="c", execution_backend="cython")
@@ -79,7 +79,7 @@ def planned(**given: Any) -> Any:
     for record, defaults in ((CompileArgs, {"target": "sm_90a"}), (ProfileArgs, {})):
         own = {field.name for field in dataclasses.fields(record)} & given.keys()
         records.append(record(**{**defaults, **{name: given.pop(name) for name in own}}))
-    found = planned_options(*records, given)
+    found = translated(*records, given)
     plan = found["plan"]
     return SimpleNamespace(**found, **vars(plan.settings), devices=plan.devices, progress=plan.progress)
 

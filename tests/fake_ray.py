@@ -13,8 +13,8 @@ from typing import Any
 import anyio.lowlevel
 import pytest
 
-from atune.workers.cluster import agent, ray_cluster
-from atune.workers.cluster.agent import NodeAgent
+from atune.workers.cluster import ray_cluster
+from atune.workers.cluster.ray_cluster import NodeAgent
 
 
 class FakeRay:
@@ -87,6 +87,6 @@ def in_place(ray: FakeRay, patch: pytest.MonkeyPatch) -> FakeRay:
     patch.setattr(ray_cluster, "optional", lambda use, name: ray)
     patch.setattr(ray_cluster, "_join", lambda ray, address: True)
     patch.setattr(ray_cluster, "_nodes", lambda ray: ray.nodes())
-    patch.setattr(agent, "NodeAgent", Idle)
-    patch.setattr(agent.os, "_exit", lambda status: ray.log.append(f"exit {status}"))
+    patch.setattr(ray_cluster, "NodeAgent", Idle)
+    patch.setattr(ray_cluster.os, "_exit", lambda status: ray.log.append(f"exit {status}"))
     return ray

@@ -8,12 +8,10 @@ import time
 from typing import Any
 
 import pytest
-import tilelang.language as T
+from contract_kernels import shifted
 from workloads import doubled
 
 import atune
-
-N = 32
 
 
 class Panic(BaseException):
@@ -70,15 +68,7 @@ def kernel(mode: str) -> Any:
             time.sleep(60)
         case "answers":
             os.write(replies(), b"\xff" * 24)
-    first = GOOD.index(mode) if mode in GOOD else len(GOOD)
-
-    @T.prim_func
-    def main(x: T.Tensor((N,), "float32"), out: T.Tensor((N,), "float32")):
-        with T.Kernel(1):
-            for i in T.serial(N):  # from another element on in each candidate: no two are the same code
-                out[(i + first) % N] = x[(i + first) % N] * T.float32(2.0)
-
-    return main
+    return shifted(GOOD.index(mode) if mode in GOOD else len(GOOD))
 
 
 def workload(modes: list[str]) -> atune.Workload:

@@ -21,9 +21,9 @@ CPU = Target("c")
 
 
 def gpu() -> Target:
-    from atune.frontends.tuner import discover
+    from atune.frontends.tuner import find_target
 
-    return discover("cuda", "0")[0]
+    return find_target("cuda", "0")[0]
 
 
 def config_for(target: Target) -> dict[str, Any]:

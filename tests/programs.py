@@ -1,4 +1,4 @@
-"""Scripts that run one after the other in one program: it imports tilelang once, and so does its fork server."""
+"""Programs of tests; and scripts that run one after the other in one, which imports tilelang once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from processes import environment
 
 TOGETHER = """
 import contextlib, io, json, runpy, sys, traceback
@@ -34,3 +36,10 @@ def printed_by(
     assert done.returncode == 0, done.stderr
     printed: dict[str, str] = json.loads(done.stdout)
     return printed
+
+
+def python(*words: str | Path, folder: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with `words` in `folder`, and with `more` in its environment; the tests' helpers are on its path."""
+    command = [sys.executable, *map(str, words)]
+    env = environment() | more
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=170)

@@ -19,7 +19,7 @@ from atune.model.jobs import (
 )
 from atune.model.settings import CompileSettings
 from atune.workers.compile_worker import LocalCompileWorker
-from atune.workers.machine import LocalMachine, Shared
+from atune.workers.local_machine import LocalMachine, Shared
 from atune.workload.pickling import FileRef
 
 SOFTMAX = FileRef(str(Path(__file__).parents[1] / "examples" / "softmax.py"), "WORKLOAD")

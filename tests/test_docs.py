@@ -22,7 +22,7 @@ from programs import printed_by
 
 import atune
 import atune.sets
-from atune.engine.start import PARTS
+from atune.engine.settings import PARTS
 from atune.frontends.cli.main import make_parser
 from atune.frontends.decorator_options import PRESETS
 from atune.journal.events import SCHEMA, AnyEvent, encode

@@ -17,7 +17,7 @@ from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, with_tuples
 from atune.model.jobs import BuildJob, LowerJob
 from atune.model.settings import CompileSettings
-from atune.workers.machine import LocalMachine
+from atune.workers.local_machine import LocalMachine
 from atune.workload.pickling import FileRef
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from atune.bundle.launch import (
-    PLAIN,
+    NUMBER_TYPES,
+    CallPlan,
     Libraries,
-    Plan,
     check_device,
-    check_machine,
+    check_requirements,
     disagreement,
     plan,
     prepare,
@@ -34,7 +34,7 @@ from atune.bundle.manifest import (
 OnOtherSizes = Literal["error", "nearest"]
 MOST_PLANS = 4096
 """Most signatures of calls that a bundle remembers. After that it begins anew."""
-SHOWN = 8
+SHOWN_PROBLEMS = 8
 """Problems that a message lists."""
 Taking = tuple[BundledKernel, dict[str, int]]
 """A kernel that takes a call's arguments, and the values of its symbolic dimensions."""
@@ -78,7 +78,7 @@ class Bundle:
         self.folder, self.on_miss = Path(folder), on_miss
         self.manifest, self._kernels = read_manifest(self.folder)
         """The bundle's description of itself, as plain data."""
-        check_machine(self.manifest)
+        check_requirements(self.manifest)
         self._libraries = Libraries(self.folder.absolute(), self.manifest["files"])
         asks = ", ".join(self.manifest["asks"])
         self._alone = asks and f"where= takes {asks}, and a bundle holds no functions: it serves the tuned sizes alone"
@@ -90,7 +90,7 @@ class Bundle:
         self._target: str = self.manifest["target"]
         if self._target == "cuda":
             prepare(self._libraries)  # the first call should not wait for it
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[Any, CallPlan] = {}
 
     @property
     def problems(self) -> list[dict[str, Any]]:
@@ -100,7 +100,7 @@ class Bundle:
     def __call__(self, *arguments: Any, **problem: Any) -> Any:
         try:
             key: Any = tuple([
-                None if t.__class__ in PLAIN
+                None if t.__class__ in NUMBER_TYPES
                 else (t.__class__, t.dtype, t.shape, t.stride(), t.device, t.requires_grad, t.is_neg())
                 for t in arguments
             ])  # fmt: skip
@@ -108,7 +108,7 @@ class Bundle:
                 key = key, tuple(sorted(problem.items())), repr(problem)  # which tells 0.0 from -0.0
             known = self._plans.get(key)
         except (AttributeError, TypeError):
-            wrong = [type(one) for one in arguments if one.__class__ not in PLAIN and not hasattr(one, "stride")]
+            wrong = [type(one) for one in arguments if one.__class__ not in NUMBER_TYPES and not hasattr(one, "stride")]
             what = f"an argument of {wrong[0]}" if wrong else f"the problem {problem}"
             raise WrongArguments(f"a bundle takes torch tensors and numbers; got {what}") from None
         return (known or self._planned(key, arguments, problem))(arguments)
@@ -118,7 +118,7 @@ class Bundle:
         count = f"{n} problem{'s' * (n != 1)}"
         return f"<atune bundle of {name}, {count}, target {self._target}, digest {self.digest[:12]}>"
 
-    def _planned(self, key: Any, arguments: Sequence[Any], problem: Mapping[str, Any]) -> Plan:
+    def _planned(self, key: Any, arguments: Sequence[Any], problem: Mapping[str, Any]) -> CallPlan:
         """Return what calls of this signature do, and remember it."""
         kernel, sizes = self._chosen(arguments, problem)
         if self._target == "cuda":
@@ -162,8 +162,8 @@ class Bundle:
         return used
 
     def _listed(self) -> str:
-        shown = "; ".join(named(kernel.problem) for kernel in self._kernels[:SHOWN])
-        more = f"; and {len(self._kernels) - SHOWN} more" if len(self._kernels) > SHOWN else ""
+        shown = "; ".join(named(kernel.problem) for kernel in self._kernels[:SHOWN_PROBLEMS])
+        more = f"; and {len(self._kernels) - SHOWN_PROBLEMS} more" if len(self._kernels) > SHOWN_PROBLEMS else ""
         return f"the bundle {self.digest[:12]} has {shown}{more}"
 
 
@@ -199,13 +199,13 @@ def dimensions(kernel: BundledKernel, arguments: Sequence[Any], target: str) -> 
 
 def _home(arguments: Sequence[Any]) -> Any:
     """Return the device of a call's first tensor; None without one."""
-    return next((one.device for one in arguments if one.__class__ not in PLAIN), None)
+    return next((one.device for one in arguments if one.__class__ not in NUMBER_TYPES), None)
 
 
 def _check(param: BundleParam, argument: Any, target: str, home: Any) -> None:
     """Raise `WrongArguments` unless an argument has the kind, device, dtype, rank and layout that `param` declares."""
     device = "cpu" if target == "c" else "cuda"
-    number = argument.__class__ in PLAIN
+    number = argument.__class__ in NUMBER_TYPES
     if (param.shape is None) != number:
         wanted = "a number" if param.shape is None else f"a tensor of {param.dtype} {list(param.shape)}"
         raise WrongArguments(f"the kernel takes {wanted}; got {repr(argument) if number else 'a tensor'}")

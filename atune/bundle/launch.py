@@ -24,14 +24,14 @@ from typing import Any
 
 from atune.bundle.manifest import RUNTIME, BundledKernel, DamagedBundle, WrongArguments, WrongMachine, checked
 
-PLAIN = frozenset({int, float, bool})
+NUMBER_TYPES = frozenset({int, float, bool})
 """Types of arguments for parameters that are no tensors."""
 _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
 }  # fmt: skip
 X86_FEATURES = r"pni|s?sse|avx|amx|fma|f16c|bmi|abm|popcnt|v?aes|sha|gfni|v?pclmul|movbe|adx|xop|tbm|rdrand|rdseed"
 """Beginnings of those flags in /proc/cpuinfo that name instructions for ``-march=native``."""
-LIBRARY = "libtvm_runtime.so"
+TVM_RUNTIME = "libtvm_runtime.so"
 """tilelang's runtime. It has tvm_ffi load machine code, launches kernels, and needs the ``libstub_*.so`` next to it."""
 STUBS = "libstub_*.so"
 """Libraries that find CUDA's, and other vendors', when they are first called."""
@@ -42,7 +42,7 @@ PROVIDED = frozenset({"__tvm_set_device", "__tvm_tensormap_create_tiled"})
 REGISTERED = "ffi.Module.load_from_bytes.cuda"
 """The function by which the runtime tells tvm_ffi that it is there."""
 _loading = threading.Lock()
-Plan = Callable[[Sequence[Any]], Any]
+CallPlan = Callable[[Sequence[Any]], Any]
 """Calls a kernel with arguments of one signature, and returns what the call returns."""
 Wrong = Callable[[str], Exception]
 """Makes the error for a call's arguments."""
@@ -148,7 +148,7 @@ def _fits(value: Any, dtype: str) -> bool:
 
 def plan(
     kernel: BundledKernel, libraries: Libraries, target: str, arguments: Sequence[Any], sizes: Mapping[str, int]
-) -> Plan:
+) -> CallPlan:
     """Return what a call of `kernel` with arguments like these does. `sizes`: values of its symbolic dimensions.
 
     Raises `DamagedBundle` if the library does not load, and `WrongArguments` for outputs of unknown size.
@@ -197,7 +197,7 @@ def _makers(kernel: BundledKernel, inputs: Sequence[Any], sizes: Mapping[str, in
     """Return what allocates each output."""
     import torch
 
-    here = next((one.device for one in inputs if one.__class__ not in PLAIN), None)
+    here = next((one.device for one in inputs if one.__class__ not in NUMBER_TYPES), None)
     device = here or torch.device("cpu" if kernel.calls else "cuda")  # without an index: torch's current one
     if unknown := [kernel.params[i].dtype for i in kernel.outputs if torch_dtype(kernel.params[i].dtype) is None]:
         raise WrongArguments(f"torch has no dtype {unknown[0]}, which an output has: give every parameter")
@@ -311,7 +311,7 @@ def this_cpu() -> dict[str, Any]:
     return {"machine": platform.machine(), "name": found.get("model name", "CPU"), "features": sorted(features)}
 
 
-def check_machine(plain: Mapping[str, Any]) -> None:
+def check_requirements(plain: Mapping[str, Any]) -> None:
     """Raise `WrongMachine` if the bundle with the manifest `plain` cannot run here."""
     here = this_cpu()
     if plain["cpu"]["machine"] != here["machine"]:
@@ -351,10 +351,10 @@ def prepare(libraries: Libraries) -> None:
         if tvm_ffi.get_global_func(REGISTERED, allow_missing=True) is not None:
             return
         if (folder := runtime_folder()) is not None:
-            paths = [str(one) for one in (*sorted(folder.glob(STUBS)), folder / LIBRARY)]
+            paths = [str(one) for one in (*sorted(folder.glob(STUBS)), folder / TVM_RUNTIME)]
         else:
             stubs = sorted(name for name in libraries.files if fnmatch(name, f"{RUNTIME}/{STUBS}"))
-            paths = [libraries.path(name) for name in (*stubs, f"{RUNTIME}/{LIBRARY}")]
+            paths = [libraries.path(name) for name in (*stubs, f"{RUNTIME}/{TVM_RUNTIME}")]
         for path in paths:
             ctypes.CDLL(path, ctypes.RTLD_GLOBAL)  # for all libraries to see: a bundle's names none of them
 
@@ -390,6 +390,6 @@ def runtime_folder() -> Path | None:
     """
     spec = importlib.util.find_spec("tilelang")
     for place in (spec.submodule_search_locations or ()) if spec is not None else ():
-        if (Path(place) / "lib" / LIBRARY).exists():
+        if (Path(place) / "lib" / TVM_RUNTIME).exists():
             return Path(place) / "lib"
     return None

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
 
-SCHEMA = 1
+MANIFEST_SCHEMA = 1
 """Version of the manifest."""
 _SIZES = [(int, str)]
 _PARAM = {"dtype": str, "shape": (_SIZES, NoneType), "strides": (_SIZES, NoneType)}
@@ -26,7 +26,7 @@ FIELDS = {
     "requires": dict, "asks": [str], "problems": [_PROBLEM], "files": dict,
 }  # fmt: skip
 """Fields that it has beside its schema and digest, and their types: lists of one type, or one of several."""
-MOST_BYTES, MOST_MANIFEST_BYTES = 1 << 30, 16 << 20
+MOST_FILE_BYTES, MOST_MANIFEST_BYTES = 1 << 30, 16 << 20
 """Most bytes of a file, and of the manifest."""
 MANIFEST, RUNTIME = "manifest.json", "runtime"
 Sizes = tuple[int | str, ...]
@@ -115,8 +115,9 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], tuple[BundledKernel, ..
         raise DamagedBundle(f"{path} cannot be read: {error}") from error
     if not isinstance(plain, dict) or not isinstance(schema := plain.get("schema"), int):
         raise DamagedBundle(f"{path} is no bundle's manifest: it has no schema")
-    if schema > SCHEMA:
-        raise BundleError(f"{folder} has schema {schema}, and this atune reads up to {SCHEMA}: install a newer one")
+    if schema > MANIFEST_SCHEMA:
+        newest = f"this atune reads up to {MANIFEST_SCHEMA}"
+        raise BundleError(f"{folder} has schema {schema}, and {newest}: install a newer one")
     if plain.get("digest") != (found := manifest_digest(plain)):
         raise DamagedBundle(f"{path} was changed: its SHA-256 is {found}, and it says {plain.get('digest')}")
     try:
@@ -171,7 +172,7 @@ def checked(folder: Path, name: str, files: Mapping[str, Any]) -> bytes:
     if not re.fullmatch(rf"(?:{RUNTIME}/)?\w[\w.-]*", name):
         raise ValueError(f"{name!r} is no file of a bundle")
     try:
-        data = _content(folder / name, MOST_BYTES)
+        data = _content(folder / name, MOST_FILE_BYTES)
     except OSError as error:
         why = f"{folder / name}, with SHA-256 {digest}, cannot be read: {error.strerror}"
         raise DamagedBundle(f"{why}; copy the bundle again") from error

@@ -19,16 +19,16 @@ from numpy.typing import NDArray
 from atune.engine.strategy import DUPLICATE, Encoding, Searched
 from atune.model.candidate import failed_values
 
-LEAST, DRAWN = 4, 8
+LEAST_DRAWN, MOST_DRAWN = 4, 8
 """How many candidates are drawn at first: a quarter of a small budget, within these limits."""
 RANKED = 16
 """How many may be outstanding with a prior, at least."""
-SMALL, LEARNING, HURRYING = 48, 0.25, 0.4
-"""Of a budget of up to `SMALL` candidates, `LEARNING` is the share that may be outstanding: most are proposed
+SMALL_BUDGET, LEARNING, HURRYING = 48, 0.25, 0.4
+"""Of a budget of up to `SMALL_BUDGET` candidates, `LEARNING` is the share that may be outstanding: most are proposed
 with outcomes. Of a larger one it is `HURRYING`: compile workers have whole groups."""
 POWER = 2
 """A candidate's speed is (fastest / its latency) to this power, so that the fast ones are told apart; 0 if it fails."""
-CHANGE, FAR = 0.15, 0.35
+CHANGE, FAR_APART = 0.15, 0.35
 """The logarithm of how much less two candidates are alike for each axis that differs, and for values far apart."""
 NOISE = 1e-3
 """Variance of a measurement, as a share of that of all candidates."""
@@ -36,7 +36,7 @@ USUAL, WEIGHT = 0.08, 2.0
 """The prior's errors, as logarithms, usually deviate so much, which counts as so many errors (conjugate prior of a
 variance, A. Gelman et al., Bayesian Data Analysis, 3rd ed. 2013, 2.6). The moments of ten recorded spaces are 0.075 and
 1.6; without any one of them 0.071 to 0.086, and 1.3 to 1.9."""
-UNKNOWN, TIE = -1e3, 1e-9
+UNKNOWN, NUDGE = -1e3, 1e-9
 """What stands for an estimate where there is none: so these come last. How far the seed moves others."""
 POOL, ROWS, RENEWED = 8192, 512, 64
 """Of more than `POOL` candidates a part is looked at. Of more than `ROWS` that were tried, the process knows the
@@ -108,7 +108,7 @@ class Bayesian:
         self._drawn = encoding.spread_order(searched.seed)
         prior, drawn = searched.prior or {}, random.Random(searched.seed)
         estimates = {one: prior.get(index, 0.0) for index, one in self._positions.items()}
-        self._known = {one: TIE * drawn.random() - math.log(ms) for one, ms in estimates.items() if 0 < ms < math.inf}
+        self._known = {one: NUDGE * drawn.random() - math.log(ms) for one, ms in estimates.items() if 0 < ms < math.inf}
         """The logarithms of estimated speeds. The seed breaks ties."""
         self._trend = np.array([self._known.get(one, UNKNOWN if self._known else 0.0) for one in estimates])
         self._pairs = [tuple(enumerate(place)) for place in encoding.places]
@@ -129,10 +129,10 @@ class Bayesian:
 
     @property
     def most_outstanding(self) -> int:
-        least = RANKED if self._known else LEAST
+        least = RANKED if self._known else LEAST_DRAWN
         if self.budget is None:
             return max(RANKED, len(self.latencies))
-        return max(least, int((LEARNING if self.budget <= SMALL else HURRYING) * self.budget))
+        return max(least, int((LEARNING if self.budget <= SMALL_BUDGET else HURRYING) * self.budget))
 
     def ask(self) -> int | None:
         if len(self.asked) == len(self.indices):
@@ -158,7 +158,7 @@ class Bayesian:
         self._left[candidate] = False
 
     def _next(self) -> int:
-        first = DRAWN if self.budget is None else max(LEAST, min(DRAWN, self.budget // 4))
+        first = MOST_DRAWN if self.budget is None else max(LEAST_DRAWN, min(MOST_DRAWN, self.budget // 4))
         early = len(self.asked) < first or min(self.latencies.values(), default=math.inf) == math.inf
         if self._shunned is None:
             self._shunned = self._last()
@@ -243,5 +243,5 @@ def _combined(weights: NDArray[np.float64], rows: NDArray[np.float64]) -> NDArra
 def _kernel(length: int, *, ordered: bool) -> NDArray[np.float64]:
     """Return how much candidates are alike for each pair of an axis' values."""
     steps = np.abs(np.subtract.outer(np.arange(length), np.arange(length))) / (length - 1)
-    found: NDArray[np.float64] = np.exp(-(CHANGE * (steps > 0) + FAR * (steps if ordered else steps > 0)))
+    found: NDArray[np.float64] = np.exp(-(CHANGE * (steps > 0) + FAR_APART * (steps if ordered else steps > 0)))
     return found

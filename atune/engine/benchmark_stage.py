@@ -35,16 +35,15 @@ from atune.journal.events import (
 )
 from atune.model.artifact import SERVER_LOST, Artifact, Failure, Lowered, fitting
 from atune.model.candidate import Config, describe_config
-from atune.model.device import fastest_ms
 from atune.model.jobs import MeasureJob, PrepareJob, StartJob
-from atune.model.measurement import Measurement, Timing
+from atune.model.measurement import Measurement, Timing, fastest_ms
 
 DEVICE_STARTS = 3
 """Times that starting a device's process may fail in a row before the device is given up."""
 BETWEEN = "its process ended between two candidates"
 N_NEIGHBOURS = 3
 """How many neighbours must have been measured before a latency is compared with theirs."""
-FAR = 0.4
+DOUBTFUL_SHARE = 0.4
 """A latency below this share of the fastest neighbour's is doubtful."""
 
 SPEED_TOLERANCE = 0.05
@@ -340,7 +339,7 @@ def implausible(
     if floor_ms is not None and latency_ms < floor_ms:
         return f"{latency_ms:.4g} ms is less than the device's peak allows for the workload ({floor_ms:.4g} ms)"
     near = [ms for other, ms in measured if _differences(config, other) == 1]
-    if len(near) >= N_NEIGHBOURS and latency_ms < FAR * min(near):
+    if len(near) >= N_NEIGHBOURS and latency_ms < DOUBTFUL_SHARE * min(near):
         return f"{latency_ms:.4g} ms is far below the fastest of {len(near)} neighbours ({min(near):.4g} ms)"
     return ""
 

@@ -30,7 +30,7 @@ from atune.journal.events import (
     GroupSplit,
     Warned,
 )
-from atune.journal.state import FOUND, State
+from atune.journal.state import COMPILED_BEFORE, State
 from atune.model.artifact import Artifact, Failure, Lowered, Roles
 from atune.model.candidate import Candidate
 from atune.model.jobs import BuildJob, CompareJob, FindJob, GroupFailed, LowerJob, RolesJob
@@ -112,7 +112,7 @@ class CompilerStates:
         return wrong
 
 
-LEAST = 8
+LEAST_COMPILED = 8
 """Number of candidates that must have been compiled before a compile can be hopeless."""
 QUANTILE = 0.9
 FACTOR = 5.0
@@ -273,7 +273,7 @@ class CompileStage:
                 if known is None:
                     self.state.add(lowered, deferred=verdict.becomes == "defer")
                 else:
-                    await self._hand_on(worker, [known], FOUND)
+                    await self._hand_on(worker, [known], COMPILED_BEFORE)
 
     async def _build(self, worker: CompileWorker, group: tuple[Lowered, ...], reason: str) -> None:
         self.state.building += 1
@@ -349,7 +349,7 @@ def limit_s(state: State, group: Sequence[Lowered], weight: float, most_s: float
     """
     seen = state.compile_s
     default = None if state.default_index is None else state.first(state.default_index).index
-    if most_s is None or len(seen) < LEAST or [state.first(one.index).index for one in group] == [default]:
+    if most_s is None or len(seen) < LEAST_COMPILED or [state.first(one.index).index for one in group] == [default]:
         return None
     usual_s = seen[math.ceil(QUANTILE * len(seen)) - 1]
     limit_s = max(FLOOR_S, FACTOR * usual_s * weight)

@@ -19,11 +19,13 @@ from atune.engine.benchmark_stage import BenchmarkStage
 from atune.engine.compile_stage import CompilerStates, CompileStage, find_roles
 from atune.engine.final import FinalStage
 from atune.engine.interfaces import CompileWorker, Machine
+from atune.engine.plan import Plan
 from atune.engine.proposing import ProposeStage
 from atune.engine.run_state import Recorder, Run, keep_time
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import Screen
-from atune.engine.start import EngineSettings, Plan, Start
+from atune.engine.settings import EngineSettings
+from atune.engine.start import Start
 from atune.journal.events import RunFinished, Warned
 from atune.journal.reader import found_in
 from atune.journal.result import roles_with

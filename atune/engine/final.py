@@ -12,11 +12,11 @@ from atune.engine.interfaces import CompileWorker, DeviceWorker
 from atune.engine.run_state import Run
 from atune.errors import MachineError, WorkerError
 from atune.journal.events import BitsCompared, CandidateMeasured, DeviceLost, FinalOrdered, FinalStarted, Warned
-from atune.journal.state import FOUND
+from atune.journal.state import COMPILED_BEFORE
 from atune.model.artifact import Built, Failure, Lowered
 from atune.model.candidate import Candidate
 from atune.model.jobs import BitsJob, BuildJob, FinalJob, Finals, FindJob, GroupFailed, LowerJob
-from atune.model.measurement import FinalEntry, Timing, ratio_interval
+from atune.model.measurement import CLOSE, FinalEntry, Timing, ratio_interval
 from atune.model.settings import BenchmarkSettings
 
 MISTAKE = 0.05
@@ -25,8 +25,6 @@ TIE = 0.002
 """Two finalists are equally fast if their ratio is known to be within this much of 1."""
 SEEDS = (1, 2)
 """Seeds of further drawn inputs on which finalists must have the default's bits, where that is asked for."""
-CLOSE = 0.005
-"""A finalist that is slower by more than this, by the median of the rounds, cannot win by its key."""
 
 
 def unsettled(timings: Mapping[int, Timing], contenders: Sequence[int]) -> list[int]:
@@ -87,7 +85,7 @@ def _playing(timings: Mapping[int, Timing], contenders: Sequence[int]) -> list[i
 
 
 def _level(contenders: Sequence[int]) -> float:
-    return 1 - MISTAKE / max(1, LOOKS * (len(contenders) - 1))
+    return 1 - MISTAKE / max(1, INTERIM_LOOKS * (len(contenders) - 1))
 
 
 def _verdict(slow: Timing, fast: Timing, level: float) -> str:
@@ -102,7 +100,7 @@ FINAL_S = 5.0
 """Seconds after which the final times no further round, even if the order is not settled."""
 LOSSES = 2
 """How often a final's processes may be lost. Nobody knows which finalist did it; it may take all processes along."""
-LOOKS = 10
+INTERIM_LOOKS = 10
 """How often the order is examined at most: after the first rounds, and after each further ones."""
 
 
@@ -247,7 +245,7 @@ class FinalStage:
         began, default = self.run.recorder.elapsed_s, self._default()
         found = await self._timed(worker, chosen, rounds)
         timings, reference = {e.index: e.timing for e in found.entries}, found.reference
-        for _ in range(LOOKS - 1):
+        for _ in range(INTERIM_LOOKS - 1):
             playing = unsettled(timings, contenders)
             if not playing or self.run.recorder.elapsed_s - began > FINAL_S:
                 break
@@ -295,7 +293,7 @@ class FinalStage:
         entry = self.state.entries[candidate.index]
         if lowered.code_key != entry.code_key:
             return "it has other code now"
-        built, reason = await worker.run(FindJob(lowered)), FOUND
+        built, reason = await worker.run(FindJob(lowered)), COMPILED_BEFORE
         if built is None:
             answer = await _built(worker, lowered)
             if isinstance(answer, Failure) and answer.doubt:

@@ -12,11 +12,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from atune.engine.devices import Figures, figures_of
 from atune.journal.events import SpaceSurveyed
 from atune.model.artifact import BlockWork, Gemm, StaticFacts
-from atune.model.device import DeviceInfo, DeviceLimits, Target
-from atune.model.roofline import operand_rate
+from atune.model.device import DeviceInfo, DeviceLimits, Figures, Target, figures_of
+from atune.model.measurement import operand_rate
 
 CAN_RUN = "can_run"
 """The fact that is 0 of kernels that cannot run, and 1 of others."""

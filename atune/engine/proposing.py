@@ -15,13 +15,13 @@ import anyio.to_thread
 from anyio.streams.memory import MemoryObjectSendStream
 
 from atune.engine.interfaces import CompileWorker
+from atune.engine.plan import Plan
 from atune.engine.prior import columns
-from atune.engine.run_state import AT_ONCE
+from atune.engine.run_state import EVENTS_AT_ONCE
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import Screen
-from atune.engine.start import Plan, Start
-from atune.engine.strategies import EXHAUSTIVE, learns
-from atune.engine.strategy import Guarded, latency_or_reason
+from atune.engine.start import Start
+from atune.engine.strategy import EXHAUSTIVE, Guarded, latency_or_reason, learns
 from atune.journal.events import BuildFailed, CandidateProposed, CandidatePruned, SpaceSurveyed
 from atune.journal.state import proposed
 from atune.model.artifact import Elaborated, Failure, StaticFacts
@@ -31,9 +31,9 @@ from atune.model.jobs import ElaborateJob, GroupFailed
 T = TypeVar("T")
 SURVEYED = 4096
 """How many candidates are surveyed at most. Of more, the seed draws this many."""
-CHUNK, SHARES = 16, 2
-"""A worker gets at most `CHUNK` candidates at once: those left, divided by `SHARES` times the workers. So all workers
-end together. A worker answers with those done in its time slice."""
+CHUNK, CHUNKS_EACH = 16, 2
+"""A worker gets at most `CHUNK` candidates at once: those left, divided by `CHUNKS_EACH` times the workers. So all
+workers end together. A worker answers with those done in its time slice."""
 SHARE_OF_TIME = 0.1
 """After this share of a time budget, the survey starts no more candidates."""
 ORDERING_S = 2.0
@@ -78,7 +78,7 @@ class Survey:
         """Take the next candidates for one of `workers`. Those of a failed chunk come alone, and last."""
         if not self._left and self._suspects:
             return [self._suspects.popleft()]
-        return [self._left.popleft() for _ in range(min(CHUNK, math.ceil(len(self._left) / (SHARES * workers))))]
+        return [self._left.popleft() for _ in range(min(CHUNK, math.ceil(len(self._left) / (CHUNKS_EACH * workers))))]
 
 
 class ProposeStage:
@@ -153,7 +153,7 @@ class ProposeStage:
         state, strategy, untold = self._run.recorder.state, self._start.strategy, self._run.outcomes.untold
         while untold and strategy is not None:
             told = list[tuple[int, float | None, str]]()
-            for _ in range(min(AT_ONCE, len(untold))):
+            for _ in range(min(EVENTS_AT_ONCE, len(untold))):
                 outcome = untold.popleft()
                 self._outstanding.discard(outcome.index)
                 index = state.first(BASELINE).index if outcome.index == BASELINE else outcome.index

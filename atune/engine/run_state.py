@@ -84,7 +84,7 @@ class Listeners:
             raise self.raised
 
 
-AT_ONCE = 100
+EVENTS_AT_ONCE = 100
 """Events of earlier parts that are folded, and outcomes that a strategy is told, before the event loop has its turn:
 about 2 ms."""
 
@@ -110,7 +110,7 @@ class Recorder:
         """
         for count, event in enumerate(past, 1):
             self._hand_on(event)
-            if count % AT_ONCE == 0:
+            if count % EVENTS_AT_ONCE == 0:
                 await anyio.lowlevel.checkpoint()
         self._seq = self.state.last_seq + 1
         self._before_s = max(self.state.wall_s, self.state.last_mono) if self._seq else 0.0
@@ -210,7 +210,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SettledOutcome:
     """A recorded outcome that may not be on the disk yet."""
 
     index: int
@@ -224,9 +224,9 @@ class Outcomes:
 
     def __init__(self, recorder: Recorder, wake: Callable[[], None]) -> None:
         self.recorder, self._wake = recorder, wake
-        self.untold: deque[Outcome] = deque()
+        self.untold: deque[SettledOutcome] = deque()
         """Outcomes on the disk, which the strategy gets before it is asked again."""
-        self._unsynced: deque[Outcome] = deque()
+        self._unsynced: deque[SettledOutcome] = deque()
         self._to_sync = anyio.Event()
         self._acknowledging = anyio.Lock()
 
@@ -234,7 +234,7 @@ class Outcomes:
         self, index: int, latency_ms: float | None = None, best: tuple[int, float] | None = None, worker: str = "engine"
     ) -> None:
         """Acknowledge a candidate's outcome as soon as it is on the disk. Does not wait for that."""
-        self._unsynced.append(Outcome(index, latency_ms, best, worker))
+        self._unsynced.append(SettledOutcome(index, latency_ms, best, worker))
         if self.recorder.journal is None:
             self._tell(1)
         else:

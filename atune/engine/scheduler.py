@@ -16,12 +16,12 @@ Group sizes count compiles of kernels with few accumulators (see `CompileWork`),
 MIN_GROUP = 4
 LOWERING = 1.0
 """The time to lower a candidate, in compiles."""
-SHARES = 1.5
+GROUPS_EACH = 1.5
 """How many groups of equal size each of several workers should still get. More groups cost more libraries, each half a
 compile. Fewer groups leave workers idle at the end."""
 FIRST_GROUP = 2
 """The smallest group, used until every device has something to do."""
-REGISTERS = 100.0
+COSTLY_REGISTERS = 100.0
 """Accumulators, in registers a thread, that compile as long as a kernel with few. Measured: 0.35 s with few, 0.9 s with
 256, 2.3 s (1.3 to 4) with 512."""
 
@@ -83,7 +83,7 @@ class CompileState:
         """Estimate how long `group` compiles, in units of one with the median source and few accumulators."""
         median = self.lengths[(len(self.lengths) - 1) // 2] if self.lengths else math.inf
         return sum(
-            max(1.0, (one.facts.source_bytes or 0) / max(1, median), (one.facts.accumulators or 0) / REGISTERS)
+            max(1.0, (one.facts.source_bytes or 0) / max(1, median), (one.facts.accumulators or 0) / COSTLY_REGISTERS)
             for one in group
         )
 
@@ -154,7 +154,7 @@ class CompileState:
 
     def _share(self) -> float:
         """Return a worker's share of the work that is left."""
-        shares = SHARES * self.workers if self.workers > 1 else 1.0
+        shares = GROUPS_EACH * self.workers if self.workers > 1 else 1.0
         return min(MAX_GROUP, self._left_of(self.ready + self.deferred, LOWERING) / shares)
 
     def _even(self) -> int:

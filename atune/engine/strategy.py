@@ -1,20 +1,22 @@
-"""The strategy's protocol, the checks of its answers, and the space as it is given to it, also encoded as numbers."""
+"""Strategies: their protocol, the checks of their answers, the space that they search, and which one a name means."""
 
 from __future__ import annotations
 
+import math
 import operator
 import random
 from collections import Counter, deque
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, islice
 from typing import Any, Protocol, runtime_checkable
 
-from atune.engine.enough import Enough
-from atune.errors import StrategyError, asked, name_and_message
+from atune.errors import StrategyError, UsageError, asked, name_and_message
 from atune.journal.events import CandidateMeasured
 from atune.journal.state import State
 from atune.model.candidate import Config, key_of
+from atune.model.settings import AUTO_BATCH, AUTO_GAIN_PERCENT
 
 AHEAD, FULL = 2, 16
 """A learning strategy may have `AHEAD` candidates for each compile worker outstanding, and always a `FULL` group."""
@@ -169,6 +171,33 @@ class Guarded:
         return StrategyError(f"strategy {self.name!r}: {message}. A journal keeps all measurements")
 
 
+class Enough:
+    """Lets candidates be proposed in batches, until one brings nothing better: the end of a search with ``auto``.
+
+    What it decides depends only on the outcomes of whole batches: of the same ones a resumed run decides the same.
+    """
+
+    def __init__(self) -> None:
+        self._latencies = dict[int, float]()
+        """Of all that were tried; infinite for those that failed."""
+        self._best, self._until = math.inf, AUTO_BATCH
+        self.reached = False
+        """Whether enough is tried."""
+
+    def full(self, outstanding: int) -> bool:
+        """Tell whether to wait for the outcomes of a batch, of which so many are outstanding."""
+        return outstanding > 0 and len(self._latencies) + outstanding >= self._until
+
+    def tell(self, index: int, latency_ms: float | None) -> None:
+        """Learn an outcome, and decide if it is the last of a batch."""
+        self._latencies[index] = math.inf if latency_ms is None else latency_ms
+        if self.reached or len(self._latencies) < self._until:
+            return
+        before, self._best = self._best, min(self._latencies.values())
+        self.reached = self._best < math.inf and self._best >= (1 - AUTO_GAIN_PERCENT / 100) * before
+        self._until += AUTO_BATCH
+
+
 def latency_or_reason(state: State, index: int) -> tuple[float | None, str]:
     """Return what strategies get of candidate `index`: its latency, ms, or why it has none of its own.
 
@@ -186,7 +215,7 @@ _ABSENT = object()
 """Marks configurations that have no value on an axis."""
 SPREAD = 4096
 """How many draws are spread. Later ones are plain, because that many cover all axes anyway."""
-TRIES = 16
+SPREAD_TRIES = 16
 """The next one is that with the rarest values of so many that are drawn."""
 
 
@@ -247,7 +276,7 @@ class Encoding:
     def spread_order(self, seed: int) -> Iterator[int]:
         """Yield each candidate once: first those that have each value of each axis about equally often, then the rest.
 
-        Each of the first ones is that of `TRIES` drawn ones whose values were drawn the least often.
+        Each of the first ones is that of `SPREAD_TRIES` drawn ones whose values were drawn the least often.
         """
         rng = random.Random(seed)
         left = list(range(len(self.places)))
@@ -262,7 +291,7 @@ class Encoding:
             )
 
         for _ in range(min(SPREAD, len(left) // 4)):
-            drawn = [candidate for candidate in rng.choices(left, k=TRIES) if candidate not in seen]
+            drawn = [candidate for candidate in rng.choices(left, k=SPREAD_TRIES) if candidate not in seen]
             found = min(drawn, key=met, default=None)
             if found is not None:
                 seen.add(found)
@@ -274,3 +303,116 @@ class Encoding:
 
 def _text(value: Any) -> bytes:
     return b"" if value is _ABSENT else key_of(value)
+
+
+AUTO, EXHAUSTIVE, RANDOM, PRIOR, BAYESIAN = "auto", "exhaustive", "random", "prior", "bayesian"
+WALKED = 64
+"""Spaces of more candidates are not walked from end to end, but by the prior."""
+
+
+class FixedOrder:
+    """Every candidate once, in an order that is known from the start."""
+
+    def __init__(self, name: str, order: Iterable[int]) -> None:
+        self.name, self._order = name, iter(order)
+
+    def ask(self) -> int | None:
+        return next(self._order, None)
+
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
+        pass
+
+
+def _random(searched: Searched) -> FixedOrder:
+    """Return an order that the seed draws: the first ones spread over the axes."""
+    indices = list(searched.configs)
+    order = Encoding(list(searched.configs.values())).spread_order(searched.seed)
+    begin = list(islice(order, SPREAD))  # the slow part, which is done before the first answer
+    return FixedOrder(RANDOM, (indices[position] for position in chain(begin, order)))
+
+
+def _ranked(searched: Searched) -> FixedOrder:
+    """Return the order of the prior's estimates, the best first; then those without one. The seed shuffles equals."""
+    shuffled = list(searched.configs)
+    random.Random(searched.seed).shuffle(shuffled)
+    return FixedOrder(PRIOR, by_prior(shuffled, searched.prior or {}))
+
+
+def _exhaustive(searched: Searched) -> FixedOrder:
+    """Return small spaces in their own order, larger ones as `_ranked` has them.
+
+    Spaces often list their large and costly configurations last, whose compiles would end last.
+    """
+    large = len(searched.configs) > WALKED
+    return FixedOrder(EXHAUSTIVE, iter(_ranked(searched).ask, None) if large else searched.configs)
+
+
+def _bayesian(searched: Searched) -> Strategy:
+    from atune.engine.bayesian import Bayesian  # imports numpy
+
+    return Bayesian(searched)
+
+
+MAKERS: dict[str, Callable[[Searched], Strategy]] = {
+    EXHAUSTIVE: _exhaustive,
+    RANDOM: _random,
+    PRIOR: _ranked,
+    BAYESIAN: _bayesian,
+}
+STRATEGIES = (AUTO, *MAKERS)
+"""The names that a user may give, for messages."""
+FEW_CANDIDATES = 8
+"""With budgets of up to this many candidates, learning does not help without a prior."""
+
+
+def learns(name: str) -> bool:
+    """Tell whether the strategy called `name` learns from outcomes, as a user's may; only such take long to answer."""
+    return name not in (EXHAUSTIVE, RANDOM, PRIOR)
+
+
+def check_given(strategy: str | Strategy | None, *, pipeline: bool = True) -> None:
+    """Raise `UsageError` for a `strategy` that is none, or cannot learn without `pipeline`."""
+    if strategy is None:
+        return
+    name: Any = strategy if isinstance(strategy, str) else getattr(strategy, "name", None)
+    if isinstance(strategy, str):
+        if strategy not in STRATEGIES:
+            raise UsageError(
+                f"strategy {strategy!r} is unknown; there is {', '.join(STRATEGIES)}, or an object of your own"
+            )
+    elif isinstance(strategy, type) or not (isinstance(name, str) and name and isinstance(strategy, Strategy)):
+        raise UsageError(
+            f"strategy {strategy!r}: give a name, or an object with a name (text), ask() and "
+            "tell(index, latency_ms, reason)"
+        )
+    elif name in STRATEGIES:
+        raise UsageError(f"strategy {name!r}: atune has a strategy of that name; rename yours")
+    if not pipeline and name != AUTO and learns(name):
+        raise UsageError(f"strategy {name!r} learns while candidates compile: leave out pipeline=False")
+
+
+def uses_prior(strategy: str | Strategy, total: int) -> bool:
+    """Tell whether a strategy, given itself or by name, uses a prior in a space of `total` candidates."""
+    if not isinstance(strategy, str):
+        return hasattr(strategy, "begin")
+    return strategy != RANDOM and (strategy != EXHAUSTIVE or total > WALKED)
+
+
+def make_strategy(name: str, searched: Searched) -> Strategy:
+    """Return the strategy called `name`. Raises `UsageError` as `check_given` does."""
+    check_given(name)
+    return MAKERS[name](searched)
+
+
+def chosen(total: int, budget: int | None, *, limited: bool, pipeline: bool = True, prior: bool = False) -> str:
+    """Return the name of the strategy that ``auto`` stands for, for a space of `total` candidates.
+
+    `limited`: whether there is any budget. `budget`: how many candidates it admits, if known. `pipeline`: whether
+    outcomes come before all is proposed. `prior`: whether there is a prior.
+    """
+    if not limited or (budget is not None and budget >= total):
+        return EXHAUSTIVE
+    few = budget is not None and budget <= FEW_CANDIDATES
+    if pipeline and (prior or not few):
+        return BAYESIAN
+    return PRIOR if prior else RANDOM

@@ -32,7 +32,7 @@ from atune.model.device import Target
 from atune.model.options import converted, documents, refuse_unknown
 from atune.model.settings import CompileSettings
 from atune.reporting.export import aligned
-from atune.reporting.screen import printed
+from atune.reporting.text import printed
 from atune.workers.artifact_store import ArtifactStore
 from atune.workers.result_key import CacheEntry, open_sizes
 from atune.workers.server import in_worker, warm_early
@@ -270,10 +270,7 @@ class TunedKernel(TunableKernel):
         other = call.ask("tune_on", call.options.tune_on)
         if not isinstance(other, Mapping):
             raise UsageError(f"tune_on must return arguments by name, such as {{'A': scratch}}, got {other!r}")
-        asked = self.call_of((), {**call.given, **other})
-        if asked.explicit:
-            raise UsageError(f"tune_on must return arguments of the call, and {asked.explicit[0]!r} is tuned")
-        return TunedCall(asked, launch=call.tuned)
+        return TunedCall(self.call_of((), {**call.given, **other}), launch=call.tuned)
 
     def kernel_of(self, tuned: TunedCall, winner: Winner) -> Any:
         """Return the kernel of a call with a configuration. A new kernel uses the library that was measured.

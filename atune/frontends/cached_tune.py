@@ -17,15 +17,16 @@ import msgspec
 
 from atune.engine.prior import figures_for
 from atune.engine.run_state import opened_aside
-from atune.engine.start import POLL_S, Kernels, KnownResult, Recall
+from atune.engine.settings import Kernels, KnownResult, Recall
+from atune.engine.start import POLL_S
 from atune.frontends.blocking import in_time
-from atune.frontends.tuner import RunPlan, discover, tune_planned
+from atune.frontends.tuner import RunPlan, find_target, tune_planned
 from atune.journal.events import CandidateAliased, CandidateLowered, CandidateProposed, Event, RunStarted
 from atune.journal.result import TuneResult
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import BASELINE, Config, config_key, key_of
 from atune.version import installed_versions
-from atune.workers.result_cache import Known, ResultCache
+from atune.workers.result_cache import KnownOutcome, ResultCache
 from atune.workers.result_key import ResultKey, result_key
 from atune.workers.server import refuse_in_worker
 from atune.workload.workload import Workload, WorkloadSpec, describe
@@ -38,7 +39,7 @@ class CachedWork:
         self.workload, self.plan, self.settings = workload, plan, plan.settings
         self._digests = dict[bytes, str]()
         self.spec: WorkloadSpec = in_time(lambda: describe(workload, seed=self.settings.seed))
-        self.target, self.devices = discover(plan.target, plan.devices)
+        self.target, self.devices = find_target(plan.target, plan.devices)
         self.versions = installed_versions()
 
     def still(self, arguments: Any, recorded: Sequence[tuple[Config, str]]) -> bool:
@@ -78,7 +79,7 @@ class CachedWork:
         return RunStarted(seq=0, time=0.0, mono=0.0, **fields)
 
 
-def history(header: RunStarted, configs: Mapping[int, Config], known: Mapping[str, Known]) -> list[Event]:
+def history(header: RunStarted, configs: Mapping[int, Config], known: Mapping[str, KnownOutcome]) -> list[Event]:
     """Return the events of a run that has recorded `known` and has yet to try the rest of `configs`, by index.
 
     A candidate is aliased to the first one with the same code, as in the run that measured it.

@@ -21,7 +21,7 @@ from atune.errors import SpaceError, UsageError, type_of
 from atune.frontends.blocking import in_time
 from atune.frontends.cached_tune import CachedWork
 from atune.frontends.decorator_options import Options, as_space, check_hints, refuse_clash
-from atune.frontends.tuner import RunPlan, discover
+from atune.frontends.tuner import RunPlan, find_target
 from atune.model.artifact import KernelParam
 from atune.model.candidate import COMPILE_FLAGS, DYNAMIC, PASS_CONFIGS, RESERVED, Config, describe_config, typed_text
 from atune.model.device import Target, parse_target
@@ -217,7 +217,7 @@ class Call:
         found = parse_target(self.asked_target)
         if found is not None and (found.kind != "cuda" or found.arch):
             return found
-        return discover(self.asked_target, self.options.plan.devices)[0]
+        return find_target(self.asked_target, self.options.plan.devices)[0]
 
     @functools.cached_property
     def plan(self) -> RunPlan:
@@ -231,19 +231,21 @@ class Call:
 
     @functools.cached_property
     def tuned(self) -> TunedCall:
-        """What is tuned for the call. Raises `UsageError` where the call leaves nothing to tune."""
-        if self.explicit:
-            raise UsageError(f"{self.explicit[0]!r} is given, so there is no winner; leave it to the space")
+        """What is tuned for the call."""
         return TunedCall(self)
 
 
 class TunedCall:
     """What is tuned for a call: its workload and plan, and the key that the winner is remembered under.
 
-    `launch`: the call that the winner is for, where that has other arguments (`tune_on`).
+    `launch`: the call that the winner is for, where that has other arguments (`tune_on`). Raises `UsageError` where
+    the call leaves nothing to tune.
     """
 
     def __init__(self, call: Call, launch: TunedCall | None = None) -> None:
+        if call.explicit:
+            given = "given" if launch is None else "given by tune_on"
+            raise UsageError(f"{call.explicit[0]!r} is {given}, so there is no winner; leave it to the space")
         self.call, self.owner, self.options, self.launch = call, call.owner, call.options, launch or self
         owner, options = self.owner, self.options
         self.space = call.space

@@ -19,7 +19,7 @@ from atune.engine.scheduler import CompileState
 from atune.engine.screen import LayoutChoice, Verdict
 from atune.errors import CompileFailed, warn_caller
 from atune.frontends.blocking import run_blocking
-from atune.frontends.options import CompileAllOptions
+from atune.frontends.run_options import CompileAllOptions
 from atune.journal.result import Record, record_of
 from atune.model.artifact import Artifact, Lowered, Roles, fitting, source_path
 from atune.model.candidate import Candidate, numbered
@@ -27,7 +27,7 @@ from atune.model.device import Target
 from atune.model.folders import artifacts_folder, untrusted
 from atune.model.options import complete, documents
 from atune.model.settings import CompileSettings
-from atune.workers.machine import LocalMachine
+from atune.workers.local_machine import LocalMachine
 from atune.workers.server import refuse_in_worker
 from atune.workload.pickling import WorkloadRef, ship
 from atune.workload.workload import Workload, WorkloadSpec, describe
@@ -63,7 +63,7 @@ def compile_all(
 
     async def work() -> list[Any]:
         async with compilers(ship(workload), given["target"], settings, spec) as (machine, run):
-            found = await compiled(machine, candidates, run, settings.group_size, roles=True)
+            found = await compile_candidates(machine, candidates, run, settings.group_size, roles=True)
             if not given["ignore_errors"]:
                 raise_failures([one.record for one in found])
             return [artifact and await _loaded(record, artifact, run.roles) for record, artifact in found]
@@ -98,7 +98,7 @@ async def plain_library(
     """
     plain = msgspec.structs.replace(settings, cicc=False, workers=1, group_size=None)
     async with compilers(workload, target, plain, spec) as (machine, run):
-        [(record, artifact)] = await compiled(machine, [candidate], run)
+        [(record, artifact)] = await compile_candidates(machine, [candidate], run)
         raise_failures([record])
         assert artifact is not None, "it did not fail"
         yield record, artifact
@@ -120,7 +120,7 @@ class Compiled(NamedTuple):
     artifact: Artifact | None
 
 
-async def compiled(
+async def compile_candidates(
     machine: Machine,
     candidates: Sequence[Candidate],
     run: Run,

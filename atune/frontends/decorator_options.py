@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, Required
 
 import msgspec
 
-from atune.engine.start import EngineSettings
+from atune.engine.settings import EngineSettings
 from atune.errors import SpaceError, UsageError, WorkloadError
-from atune.frontends.options import ListenOptions, RunOptions, check_target
+from atune.frontends.run_options import ListenOptions, RunOptions, check_target
 from atune.frontends.tuner import RunPlan
 from atune.model.candidate import COMPILE_FLAGS, RESERVED, Config, check_reserved
 from atune.model.device import device_names
@@ -18,8 +18,8 @@ from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.model.space import Constraint, Space
 from atune.reporting.log import event_log
 from atune.workers.result_cache import ResultCache
-from atune.workload.options import SharedOptions, check_inputs
 from atune.workload.packing import LazyCallback
+from atune.workload.workload_options import SharedOptions, check_inputs
 
 PathLike = str | os.PathLike[str]
 OnMiss = Literal["tune", "pick", "default", "error"]

@@ -7,18 +7,17 @@ import random
 import anyio
 import msgspec
 
-from atune.engine.devices import device_named
 from atune.engine.prior import can_run, choices, figures_for, hedged
 from atune.engine.proposing import SURVEYED, Survey
-from atune.engine.start import EngineSettings
+from atune.engine.settings import EngineSettings
 from atune.errors import UsageError
 from atune.frontends.blocking import run_blocking
 from atune.frontends.tuner import RunPlan, named_work
 from atune.model.candidate import Config, numbered
-from atune.model.device import DeviceInfo
+from atune.model.device import DeviceInfo, device_named
 from atune.model.options import Count, converted
 from atune.model.settings import CompileSettings
-from atune.workers.machine import LocalMachine
+from atune.workers.local_machine import LocalMachine
 from atune.workers.server import refuse_in_worker
 from atune.workload.pickling import FileRef
 from atune.workload.workload import Workload

@@ -10,16 +10,16 @@ from typing import Any, Unpack
 
 import msgspec
 
-from atune.engine.start import check_code, check_parts
+from atune.engine.settings import check_code, check_parts
 from atune.errors import JournalError, UsageError, warn_caller
 from atune.frontends.blocking import run_blocking, winning
-from atune.frontends.options import RunOptions, named
+from atune.frontends.run_options import RunOptions
 from atune.frontends.tuner import tune
 from atune.journal.events import RunStarted
 from atune.journal.reader import JournalReader
 from atune.journal.result import Result, TuneResult
 from atune.journal.state import State, finished, header_in
-from atune.model.options import documents
+from atune.model.options import documents, refuse_unknown
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.workload.pickling import FileRef, parse_file_ref
 from atune.workload.workload import Workload
@@ -52,7 +52,7 @@ async def resume(
         problem.
     {options}
     """
-    given = named("resume", options, RunOptions)
+    given = known_options("resume", options)
     check_parts(given.get("accept", ()))
     state = read_state(journal)
     header = header_in(state)
@@ -83,7 +83,13 @@ def run_resume(
         As for `resume`.
     {options}
     """
-    return run_blocking(resume, journal, workload, **named("run_resume", options, RunOptions))
+    return run_blocking(resume, journal, workload, **known_options("run_resume", options))
+
+
+def known_options(where: str, given: Mapping[str, object]) -> dict[str, Any]:
+    """Return the options `given` of a resumed run. Raises `UsageError`, which names `where`, for an unknown name."""
+    refuse_unknown(where, given, [*RunOptions.__annotations__])
+    return dict(given)
 
 
 def read_state(journal: str | os.PathLike[str]) -> State:

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from atune.bundle import launch
-from atune.bundle.manifest import MANIFEST, RUNTIME, SCHEMA, manifest_digest, named
-from atune.engine.start import check_code, check_parts
+from atune.bundle.manifest import MANIFEST, MANIFEST_SCHEMA, RUNTIME, manifest_digest, named
+from atune.engine.settings import check_code, check_parts
 from atune.errors import UsageError
 from atune.frontends.blocking import run_blocking
 from atune.frontends.compile_all import plain_library
@@ -74,7 +74,7 @@ def save_bundle(
     if target.kind == "cuda":
         files |= _runtime()
     manifest = {
-        "schema": SCHEMA,
+        "schema": MANIFEST_SCHEMA,
         "kernel": results[0].header.workload,
         "target": target.kind,
         "arch": target.arch,
@@ -198,10 +198,10 @@ def _runtime() -> Files:
     """Return the libraries that load tilelang's CUDA libraries without tilelang, and their licences."""
     folder = launch.runtime_folder()
     if folder is None:
-        raise UsageError(f"a bundle for CUDA holds tilelang's {launch.LIBRARY}, and tilelang is not installed here")
-    runtime = (folder / launch.LIBRARY).read_bytes()
+        raise UsageError(f"a bundle for CUDA holds tilelang's {launch.TVM_RUNTIME}, and tilelang is not installed here")
+    runtime = (folder / launch.TVM_RUNTIME).read_bytes()
     names = sorted({found.decode() for found in re.findall(rb"libstub_\w+\.so", runtime)})
-    files = {f"{RUNTIME}/{launch.LIBRARY}": runtime, f"{RUNTIME}/{launch.TENSORMAP}": _tensormap()}
+    files = {f"{RUNTIME}/{launch.TVM_RUNTIME}": runtime, f"{RUNTIME}/{launch.TENSORMAP}": _tensormap()}
     files |= {f"{RUNTIME}/{name}": (folder / name).read_bytes() for name in names if (folder / name).exists()}
     for package in ("tilelang", "apache-tvm-ffi"):  # the latter's licence is that of TVM, which the runtime is
         for path in metadata.files(package) or ():

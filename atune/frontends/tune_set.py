@@ -32,11 +32,12 @@ from atune.errors import (
     UsageError,
 )
 from atune.frontends.blocking import run_blocking, unwrapped
-from atune.frontends.options import RunOptions, SetOptions, completed, named, progress_every_s
 from atune.frontends.problems import Given, Problems
-from atune.frontends.resume import completed_by, origin_of
+from atune.frontends.resume import completed_by, known_options, origin_of
+from atune.frontends.run_options import RunOptions, SetOptions
 from atune.frontends.save_bundle import save_bundle
-from atune.frontends.tuner import named_work, tuner_on
+from atune.frontends.tuner import RunPlan, Tuner, named_work
+from atune.frontends.warm_start import Warm, adviser
 from atune.journal.events import Event, RunStarted
 from atune.journal.result import Result
 from atune.journal.set_folder import (
@@ -51,14 +52,14 @@ from atune.journal.set_folder import (
 )
 from atune.journal.writer import write_output
 from atune.model.candidate import Problem, config_key, describe_config, distance
-from atune.model.options import checked, documents
-from atune.model.settings import Budget, CompileSettings
+from atune.model.options import documents
+from atune.model.settings import CompileSettings
 from atune.model.space import Space
-from atune.reporting.progress import INTERVAL_S
-from atune.reporting.screen import Output, plain, printed, shown
+from atune.reporting.progress import INTERVAL_S, SELDOM_S, is_watched
 from atune.reporting.set_table import row_line, set_lines, set_page
 from atune.reporting.sets import MAX_REGRET, Cover, NearestRule, RegretMatrix, cover, dispatch_rule, regret_matrix
-from atune.workers.machine import Shared, shared_processes
+from atune.reporting.text import Output, plain, printed, shown
+from atune.workers.local_machine import Shared, shared_processes
 from atune.workers.resources import usable_cores, usable_memory_bytes, workers_that_fit
 from atune.workers.result_cache import ResultCache
 from atune.workload.pickling import FileRef
@@ -173,16 +174,13 @@ async def tune_set(
         `Problems`, or a list of dictionaries.
     {options}
     """
-    given = named("tune_set", options, SetOptions)
-    folder = given.pop("journal", None)
-    completed("tune_set", given)
-    checked("tune_set", {"journal": folder}, SetOptions)
-    if given.get("machine") is not None:
+    plan = await anyio.to_thread.run_sync(RunPlan.of, "tune_set", options, abandon_on_cancel=True)
+    if plan.machine is not None:
         raise UsageError("tune_set: machine= holds one workload: leave it out, or tune each problem by itself")
     chosen = problems if isinstance(problems, Problems) else Problems(problems)
     workload, name = named_work(workload)
-    folder = Path(ResultCache().new_path(name).with_suffix("") if folder is None else folder)
-    return await _SetRun(workload, chosen, given, folder).all()
+    folder = ResultCache().new_path(name).with_suffix("") if plan.journal is None else plan.journal
+    return await _SetRun(workload, chosen, plan, folder, options.get("warm")).all()
 
 
 @documents(SetOptions)
@@ -201,10 +199,12 @@ def run_set(workload: Workload | FileRef | str, problems: Problems | Given, **op
 class _SetRun:
     """The runs of one set: for each problem what `tune` does, for as many at the same time as the limiter admits."""
 
-    def __init__(self, workload: Workload | FileRef, problems: Problems, options: dict[str, Any], folder: Path) -> None:
-        self._workload, self._problems, self._folder = workload, problems, folder
-        self._every_s, self._options = progress_every_s(options), {**options, "progress": False, "log": False}
-        self._listeners = Listeners(options.get("on_event"), options.get("log"))
+    def __init__(
+        self, workload: Workload | FileRef, problems: Problems, plan: RunPlan, folder: Path, warm: Warm
+    ) -> None:
+        self._workload, self._problems, self._folder, self._warm = workload, problems, folder, warm
+        self._every_s, self._plan = _progress_every_s(plan), replace(plan, progress=False, log=False)
+        self._listeners = Listeners(plan.on_event, plan.log)
         self._next_line = time.monotonic() + (min(self._every_s, INTERVAL_S) if self._every_s < math.inf else math.inf)
         self._fit = workers_that_fit(int(LOAD * (len(usable_cores()) - 1)), usable_memory_bytes())
         self._at_once = self._most_at_once()
@@ -240,7 +240,7 @@ class _SetRun:
             self._same_work(header)
         free = anyio.CapacityLimiter(self._at_once)
         async with AsyncExitStack() as stack:
-            if not self._options.get("cluster"):
+            if self._plan.cluster is None:
                 self._shared = await stack.enter_async_context(shared_processes(at_once=self._at_once))
             try:
                 async with anyio.create_task_group() as tasks:
@@ -260,9 +260,9 @@ class _SetRun:
         return found
 
     def _most_at_once(self) -> int:
-        if self._options.get("cluster"):
+        if self._plan.cluster is not None:
             return 1
-        timed = Budget.parse(self._options.get("budget")).seconds is not None  # they count while it waits for a device
+        timed = self._plan.settings.budget.seconds is not None  # they count while it waits for a device
         most = 2 if timed else max(2, min(AT_ONCE, self._fit // WORKERS_EACH))
         return min(most, len(self._problems))
 
@@ -300,9 +300,11 @@ class _SetRun:
             self._listeners.of = tuner.state, f"{self._folder.name}/{journal.name}"
             self._listeners(event)
 
-        options = {**self._options, "compile": self._compile(), "journal": journal, "on_event": heard}
-        nearest = self._nearest(problem) if fresh else ()
-        make = partial(tuner_on, self._shared, nearest, self._at(problem.arguments), **options)
+        plan = replace(self._plan, journal=journal, on_event=heard, shared=self._shared)
+        plan = plan.with_settings(compile=self._compile())
+        if fresh and (nearest := self._nearest(problem)):
+            plan = plan.with_settings(advise=adviser(self._warm, nearest))
+        make = partial(Tuner.planned, self._at(problem.arguments), plan)
         tuner = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
         try:
             with scope:
@@ -323,7 +325,7 @@ class _SetRun:
             return True
         found = event.workload, event.kernel
         self._of = self._of or found
-        return found[0] == self._of[0] and (found == self._of or "kernel" in self._options.get("accept", ()))
+        return found[0] == self._of[0] and (found == self._of or "kernel" in self._plan.settings.accept)
 
     def _at(self, arguments: Mapping[str, Any]) -> Workload | FileRef:
         if isinstance(self._workload, Workload):
@@ -337,10 +339,17 @@ class _SetRun:
 
     def _compile(self) -> CompileSettings:
         """Share the cores among the runs at the same time, unless the caller decided."""
-        settings: CompileSettings = self._options.get("compile") or CompileSettings()
+        settings = self._plan.settings.compile
         if settings.workers is not None or self._at_once == 1:
             return settings
         return msgspec.structs.replace(settings, workers=max(1, self._fit // self._at_once))
+
+
+def _progress_every_s(plan: RunPlan) -> float:
+    """Return the least time between two lines of progress of a set's run; infinite for none."""
+    listened = plan.on_event is not None or plan.log
+    unasked = math.inf if listened else 0.0 if is_watched() else SELDOM_S
+    return unasked if plan.progress is None else 0.0 if plan.progress else math.inf
 
 
 def read_set(folder: str | os.PathLike[str]) -> SetResult:
@@ -371,5 +380,5 @@ async def resume_set(
     problems = Problems(listed(Path(folder)).values())
     if header is None:
         raise UsageError(f"{folder}: nothing was begun there: tune the set again")
-    chosen = completed_by(header, named("resume_set", options, RunOptions))
+    chosen = completed_by(header, known_options("resume_set", options))
     return await tune_set(workload or origin_of(header), problems, journal=folder, **chosen)

@@ -23,21 +23,21 @@ import msgspec
 from atune.engine.engine import Engine
 from atune.engine.interfaces import Machine
 from atune.engine.run_state import Listener, Listeners, Recorder, opened_aside
-from atune.engine.start import EngineSettings, check_parts
+from atune.engine.settings import EngineSettings, check_parts
 from atune.errors import AtuneError, UsageError, name_and_message, warn_caller
 from atune.frontends.blocking import importing, of_the_machine, run_blocking, unwrapped, winning
-from atune.frontends.options import TuneOptions, completed, named
+from atune.frontends.run_options import TuneOptions
 from atune.frontends.warm_start import adviser, recaller
 from atune.journal.events import Event, RunInterrupted, Warned
 from atune.journal.result import Result, TuneResult
 from atune.journal.state import State
 from atune.journal.writer import Journal
 from atune.model.device import DeviceInfo, Target, device_names
-from atune.model.options import documents
+from atune.model.options import complete, documents, refuse_unknown
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.reporting.progress import Progress, is_watched
 from atune.workers.artifact_store import ArtifactStore
-from atune.workers.machine import LocalMachine, Shared
+from atune.workers.local_machine import LocalMachine, Shared
 from atune.workers.messages import Discovery
 from atune.workers.result_cache import Begun, ResultCache, run_name
 from atune.workers.server import refuse_in_worker
@@ -95,20 +95,20 @@ class EventReader(AsyncIterator[Event]):
 NOT_ENTERED = "the run starts on entering: `async with Tuner(...) as tuner:`"
 
 
-def discover(target: str, devices: str | Sequence[str | int]) -> tuple[Target, list[DeviceInfo]]:
+def find_target(target: str, devices: str | Sequence[str | int]) -> tuple[Target, list[DeviceInfo]]:
     """Return the target and the devices of a run on this machine. Asks NVML, and makes no CUDA context.
 
     Raises `UsageError` and `TargetError` like `tune`.
     """
     names = device_names(devices)
     asked = msgspec.msgpack.encode((target, names, os.environ.get("CUDA_VISIBLE_DEVICES")))
-    if asked not in _discovered:
-        _discovered[asked] = importlib.import_module("atune.stages.session").find_devices(target, names)
-    found = _discovered[asked]
+    if asked not in _targets:
+        _targets[asked] = importlib.import_module("atune.stages.gpu").find_devices(target, names)
+    found = _targets[asked]
     return found.target, list(found.devices)
 
 
-_discovered: dict[bytes, Discovery] = {}
+_targets: dict[bytes, Discovery] = {}
 
 
 def named_work(workload: object) -> tuple[Workload | FileRef, str]:
@@ -146,7 +146,8 @@ class RunPlan:
     @classmethod
     def of(cls, where: str, options: Mapping[str, object]) -> RunPlan:
         """Return the plan that `options` of `tune` ask for. Raises `UsageError`, which names `where`."""
-        given = completed(where, options)
+        refuse_unknown(where, options, [*TuneOptions.__annotations__])
+        given: TuneOptions = complete("", options, TuneOptions)  # type: ignore[assignment]
         settings = EngineSettings(
             budget=Budget.parse(given["budget"]),
             prior=given["prior"],
@@ -187,7 +188,7 @@ class RunPlan:
         if self.cluster is None:
             return LocalMachine(reference, shared=self.shared, **options)
         # Ray is imported with it.
-        from atune.workers.cluster.machine import ClusterMachine
+        from atune.workers.cluster.cluster_machine import ClusterMachine
         from atune.workers.cluster.ray_cluster import ray_agents
 
         return ClusterMachine(partial(ray_agents, address=self.cluster), reference, **options)
@@ -452,28 +453,12 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
         A `Workload`, or ``"FILE.py:NAME"``, which only the workers load.
     {options}
     """
-    return await _finished(partial(Tuner, workload, **named("tune", options)))
+    return await _finished(lambda: Tuner.planned(workload, RunPlan.of("tune", options)))
 
 
 async def tune_planned(workload: Workload, plan: RunPlan) -> TuneResult:
     """Do what `tune` does, as `plan` says."""
     return await _finished(partial(Tuner.planned, workload, plan))
-
-
-def tuner_on(
-    shared: Shared | None,
-    nearest: Sequence[Result],
-    workload: Workload | FileRef,
-    **options: Unpack[TuneOptions],
-) -> Tuner:
-    """Return a tuner that runs with `shared` processes, with other runs at the same time.
-
-    `nearest`: results of other problems, to begin with.
-    """
-    plan = replace(RunPlan.of("tune_set", options), shared=shared)
-    if nearest:
-        plan = plan.with_settings(advise=adviser(options.get("warm"), nearest))
-    return Tuner.planned(workload, plan)
 
 
 async def _finished(make: Callable[[], Tuner]) -> TuneResult:
@@ -495,7 +480,6 @@ def run(workload: Workload | FileRef | str | None = None, **options: Unpack[Tune
         A `Workload`, or ``"FILE.py:NAME"``, which only the workers load.
     {options}
     """
-    given = named("run", options)
     # Here and not in the thread: the workload's module may be half imported, which others wait for, and pickling looks
     # for it.
-    return run_blocking(Tuner(workload, **given)._alone)
+    return run_blocking(Tuner.planned(workload, RunPlan.of("run", options))._alone)

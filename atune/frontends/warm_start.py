@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from atune.engine.start import Advise, Kernels, KnownResult, Recall
+from atune.engine.settings import Advise, Kernels, KnownResult, Recall
 from atune.errors import CacheMiss, UsageError
 from atune.journal.events import RunStarted
 from atune.journal.reader import replay
@@ -20,10 +20,11 @@ from atune.workers.result_cache import ResultCache, StoredRun
 from atune.workers.result_key import plain_dtypes, result_key, same_problem
 from atune.workload.workload import WorkloadSpec
 
-Source = str | os.PathLike[str] | Result
-Warm = Source | Sequence[Source] | None
+WarmSource = str | os.PathLike[str] | Result
+Warm = WarmSource | Sequence[WarmSource] | None
 Same = dict[str, bool]
-"""Whether recorded kernels are still the same, by their problem, configurations and digests: what a run has found."""
+"""What the runs of a plan have found: whether recorded kernels are still the same, by the run's problem, theirs,
+configurations and digests."""
 
 CACHE = "cache"
 """Value of `warm` for the user's result cache."""
@@ -51,7 +52,7 @@ def adviser(warm: Warm, nearest: Sequence[Result] = ()) -> Advise | None:
 
 
 def _advise(
-    sources: Sequence[Source], nearest: Sequence[Result], spec: WorkloadSpec, devices: Sequence[DeviceInfo]
+    sources: Sequence[WarmSource], nearest: Sequence[Result], spec: WorkloadSpec, devices: Sequence[DeviceInfo]
 ) -> tuple[tuple[Advice, ...], list[str]]:
     """Read `sources`. Raises `UsageError` for a source without use here, and `JournalError` for a damaged journal."""
     here = _keys(spec)
@@ -146,7 +147,7 @@ def _recall(
         return KnownResult()
 
     def still(arguments: Any, recorded: Sequence[tuple[Config, str]]) -> bool:
-        if (asked := repr((arguments, recorded))) not in same:
+        if (asked := repr((header.arguments, arguments, recorded))) not in same:
             now = kernels(Candidate(i, "", config) for i, (config, _) in enumerate(recorded))
             digests = dict(enumerate(digest for _, digest in recorded))
             same[asked] = same_problem(arguments, header.arguments) and now == digests

@@ -18,12 +18,11 @@ import msgspec
 
 from atune.errors import AtuneError
 from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidatePruned, Event
-from atune.journal.state import Entry, Improvement, Outcome, State, Status, header_in, status_of
+from atune.journal.state import Entry, Improvement, Outcome, StageSeconds, State, Status, header_in, status_of
 from atune.model.artifact import Artifact, MachineFacts, Roles, StaticFacts, source_path, what_failed
 from atune.model.candidate import BASELINE, MOST_SHOWN, Config, describe_config, shortened
 from atune.model.folders import loadable
-from atune.model.measurement import DISTURBS, FinalEntry, Measurement, StageSeconds, Timing, ratio_interval
-from atune.model.roofline import ProblemWork, Roofline, problem_work, roofline
+from atune.model.measurement import DISTURBS, FinalEntry, Measurement, ProblemWork, Roofline, Timing, ratio_interval
 
 SPREAD_LIMITS = {"perf_counter": 0.1}
 GPU_SPREAD_LIMIT = 0.03
@@ -367,7 +366,7 @@ class Result:
     def work(self) -> ProblemWork:
         """The operations and bytes of one call, as the user gave them or as derived from the kernels."""
         facts = (entry.facts for entry in self._state.entries.values())
-        return problem_work(facts, self.header.flops, self.header.bytes)
+        return ProblemWork.of(facts, self.header.flops, self.header.bytes)
 
     @cached_property
     def roles(self) -> Roles:
@@ -470,7 +469,7 @@ class Result:
         if self.best is None or self.best.timing is None:
             return None
         peaks = {device.id: device.peaks for device in self.devices}
-        return roofline(self.best.timing.latency_ms, self.work, peaks.get(self.best.device))
+        return Roofline.of(self.best.timing.latency_ms, self.work, peaks.get(self.best.device))
 
     @cached_property
     def axis_importance(self) -> Any:
@@ -523,7 +522,7 @@ class Result:
 
     def __str__(self) -> str:
         """Return what the command line prints of it."""
-        return str(_above("reporting.screen.printed")(_above("reporting.summary.summary_text")(self)))
+        return str(_above("reporting.text.printed")(_above("reporting.summary.summary_text")(self)))
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows of it: the text of the command line."""

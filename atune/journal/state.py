@@ -37,17 +37,17 @@ from atune.journal.events import (
     SpaceSurveyed,
     Warned,
 )
-from atune.model.artifact import ALIKE, RAN, STORED, MachineFacts, StaticFacts
+from atune.model.artifact import COMMON_FAILURES, RAN, STORED, MachineFacts, StaticFacts
 from atune.model.candidate import BASELINE, Config, with_tuples
 from atune.model.device import DeviceInfo
-from atune.model.measurement import StageSeconds, Timing
+from atune.model.measurement import Timing
 from atune.model.settings import Budget
 
 Status = Literal["measured", "failed", "pruned", "duplicate", "remaining"]
 Outcome = CandidateMeasured | BuildFailed | BenchmarkFailed | CandidatePruned
-Place = tuple[float, str, int]
+Rank = tuple[float, str, int]
 """Latency in ms, key and index of a measured candidate."""
-FOUND = "compiled before"
+COMPILED_BEFORE = "compiled before"
 """The reason of an `ArtifactBuilt` whose library this run has built already: its seconds are known."""
 
 
@@ -74,7 +74,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     surveyed: bool = False
     """See `CandidateProposed`, also for `further_layout`."""
     further_layout: bool = False
-    place: Place | None = None
+    rank: Rank | None = None
     """Its key in the ranking, while it is measured."""
 
     @property
@@ -127,6 +127,20 @@ class Span(msgspec.Struct, frozen=True, gc=False):
     candidates: int = 1
 
 
+class StageSeconds(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of compiling, which is lowering and building, and of first timings.
+
+    `compile_s`, `benchmark_s`: summed over compile workers, and over devices. `compile_wall_s`, `benchmark_wall_s`:
+    seconds in which at least one of them was at work. What failed to compile, the survey, the comparison of a compiler
+    state and the final are not in them.
+    """
+
+    compile_s: float
+    compile_wall_s: float
+    benchmark_s: float
+    benchmark_wall_s: float
+
+
 class TimeSums:
     """Sums up the seconds of a run's parts, and keeps what each worker and device did in them."""
 
@@ -167,7 +181,7 @@ class TimeSums:
                 return
             case CandidateLowered() if event.seconds:
                 self.spans.append(Span(event.worker, "lower", max(0.0, now - event.seconds), now, event.index))
-            case ArtifactBuilt() if event.seconds and event.reason != FOUND and event.indices:
+            case ArtifactBuilt() if event.seconds and event.reason != COMPILED_BEFORE and event.indices:
                 since, n = max(0.0, now - event.seconds), len(event.indices)
                 self.spans.append(Span(event.worker, "build", since, now, event.indices[0], n))
             case BenchmarkStarted():
@@ -258,7 +272,7 @@ class State:
         self.measuring: dict[int, str] = {}
         """Candidates that are being measured, or were when the program died, with their device."""
         self._deaths: Counter[int] = Counter()
-        self._ranking: list[Place] = []
+        self._ranking: list[Rank] = []
         """Measured candidates, one per distinct code, fastest first. The list is always sorted."""
 
     @classmethod
@@ -428,7 +442,7 @@ class State:
         default = None if self.default_index is None else self.outcome(self.default_index)
         if not isinstance(default, BenchmarkFailed) or default.kind != "mismatch" or self.counts["measured"]:
             return False
-        return self.kinds["mismatch"] >= ALIKE and not any(self.kinds[kind] for kind in RAN - {"mismatch"})
+        return self.kinds["mismatch"] >= COMMON_FAILURES and not any(self.kinds[kind] for kind in RAN - {"mismatch"})
 
     @property
     def total(self) -> int:
@@ -460,7 +474,7 @@ class State:
         """Count the library of a group, for each distinct code in it."""
         found = dict(zip(event.indices, event.machine, strict=False))
         fresh = not any(self.first(index).built for index in event.indices)  # else an earlier part reported it
-        if fresh and event.seconds > 0 and event.reason != FOUND:
+        if fresh and event.seconds > 0 and event.reason != COMPILED_BEFORE:
             each_s = event.seconds / max(1, len(event.indices))
             at = bisect.bisect(self.compile_s, each_s)
             self.compile_s[at:at] = [each_s] * len(event.indices)
@@ -522,7 +536,7 @@ class State:
 
     def _rank(self, entry: Entry) -> None:
         """Update the ranking of `entry`, whose outcome or key may have changed."""
-        outcome, was, now = entry.outcome, entry.place, None
+        outcome, was, now = entry.outcome, entry.rank, None
         if isinstance(outcome, CandidateMeasured) and entry.may_win:
             now = outcome.timing.latency_ms, entry.key, entry.index
         if now == was:
@@ -531,7 +545,7 @@ class State:
             del self._ranking[bisect.bisect_left(self._ranking, was)]
         if now is not None:
             bisect.insort(self._ranking, now)
-        entry.place = now
+        entry.rank = now
         if was is not None:
             self._improvements = [step for step in self._improvements if self._stands(step)]
         if self.best is not None and not (self._improvements and self._improvements[-1].latency_ms <= self.best[1]):

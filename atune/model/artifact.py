@@ -46,7 +46,7 @@ _WORDS = {
 
 RAN = frozenset({"mismatch", "non_finite", "unwritten", "out_of_bounds", "launch", "fault"})
 """Kinds of failures of candidates that a device has called."""
-ALIKE = 16
+COMMON_FAILURES = 16
 """Number of equal failures from which they are not the candidates' fault."""
 
 

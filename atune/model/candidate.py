@@ -275,7 +275,7 @@ def _apart(one: Any, other: Any) -> float:
     return abs(math.log2(one / other)) if is_size(one) and is_size(other) else 1.0
 
 
-ALIKE = 8
+FAILED_ALIKE = 8
 """So many must have been tried with a value of an axis before it is left for the end, because all failed alike."""
 
 
@@ -289,4 +289,4 @@ def failed_values(tried: Iterable[tuple[Iterable[tuple[Any, Any]], str]]) -> dic
         for pair in pairs:
             found[pair][reason] += 1
     alike = {pair: next(iter(reasons.items())) for pair, reasons in found.items() if len(reasons) == 1}
-    return {pair: (count, reason) for pair, (reason, count) in alike.items() if reason and count >= ALIKE}
+    return {pair: (count, reason) for pair, (reason, count) in alike.items() if reason and count >= FAILED_ALIKE}

@@ -1,17 +1,27 @@
-"""Measurements of a device."""
+"""Measurements: the samples of a kernel, what they say with which certainty, and how near it comes to a device's peaks.
+
+The last is the roofline model: S. Williams, A. Waterman and D. Patterson, Roofline: An Insightful Visual Performance
+Model for Multicore Architectures, CACM 52(4), 2009. The work of a problem is the same for all candidates. It counts
+what its tensors and products need, and no extra work of a candidate.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Literal
 
 import msgspec
 
+from atune.model.artifact import BlockWork, StaticFacts
+from atune.model.device import DeviceInfo, Peaks
 from atune.model.ranges import Index, Latency, Quantity, Whole
 
 DISTURBS = "may disturb the timings"
 """Text of every warning about another user of a device."""
+CLOSE = 0.005
+"""Share by which two latencies may differ and still count as equal: a finalist that is slower by more cannot win."""
 
 
 class Conditions(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -96,22 +106,6 @@ class FinalEntry(msgspec.Struct, frozen=True):
     timing: Timing
 
 
-class StageSeconds(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of compiling, which is lowering and building, and of first timings.
-
-    What failed to compile, the survey, the comparison of a compiler state and the final are not in them.
-    """
-
-    compile_s: float
-    """Summed over compile workers."""
-    compile_wall_s: float
-    """Seconds in which at least one worker compiled."""
-    benchmark_s: float
-    """Summed over devices."""
-    benchmark_wall_s: float
-    """Seconds in which at least one device measured."""
-
-
 def ratio_interval(slow: Timing, fast: Timing, level: float = 0.95) -> tuple[float, float, float]:
     """Return (low, median, high) of the round-by-round ratio slow / fast.
 
@@ -133,3 +127,113 @@ def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float
     low = max(0, int(n / 2 - half))
     high = min(n - 1, int(n / 2 + half))
     return ordered[low], statistics.median(ordered), ordered[high]
+
+
+# ---- the roofline model
+
+Bound = Literal["compute", "memory", "cache", ""]
+ABOVE_MEMORY = 1.05
+"""Share of the memory's peak above which some bytes must have come from a cache."""
+
+
+class ProblemWork(msgspec.Struct, frozen=True, kw_only=True):
+    """The operations and bytes of one call, for every candidate. None: neither given nor known."""
+
+    flops: float | None = None
+    """Operations on tensor cores, if read off the kernel: products of whole tiles, of the candidate with the fewest."""
+    bytes: float | None = None
+    """Bytes to and from memory, if read off the kernel: every tensor once; less if a candidate requests less."""
+    rate: float = 1.0
+    """Speed of tensor cores with these operands, relative to operands of 16 bits."""
+
+    @classmethod
+    def of(
+        cls, facts: Iterable[StaticFacts | None], flops: float | None = None, n_bytes: float | None = None
+    ) -> ProblemWork:
+        """Return the work of a problem: as the user gave it, otherwise the least of any candidate's kernel."""
+        whole = [(fact.work, math.prod(fact.grid)) for fact in facts if fact and fact.work and fact.grid]
+        if flops is None:
+            flops = min((work.tensor_flops * blocks for work, blocks in whole if work.gemms), default=None)
+        if n_bytes is None:
+            n_bytes = min((_needed(work, blocks) for work, blocks in whole), default=None)
+        products = [max(work.gemms, key=lambda gemm: gemm.flops) for work, _ in whole if work.gemms]
+        rate = min((operand_rate(gemm.dtype) for gemm in products), default=1.0)
+        return cls(flops=flops or None, bytes=n_bytes or None, rate=rate)
+
+
+class Roofline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Rates of a latency. None if the work, or the device's peak, is unknown."""
+
+    gflops_s: float | None = None
+    gbytes_s: float | None = None
+    compute_share: float | None = None
+    """Share of the peak of the tensor cores, with the problem's operands."""
+    memory_share: float | None = None
+    """Share of the peak of the memory. Above 1 the data came from a cache."""
+    bound: Bound = ""
+    """The peak that limits this work, as it alone would take longer. ``cache``: faster than memory."""
+
+    @classmethod
+    def of(cls, latency_ms: float, work: ProblemWork, peaks: Peaks | None) -> Roofline | None:
+        """Return the rates of `work` in `latency_ms`; None if the work is unknown."""
+        if work.flops is work.bytes is None:
+            return None
+        seconds = latency_ms / 1e3
+        compute = None if peaks is None or work.flops is None else work.flops / (peaks.flops_s * work.rate) / seconds
+        memory = None if peaks is None or work.bytes is None else work.bytes / peaks.bytes_s / seconds
+        bound: Bound = ""
+        if memory is not None and memory > max(ABOVE_MEMORY, compute or 0.0):
+            bound = "cache"
+        elif compute is not None or memory is not None:
+            bound = "compute" if (compute or 0.0) >= (memory or 0.0) else "memory"
+        return cls(
+            gflops_s=work.flops and float(f"{work.flops / seconds / 1e9:.6g}"),
+            gbytes_s=work.bytes and float(f"{work.bytes / seconds / 1e9:.6g}"),
+            compute_share=compute and round(compute, 4),
+            memory_share=memory and round(memory, 4),
+            bound=bound,
+        )
+
+    def describe(self) -> str:
+        """Return it as a line of text; empty if nothing is known."""
+        rates = ((self.gflops_s, "FLOP/s", self.compute_share), (self.gbytes_s, "B/s", self.memory_share))
+        parts = [
+            _rate_text(rate, unit) + (f" ({100 * share:.0f} % of the nominal peak)" if share is not None else "")
+            for rate, unit, share in rates
+            if rate is not None
+        ]
+        if self.bound:
+            parts.append("served by a cache" if self.bound == "cache" else f"bound by {self.bound}")
+        return ", ".join(parts)
+
+
+def _needed(work: BlockWork, blocks: int) -> float:
+    asked = (work.read_bytes + work.write_bytes) * blocks
+    return asked if work.tensor_bytes is None else min(asked, work.tensor_bytes)
+
+
+FASTEST_TYPE, ABOVE_THE_SHEET = 4, 1.2
+"""The rate of the fastest operands, of 4 bits, over that of 16 bits. How far a board may go beyond its data sheet: an
+H200 at 1980 MHz does by 8 %, and boards of one name differ."""
+
+
+def fastest_ms(device: DeviceInfo, flops: float | None, n_bytes: float | None) -> float | None:
+    """Return the latency that `device` cannot undercut for this work; None if its peaks are unknown."""
+    if device.peaks is None or not (flops or n_bytes):
+        return None
+    peaks = (FASTEST_TYPE * device.peaks.flops_s, device.peaks.bytes_s)
+    return max((work or 0) / (ABOVE_THE_SHEET * peak) for work, peak in zip((flops, n_bytes), peaks, strict=True)) * 1e3
+
+
+def _rate_text(rate: float, unit: str) -> str:
+    """Return a rate of 10^9 `unit` with its prefix, such as ``756.9 TFLOP/s``."""
+    return f"{rate / 1e3:.4g} T{unit}" if rate >= 1e3 else f"{rate:.4g} G{unit}"
+
+
+def operand_rate(dtype: str) -> float:
+    """Return the speed of tensor cores with operands of a type, relative to bfloat16."""
+    if "64" in dtype:
+        return 1 / 16
+    if "32" in dtype:
+        return 0.5  # as tf32
+    return 2.0 if "8" in dtype else 1.0

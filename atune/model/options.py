@@ -288,8 +288,8 @@ MEANT: dict[str, tuple[str, ...]] = {
 _GROUPS = {
     "compile=CompileSettings({}=…)": ("atune.model.settings", "CompileSettings"),
     "benchmark=BenchmarkSettings({}=…)": ("atune.model.settings", "BenchmarkSettings"),
-    "atune.tune(…, {}=…)": ("atune.frontends.options", "TuneOptions"),
-    "atune.Workload(…, {}=…)": ("atune.workload.options", "WorkloadOptions"),
+    "atune.tune(…, {}=…)": ("atune.frontends.run_options", "TuneOptions"),
+    "atune.Workload(…, {}=…)": ("atune.workload.workload_options", "WorkloadOptions"),
     "@atune.autotune({}=…)": ("atune.frontends.decorator_options", "AutotuneOptions"),
 }
 """How to write the options of each group, and where the group is defined."""

@@ -15,6 +15,8 @@ from atune.model.options import Count, Natural, Positive, Settings, documented, 
 _BUDGETS = "give auto, a number of candidates (40), a share of them (10%), a time (90s), or several of these (auto,90s)"
 AUTO_PERCENT, AUTO_LEAST = 10, 16
 """The budget ``auto`` tries at most this share of a space, or so many candidates if that is more."""
+AUTO_BATCH, AUTO_GAIN_PERCENT = 8, 2
+"""It ends once so many in a row brought nothing that is this much faster."""
 
 
 def _limit(text: str) -> tuple[str, Any]:

@@ -18,9 +18,9 @@ import msgspec
 from atune.journal.result import Result
 from atune.model.candidate import Config, key_of
 
-LEAST = 20
+LEAST_POINTS = 20
 """With fewer candidates, there is no answer. There must also be twice as many as the model has levels to choose."""
-SWEEPS, ENOUGH = 100, 1e-5
+SWEEPS, CONVERGED = 100, 1e-5
 """Sweeps of the least squares at most, and the change of a log latency below which they end."""
 WORTH = 0.05
 """Share from which a line of text names an axis."""
@@ -61,7 +61,7 @@ def importance_of(points: Sequence[tuple[Config, float]]) -> Importance | None:
     texts = {name: [_text(config, name) for config, _ in points] for name in names}
     levels = {name: len(set(found)) - 1 for name, found in texts.items() if len(set(found)) > 1}
     free = sum(levels.values())
-    if not levels or len(points) < max(LEAST, 2 * (free + 1)):
+    if not levels or len(points) < max(LEAST_POINTS, 2 * (free + 1)):
         return None
     logs = [math.log(ms) for _, ms in points]
     mean = math.fsum(logs) / len(logs)
@@ -103,6 +103,6 @@ def _additive(
             means = {text: math.fsum(found) / len(found) for text, found in members.items()}
             effects[name] = [means[text] for text in texts]
             left = [rest - effect for rest, effect in zip(left, effects[name], strict=True)]
-        if max(abs(one - other) for one, other in zip(before, left, strict=True)) < ENOUGH:
+        if max(abs(one - other) for one, other in zip(before, left, strict=True)) < CONVERGED:
             break
     return effects, left

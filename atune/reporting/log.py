@@ -16,7 +16,7 @@ from atune.errors import UsageError, name_and_message, warn_caller
 from atune.journal.events import BestChanged, Event, FinalOrdered, RunFinished
 from atune.journal.result import record_of, valid_finalists
 from atune.journal.state import State, header_in
-from atune.reporting.screen import Output, shown
+from atune.reporting.text import Output, shown
 
 WARNINGS = frozenset({
     "build_failed", "compile_repeated", "benchmark_failed", "benchmark_repeated", "device_excluded", "device_lost",
@@ -27,9 +27,11 @@ DETAILS = frozenset({
     "space_surveyed",
 })  # fmt: skip
 """Events that are logged as warnings, and those of debugging; the rest is info."""
-LONG, SAME = ("timing", "entries", "reference", "kernel"), ("run", "workload", "seq", "time", "index", "config")
-"""Fields with all samples, and that of the winner's library, in debug entries of their own; what these share."""
-HIDDEN = ("seq", "mono", "detail")
+LONG_FIELDS = ("timing", "entries", "reference", "kernel")
+"""Fields with all samples, and that of the winner's library, which debug entries of their own have."""
+SHARED_FIELDS = ("run", "workload", "seq", "time", "index", "config")
+"""Fields that these share with the entry of their event."""
+HIDDEN_FIELDS = ("seq", "mono", "detail")
 """Fields that the log for people leaves out."""
 
 
@@ -82,10 +84,11 @@ def event_log(log: Log | None) -> LogEvent:
         if state is None:  # of an earlier part, which was logged then
             return
         name, fields = str(type(event).__struct_config__.tag), _fields(event, state, run)
-        brief = {field: value for field, value in fields.items() if field not in LONG}
+        brief = {field: value for field, value in fields.items() if field not in LONG_FIELDS}
         try:
             if len(brief) < len(fields):
-                write("debug", f"{name}_details", {field: fields[field] for field in SAME + LONG if field in fields})
+                apart = {field: fields[field] for field in SHARED_FIELDS + LONG_FIELDS if field in fields}
+                write("debug", f"{name}_details", apart)
             write("warning" if name in WARNINGS else "debug" if name in DETAILS else "info", name, brief)
         except Exception as error:
             if not unasked:
@@ -158,7 +161,7 @@ def _shown(logger: object, method: str, entry: dict[str, Any]) -> dict[str, Any]
 
     if entry["event"].endswith("_details"):
         raise structlog.DropEvent
-    fields = {name: value for name, value in entry.items() if name not in HIDDEN and value not in (None, "", [])}
+    fields = {name: value for name, value in entry.items() if name not in HIDDEN_FIELDS and value not in (None, "", [])}
     fields = {name: shown(value) if isinstance(value, str) else value for name, value in fields.items()}
     fields["time"] = datetime.fromisoformat(entry["time"]).astimezone().strftime("%H:%M:%S.%f")[:-3]
     forms = {"latency_ms": "{:.4g}", "spread": "{:.1%}"}

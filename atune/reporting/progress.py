@@ -14,7 +14,7 @@ from atune.journal.events import Event, FinalOrdered, FinalStarted, RunFinished,
 from atune.journal.state import State, Status, recorded_budget
 from atune.model.candidate import Config, describe_config, printable
 from atune.model.settings import Budget
-from atune.reporting.screen import Output, shown
+from atune.reporting.text import Output, shown
 
 
 class Progress:

@@ -20,8 +20,7 @@ from atune.journal.state import State, TimeSums
 from atune.model.artifact import what_failed
 from atune.model.candidate import describe_config, printable, shortened
 from atune.model.device import DeviceInfo
-from atune.reporting.explanation import facts_of
-from atune.reporting.export import ranking, rows, table
+from atune.reporting.export import facts_of, ranking, rows, table
 from atune.reporting.progress import duration
 from atune.reporting.summary import MOST_GROUPS, PRUNED, FailureGroup, failure_groups, headline, summary, summary_text
 
@@ -29,13 +28,13 @@ DETAIL, LINE = 4000, 300
 """Most characters of a compiler's or device's output, and of the line for a candidate's failure."""
 SOURCE = 100_000
 """Most characters of the winner's source on the page."""
-MOST_BYTES = 2_000_000
+MOST_PAGE_BYTES = 2_000_000
 """A page is smaller: it leaves out the slowest candidates until it is. The text alone remains of what is larger yet."""
-ON_PAGE, PLAIN, CHARACTERS = 3000, 300, 200_000
+ON_PAGE, IN_TEXT, CHARACTERS = 3000, 300, 200_000
 """Most candidates of the page, and of the text for readers without a script, which has at most these characters."""
 SPANS = 3000
 """Most spans that the timeline draws. A longer run shows its longest spans."""
-FIELDS = (
+PAGE_FIELDS = (
     "index", "status", "latency_ms", "times_winner", "spread", "mark", "registers", "stack_bytes", "smem_bytes",
     "threads", "occupancy_blocks", "fragment_registers", "redundant", "code_bytes", "outcome",
 )  # fmt: skip
@@ -64,7 +63,7 @@ def page_of(events: Iterable[Event], journal: Path | None = None) -> str:
         *_kernel(result),
         {"kind": "facts", "id": "environment", "title": "Environment", "rows": setting},
     ]
-    plain = f"{summary_text(result)}\n\n{table(result, PLAIN)}"
+    plain = f"{summary_text(result)}\n\n{table(result, IN_TEXT)}"
     title = f"{printable(result.header.workload)} {describe_config(result.header.arguments)}".strip()
     return page(title, parts, plain, run_data(result, state.seconds))
 
@@ -77,9 +76,9 @@ def run_data(result: Result, seconds: TimeSums) -> dict[str, Any]:
     longest = sorted(shown, key=lambda span: span.since - span.until)[:SPANS]
     return {
         "summary": {name: value for name, value in summary(result).items() if name != "failures"},
-        "fields": [*FIELDS, "config"],
+        "fields": [*PAGE_FIELDS, "config"],
         "rows": [
-            [*(row[name] for name in FIELDS[:-1]), shortened(row["outcome"], LINE), record.config]
+            [*(row[name] for name in PAGE_FIELDS[:-1]), shortened(row["outcome"], LINE), record.config]
             for record, row in zip(records, found, strict=False)
         ],
         "records": len(records),
@@ -181,7 +180,7 @@ def _setting(value: Any) -> str:
     return "" if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-LIBRARIES = ("d3", "plot.umd")
+PAGE_LIBRARIES = ("d3", "plot.umd")
 """The scripts in `vendored` that draw the plots, unchanged, in the order in which the page loads them."""
 
 
@@ -193,7 +192,7 @@ def page(title: str, parts: Iterable[Mapping[str, Any]], plain: str, data: Mappi
     plain = plain[:CHARACTERS]
     shown = [part for part in parts if part.get("rows", True) and part.get("items", True)]
     content = {"title": title, "parts": shown, **(data or {})}
-    while len((whole := _page(content, plain, plots=data is not None)).encode()) >= MOST_BYTES:
+    while len((whole := _page(content, plain, plots=data is not None)).encode()) >= MOST_PAGE_BYTES:
         if not content.get("rows"):
             left = "The whole page is larger than 2 MB: atune export has all."
             text = {"kind": "text", "title": "Cut", "text": left, "written": plain.splitlines()}
@@ -210,7 +209,7 @@ def _page(content: Mapping[str, Any], plain: str, *, plots: bool) -> str:
         "@PAGE@": f"<noscript><h1>{title}</h1><pre>{escape(plain)}</pre></noscript>",
         # Only "<" can end a script element or begin a comment in it, and a journal may come from a stranger.
         "@DATA@": text.replace("<", "\\u003c"),
-        "@LIBRARIES@": "\n".join(map(_script, LIBRARIES)) if plots else "",
+        "@LIBRARIES@": "\n".join(map(_script, PAGE_LIBRARIES)) if plots else "",
         "@SCRIPT@": "\n".join(map(file_text, ("page.js", *["plots.js"] * plots))) + "\nbegin();",
     }
     template = file_text("report_page.html")

@@ -14,9 +14,9 @@ from atune.journal.set_folder import TunedProblem, header_of_set, tuned_problems
 from atune.model.candidate import describe_config, printable
 from atune.reporting.export import aligned
 from atune.reporting.report import environment, page
-from atune.reporting.screen import Line, plain
 from atune.reporting.sets import cover, dispatch_rule, regret_matrix
 from atune.reporting.summary import failure_groups, no_winner_line, summary
+from atune.reporting.text import Line, plain
 
 COLUMNS = {"problem": None, "latency ms": None, "× default": 2, "× reference": 2, "winner": None}
 """Columns of the table, with decimals on the page."""

@@ -29,11 +29,11 @@ LEVEL = 0.975
 """Confidence of a median's interval. Two of them together hold at 95 % (Bonferroni)."""
 
 Part = Result | str | os.PathLike[str]
-Source = Part | Iterable["Part | TunedProblem"]
+Results = Part | Iterable["Part | TunedProblem"]
 """A result, a journal, a folder of journals, a set's result, or several of these."""
 
 
-def results_of(source: Source) -> list[Result]:
+def results_of(source: Results) -> list[Result]:
     """Return the results that `source` holds: of a folder those of `journals_in`.
 
     Raises `JournalError` for a journal that cannot be read, and `UsageError` where there is none.
@@ -45,7 +45,7 @@ def results_of(source: Source) -> list[Result]:
     return found
 
 
-def _results(source: Source | TunedProblem) -> Iterator[Result]:
+def _results(source: Results | TunedProblem) -> Iterator[Result]:
     if isinstance(source, Result):
         yield source
     elif isinstance(source, TunedProblem):
@@ -74,7 +74,7 @@ class RegretMatrix(msgspec.Struct, frozen=True):
     """Arguments of the problems that functions of the space take, such as its constraints."""
 
 
-def regret_matrix(results: Source) -> RegretMatrix:
+def regret_matrix(results: Results) -> RegretMatrix:
     """Return the regret matrix of `results`, each of another problem of one kernel: results, journals, or folders.
 
     Latencies are compared like with like: finalists' by the final, others' by their first timing. A problem without a
@@ -341,7 +341,7 @@ def _row(one: ComparedProblem) -> tuple[str, ...]:
     return problem, *latencies, ratio, "slower" if one.slower else "", winner
 
 
-def compare(before: Source, after: Source, *, fail_over: float = 0.02) -> Comparison:
+def compare(before: Results, after: Results, *, fail_over: float = 0.02) -> Comparison:
     """Compare the winners of the same problems.
 
     Each side is a result, a set's result, a journal, a folder of journals, or a list of these. Problems are matched by
@@ -365,7 +365,7 @@ def compare(before: Source, after: Source, *, fail_over: float = 0.02) -> Compar
     return Comparison(fail_over, problems, len(one) - len(both), len(other) - len(both), tuple(changed))
 
 
-def _latest(source: Source) -> dict[tuple[str, str], Result]:
+def _latest(source: Results) -> dict[tuple[str, str], Result]:
     """Return the latest run of each kernel's problems, in the order given."""
     found: dict[tuple[str, str], Result] = {}
     for result in results_of(source):

@@ -14,10 +14,11 @@ from atune.model.artifact import RAN, what_failed
 from atune.model.candidate import describe_config, failed_values, printable, shortened
 from atune.model.device import Target
 from atune.model.layouts import COMPILER
-from atune.model.settings import AUTO_LEAST, Budget
-from atune.reporting.export import rows
+from atune.model.measurement import CLOSE
+from atune.model.settings import AUTO_BATCH, AUTO_GAIN_PERCENT, AUTO_LEAST, Budget
+from atune.reporting.export import DEFAULTS, rows
 from atune.reporting.progress import counted, duration
-from atune.reporting.screen import Line, plain
+from atune.reporting.text import Line, plain
 from atune.workload.source_locations import Place, place_in
 
 KEYS = (
@@ -123,7 +124,8 @@ def left_line(result: Result) -> str:
     if result.reason not in ("enough", "budget") or not result.remaining:
         return ""
     if result.reason == "enough":
-        return f"enough is tried: none of the last eight was 2 % faster, and {result.remaining} are left"
+        gain = f"none of the last {AUTO_BATCH} was {AUTO_GAIN_PERCENT} % faster"
+        return f"enough is tried: {gain}, and {result.remaining} are left"
     by_auto = result.header.settings.get("budget", {}).get("auto")
     tenth = result.total - result.remaining == Budget(auto=True).most(result.total)
     return f"used up: auto tries a tenth at most, or {AUTO_LEAST} if that is more" if by_auto and tenth else ""
@@ -312,12 +314,8 @@ def layouts_line(result: Result) -> str:
     return f"the compiler's own layouts are {times:.2f} times slower at their best; what differs: {explain}"
 
 
-DEFAULTS = "the kernel's defaults"
-"""Name of the empty configuration."""
 NAMED_TIES = 5
 """Candidates that are named by their index, of those that tie with the winner."""
-LITTLE = 0.005
-"""Share by which two may differ and still count as equally fast."""
 BY_FAR = 1.2
 """Times by which the winner must be faster than all of the compiler's own layouts to be worth a line."""
 
@@ -443,7 +441,7 @@ def _over(final: Ratio | None, first: float | None) -> Ratio | None:
 def comparison(ratio: Ratio, than: str) -> str:
     """Return a ratio of latencies, and its interval, as text: above 1 the winner is faster than `than`."""
     low, middle, high = ratio
-    if abs(middle - 1) < LITTLE:
+    if abs(middle - 1) < CLOSE:
         return f"as fast as {than}"
     if low < 1 < high:
         return f"statistically tied with {than}"

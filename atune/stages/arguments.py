@@ -15,7 +15,7 @@ from atune.stages.tensors import (
     bind_dimensions,
     bits_of,
     check_arguments,
-    digest,
+    digest_of_bits,
     memory_of,
     same_bits,
     torch_dtype,
@@ -114,7 +114,7 @@ class KernelArguments:
         device = self.guards.device
         for place, i in enumerate(self.in_idx):
             param = self.params[i]
-            if given is not None and given[place] is not DRAWN:
+            if given is not None and given[place] is not TO_DRAW:
                 value = self._placed(i, given[place])
             else:
                 strides = None if param.strides is None else sized(param.strides, self._sizes)
@@ -220,12 +220,12 @@ class KernelArguments:
 
     def digest(self) -> str:
         """Return the digest of what a kernel wrote: its outputs, and the inputs that it may write into."""
-        return digest([self.values[i] for i in sorted({*self.out_idx, *self.writes})])
+        return digest_of_bits([self.values[i] for i in sorted({*self.out_idx, *self.writes})])
 
     def evidence(self) -> str:
         """Return the digest of what candidates are judged by: the reference's tensors, and the copies of the inputs."""
         pristine = [value for value in self._pristine.values() if value.device.type == self.guards.device]
-        return digest([*(self.expected or {}).values(), *pristine])
+        return digest_of_bits([*(self.expected or {}).values(), *pristine])
 
     def restorer(self, changed: Collection[int]) -> Callable[[], None] | None:
         """Return a function that restores what the kernel changed, and what is named; None where that is nothing."""
@@ -340,7 +340,7 @@ def drawn(
     return torch.randint(low, high, shape, dtype=torch.int64, device=device).to(torch.int8).to(dtype)
 
 
-DRAWN = object()
+TO_DRAW = object()
 """Placeholder of an input that is to be drawn."""
 
 
@@ -357,7 +357,7 @@ class DrawnInputs:
 
     def __call__(self, parameters: Sequence[KernelParam]) -> list[Any]:
         scalars = iter(self.scalars)
-        return [next(scalars) if param.shape is None else DRAWN for param in parameters]
+        return [next(scalars) if param.shape is None else TO_DRAW for param in parameters]
 
 
 class GivenTensors:

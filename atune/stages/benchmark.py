@@ -17,7 +17,7 @@ from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings
 from atune.stages.arguments import POISONS, KernelArguments, called
 from atune.stages.check import Mismatch, expected_outputs, judged, taken
-from atune.stages.faults import kind_of
+from atune.stages.gpu import kind_of
 from atune.stages.loader import LoadError, load
 from atune.stages.observer import Answer, Observer
 from atune.stages.session import loaded_as, session, workload

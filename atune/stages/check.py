@@ -15,7 +15,7 @@ from atune.errors import WorkloadError, asked, message_of, name_and_message, nam
 from atune.model.artifact import FailureKind
 from atune.model.space import NoAnswer, defined, yes_or_no
 from atune.stages.arguments import POISONS, KernelArguments, called
-from atune.stages.faults import kind_of
+from atune.stages.gpu import kind_of
 from atune.stages.tensors import same_bits
 from atune.workload.source_locations import ask
 from atune.workload.workload import Workload
@@ -26,7 +26,7 @@ RTOL = {
 }  # fmt: skip
 """Default relative tolerance by output dtype: some units of its last place, with room for another order of summing.
 The default absolute tolerance is this times the reference's `usual_sizes`, so that it follows their scale."""
-LONG, DRAWN, DRAWN_OF_ALL = 32, 64, 1 << 16
+LONG, DRAWN_OF_LINE, DRAWN_OF_ALL = 32, 64, 1 << 16
 """Rows and columns of so many values have a usual size of their own. So many values tell it, or that of a tensor."""
 
 
@@ -159,9 +159,7 @@ class _Objection(Exception):
 def _checked(
     work: Workload, arguments: KernelArguments, expected: Expected | None, unwritten: Unwritten
 ) -> Mismatch | None:
-    """Ask who judges: content are None and True, and not False and NaN. Raises `WorkloadError` for other answers."""
-    import torch
-
+    """Ask the judge: None and True are content, False and NaN are not. Raises `WorkloadError` for other answers."""
     check: Any = work.check
     name = called(work, "the reference" if check is None else "the check")
     outputs = {i: arguments.values[i] for i in expected or arguments.out_idx or arguments.writes}
@@ -176,25 +174,36 @@ def _checked(
     try:
         answer = asked(lambda: check(*given), lambda error: _Objection(_objection(name, error, outputs)), passes=False)
     except _Objection as error:
-        why = str(error)
-    else:
+        return _refused(str(error), arguments, outputs, unwritten)
+    content = _content(f"Workload {work.name}: {name}", check, answer)
+    if not content:
+        why = f"{name} returned {'NaN' if content is None else 'a false value'}"
+        return _refused(why, arguments, outputs, unwritten)
+    nan = [i for i, v in outputs.items() if v.dtype.is_floating_point and bool(v.float().isnan().any())]
+    if not nan or work.check is not None or not _passes_nan(check, arguments, outputs):
+        return None
+    return Mismatch("non_finite", f"{arguments.labels[nan[0]]} holds NaN, which {name} takes for right")
 
-        def raised(error: BaseException) -> WorkloadError:
-            why = f", and its truth raised {name_and_message(error)}"
-            if isinstance(error, NoAnswer):
-                why = "; it must return True or False, or raise what is wrong and return nothing"
-            return WorkloadError(f"Workload {work.name}: {name} returned {type_of(answer)}{why}{defined(check)}")
 
-        def truth() -> bool | None:
-            return answer is None or (None if bool(answer != answer) else yes_or_no(answer))
+def _content(name: str, judge: Any, answer: Any) -> bool | None:
+    """Tell whether the answer of a judge, by its `name`, is content; None where it is NaN. Raises `WorkloadError`."""
 
-        holds = asked(truth, raised, passes=False)
-        if holds:
-            nan = [i for i, v in outputs.items() if v.dtype.is_floating_point and bool(v.float().isnan().any())]
-            if not nan or work.check is not None or not _passes_nan(check, arguments, outputs):
-                return None
-            return Mismatch("non_finite", f"{arguments.labels[nan[0]]} holds NaN, which {name} takes for right")
-        why = f"{name} returned {'NaN' if holds is None else 'a false value'}"
+    def raised(error: BaseException) -> WorkloadError:
+        why = f", and its truth raised {name_and_message(error)}"
+        if isinstance(error, NoAnswer):
+            why = "; it must return True or False, or raise what is wrong and return nothing"
+        return WorkloadError(f"{name} returned {type_of(answer)}{why}{defined(judge)}")
+
+    def truth() -> bool | None:
+        return answer is None or (None if bool(answer != answer) else yes_or_no(answer))
+
+    return asked(truth, raised, passes=False)
+
+
+def _refused(why: str, arguments: KernelArguments, outputs: dict[int, Any], unwritten: Unwritten) -> Mismatch:
+    """Return the mismatch of outputs that a judge refused: what they lack or hold says more than `why`."""
+    import torch
+
     for i, output in outputs.items():
         if i in unwritten:
             return Mismatch("unwritten", f"{why}; {_unwritten_of(arguments.labels[i], unwritten[i])}")
@@ -342,9 +351,9 @@ def usual_sizes(tensor: Any) -> list[Any]:
     rows = tensor.reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
     found = [_usual(rows.reshape(-1), DRAWN_OF_ALL)]
     if LONG <= rows.shape[1] < tensor.numel():
-        found.append(_usual(rows.mT, DRAWN).reshape(*tensor.shape[:-1], 1))
+        found.append(_usual(rows.mT, DRAWN_OF_LINE).reshape(*tensor.shape[:-1], 1))
     if LONG <= rows.shape[0] < tensor.numel():
-        found.append(_usual(rows, DRAWN))
+        found.append(_usual(rows, DRAWN_OF_LINE))
     return found
 
 

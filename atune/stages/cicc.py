@@ -1,10 +1,11 @@
 """A worker's side of nvcc with pre-parsed headers: the rest of a source goes to cicc's server.
 
-See `server` for the server. The fallback is nvcc, and the library says why.
+See `cicc_server` for the server. The fallback is nvcc, and the library says why.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import hashlib
@@ -18,10 +19,11 @@ from typing import Any
 
 import msgspec
 
-from atune.model.artifact import CICC, Artifact, Lowered, source_path
+from atune.model.artifact import CICC, Artifact, Compared, Failure, Lowered, source_path
+from atune.model.candidate import Candidate
 from atune.model.device import Target
 from atune.stages import cicc_source as wgmma
-from atune.stages import tilelang
+from atune.stages import elf, tilelang
 from atune.stages.cicc_server import (
     FOLDER,
     HEADERS,
@@ -38,10 +40,10 @@ from atune.stages.cicc_server import (
     run_tool,
 )
 from atune.stages.cicc_source import Flavour, flavour_of, for_nvcc, parts
-from atune.stages.codegen import Blob, MachineCode, by_nvcc, flags_config
-from atune.stages.lowering import digest, toolchain
+from atune.stages.codegen import Blob, MachineCode, answer, by_nvcc, flags_config
+from atune.stages.lowering import digest, lower, toolchain
 from atune.stages.session import session
-from atune.workers.artifact_store import contents_of, key_in, state_of
+from atune.workers.artifact_store import StateCheck, contents_of, key_in, remember, state_of
 
 CUT = "#pragma atune_cut"
 VERSION = 1
@@ -82,7 +84,7 @@ def with_use(lowered: Lowered) -> Lowered:
         includes = parts(blob.source)[0]
     except ValueError:
         return lowered
-    instructions = wgmma.uses(blob.source) if f"<{wgmma.WGMMA}>" in includes else frozenset[wgmma.Use]()
+    instructions = wgmma.uses(blob.source) if f"<{wgmma.WGMMA}>" in includes else frozenset[wgmma.Instruction]()
     if instructions is None:
         return lowered
     flavour = flavour_of(session().target.arch, blob.pass_configs)
@@ -139,8 +141,8 @@ def compile(source: str, pass_configs: Mapping[str, Any]) -> MachineCode:
         flavour = flavour_of(session().target.arch, dict(pass_configs))
         code = compile_remotely(source, flavour, session().run_dir)
     except (CiccError, OSError) as error:
-        compiled = by_nvcc(source, pass_configs)  # a source that both refuse is the kernel's own mistake
-        return replace(compiled, why=f"cicc could not compile what nvcc could: {str(error)[:300]}")
+        machine_code = by_nvcc(source, pass_configs)  # a source that both refuse is the kernel's own mistake
+        return replace(machine_code, why=f"cicc could not compile what nvcc could: {str(error)[:300]}")
     return MachineCode(code, CICC)
 
 
@@ -210,3 +212,47 @@ def _body(source: str, parsed: Parsed, server: str) -> str:
                 raise CiccError("an instruction of Hopper's is not found")
             brought += found
     return f'{brought}#line 1 "{NAME}"\n{rest}'
+
+
+# ---- what cicc built beside what nvcc makes: it compiles a candidate again, as tilelang does
+
+
+def compared(candidate: Candidate, built: Artifact, path: str) -> Compared | Failure:
+    """Elaborate, lower, generate, compile by nvcc and link `candidate`, and compare with `built`.
+
+    The result is kept for the compiler state of `built`, if this machine is in that state. Raises what elaborating and
+    lowering raise. Returns a `Failure` if compilers refuse the source.
+    """
+    lowered = with_use(lower(candidate))
+    (plain,) = answer([lowered], path)
+    if isinstance(plain, Failure):
+        return plain
+    found = difference(built, plain)
+    with contextlib.suppress(OSError, CiccError, ValueError):  # then a later run compares again
+        files, headers = headers_of(plain)
+        if state_of(session().tools, lowered.use, headers) == built.state:
+            remember(session().tools, lowered.use, StateCheck(files, headers, found))
+    return Compared(candidate.index, found)
+
+
+def difference(measured: Artifact, plain: Artifact) -> str:
+    """Say how two libraries of one candidate differ; empty if sources and code sections are the same.
+
+    Sources are those of device and host. For target ``c`` they decide alone, because g++ compiles both and nothing
+    wraps it. The host's half of a CUDA library is compared only by its source.
+    """
+    if measured.source_key != plain.source_key:
+        return "the generated source"
+    if plain.target != "cuda":
+        return ""
+    own, other = (elf.kernels_code(Path(one.path).read_bytes(), one.symbol) for one in (measured, plain))
+    if not other:
+        return "the place of its code: the plain library has none under its name"
+    if not own:
+        return "the place of its code: the measured library has none under its name"
+    for code in own:  # tvm decides which of several is loaded
+        if code.keys() != other[0].keys():
+            return f"sections of its code: {', '.join(sorted(code.keys() ^ other[0].keys()))}"
+        if wrong := sorted(name for name in code if code[name] != other[0][name]):
+            return f"the code of {', '.join(wrong)}"
+    return ""

@@ -7,7 +7,7 @@ their code is nvcc's, byte for byte. NVRTC's is not, because it keeps addresses 
 that a library does not include itself may leave variables of one byte in it.)
 
 Two parts are omitted from the parsed text. One is the instructions of Hopper: a library brings those that it uses (see
-`source.py`). The other is headers of the C++ library that only host code needs. A library that needs an omitted part
+`cicc_source`). The other is headers of the C++ library that only host code needs. A library that needs an omitted part
 does not compile, and goes to nvcc.
 """
 
@@ -41,7 +41,7 @@ from atune.stages.cicc_source import (
     without_instructions,
 )
 from atune.stages.codegen import Blob, flags_config
-from atune.stages.session import visible_gpus
+from atune.stages.gpu import visible_gpus
 
 SERVER = Path(__file__).with_name("cicc_server.c")
 BODY, OUTPUT, MESSAGES = "atune_body.cu", "kernels.ptx", "messages"
@@ -50,7 +50,7 @@ FOLDER, SOCKET, TOOLS = "cicc", "cicc.sock", "tools.json"
 """A server's entry in a run's folder: a folder, with its socket and `Tools`."""
 NAME = "tvm_kernels.cu"
 """tilelang's name for a source."""
-MAIN, HEADERS, LOG, LIBRARY = "kernels.ii", "headers.ii", "log", "server.so"
+MAIN, HEADERS, LOG, PRELOADED = "kernels.ii", "headers.ii", "log", "server.so"
 """Files in the server's folder: its source, the preprocessed headers, the output of parsing them, and the preloaded
 library."""
 _HOST_ONLY = (
@@ -170,7 +170,7 @@ class Server:
                 raise CiccError("tilelang's headers for Hopper are not as they are known")
             folders.insert(0, without)
         tools = behind(nvcc_command(flavour, folders), folder)
-        library = os.path.join(folder, LIBRARY)
+        library = os.path.join(folder, PRELOADED)
         gcc = [shutil.which("gcc") or "cc", "-O1", "-w", "-shared", "-fPIC", str(SERVER), "-o", library, "-ldl"]
         run_tool(gcc, tools)
         left_out = tuple(f"-D{name}=1" for name in _HOST_ONLY)
@@ -204,7 +204,7 @@ class Server:
                 env={
                     **os.environ,
                     **parsed.tools.environment,
-                    "LD_PRELOAD": f"./{LIBRARY}",  # a path may have spaces, where it would be split
+                    "LD_PRELOAD": f"./{PRELOADED}",  # a path may have spaces, where it would be split
                     "ATUNE_LISTENER": str(listener.fileno()),
                 },
                 pass_fds=[listener.fileno()],

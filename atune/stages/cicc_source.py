@@ -13,7 +13,7 @@ import functools
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -86,7 +86,7 @@ def flavour_of(arch: str, pass_configs: dict[str, Any]) -> Flavour:
 
 GMMA = ("cute/arch/mma_sm90_gmma.hpp", "cute/arch/mma_sm90_gmma_ext.hpp")
 WGMMA = "tl_templates/cuda/instruction/wgmma.h"
-KNOWN = {*GUESS, *GUESS_BEFORE_HOPPER, "atomic.h", "math.h", "cuda_fp8.h", "cluster.h"}
+KNOWN_HEADERS = {*GUESS, *GUESS_BEFORE_HOPPER, "atomic.h", "math.h", "cuda_fp8.h", "cluster.h"}
 """tilelang's headers that use the instructions only through `WGMMA`, or not at all."""
 _USE = re.compile(
     r"\btl::wgmma_(ss|rs)<\s*tl::DataType::(k\w+), tl::DataType::(k\w+), tl::DataType::(k\w+), (\d+), (\d+), (\d+),"
@@ -100,20 +100,30 @@ _MACRO = re.compile(r"^#define (TL_WGMMA_DEFINE_(?:SS|RS)_\w+)\((?:[^\n]*\\\n)*[
 _ALL = re.compile(r"^TL_WGMMA_FOREACH_N_\w+\((TL_WGMMA_DEFINE_\w+)\);\n", re.MULTILINE)
 _STRUCTURE = re.compile(r"^(?:template <\n(?:[^\n]*\n)*?>\n)?struct (MMA_\w+)\n\{\n.*?^\};\n", re.MULTILINE | re.DOTALL)
 
-Use = tuple[str, str, str, str, int, int, int]
-"""An instruction: ``SS`` or ``RS``, the types of A, B and C, and its shape M, N, K."""
+
+class Instruction(NamedTuple):
+    """A wgmma instruction. `operands`: ``SS`` or ``RS``. `a`, `b`, `c`: their types. `m`, `n`, `k`: its shape."""
+
+    operands: str
+    a: str
+    b: str
+    c: str
+    m: int
+    n: int
+    k: int
 
 
-def uses(source: str) -> frozenset[Use] | None:
+def uses(source: str) -> frozenset[Instruction] | None:
     """Return the instructions that a device source names; None if it may use others, or not through `WGMMA`."""
     includes = re.findall(r"^\s*#\s*include\s*[<\"](\S+)[>\"]", source, re.MULTILINE)
     ours = {name.removeprefix("tl_templates/cuda/") for name in includes if name.startswith("tl_templates/")}
     others = {name for name in includes if name.startswith(("cute/", "cutlass/"))}
-    if WGMMA.removeprefix("tl_templates/cuda/") not in ours or ours - KNOWN - {"cuda_bf16_fallbacks.cuh"} or others:
+    strange = ours - KNOWN_HEADERS - {"cuda_bf16_fallbacks.cuh"}
+    if WGMMA.removeprefix("tl_templates/cuda/") not in ours or strange or others:
         return None
     if re.search(r"\bcute\b|\bGMMA\b|\bMMA_|#\s*include\s*\"", source):
         return None
-    found = [(a.upper(), b, c, d, int(m), int(n), int(k)) for a, b, c, d, m, n, k in _USE.findall(source)]
+    found = [Instruction(one[0].upper(), *one[1:4], *map(int, one[4:])) for one in _USE.findall(source)]
     if len(found) != len(re.findall(r"\bwgmma_(?:ss|rs)\b", source)):
         return None
     return frozenset(found)
@@ -151,7 +161,7 @@ def _rows(wgmma: str) -> dict[tuple[str, ...], re.Match[str]] | None:
 
 
 @functools.cache
-def definitions(templates: str, cutlass: str, wanted: frozenset[Use]) -> str | None:
+def definitions(templates: str, cutlass: str, wanted: frozenset[Instruction]) -> str | None:
     """Return the text that adds `wanted` to the headers without instructions, to follow them; None as above."""
     wgmma = (Path(templates) / WGMMA).read_text()
     rows = _rows(wgmma) or {}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import cache
 from typing import Any
 
 import msgspec
 
 from atune.model.measurement import Conditions, Timing
+from atune.stages.gpu import handle, nvml
 from atune.stages.observer import Observer
 
 THROTTLE = {
@@ -46,16 +46,3 @@ class ClocksObserver(Observer):
             return int(getattr(self._nvml, name)(self._handle, *arguments))
         except Exception:  # not supported here, or not by this version of the bindings
             return None
-
-
-@cache
-def nvml() -> Any:
-    import pynvml
-
-    pynvml.nvmlInit()
-    return pynvml
-
-
-@cache
-def handle(uuid: str) -> Any:
-    return nvml().nvmlDeviceGetHandleByUUID(uuid)

@@ -84,9 +84,9 @@ def build(group: Sequence[Lowered], path: str, compile: Compile = by_nvcc) -> li
     kind = session().target.kind
     if kind == "c":
         _build_c([blob.source for blob in blobs], blobs[0].flags, part)
-        compiled = MachineCode(b"", "g++")
+        machine_code = MachineCode(b"", "g++")
     else:
-        compiled = _build_cuda(blobs, part, compile)
+        machine_code = _build_cuda(blobs, part, compile)
     for blob in blobs:
         with open(source_path(path, blob.symbol), "w", errors="replace") as file:
             file.write(blob.source)
@@ -102,8 +102,8 @@ def build(group: Sequence[Lowered], path: str, compile: Compile = by_nvcc) -> li
             target=kind,
             seconds=seconds,
             calls=blob.calls,
-            compiler=compiled.compiler,
-            why=compiled.why,
+            compiler=machine_code.compiler,
+            why=machine_code.why,
             store_key=lowered.store_key,
             source_key=lowered.source_key,
             roles=lowered.roles,
@@ -153,11 +153,11 @@ def _build_cuda(blobs: Sequence[Blob], path: str, compile: Compile) -> MachineCo
     device = merged([load_ir(blob.device) for blob in blobs])
     current = tilelang.tvm.transform.PassContext(opt_level=3, config=tilelang.normalize_pass_configs(pass_configs))
     with current, backend_context().target:
-        compiled = compile(printed(device), pass_configs)
-        runtime = _runtime_module(device, compiled.code)
+        machine_code = compile(printed(device), pass_configs)
+        runtime = _runtime_module(device, machine_code.code)
         with tempfile.TemporaryDirectory(dir=session().run_dir, prefix="link-") as folder:
             link([load_ir(blob.host) for blob in blobs], runtime, path, folder)
-    return compiled
+    return machine_code
 
 
 def _runtime_module(device: Any, code: bytes) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 from atune.model.artifact import BlockWork, StaticFacts
 from atune.model.layouts import MOST_LAYOUTS, FragmentFacts, Layouts, LoopFacts, mask_of
 from atune.stages import tilelang
-from atune.stages.work import COPIES, bits_of, evaluated, nodes_of, region, size_of, work_of
+from atune.stages.work import COPIES, buffer_bytes, element_bits, evaluated, nodes_of, region, work_of
 
 _LOCAL_ARRAY = re.compile(
     r"^\s*(float|int|uint|half_t|bfloat16_t|double|signed char|uchar)\s+\w+\[(\d+)\];", re.MULTILINE
@@ -106,7 +106,7 @@ def _foreseen(function: Any, work: BlockWork | None, arch: str) -> StaticFacts:
         elif kind == "SBlock":
             if (asked := node.annotations.get("tl.launch_threads")) is not None:
                 threads, body = math.prod(int(n) for n in asked), node.body
-            fragments += [size_of(b) for b in node.alloc_buffers if str(b.scope()) == "local.fragment"]
+            fragments += [buffer_bytes(b) for b in node.alloc_buffers if str(b.scope()) == "local.fragment"]
     loads = _pipelined(body)
     bulk = arch.startswith("sm_90") and any(_rows_are_aligned(source) for source, _ in loads.values())
     return StaticFacts(
@@ -137,7 +137,7 @@ def _rows_are_aligned(tensor: Any) -> bool:
     """Tell whether a tensor can be loaded in bulk: TMA needs strides that are multiples of 16 bytes."""
     *strides, _ = [*tensor.strides] or [1]
     return all(
-        int(stride) * bits_of(tensor.dtype) % 128 == 0 for stride in strides if type(stride).__name__ == "IntImm"
+        int(stride) * element_bits(tensor.dtype) % 128 == 0 for stride in strides if type(stride).__name__ == "IntImm"
     )
 
 
@@ -148,7 +148,7 @@ def _shared_bytes(body: Any, stages: dict[Any, int]) -> int:
         for node in nodes_of(statement):
             buffer = getattr(node, "buffer", None)
             if buffer is not None and str(buffer.scope()).startswith("shared"):
-                sizes[buffer.data] = size_of(buffer) * stages.get(buffer.data, 1)
+                sizes[buffer.data] = buffer_bytes(buffer) * stages.get(buffer.data, 1)
                 spans.setdefault(buffer.data, [number, number])[1] = number
     ends = {end for _, end in spans.values()}
     alive = (sum(sizes[data] for data, (a, b) in spans.items() if a <= at <= b) for at in ends)
@@ -232,7 +232,7 @@ def _loop(loop: Any, layout: Any, fragments: Mapping[Any, Any]) -> LoopFacts:
     iterations = math.prod(extents)
     width = _width(layout, extents)
     touched = [node for node in nodes_of(loop.body) if type(node).__name__ in ("BufferLoad", "BufferStore")]
-    bits = [bits_of(node.buffer.dtype) for node in touched if str(node.buffer.scope()) in ("", "global")]
+    bits = [element_bits(node.buffer.dtype) for node in touched if str(node.buffer.scope()) in ("", "global")]
     stored = [node.buffer for node in touched if type(node).__name__ == "BufferStore"]
     return LoopFacts(
         extents=extents,

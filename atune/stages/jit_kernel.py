@@ -67,15 +67,15 @@ def jit_kernel(
         "execution_backend": usual if execution_backend in (None, "auto") else execution_backend,
     }
 
-    def compiled() -> Any:
+    def compile_by_tilelang() -> Any:
         how = {"target_host": target_host, "verbose": verbose, "pass_configs": passes or None}
         return _tilelang_kernel(function, outputs, roles, target.kind, **how, **options)
 
     if artifact is None:
-        found = compiled()
+        found = compile_by_tilelang()
     else:
         measured = {**options, "execution_backend": usual, "pass_configs": passes}
-        found = Measured(function, artifact, roles, named, compiled, measured)
+        found = Measured(function, artifact, roles, named, compile_by_tilelang, measured)
     found.roles = roles
     if config:
         found.update_tuner_result(latency_ms, {**config}, reference_ms)
@@ -111,9 +111,9 @@ class Deferred(tilelang.JITKernel):  # type: ignore[misc]
 class Measured(Deferred):
     """A kernel from a measured library: `artifact` is its member. Outputs are allocated here.
 
-    The call, the device's source and the profiler need the library alone. `compiled` makes what it lacks: `artifact`,
-    the host's source, the exported library. `named`: the outputs that tilelang knows of. `options`: for `JITKernel`.
-    Raises `LoadError` where the library is gone.
+    The call, the device's source and the profiler need the library alone. `tilelang_compile` makes what it lacks:
+    `artifact`, the host's source, the exported library. `named`: the outputs that tilelang knows of. `options`: for
+    `JITKernel`. Raises `LoadError` where the library is gone.
     """
 
     def __init__(
@@ -122,11 +122,11 @@ class Measured(Deferred):
         artifact: Artifact,
         roles: Roles,
         named: list[int],
-        compiled: Callable[[], Any],
+        tilelang_compile: Callable[[], Any],
         options: Mapping[str, Any],
     ) -> None:
         super().__init__(func=function, from_database=True, **options)
-        self._tilelang_compile, self._kind = compiled, artifact.target
+        self._tilelang_compile, self._kind = tilelang_compile, artifact.target
         outputs = Outputs(artifact.params, roles.outputs, artifact.target, _scalars(function), roles.zero)
         self.adapter = MeasuredAdapter(function, named, artifact, outputs, self.as_tilelang)
         self.torch_function = self.adapter.func

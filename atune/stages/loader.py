@@ -206,27 +206,35 @@ def register_op(
         check_arguments(params, everything)
         return returned([everything[i] for i in roles.outputs])
 
-    library, _, short = name.partition("::")
+    declared = ", ".join(_declared(params[i], i, i in written) for i in given)
     with _registering:
-        if name in _registered:
-            known, op = _registered[name]
-            if known == identity:
-                return op
-            raise UsageError(f"as_op: {name} is another kernel's: choose another name, or start anew")
-        if hasattr(getattr(torch.ops, library), short):
-            raise UsageError(f"as_op: torch has an operator {name}, which is not atune's: choose another name")
-        op = torch.library.custom_op(
-            name,
-            launch,
-            mutates_args=[f"p{i}" for i in sorted(written)],
-            device_types=device_type(target),
-            schema=f"({', '.join(_declared(params[i], i, i in written) for i in given)}) -> "
-            f"({', '.join(['Tensor'] * len(roles.outputs))})",
-            tags=(torch.Tag.needs_exact_strides,),
-        )
-        op.register_fake(fake)
-        _registered[name] = identity, op
+        if (op := _registered_as(name, identity)) is None:
+            op = torch.library.custom_op(
+                name,
+                launch,
+                mutates_args=[f"p{i}" for i in sorted(written)],
+                device_types=device_type(target),
+                schema=f"({declared}) -> ({', '.join(['Tensor'] * len(roles.outputs))})",
+                tags=(torch.Tag.needs_exact_strides,),
+            )
+            op.register_fake(fake)
+            _registered[name] = identity, op
     return op
+
+
+def _registered_as(name: str, identity: Hashable) -> Any:
+    """Return the operator `name` of `identity`; None where the name is free. Raises `UsageError` where it is taken."""
+    import torch
+
+    if name in _registered:
+        known, op = _registered[name]
+        if known != identity:
+            raise UsageError(f"as_op: {name} is another kernel's: choose another name, or start anew")
+        return op
+    library, _, short = name.partition("::")
+    if hasattr(getattr(torch.ops, library), short):
+        raise UsageError(f"as_op: torch has an operator {name}, which is not atune's: choose another name")
+    return None
 
 
 def _declared(param: KernelParam, position: int, written: bool) -> str:

@@ -45,8 +45,8 @@ def lower(candidate: Candidate, *, anew: bool = True) -> Lowered:
     how = how_of(candidate.config, session().target, session().compile, work.pass_configs)
     function = elaborated(work.kernel, work.kernel_arguments, work.as_written(candidate.config), context.target)
     function = function.with_attr("global_symbol", symbol)
-    bare = text_of(function)
-    ir_key = key_of(bare, how)
+    bare = ir_text(function)
+    ir_key = ir_key_of(bare, how)
     roles = roles_of(function, work.out_idx, work.zero, work.restore, work.like_tilelang)
     found = None if anew else lowered_before(ir_key)
     if found is None:
@@ -191,12 +191,12 @@ def how_of(
     )
 
 
-def text_of(function: Any) -> str:
+def ir_text(function: Any) -> str:
     """Return an elaborated kernel as text, whatever its symbol."""
     return str(tilelang.tvm.ir.save_json(function.with_attr("global_symbol", _BARE)))
 
 
-def key_of(text: str, how: CompileInputs) -> str:
+def ir_key_of(text: str, how: CompileInputs) -> str:
     """Return the `ir_key` of an elaborated kernel by its text."""
     environment = sorted((name, value) for name, value in os.environ.items() if _LOWERS.match(name))
     return digest((text, *how.key(), *_way(), environment, LoopFacts.__struct_fields__))
@@ -253,5 +253,5 @@ def store_key(
     with frontend_lock:
         context = context_of(target, settings.target_host)
         function = elaborated(kernel, arguments, config, context.target)
-        found = lowered_before(key_of(text_of(function), how))
+        found = lowered_before(ir_key_of(ir_text(function), how))
     return "" if found is None else found.store_key

@@ -8,7 +8,7 @@ from atune.errors import WorkloadError
 from atune.model.artifact import Failure
 from atune.model.jobs import Finals
 from atune.model.measurement import Measurement
-from atune.stages.neighbours import holders
+from atune.stages.gpu import holders
 from atune.stages.observer import Answer, Observer
 from atune.stages.session import session
 

@@ -53,7 +53,7 @@ _DIGEST_WORDS = 1 << 22
 _DIGEST_FACTOR = -0x61C8864680B583EB
 
 
-def digest(tensors: Sequence[Any]) -> str:
+def digest_of_bits(tensors: Sequence[Any]) -> str:
     """Return 16 hex digits that are equal for equal bits: a sum of the words, each times an odd number, modulo 2**64.
 
     A single different word always changes the sum, and any other difference does with a chance of about 1 in 2**63

@@ -15,15 +15,13 @@ from atune.model.measurement import median_interval
 from atune.model.settings import BenchmarkSettings
 from atune.stages import tilelang
 
-Call = Callable[[], Any]
-
 
 @dataclass(eq=False)
 class Timed:
     """A call to time, and an untimed step before each call, such as restoring its inputs."""
 
-    call: Call
-    before: Call | None = None
+    call: Callable[[], Any]
+    before: Callable[[], None] | None = None
     warm: bool = False
     """Whether the call finds its data in the L2 cache."""
     waits: bool | None = None
@@ -258,7 +256,7 @@ class CudaTimer(Timer):
             cuda.synchronize()
         return float(begin.elapsed_time(end)) * 1e3
 
-    def _after_set(self, set_window: Call, *arguments: Any) -> Any:
+    def _after_set(self, set_window: Callable[..., Any], *arguments: Any) -> Any:
         """Set an L2 window for host code of tilelang; the launch is queued, and timed, from here on."""
         done = set_window(*arguments)
         if self._alone is not None and not self._windowed:
@@ -266,7 +264,7 @@ class CudaTimer(Timer):
             self._alone[0].record()
         return done
 
-    def _before_reset(self, reset_window: Call, *arguments: Any) -> Any:
+    def _before_reset(self, reset_window: Callable[..., Any], *arguments: Any) -> Any:
         """Reset an L2 window for host code of tilelang, which has launched its kernel."""
         if self._alone is not None:
             self._windowed = True
@@ -302,7 +300,7 @@ SECOND_LOOK = 8
 PLAINLY_SLOW, SLOW = 1.5, 1.1
 """A candidate is given up when its fastest sample is this many times slower than the best's median: after `PROBE`
 samples, and after `SECOND_LOOK`. The fastest sample, so that one disturbed sample costs nobody its chance."""
-KNOWN = 0.005
+KNOWN_WITHIN = 0.005
 """The median is known when its 95 % interval reaches no farther than this much of it, to either side."""
 MOST_TIMES = 4
 """Times `n_repeat` samples that one whose median is not known gets at most."""
@@ -335,7 +333,7 @@ def still_wanted(
     if not until_known or have < SECOND_LOOK or have >= MOST_TIMES * n_repeat or sum(samples_us) > EXTRA_US:
         return 0
     low, median, high = median_interval(samples_us)
-    return n_repeat if max(high - median, median - low) > KNOWN * median else 0
+    return n_repeat if max(high - median, median - low) > KNOWN_WITHIN * median else 0
 
 
 def counts(settings: BenchmarkSettings, estimate_us: float) -> tuple[int, int]:

@@ -121,7 +121,7 @@ class _Reader:
 
     def tensor_bytes(self) -> int | None:
         try:
-            return sum(size_of(buffer) for buffer in self.tensors)
+            return sum(buffer_bytes(buffer) for buffer in self.tensors)
         except Unknown:
             return None
 
@@ -146,7 +146,7 @@ class _Reader:
         if threads is not None:
             self.threads = math.prod(int(n) for n in threads)
         for buffer in node.alloc_buffers:
-            size = size_of(buffer)
+            size = buffer_bytes(buffer)
             scope = str(buffer.scope())
             self.registers += size if scope == "local.fragment" else 0
             self.registers += size * self.threads if scope == "local" else 0
@@ -241,7 +241,7 @@ class _Reader:
         sums = region(call.args[2])[0]
         self.sums[sums.data] = len(self.gemms)
         policy = policy if isinstance(policy, int) else 0
-        more = {"policy": policy, "in_registers": in_registers, "sum_bits": bits_of(sums.dtype)}
+        more = {"policy": policy, "in_registers": in_registers, "sum_bits": element_bits(sums.dtype)}
         self.gemms.append(msgspec.structs.replace(gemm, **more))
         self.steps = max(self.steps, place.times)
 
@@ -253,7 +253,7 @@ class _Reader:
             self.sums[target.data] = self.sums[source.data]
         elements = min(elements_of(extents) for _, extents, _ in regions)
         for (buffer, _, indices), store in zip(regions, (False, True), strict=True):
-            n_bytes = place.times * place.all_elements * elements * bits_of(buffer.dtype) / 8
+            n_bytes = place.times * place.all_elements * elements * element_bits(buffer.dtype) / 8
             self._moved(buffer, indices, n_bytes, place, store)
 
     # ---- expressions
@@ -284,7 +284,7 @@ class _Reader:
         variables = {variable for index in indices for variable in variables_of(index)}
         if self.own & variables:
             raise Unknown("what each thread does by itself")
-        n_bytes = place.times * place.elements(variables) * bits_of(buffer.dtype) / 8
+        n_bytes = place.times * place.elements(variables) * element_bits(buffer.dtype) / 8
         if str(buffer.scope()).startswith("shared"):
             n_bytes *= self.waste(buffer, indices, place.parallel)
         self._moved(buffer, indices, n_bytes, place, store)
@@ -306,7 +306,7 @@ class _Reader:
             if (at := evaluated(index, values)) is None:
                 return 1.0
             place = place * int(size) + at
-        bits = bits_of(buffer.dtype)
+        bits = element_bits(buffer.dtype)
         if np.ndim(place) == 0 or place[1] - place[0] in (0, 1):
             return 1.0
         words = np.unique(place * bits // 32)
@@ -319,7 +319,7 @@ class _Reader:
         if scope != "global":
             return
         axes = "".join(sorted(set().union(*(self.axes_of(index) for index in indices))))
-        width = None if place.width is None else place.width * bits_of(buffer.dtype) // 8
+        width = None if place.width is None else place.width * element_bits(buffer.dtype) // 8
         access = Access(n_bytes=n_bytes, axes=axes, steps=place.times, width=width)
         (self.writes if store else self.reads).append(access)
         self.steps = max(self.steps, place.times)
@@ -381,12 +381,12 @@ def elements_of(extents: Any) -> int:
     return math.prod(int(extent) for extent in extents)
 
 
-def size_of(buffer: Any) -> int:
+def buffer_bytes(buffer: Any) -> int:
     """Return the bytes of a buffer. Raises `Unknown` if its shape depends on the call."""
-    return elements_of(buffer.shape) * bits_of(buffer.dtype) // 8
+    return elements_of(buffer.shape) * element_bits(buffer.dtype) // 8
 
 
-def bits_of(dtype: Any) -> int:
+def element_bits(dtype: Any) -> int:
     """Return the bits of an element, all lanes together."""
     kind = tilelang.tvm.DataType(text_of(dtype))
     return int(kind.bits) * int(kind.lanes)

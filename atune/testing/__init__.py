@@ -9,7 +9,7 @@ no tilelang, torch or CUDA. Time is virtual, so that a run takes milliseconds wi
 `atune.engine.interfaces.Machine`, and the contract suite tests it and the real one.
 """
 
-from atune.testing.machine import FakeClock, FakeCompileWorker, FakeDeviceWorker, FakeMachine
+from atune.testing.fake_machine import FakeClock, FakeCompileWorker, FakeDeviceWorker, FakeMachine
 from atune.testing.script import Script, Stage
 
 __all__ = [

@@ -130,24 +130,24 @@ class StateCheck(msgspec.Struct, frozen=True):
     difference: str
 
 
-def digest(*parts: str) -> str:
+def _digest(*parts: str) -> str:
     """Return the SHA-256 of `parts`, shortened to 128 bits."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 def contents_of(files: Iterable[str]) -> str:
     """Return the digest of the contents of `files`. Raises `OSError`."""
-    return digest(*(f"{file} {hashlib.sha256(Path(file).read_bytes()).hexdigest()}" for file in sorted(files)))
+    return _digest(*(f"{file} {hashlib.sha256(Path(file).read_bytes()).hexdigest()}" for file in sorted(files)))
 
 
 def state_of(tools: str, use: str, headers: str) -> str:
     """Return the key of a compiler state."""
-    return digest(tools, use, headers)
+    return _digest(tools, use, headers)
 
 
 def key_in(store_key: str, state: str) -> str:
     """Return the artifact store's key of a library that was built in `state`; nvcc and g++ have none."""
-    return digest(store_key, state) if store_key and state else store_key
+    return _digest(store_key, state) if store_key and state else store_key
 
 
 def remember(tools: str, use: str, comparison: StateCheck) -> None:
@@ -167,7 +167,7 @@ def recall(tools: str, use: str) -> tuple[str, str] | None:
 
 
 def _state_file(tools: str, use: str) -> Path:
-    return cache_folder() / "states" / f"{digest(tools, use)}.json"
+    return cache_folder() / "states" / f"{_digest(tools, use)}.json"
 
 
 def _check(path: Path) -> None:

@@ -26,7 +26,7 @@ from atune.model.jobs import (
 )
 from atune.workers.artifact_store import RunStore
 from atune.workers.compile_service import CompileService
-from atune.workers.messages import COMPILE, Session
+from atune.workers.messages import Session
 from atune.workers.pool import Worker
 from atune.workers.resources import CompilerKilled, ShortOf, space_is_short
 from atune.workers.supervised import DOING, NOT_ALONE, STARVED, Supervised, failure_in
@@ -49,7 +49,7 @@ PATIENCE = 4.0
 class CompileProcess(Supervised):
     """A process of a compile worker, which starts when it is needed, also after it died. `role`: its name."""
 
-    entries, died, raised = COMPILE, "crash", "lower"
+    died, raised = "crash", "lower"
 
     def __init__(self, workers: Workers, session: Session, role: str) -> None:
         super().__init__(workers)

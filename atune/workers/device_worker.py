@@ -1,12 +1,15 @@
-"""A device's process on this machine, and warnings about other users of the device."""
+"""A device's process on this machine, the lock by which runs take turns on it, and warnings about its other users."""
 
 from __future__ import annotations
 
+import fcntl
+import functools
 import os
 import threading
 import time
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Collection, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import anyio
@@ -24,6 +27,7 @@ from atune.errors import (
 )
 from atune.model.artifact import Artifact, Failure, FailureKind, fitting
 from atune.model.device import DeviceInfo
+from atune.model.folders import private_root
 from atune.model.jobs import (
     A,
     Bits,
@@ -38,14 +42,14 @@ from atune.model.jobs import (
     StartJob,
 )
 from atune.model.measurement import DISTURBS, Measurement
-from atune.workers.messages import BEGIN, MEASURE, NEIGHBOURS, Neighbours, Session
+from atune.workers.messages import BEGIN, NEIGHBOURS, OPEN_DEVICE, REST_DEVICE, Neighbours, Session
 from atune.workers.pool import Worker
 from atune.workers.resources import ShortOf
 from atune.workers.supervised import Supervised
-from atune.workers.waiting import PATIENCE_S, device_lock
+from atune.workers.waiting import Deadline
 from atune.workers.workers import Workers, how_it_ended, process_folders
 
-POLL_S = 0.2
+MEMORY_POLL_S = 0.2
 """Seconds between two looks whether another run has ended."""
 SHARED_S = 2.0
 """Seconds of waiting for a device before the warning that another run measures there too."""
@@ -56,6 +60,10 @@ SPOILING: tuple[FailureKind, ...] = ("fault", "out_of_bounds")
 """Failures that ruin the process's context or memory, although it answers."""
 BUSY_PERCENT = 20
 """Utilisation of an idle GPU, in percent, above which somebody else computes on it."""
+LOCK_PATIENCE_S = 180.0
+"""Most seconds of waiting for a lock. The program that holds it may be stopped."""
+LOCK_POLL_S = (0.0005, 0.005)
+"""Seconds between the first two tries, and between the last two."""
 REMEDY = "end it, or measure on another device"
 
 
@@ -92,7 +100,7 @@ class LocalDeviceWorker(Supervised):
     without a set. `claim`: its run's claim on memory; None without a limit.
     """
 
-    entries, died, raised = MEASURE, "fault", "launch"
+    died, raised = "fault", "launch"
 
     def __init__(
         self,
@@ -252,7 +260,7 @@ class LocalDeviceWorker(Supervised):
         await worker.call(BEGIN, msgspec.msgpack.encode(session))
         async with device_lock(self._device) as waited_s:  # making a context may disturb a timing on the device
             self._note(waited_s)
-            reply = await worker.call(f"{MEASURE}begin", msgspec.msgpack.encode(self.info))
+            reply = await worker.call(OPEN_DEVICE, msgspec.msgpack.encode(self.info))
         self._started = msgspec.msgpack.decode(reply, type=Started)
 
     async def _ready(self) -> Worker:
@@ -270,7 +278,7 @@ class LocalDeviceWorker(Supervised):
         """Warn, once, that the device is shared."""
         if waited_s is None:
             self.workers.warn(
-                f"another run has held device {self.name} for {PATIENCE_S:g} s: measuring at the same time"
+                f"another run has held device {self.name} for {LOCK_PATIENCE_S:g} s: measuring at the same time"
             )
         elif waited_s > SHARED_S and self._idle is None:
             what = f"another run also measures on device {self.name}: they take turns"
@@ -304,7 +312,7 @@ class LocalDeviceWorker(Supervised):
             return
         with suppress(WorkerError):
             async with device_lock(self._device):  # freeing memory may disturb a timing, too
-                await worker.call(f"{MEASURE}rest", b"", self._limit_s)
+                await worker.call(REST_DEVICE, b"", self._limit_s)
             self.workers.release(worker)
             self._idle.append(worker)
 
@@ -313,7 +321,7 @@ class LocalDeviceWorker(Supervised):
         while self.claim is not None and not self.claim.is_granted():
             what = f"another run uses the memory that memory_limit allows on device {self.name}: waiting"
             self.workers.warn_once("memory", what)
-            await anyio.sleep(POLL_S)
+            await anyio.sleep(MEMORY_POLL_S)
 
     async def kill(self) -> None:
         self._prepared = False
@@ -323,3 +331,41 @@ class LocalDeviceWorker(Supervised):
     def _limit_s(self) -> float:
         """Most seconds for one candidate."""
         return self.session.benchmark.benchmark_timeout_s
+
+
+@asynccontextmanager
+async def device_lock(
+    device: str, folder: Path | None = None, patience_s: float = LOCK_PATIENCE_S
+) -> AsyncGenerator[float | None, None]:
+    """Hold a device, by its UUID or name. Yields the seconds of waiting, or None if the wait was given up.
+
+    It is two advisory locks (flock) on files of `folder`, or below `$TMPDIR/atune-UID`. The holder of the first one may
+    wait for the second, so that a run that measures without pause cannot overtake a waiting run. The kernel releases a
+    lock when its program ends in any way. Cancelling the wait leaves nothing behind.
+    """
+    folder = folder or private_root()
+    deadline, began = Deadline(patience_s), time.monotonic()
+    with ExitStack() as turn, ExitStack() as lock:
+        got = await _locked(folder / f"device-{device}.turn", turn, deadline)
+        got = got and await _locked(folder / f"device-{device}.lock", lock, deadline)
+        turn.close()
+        yield time.monotonic() - began if got else None
+
+
+async def _locked(path: Path, stack: ExitStack, deadline: Deadline) -> bool:
+    """Lock `path` until `stack` is closed. Returns False if that took too long."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    stack.callback(os.close, fd)
+    pause = LOCK_POLL_S[0]
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            try:
+                await deadline.wait(functools.partial(anyio.sleep, pause))
+            except TimeoutError:
+                return False
+            pause = min(2 * pause, LOCK_POLL_S[1])
+        else:
+            stack.callback(fcntl.flock, fd, fcntl.LOCK_UN)  # also where a forked child has the descriptor, too
+            return True

@@ -56,7 +56,7 @@ READ_BYTES, PRINTED_CHARACTERS = 1 << 16, 2000
 """Most bytes that are read of what a call printed, and most characters that are kept."""
 PF_EXITING = 0x4
 """Flag of a process that is ending, from before its files are closed (Linux, include/linux/sched.h)."""
-STARVED = 0.5
+STARVED_SHARE = 0.5
 """Share of a call's time below which its processes had too little CPU, if one of them waits for more."""
 REAP_S = 1.0
 SLICE_BYTES = 1 << 20
@@ -412,7 +412,7 @@ class Worker:
             kind, message, body = await receive(self._sock, deadline, self._calls)
         except TimeoutError:
             cpu_s, waits = _cpu_of(self.pid)
-            starved = waits and cpu_s - cpu_before_s < STARVED * timeout_s
+            starved = waits and cpu_s - cpu_before_s < STARVED_SHARE * timeout_s
             await self.kill()
             raise WorkerTimeout(
                 f"{self.name} ran {entry} past {timeout_s:g} s", self._tail(), starved=starved

@@ -49,12 +49,12 @@ from atune.workers.result_key import CacheEntry, ResultKey, exported, result_key
 
 Begun = tuple[Journal | None, Sequence[AnyEvent]]
 """The journal that was opened for a run, if its folder can be written, and the events in it."""
-Known = tuple[Entry, Outcome]
+KnownOutcome = tuple[Entry, Outcome]
 """A configuration's entry and outcome in an earlier run."""
 Still = Callable[[Any, Sequence[tuple[Config, str]]], bool]
 """Tells whether configurations, for a problem's arguments, are still the kernels of these `Lowered.ir_digest`."""
 
-MOST_BYTES = 256 << 20
+MOST_CACHE_BYTES = 256 << 20
 """Most bytes of the cache's journals. The oldest are deleted, a set as one; the newest, and those that a run writes,
 stay."""
 NEW_S = 60.0
@@ -138,7 +138,7 @@ _read: dict[str, tuple[tuple[int, int, int], StoredRun | None]] = {}
 journal is damaged, or has not begun."""
 
 
-def known_of(state: State) -> dict[str, Known]:
+def known_of(state: State) -> dict[str, KnownOutcome]:
     """Return the lasting outcomes of a run by config key: measurements, and failures that would happen again."""
     found = ((entry, state.outcome(entry.index)) for entry in state.entries.values() if entry.key)
     return {
@@ -231,7 +231,7 @@ class ResultCache:
         return None, []
 
     def add(self, path: str | os.PathLike[str]) -> None:
-        """Keep the journal at `path`, whose run has ended somehow, under its key, and all within `MOST_BYTES`."""
+        """Keep the journal at `path`, whose run has ended somehow, under its key, and all within `MOST_CACHE_BYTES`."""
         run = self._run(os.path.realpath(path))
         self.note(path, None if run is None else run.parts)
         self._tidy()
@@ -307,9 +307,9 @@ class ResultCache:
             _leave_out(run.path, f"{run.path} has no winner, though its last line says so")
         return None
 
-    def known(self, work: str, configs: Iterable[Config]) -> dict[str, Known]:
+    def known(self, work: str, configs: Iterable[Config]) -> dict[str, KnownOutcome]:
         """Return the outcomes of `configs` in earlier runs of the same work, by config key."""
-        wanted, found = {config_key(config) for config in configs}, list[dict[str, Known]]()
+        wanted, found = {config_key(config) for config in configs}, list[dict[str, KnownOutcome]]()
         for run in self._runs_of(work=work)[:MOST_READ]:
             known = known_of(State.of(self.events(run)))
             found.append({name: one for name, one in known.items() if name in wanted})
@@ -363,7 +363,7 @@ class ResultCache:
         return len({run.key for run in found} - {run.key for run in self.answers()})
 
     def _tidy(self) -> None:
-        """Delete the oldest of the cache's journals beyond `MOST_BYTES`, a set's folder as one, and what holds no run.
+        """Delete the oldest journals beyond `MOST_CACHE_BYTES`, a set's folder as one, and what holds no run.
 
         Links to journals that it had hold none, and files that killed programs left empty. A link to what is gone
         elsewhere stays until a look-up: its file system may come back. A journal that was dated by a clock that was
@@ -387,7 +387,7 @@ class ResultCache:
         oldest_first = sorted(units.values(), key=lambda unit: unit[0])
         total = sum(size for _, size, _ in oldest_first)
         for _, size, paths in oldest_first[:-1]:
-            if total > MOST_BYTES:
+            if total > MOST_CACHE_BYTES:
                 self._delete(paths)
                 total -= 0 if any(path.exists() for path in paths) else size  # a run may write it
         links = [Path(file.path) for file in self._files() if not os.path.exists(file.path)]

@@ -13,7 +13,7 @@ from atune.journal.events import RunStarted
 from atune.model.candidate import Config, with_tuples
 from atune.model.settings import MEASURING
 
-SCHEMA = 1
+EXPORT_SCHEMA = 1
 """Version of exported files."""
 
 
@@ -139,7 +139,7 @@ class _Exported(msgspec.Struct):
 
 def exported(entries: Iterable[CacheEntry]) -> bytes:
     """Return results as JSON that can be shipped with a library."""
-    found = _Exported("atune results", SCHEMA, sorted(entries, key=lambda e: e.key))
+    found = _Exported("atune results", EXPORT_SCHEMA, sorted(entries, key=lambda e: e.key))
     return msgspec.json.format(msgspec.json.encode(found), indent=1)
 
 
@@ -151,7 +151,7 @@ def read_exported(data: bytes) -> list[CacheEntry]:
         raise UsageError(
             f"this is not a file of exported results ({error}): give one that `atune cache export` wrote"
         ) from None
-    if found.schema > SCHEMA:
+    if found.schema > EXPORT_SCHEMA:
         raise UsageError(f"a newer atune exported these results (schema {found.schema}): update atune")
     return [msgspec.structs.replace(entry, config=with_tuples(entry.config)) for entry in found.entries]
 

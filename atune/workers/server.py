@@ -29,7 +29,7 @@ from atune.errors import AtuneError, WorkloadError
 from atune.model.folders import CACHE_VARIABLE, SERVER_FOLDER, TILELANG_FOLDER, server_folder, working_folder
 from atune.workers import server_main
 
-PRELOAD = ("torch", "tilelang", "atune.stages.compile_jobs", "atune.stages.measure_jobs")
+PRELOAD = ("torch", "tilelang", "atune.stages.entry_points")
 """Modules that the fork server imports once for all workers."""
 
 SERVER_ENV = {
@@ -45,7 +45,7 @@ small allocations, takes 6 to 15 % less time."""
 
 WARM_VARIABLE = "ATUNE_WARM"
 """Environment variable. ``off``: start no process before a run or a call of `warm` needs it."""
-REAP_S = 0.5
+SERVER_REAP_S = 0.5
 
 
 def in_worker() -> bool:
@@ -93,8 +93,6 @@ class ForkServerProcess:
         self.preload_s: float | None = None
         self.facts: dict[Any, Any] = {}
         self.surroundings = surroundings()
-        there = working_folder()
-        folders = {SERVER_FOLDER: str(folder), TILELANG_FOLDER: str(folder / "tilelang")}
         with ExitStack() as stack:
             self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self.control.setblocking(False)
@@ -102,29 +100,37 @@ class ForkServerProcess:
             lifeline, self.lifeline = os.pipe()
             stack.callback(os.close, lifeline)
             try:
-                log = stack.enter_context(self.log.open("ab"))
-                given = {
-                    "control": theirs.fileno(),
-                    "lifeline": lifeline,
-                    "folder": there,
-                    "preload": list(preload),
-                    "path": [os.path.abspath(entry) for entry in sys.path if there or os.path.isabs(entry)],
-                    "parent": os.getpid(),
-                }
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", server_main.__file__, json.dumps(given)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env={**DEFAULT_ENV, **os.environ, **env, **folders},
-                    cwd="/",  # it stays there: libraries that torch loads end a process without a working folder
-                    pass_fds=(theirs.fileno(), lifeline),
-                )
+                self._process = self._launched(theirs.fileno(), lifeline, preload, env)
             except BaseException:
                 self.control.close()
                 os.close(self.lifeline)
                 raise
         self.pid = self._process.pid
+
+    def _launched(
+        self, control: int, lifeline: int, preload: Sequence[str], env: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
+        """Launch the server, which inherits the descriptors `control` and `lifeline`."""
+        there = working_folder()
+        given = {
+            "control": control,
+            "lifeline": lifeline,
+            "folder": there,
+            "preload": list(preload),
+            "path": [os.path.abspath(entry) for entry in sys.path if there or os.path.isabs(entry)],
+            "parent": os.getpid(),
+        }
+        folders = {SERVER_FOLDER: str(self.folder), TILELANG_FOLDER: str(self.folder / "tilelang")}
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-P", server_main.__file__, json.dumps(given)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**DEFAULT_ENV, **os.environ, **env, **folders},
+                cwd="/",  # it stays there: libraries that torch loads end a process without a working folder
+                pass_fds=(control, lifeline),
+            )
 
     @property
     def returncode(self) -> int | None:
@@ -157,7 +163,7 @@ class ForkServerProcess:
     def reap(self) -> None:
         """Wait for the process after `hang_up`, blocking. It takes milliseconds, and half a second at most."""
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(REAP_S)
+            self._process.wait(SERVER_REAP_S)
         self._remove_folder()
 
     def destroy(self) -> None:

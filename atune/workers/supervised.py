@@ -10,6 +10,7 @@ import msgspec
 from atune.errors import RemoteError, ServerLost, UsageError, WorkerLost, WorkerTimeout, translated
 from atune.model.artifact import SERVER_LOST, Failure, FailureKind
 from atune.model.jobs import A, BuildJob, CompareJob, ElaborateJob, Job, LowerJob, MeasureJob, RolesJob, decoded
+from atune.workers.messages import JOBS
 from atune.workers.pool import Worker
 from atune.workers.workers import Workers, how_it_ended
 
@@ -30,8 +31,6 @@ class Supervised:
     process. What ran past its deadline counts at once everywhere, unless it got hardly any CPU time.
     """
 
-    entries: str
-    """Prefix of the process's functions, which are named after jobs."""
     died: FailureKind
     """The failure of a candidate that ends the process."""
     raised: FailureKind
@@ -93,7 +92,7 @@ class Supervised:
         worker = await self._ready()
         self._called = time.monotonic()
         try:
-            return await worker.call(self.entries + job.name, msgspec.msgpack.encode(job), limit_s)
+            return await worker.call(JOBS + job.name, msgspec.msgpack.encode(job), limit_s)
         finally:
             self.printed = worker.printed
 

@@ -15,6 +15,15 @@ from typing import Any, Self, TextIO
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+def end_at_once(number: int, frame: FrameType | None) -> None:
+    """End the process at a signal, while a command is imported: nothing is open yet.
+
+    A KeyboardInterrupt can be lost in one of the import system's destructors.
+    """
+    os.write(2, b"atune: interrupted\n")
+    os._exit(130)
+
+
 class Interrupts:
     """Turns the first of `SIGNALS` into one KeyboardInterrupt. Later signals are only counted.
 
@@ -75,8 +84,7 @@ class Interrupts:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
         if self._leaves:
-            os.write(2, b"atune: interrupted\n")
-            os._exit(130)
+            end_at_once(number, frame)
         if self._raises and not self._raised:
             self._raised = True
             raise KeyboardInterrupt

@@ -1,19 +1,13 @@
-"""Waiting: deadlines that count only the time in which this program runs, background tasks, and locks on devices."""
+"""Waiting: deadlines that count only the time in which this program runs, and background tasks."""
 
 from __future__ import annotations
 
-import fcntl
-import functools
-import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import ExitStack, asynccontextmanager
-from pathlib import Path
+from contextlib import asynccontextmanager
 
 import anyio
 from anyio.abc import TaskGroup
-
-from atune.model.folders import private_root
 
 TICK_S = 0.5
 
@@ -69,47 +63,3 @@ async def background(*, cancel: bool = True) -> AsyncGenerator[TaskGroup, None]:
             raise error
         finally:
             del error  # its traceback holds this frame
-
-
-PATIENCE_S = 180.0
-"""Most seconds of waiting for a lock. The program that holds it may be stopped."""
-POLL_S = (0.0005, 0.005)
-"""Seconds between the first two tries, and between the last two."""
-
-
-@asynccontextmanager
-async def device_lock(
-    device: str, folder: Path | None = None, patience_s: float = PATIENCE_S
-) -> AsyncGenerator[float | None, None]:
-    """Hold a device, by its UUID or name. Yields the seconds of waiting, or None if the wait was given up.
-
-    It is two advisory locks (flock) on files of `folder`, or below `$TMPDIR/atune-UID`. The holder of the first one may
-    wait for the second, so that a run that measures without pause cannot overtake a waiting run. The kernel releases a
-    lock when its program ends in any way. Cancelling the wait leaves nothing behind.
-    """
-    folder = folder or private_root()
-    deadline, began = Deadline(patience_s), time.monotonic()
-    with ExitStack() as turn, ExitStack() as lock:
-        got = await _locked(folder / f"device-{device}.turn", turn, deadline)
-        got = got and await _locked(folder / f"device-{device}.lock", lock, deadline)
-        turn.close()
-        yield time.monotonic() - began if got else None
-
-
-async def _locked(path: Path, stack: ExitStack, deadline: Deadline) -> bool:
-    """Lock `path` until `stack` is closed. Returns False if that took too long."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    stack.callback(os.close, fd)
-    pause = POLL_S[0]
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            try:
-                await deadline.wait(functools.partial(anyio.sleep, pause))
-            except TimeoutError:
-                return False
-            pause = min(2 * pause, POLL_S[1])
-        else:
-            stack.callback(fcntl.flock, fd, fcntl.LOCK_UN)  # also where a forked child has the descriptor, too
-            return True

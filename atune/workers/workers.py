@@ -328,14 +328,14 @@ async def _next_part(worker: Worker, seed: int, what: str) -> SpacePart:
         raise SpaceError(f"a function of the space of {what} ended the process: {error}{output}") from error
 
 
-_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+_STACK_LINE = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
 
 def _place(stack: str) -> str:
     """Return which of the user's functions was called and where it hangs, by faulthandler's `stack`, or nothing."""
     ours = os.path.dirname(atune.__file__) + os.sep
     for thread in reversed(stack.split("Thread 0x")):
-        frames = [frame for frame in _FRAME.findall(thread) if not frame[0].startswith("<frozen ")]
+        frames = [frame for frame in _STACK_LINE.findall(thread) if not frame[0].startswith("<frozen ")]
         users = list(takewhile(lambda frame: not frame[0].startswith(ours), frames))  # the innermost first
         if users and len(users) < len(frames):
             places = [f"{name} ({Path(file).name}, line {line})" for file, line, name in users]

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from atune.workload.workload import Workload
 
 T = TypeVar("T", bound=ast.AST)
-TRIES = 5
+PARSE_TRIES = 5
 """CPython 3.11 may raise `SystemError` for right source while another thread parses (its issue 106905)."""
 _SILENT = frozenset({"kind", "type_comment", "type_ignores", "str"})
 """Fields of the syntax tree for spelling only: a string's prefix, type comments, a template's own text."""
 _NO_TREE = (SyntaxError, ValueError, RecursionError, MemoryError)
 ALONE = "atune_workload_"
 """The prefix of module names under which workers run a file outside of any package."""
-LIBRARIES = frozenset({"atune", "tilelang", "torch", "tvm", "tvm_ffi"})
+BY_NAME_ALONE = frozenset({"atune", "tilelang", "torch", "tvm", "tvm_ffi"})
 """Packages whose functions count by name only: their versions are known, and their sources are deep."""
 
 
@@ -80,7 +80,7 @@ def identity(part: Any, depth: int = 0, without_defaults: Collection[str] = ()) 
     function = function_of(part)
     if not inspect.isfunction(function):
         return _data_identity(part, depth)
-    if (function.__module__ or "").partition(".")[0] in LIBRARIES:
+    if (function.__module__ or "").partition(".")[0] in BY_NAME_ALONE:
         return f"{function.__module__}.{function.__qualname__}".encode()
     code, positional = function.__code__, function.__defaults__ or ()
     try:
@@ -115,7 +115,7 @@ def _taken(values: Iterable[Any], names: Collection[str], seen: list[ModuleType]
 
 def _is_library(module: str, place: str = "") -> bool:
     top = module.partition(".")[0]
-    return top in LIBRARIES or top in sys.stdlib_module_names or "-packages" in place
+    return top in BY_NAME_ALONE or top in sys.stdlib_module_names or "-packages" in place
 
 
 def _data_identity(part: Any, depth: int) -> bytes:
@@ -185,7 +185,7 @@ def _named(kind: type) -> str:
 def _content(part: Any) -> list[Any]:
     """Return what an object is made of: what pickle sends, without fields that begin with ``_``, which are caches."""
     made: Any = None, (), getattr(part, "__dict__", None)
-    if type(part).__module__.partition(".")[0] not in LIBRARIES:
+    if type(part).__module__.partition(".")[0] not in BY_NAME_ALONE:
         reduce: Any = copyreg.dispatch_table.get(type(part), lambda one: one.__reduce_ex__(4))
         with suppress(Exception):  # it cannot be sent
             made = reduce(part)
@@ -409,7 +409,7 @@ def parse_expression(text: str) -> ast.Expression:
 
 
 def _tried(parse: Callable[[], T]) -> T:
-    for _ in range(TRIES - 1):
+    for _ in range(PARSE_TRIES - 1):
         try:
             return parse()
         except SystemError:

@@ -9,7 +9,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-USUAL: dict[str, tuple[Any, ...]] = {
+TORCH_DEFAULTS: dict[str, tuple[Any, ...]] = {
     "default_dtype": ("float32",),
     "float32_matmul_precision": ("highest", *(f"backends.{one}.matmul.fp32_precision" for one in ("cuda", "mkldnn"))),
     "deterministic_debug_mode": (0,),
@@ -22,7 +22,7 @@ itself, torch refuses to tell the setting as a whole; the flags are read in its 
 def torch_state() -> dict[str, Any]:
     """Return the settings that are not torch's defaults, as plain data; none if the program has not imported torch."""
     torch, found = sys.modules.get("torch"), dict[str, Any]()
-    for name, (usual, *flags) in USUAL.items():
+    for name, (usual, *flags) in TORCH_DEFAULTS.items():
         try:
             value = attrgetter(name)(torch) if "." in name else getattr(torch, f"get_{name}")()
             plain = value if isinstance(value, int) else str(value).removeprefix("torch.")
@@ -36,7 +36,7 @@ def torch_state() -> dict[str, Any]:
 
 def take_state(state: dict[str, Any]) -> None:
     """Apply the settings in `state` to a torch that has its defaults."""
-    for name in (name for whole, (_, *flags) in USUAL.items() for name in (whole, *flags) if name in state):
+    for name in (name for whole, (_, *flags) in TORCH_DEFAULTS.items() for name in (whole, *flags) if name in state):
         torch, (holder, _, flag) = importlib.import_module("torch"), name.rpartition(".")
         with suppress(Exception):  # an older torch, or a strange journal: the run's description tells
             take = partial(setattr, attrgetter(holder)(torch), flag) if holder else getattr(torch, f"set_{name}")

@@ -41,7 +41,7 @@ from atune.model.candidate import (
 from atune.model.options import checked, complete, documents, meant, refuse_unknown
 from atune.model.space import LARGE, Points, Space
 from atune.workload.fingerprint import (
-    LIBRARIES,
+    BY_NAME_ALONE,
     constraint_text,
     fingerprint,
     function_of,
@@ -51,10 +51,10 @@ from atune.workload.fingerprint import (
     launch_hints,
     signature_of,
 )
-from atune.workload.options import WorkloadOptions, amount
 from atune.workload.torch_state import torch_state
+from atune.workload.workload_options import WorkloadOptions, amount
 
-LOOKS, ENOUGH = 500_000, 1_000
+ENOUGH_LOOKS, ENOUGH_FOUND = 500_000, 1_000
 """After this many looks no more is drawn if so many candidates were found."""
 MOST_LOOKS = 5_000_000
 """Looks at drawn points after which no more is drawn, however few were found."""
@@ -161,7 +161,7 @@ class Workload:
         for module in [*sys.modules.values()]:
             names = vars(module).copy() if isinstance(module, ModuleType) else {}
             held, file = [name for name, value in names.items() if value is own], names.get("__file__")
-            if held and file and (top := str(names.get("__name__")).partition(".")[0]) not in LIBRARIES:
+            if held and file and (top := str(names.get("__name__")).partition(".")[0]) not in BY_NAME_ALONE:
                 text = "".join(linecache.getlines(file)) if top == "__main__" else "\n".join(held)
                 found += [f"{file}:{name}" for name in held if re.search(rf"(?m)^{name}\b", text)]
         return max(found, key=lambda place: f'"{place.rpartition(":")[0]}"' in self._made_at)
@@ -508,7 +508,7 @@ class Candidates:
         default = self._fit.default(points.plain(0))
         first = None if default is None else points.place(default)
         for looks, place in enumerate(chain([] if first is None else [first], points.drawn(self._seed))):
-            if len(found) == LARGE or looks >= (LOOKS if len(found) >= ENOUGH else MOST_LOOKS):
+            if len(found) == LARGE or looks >= (ENOUGH_LOOKS if len(found) >= ENOUGH_FOUND else MOST_LOOKS):
                 return
             new = place not in found and points.admits(points.raw(place))
             found.update([place] if new else [])

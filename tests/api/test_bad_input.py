@@ -4,35 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from atune.errors import JournalError, TargetError, UsageError
 from atune.frontends.tuner import tune
 from atune.testing import FakeMachine
-from atune.workers.machine import LocalMachine
-from atune.workload.pickling import parse_file_ref
 
 pytestmark = pytest.mark.anyio
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
 SCALED = f"{KERNELS}:SCALED"
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
-async def host(anyio_backend: str) -> AsyncGenerator[LocalMachine, None]:
-    host = LocalMachine(parse_file_ref(SCALED))
-    async with host.open():
-        yield host
 
 
 @pytest.mark.parametrize("workload", [None, 5, object(), len])
@@ -62,22 +46,6 @@ async def test_journals_that_cannot_be_written(tmp_path: Path, path: Callable[[P
     assert machine.opened == 0 and (tmp_path / "file").read_text() == "something"
 
 
-class Guest(LocalMachine):
-    """A machine over a server that is open already, which saves starting one for each mistake."""
-
-    def __init__(self, host: LocalMachine, workload: str, **options: Any) -> None:
-        super().__init__(parse_file_ref(workload), **options)
-        self.host = host
-
-    @asynccontextmanager
-    async def open(self, *_: object) -> AsyncGenerator[None, None]:
-        self.server, self.run_dir = self.host.server, self.host.run_dir
-        async with anyio.create_task_group() as tasks:
-            self.workers.attach(self.server, self.run_dir, tasks)
-            yield
-            tasks.cancel_scope.cancel()
-
-
 class TestReal:
     """What only the workers can tell."""
 
@@ -97,9 +65,7 @@ class TestReal:
             ("reference=lambda x: 5", r"the reference returned an int"),
         ],
     )
-    async def test_users_functions_that_do_not_fit(
-        self, host: LocalMachine, tmp_path: Path, change: str, message: str
-    ) -> None:
+    async def test_users_functions_that_do_not_fit(self, tmp_path: Path, change: str, message: str) -> None:
         lines = [
             "import atune, sys, torch",
             f"sys.path.append({str(KERNELS.parent)!r})",
@@ -108,6 +74,6 @@ class TestReal:
         ]
         (tmp_path / "work.py").write_text("\n".join(lines))
         with pytest.raises(UsageError) as told:
-            await tune(machine=Guest(host, f"{tmp_path}/work.py:W", target="c"))
+            await tune(f"{tmp_path}/work.py:W", target="c")
         message_shown, _, place = str(told.value).partition("\n  File ")
         assert re.search(message, message_shown) and place.startswith(f'"{tmp_path}/work.py", line 4')

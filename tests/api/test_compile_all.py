@@ -11,7 +11,7 @@ from guide_kernels import picky, scaled
 
 import atune
 from atune.engine.run_state import Run
-from atune.frontends.compile_all import compiled
+from atune.frontends.compile_all import compile_candidates
 from atune.model.candidate import numbered
 from atune.testing import FakeMachine, Script
 
@@ -60,7 +60,7 @@ async def test_the_same_code_is_built_once_and_every_candidate_has_an_answer(slo
     candidates = numbered(machine.configs)
     async with machine.open():
         with anyio.fail_after(10):
-            found = await compiled(machine, candidates, Run(), 4)
+            found = await compile_candidates(machine, candidates, Run(), 4)
     assert [one.record.index for one in found] == list(range(20))
     built = {i for group in machine.groups for i in group}
     assert len(built) == 5 and all(len(group) <= 4 for group in machine.groups)

@@ -1,4 +1,4 @@
-"""A script that Ctrl-C ends while it tunes: one line, and a journal that has what was measured. Journals by default."""
+"""A script that Ctrl-C ends while it tunes: one line, and a journal that has what was measured."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from pathlib import Path
 
 import anyio
 import pytest
-from teaching_kernels import N, times
 
-from atune import Workload, run, tune
+from atune import tune
 from atune.engine.run_state import Recorder
 from atune.journal.reader import replay
 from atune.testing import FakeMachine
-from atune.workers.result_cache import ResultCache
 
 TESTS = Path(__file__).parents[1]
 LINE = re.compile(r"tuning interrupted; (\d+) measured are kept in (.+); journal= continues it, as the next call")
@@ -75,23 +73,3 @@ async def test_a_run_that_ends_before_its_first_event_names_no_journal(
         await tune(machine=FakeMachine(2), journal=tmp_path / "run.jsonl")
     assert raised.value.__notes__ == ["tuning interrupted; 0 measured, and no journal kept"]
     assert not (tmp_path / "run.jsonl").exists()
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the journals of runs that were given none."""
-    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path))
-    return tmp_path / "journals"
-
-
-def test_a_run_without_a_journal_writes_one_and_its_result_names_it(folder: Path) -> None:
-    result = run(Workload(times, {"block": [16]}, arguments={"N": N}), target="c", budget=1)
-    assert result.journal is not None and Path(result.journal).parent == folder
-    assert replay(result.journal).best_config == result.best_config
-
-
-def test_without_a_folder_to_write_a_run_has_no_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path))
-    (tmp_path / "journals").write_text("no folder")
-    with pytest.warns(RuntimeWarning, match="cannot be used"):
-        assert ResultCache().open_new("run") is None

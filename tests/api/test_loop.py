@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,7 +14,7 @@ import anyio.lowlevel
 import pytest
 from fake_ray import FakeRay, in_place
 from own_strategy import Own
-from processes import environment
+from programs import python
 
 import atune
 from atune.frontends import cached_tune, tune_set, warm_start
@@ -24,7 +22,7 @@ from atune.frontends.tuner import tune
 from atune.journal import writer
 from atune.model.candidate import Problem
 from atune.testing import FakeMachine, Script
-from atune.workers import machine
+from atune.workers import local_machine
 from atune.workers.cluster import ray_cluster
 from atune.workers.result_cache import ResultCache
 from atune.workload.workload import Workload
@@ -66,10 +64,7 @@ def test_a_module_that_tunes_while_it_is_imported_does_not_wait_for_itself(tmp_p
         "tuner.Tuner._alone = alone\n"
         "print(anyio.run(tuner.tune, atune.Workload(kernel, [{'block': 1}], arguments={'N': 8})))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", "import tunes_at_import"],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    done = python("-c", "import tunes_at_import", folder=tmp_path)
     assert done.stdout == "Tuner\n", done.stderr
 
 
@@ -97,7 +92,7 @@ SLOW: dict[str, tuple[Any, str, Callable[[], Awaitable[Any]]]] = {
     "advice": (warm_start, "_advise", lambda: tune(machine=FakeMachine(4), warm="cache")),
     "the cache's journals": (ResultCache, "answers", lambda: tune(f"{WORKLOADS}:SCALE", target="c")),
     "a known result": (ResultCache, "find", lambda: cached_tune.tune_work(KNOWN, ResultCache())),
-    "the versions": (machine, "installed_versions", lambda: tune(f"{WORKLOADS}:SLOW", target="c")),
+    "the versions": (local_machine, "installed_versions", lambda: tune(f"{WORKLOADS}:SLOW", target="c")),
     "a set's folder": (
         tune_set, "open_set_folder", lambda: tune_set.tune_set(SOLE, [Problem({"N": 8})], target="c"),
     ),
@@ -133,8 +128,8 @@ WAITED_FOR = {
     ("engine/engine.py", "edited_since"), ("engine/engine.py", "self.keep"),  # after the last measurement
     ("engine/engine.py", "found_in"),
     ("frontends/tuner.py", "self._keep_one"),
-    ("workers/machine.py", "store.evict"),
-    ("workers/machine.py", "partial(shutil.rmtree, self.run_dir, ignore_errors=True)"),
+    ("workers/local_machine.py", "store.evict"),
+    ("workers/local_machine.py", "partial(shutil.rmtree, self.run_dir, ignore_errors=True)"),
     ("workers/cluster/ray_cluster.py", "_leave"),
     ("frontends/compile_all.py", "load"), ("frontends/autotuned.py", "use"),  # nothing is measured
     ("frontends/autotuned.py", "self.winners.serving"),

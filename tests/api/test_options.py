@@ -12,15 +12,15 @@ from typing import Any, get_args
 import pytest
 
 import atune
-from atune.engine.strategies import SHOWN
-from atune.frontends.cli.options import CommandOptions, help_of
+from atune.engine.strategy import STRATEGIES
+from atune.frontends.cli.commands import CommandOptions, help_of
 from atune.frontends.decorator_options import AutotuneOptions
-from atune.frontends.options import RunOptions, StrategyName, TargetName, TuneOptions
+from atune.frontends.run_options import RunOptions, StrategyName, TargetName, TuneOptions
 from atune.model.device import parse_target
 from atune.model.options import MEANT, options_of
 from atune.reporting.summary import summary
 from atune.testing import FakeMachine
-from atune.workload.options import WorkloadOptions
+from atune.workload.workload_options import WorkloadOptions
 
 
 def kernel(N: int, block: int = 1) -> None:
@@ -131,7 +131,7 @@ def test_help_of_a_function_shows_its_options() -> None:
 
 
 def test_an_editor_completes_the_strategies_that_there_are() -> None:
-    assert get_args(StrategyName) == SHOWN
+    assert get_args(StrategyName) == STRATEGIES
     assert [parse_target(name) is None for name in get_args(TargetName)] == [True, False, False]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,14 @@ TESTS = Path(__file__).parents[1]
 KERNELS = f"{TESTS / 'work_kernels.py'}"
 
 
-@pytest.fixture(autouse=True)
-def without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+@pytest.fixture(scope="module", autouse=True)
+def without_a_compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Have no compiler be found; in one environment, so that the tests' runs share a fork server."""
+    empty = str(tmp_path_factory.mktemp("empty"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", empty)
+        patch.setenv("CUDA_HOME", empty)
+        yield
 
 
 def configs(found: Any) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import pytest
 from processes import environment
+from programs import python
 
 from atune import Tuner
 from atune.testing import FakeMachine
@@ -71,10 +72,9 @@ OFTEN = "import atune.reporting.progress as p; p.SELDOM_S = 0.0\n"
     ],
 )
 def test_elsewhere_a_line_a_minute_is_shown(code: str, shows: bool) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), timeout=60, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "4 0\n" and ("4/4 measured" in done.stderr) == shows == bool(done.stderr)
+    done = python("-c", code)
+    assert (done.returncode, done.stdout) == (0, "4 0\n")
+    assert ("4/4 measured" in done.stderr) == shows == bool(done.stderr)
 
 
 def test_a_tuner_shows_what_it_is_asked_to(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -118,6 +118,6 @@ os._exit(0)  # at its own end Python would ask for more than write
 )
 def test_anything_with_write_is_a_stream_and_what_is_none_costs_no_run(stream: str, options: dict[str, Any]) -> None:
     code = STREAM.format(stream=stream, options=options)
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), timeout=60, capture_output=True, text=True)
+    done = python("-c", code)
     assert done.returncode == 0 and done.stdout.startswith("4 "), done.stderr
     assert ("4/4 compiled" in done.stdout) == ("Tee" in stream and bool(options))

@@ -1,4 +1,4 @@
-"""`bench/prior.py`: what the prior makes of the recordings, from the facts that lie next to them."""
+"""`bench/prior.py` and `bench/pick.py`: what the prior makes of the recordings, and of kernel functions alone."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from pick import shares
 from prior import REFS, judge, mean, picks_of, recorded, scores_of, working_on
 
+import atune
 from atune.stages.lowering import lower, workload
 from atune.workload.workload import candidates_of
 
@@ -59,3 +61,14 @@ def test_judging_counts_places_ties_and_failures() -> None:
     assert (right.first_choice, right.best_of_three) == (0.5, 1 / 1.01)
     wrong = judge({0: 4.0, 1: 0.0, 2: 3.0, 3: 2.0, 4: 1.0}, [1], latencies, seeds=10)
     assert (wrong.best_at, wrong.first, wrong.rho, wrong.first_choice) == (5, 4, -1.0, 0.0)
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "transpose", "attention_causal", "dequant_gemm"])
+def test_choices_are_as_fast_as_those_of_lowered_kernels(name: str) -> None:
+    """What `atune.pick` names is what the prior makes of lowered kernels."""
+    stored = json.loads(RESULTS.read_text())
+    latencies = {record.key: record.latency_ms for record in recorded(name).records}
+    found = atune.pick(REFS[name], 3, "H200")
+    speeds = shares(found, latencies)
+    assert found.candidates == len(latencies) and len(speeds) == 3
+    assert (speeds[0], max(speeds)) == (stored[name]["first_choice"], stored[name]["best_of_three"])

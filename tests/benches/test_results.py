@@ -1,4 +1,5 @@
-"""What the pages take from bench/results/README.md, computed again from the files that are stored beside it."""
+"""What the pages take from bench/results/README.md, computed again from the files that are stored beside it; and the
+scripts that the pages of the benchmarks name."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import json
 import lzma
 import re
 import shlex
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -103,3 +106,17 @@ def test_stored_files_name_no_folder_of_a_machine(folder: str) -> None:
     for file in files:
         raw = lzma.decompress(file.read_bytes()) if file.suffix == ".xz" else file.read_bytes()
         assert own.search(raw) is None, file
+
+
+BENCH = ROOT / "bench"
+COMMAND = re.compile(r"`python bench/([\w.]+)([^`]*)`")
+COMMANDS = [found for page in (BENCH, RESULTS) for found in COMMAND.findall((page / "README.md").read_text())]
+
+
+@pytest.mark.parametrize("script", sorted({script for script, _ in COMMANDS}))
+def test_a_script_explains_itself(script: str) -> None:
+    """It starts, and takes the options that the pages give it."""
+    done = subprocess.run([sys.executable, str(BENCH / script), "--help"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "usage:" in done.stdout, done.stderr
+    given = " ".join(given for name, given in COMMANDS if name == script)
+    assert set(re.findall(r"--[\w-]+", given)) <= set(re.findall(r"--[\w-]+", done.stdout))

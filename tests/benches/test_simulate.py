@@ -11,8 +11,7 @@ from recording import Recording, Tried, read_recording
 from simulate import main, simulate, simulate_run
 
 from atune import tune
-from atune.engine.strategies import make_strategy
-from atune.engine.strategy import Searched
+from atune.engine.strategy import Searched, make_strategy
 from atune.errors import UsageError
 from atune.testing import FakeMachine, Script
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import warnings
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +15,7 @@ import bundles
 import pytest
 import torch
 from bundles import TWO, VECTOR, entry, library, write
-from processes import environment
+from programs import python
 from strangers import mutated
 
 from atune.bundle import BundleError, DamagedBundle, OutsideProblems, WrongArguments, WrongMachine, load
@@ -55,8 +53,7 @@ def test_the_shape_chooses_the_kernel(tmp_path: Path) -> None:
 def test_it_imports_nothing_else_of_atune(tmp_path: Path) -> None:
     """In a process where tilelang and its like cannot be imported, and no compiler is in reach."""
     write(tmp_path)
-    command = [sys.executable, "-c", ALONE, str(tmp_path)]
-    done = subprocess.run(command, env=environment() | {"PATH": "/nowhere"}, capture_output=True, text=True)
+    done = python("-c", ALONE, tmp_path, PATH="/nowhere")
     assert done.returncode == 0, done.stderr
     names = set(done.stdout.split())
     assert {"atune.bundle", "atune.bundle.launch"} < names
@@ -84,11 +81,13 @@ def test_the_nearest_in_log_sizes_runs_and_of_equals_the_smaller(
         found(ones(n))  # told once
 
 
+FIXED = [entry("twice", {"N": n}, params=[{"dtype": "float32", "shape": [n], "strides": None}] * 2) for n in (32, 64)]
+"""Kernels of two sizes, each of which takes its own alone."""
+
+
 @pytest.mark.parametrize("on_miss", ["error", "nearest"])
 def test_a_kernel_of_fixed_sizes_takes_no_others(on_miss: Any, tmp_path: Path) -> None:
-    sizes = [{"dtype": "float32", "shape": [n], "strides": None} for n in (32, 64)]
-    problems = [entry("twice", {"N": one["shape"][0]}, params=[one, one]) for one in sizes]
-    found = load(write(tmp_path, problems), on_miss=on_miss)
+    found = load(write(tmp_path, FIXED), on_miss=on_miss)
     message = r"parameter 0: no kernel takes float32 \[65\] here; the bundle \w{12} has N=32; N=64; its kernels are"
     with pytest.raises(OutsideProblems, match=message):
         found(ones(65))
@@ -98,8 +97,7 @@ def test_a_kernel_of_fixed_sizes_takes_no_others(on_miss: Any, tmp_path: Path) -
 
 
 def test_what_no_kernel_takes_is_named_before_the_sizes(tmp_path: Path) -> None:
-    sizes = [{"dtype": "float32", "shape": [n], "strides": None} for n in (32, 64)]
-    found = load(write(tmp_path, [entry("twice", {"N": one["shape"][0]}, params=[one, one]) for one in sizes]))
+    found = load(write(tmp_path, FIXED))
     for n in (32, 64):
         with pytest.raises(WrongArguments, match=r"^parameter 1: the kernel takes float32; got float64"):
             found(ones(n), ones(n).double())

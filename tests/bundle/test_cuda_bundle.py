@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +17,7 @@ import fake_cuda
 import msgspec
 import pytest
 from event_streams import Stream
-from processes import environment
+from programs import python
 
 import atune
 from atune.bundle.launch import TENSORMAP
@@ -146,8 +144,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def run(code: str, folder: Path, **env: str) -> str:
-    command = [sys.executable, "-c", code, str(folder)]
-    done = subprocess.run(command, env=environment() | env, capture_output=True, text=True)
+    done = python("-c", code, folder, **env)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

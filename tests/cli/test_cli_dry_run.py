@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from processes import environment
+from programs import python
 
 from atune.frontends.cli import preview as module
 from atune.frontends.cli.main import main
@@ -36,9 +34,7 @@ WORKLOAD = atune.Workload(
 
 
 def run_cli(folder: Path, *arguments: str) -> Any:
-    env = {**environment(), "XDG_CACHE_HOME": str(folder / "cache")}
-    command = [sys.executable, "-m", "atune", "tune", *arguments]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    return python("-m", "atune", "tune", *arguments, folder=folder, XDG_CACHE_HOME=str(folder / "cache"))
 
 
 def test_candidates_are_counted_and_nothing_is_lowered(tmp_path: Path) -> None:
@@ -74,6 +70,13 @@ def test_a_budget_leaves_fewer_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     for budget, to_do in (("5", 5), ("50", 10), ("20%", 2), ("9s", 10)):
         assert main(["tune", f"{tmp_path}/toy.py", "--dry-run", "--json", "--budget", budget]) == 0
         assert json.loads(capsys.readouterr().out)["to_do"] == to_do
+
+
+def test_what_a_tuning_refuses_is_refused(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "toy.py").write_text(KERNEL)
+    for option in ("--dry-run", "--compile-only"):
+        assert main(["tune", f"{tmp_path}/toy.py", option, "--strategy", "bayesian", "--no-pipeline"]) == 2
+        assert "learns while candidates compile" in capsys.readouterr().err
 
 
 def test_the_text_says_what_the_figures_rest_on() -> None:

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from event_streams import Stream
 
-from atune.frontends.cli.explain import parse_config
 from atune.frontends.cli.main import main
+from atune.frontends.cli.preview import parse_config
 from atune.journal.writer import write_journal
 
 ROOT = Path(__file__).parents[2]

@@ -1,13 +1,17 @@
-"""What the command line says of itself: its help, and what a wrong word may have meant."""
+"""What the command line says of itself: its help, and what a wrong word may have meant; and what that imports."""
 
 from __future__ import annotations
 
+import argparse
 import re
+from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import pytest
+from programs import python
 
-from atune.frontends.cli.main import main
+from atune.frontends.cli.main import main, make_parser
 
 FLAG = re.compile(r"^  (?:-h, )?(--[a-z][a-z-]+)", re.MULTILINE)
 
@@ -54,3 +58,36 @@ def test_without_a_command_there_is_help(capsys: Any) -> None:
 )
 def test_a_wrong_word_is_told_what_it_may_mean(command: str, meant: str, capsys: Any) -> None:
     assert printed(capsys, *command.split(), status=2).startswith(f"atune: error: {meant}")
+
+
+# It starts quickly: it imports the module of a command when that runs
+
+
+def functions_of(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield what carries out each command of a parser, as ``module:function``."""
+    inner = [one.choices for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
+    for commands in inner:
+        for command in commands.values():
+            yield from functions_of(command)
+    if not inner:
+        yield parser.get_default("command")
+
+
+def test_each_command_has_a_function_that_carries_it_out() -> None:
+    for name in functions_of(make_parser()):
+        module, _, function = name.partition(":")
+        assert callable(getattr(import_module(f"atune.frontends.cli.{module}"), function))
+
+
+@pytest.mark.parametrize(
+    ("option", "absent"),
+    [
+        ("--version", ("anyio", "msgspec", "atune.journal")),
+        ("--help", ("structlog", "torch", "tilelang", "atune.frontends.cli.runs")),
+    ],
+)
+def test_what_an_option_needs_not_is_not_imported(option: str, absent: tuple[str, ...]) -> None:
+    program = f"import atexit, sys; atexit.register(lambda: print([m for m in {absent} if m in sys.modules])); "
+    program += "import atune.__main__ as entry; sys.exit(entry.main())"
+    done = python("-c", program, option)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]", done.stderr

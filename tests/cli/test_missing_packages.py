@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fork_servers import fork_server
+from programs import python
 
 import atune
 from atune.errors import UsageError
@@ -27,9 +28,7 @@ sys.exit(main())
 
 def run(without: str, *command: str) -> subprocess.CompletedProcess[str]:
     """Run the command line in a Python that lacks the modules named in `without`."""
-    return subprocess.run(
-        [sys.executable, "-c", WITHOUT, without, *command], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    return python("-c", WITHOUT, without, *command, folder=ROOT)
 
 
 def test_all_missing_packages_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

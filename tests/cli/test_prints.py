@@ -13,26 +13,19 @@ from atune.journal.reader import replay
 FILE = """
 import os
 
-import tilelang.language as T
 import torch
+from workloads import scale
 
 import atune
 
 
-def scale(n: int, factor: int = 2):
+def kernel(n: int, factor: int = 2):
     print("elaborating", factor)
     if factor < 0:
         os.kill(os.getpid(), 11)
     if not factor:
         raise ValueError("no factor")
-
-    @T.prim_func
-    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
-        with T.Kernel(1):
-            for i in T.serial(n):
-                B[i] = A[i] * factor
-
-    return main
+    return scale(n, factor)
 
 
 def inputs(n):
@@ -46,7 +39,7 @@ def reference(A):
 
 
 SPACE = atune.Space(factor=[2, 3, 0, -1])
-WORKLOAD = atune.Workload(scale, SPACE, arguments={"n": 64}, inputs=inputs, reference=reference)
+WORKLOAD = atune.Workload(kernel, SPACE, arguments={"n": 64}, inputs=inputs, reference=reference)
 """
 OF_ALL = ["making inputs", "\033[31mreference of (64,)"]
 PRINTED = [

@@ -16,8 +16,8 @@ from atune.frontends.cli.output import print_message
 from atune.journal.events import BuildFailed, RunFinished
 from atune.journal.result import Result
 from atune.model.device import Target
-from atune.reporting.screen import Line, fitted, plain
 from atune.reporting.summary import result_lines
+from atune.reporting.text import Line, fitted, plain
 
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
 BROKEN = """
@@ -168,7 +168,7 @@ def test_watch_of_a_killed_run_says_that_no_run_writes_it(tmp_path: Path, monkey
         said.append(message)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("atune.frontends.cli.journal.print_message", leave)
+    monkeypatch.setattr("atune.frontends.cli.runs.print_message", leave)
     assert main(["watch", str(write(tmp_path / "j", run_of().events))]) == 130
     assert said == ["no run on this machine writes it; press Ctrl-C to leave"]
 

@@ -24,7 +24,7 @@ from atune.model.folders import artifacts_folder
 from atune.model.settings import CompileSettings
 from atune.results import save_bundle
 from atune.testing import FakeMachine
-from atune.workers.machine import LocalMachine
+from atune.workers.local_machine import LocalMachine
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r"
 """Sets a title, clears the screen, colours by one byte, turns the direction of text, and goes to the line's begin."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pickle
-import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import anyio
 import msgspec
 import pytest
 from anyio.abc import TaskGroup
-from processes import marked, wait_until
+from processes import MARK, marked, new_mark, wait_until
 
 from atune.errors import UsageError, WorkerError
 from atune.frontends.resume import resume
@@ -22,8 +21,8 @@ from atune.journal.events import CandidateMeasured, DeviceLost, Event, Warned
 from atune.journal.reader import read
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.cluster import ray_cluster
-from atune.workers.cluster.agent import NodeAgent, versions_here
-from atune.workers.cluster.machine import ClusterMachine, NodeLost, Opening, Reply, known
+from atune.workers.cluster.cluster_machine import ClusterMachine, NodeLost, Opening, Reply, sendable
+from atune.workers.cluster.ray_cluster import NodeAgent, versions_here
 from atune.workers.server import parked
 from atune.workers.waiting import background
 from atune.workload.pickling import parse_file_ref
@@ -32,6 +31,14 @@ pytestmark = pytest.mark.anyio
 SCALED = f"{Path(__file__).parents[1] / 'contract_kernels.py'}:SCALED"
 """Five candidates without a reference: nodes of one machine share its cores, and none is left out as slow."""
 QUICK = BenchmarkSettings(n_warmup=1, n_repeat=3, n_final=2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def mark() -> Iterator[str]:
+    """Mark all processes: the nodes of these tests are in one program."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MARK, mark := new_mark())
+        yield mark
 
 
 OnAsk = Callable[["LoopbackAgent", str], None]
@@ -154,7 +161,7 @@ def test_an_unknown_exception_is_a_worker_error_with_its_traceback() -> None:
     try:
         raise ZeroDivisionError("by zero")
     except ZeroDivisionError as error:
-        there = known(error)
+        there = sendable(error)
     assert isinstance(there, WorkerError) and str(there) == "ZeroDivisionError: by zero"
     assert "test_nodes.py" in there.detail
 
@@ -163,12 +170,6 @@ def test_an_unknown_exception_is_a_worker_error_with_its_traceback() -> None:
 def test_a_cluster_is_named_by_its_address(wrong: Any) -> None:
     with pytest.raises(UsageError, match="cluster must be auto"):
         run(SCALED, cluster=wrong)
-
-
-async def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"a cluster needs ray, which .* cannot import .*: pip install ray$"):
-        await tune(SCALED, cluster="auto")
 
 
 def test_a_node_with_other_versions_is_told_which() -> None:

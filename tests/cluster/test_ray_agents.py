@@ -12,8 +12,8 @@ import pytest
 from fake_ray import FakeRay, Idle, in_place
 
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workers.cluster import agent, ray_cluster
-from atune.workers.cluster.machine import NodeLost, Opening
+from atune.workers.cluster import ray_cluster
+from atune.workers.cluster.cluster_machine import NodeLost, Opening
 from atune.workers.cluster.ray_cluster import ray_agents
 from atune.workload.pickling import FileRef
 
@@ -31,7 +31,7 @@ async def test_a_node_that_does_not_start_is_left_out(monkeypatch: pytest.Monkey
 async def test_calls_of_a_lost_node_end_although_its_agent_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What they asked for is done elsewhere then. The way to the node may hang for much longer."""
     ray = in_place(FakeRay((), busy=("b",), kill_s=0.3), monkeypatch)
-    actor = ray.remote(agent.Actor).options(scheduling_strategy="b").remote()
+    actor = ray.remote(ray_cluster.Actor).options(scheduling_strategy="b").remote()
     lost = ray_cluster.RayAgent(ray, actor, "b", local=True)
 
     async def ask() -> None:
@@ -73,8 +73,8 @@ async def test_an_agent_that_fails_ends_its_process(monkeypatch: pytest.MonkeyPa
             raise OSError("the disk is gone")
 
     ray = in_place(FakeRay(()), monkeypatch)
-    monkeypatch.setattr(agent, "NodeAgent", Failing)
-    actor = agent.Actor()
+    monkeypatch.setattr(ray_cluster, "NodeAgent", Failing)
+    actor = ray_cluster.Actor()
     await actor.open(OPENING)
     assert ray.log == []
     await anyio.sleep(0.3)

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,9 @@ import pytest
 import tilelang
 import tilelang.language as T
 import torch
-from drop_in_tuners import BLOCKS, ON_CPU, Place, cpu_tuner, lazy, planned, saved_by_tilelang
+from drop_in_tuners import BLOCKS, ON_CPU, Place, cpu_tuner, key, lazy, planned, saved_by_tilelang
 from guide_kernels import doubled, few_blocks, scaled
+from programs import python
 from tilelang.autotuner import param, tuner
 
 import atune
@@ -30,7 +30,10 @@ from atune.compat.tilelang import (
     CompileArgs,
     TuningFailed,
     autotune,
+    set_autotune_inputs,
 )
+from atune.errors import WorkloadError
+from atune.frontends import winners
 from atune.model.device import Target
 from atune.model.folders import artifacts_folder
 from atune.model.settings import BenchmarkSettings, Budget
@@ -107,6 +110,43 @@ def test_other_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ---- given inputs
+
+
+@tilelang.jit(target="c", execution_backend="cython")
+def add_scalar(n: int = 64, block: int = 16) -> Any:
+    @T.prim_func
+    def main(A: T.Tensor((n,), "float32"), s: T.float32, B: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, block)) as bx:
+            for i in T.serial(block):
+                B[bx * block + i] = A[bx * block + i] + s
+
+    return main
+
+
+def test_a_scalar_without_a_value_is_a_value_error_that_says_how_to_give_one() -> None:
+    kernel = autotune(configs=BLOCKS, warmup=1, rep=1)(add_scalar)
+    with pytest.raises(ValueError, match=r"float32 scalar .* `with set_autotune_inputs\(\.\.\.\)`") as refused:
+        kernel()
+    assert isinstance(refused.value, WorkloadError)
+    with set_autotune_inputs(torch.randn(64), 0.5, torch.empty(64)):
+        found = kernel()
+    A, B = torch.randn(64), torch.empty(64)
+    found(A, 0.5, B)
+    assert torch.equal(B, A + 0.5)
+
+
+def test_of_given_inputs_integers_count_by_value_and_floats_by_shape() -> None:
+    """Lengths, indices and masks decide what a kernel does; floats are often drawn anew in each program."""
+
+    def key_of(*tensors: Any) -> str:
+        with set_autotune_inputs(*tensors):
+            return key()
+
+    ones, lengths, mask = torch.ones(64), torch.tensor([3, 5]), torch.tensor([True, False])
+    assert key_of(ones, lengths, mask) == key_of(torch.zeros(64), lengths.clone(), mask)
+    others = [(torch.ones(32), lengths, mask), (ones, lengths.flip(0), mask), (ones, lengths, ~mask), (ones, 3, mask)]
+    assert len({key_of(ones, lengths, mask), *(key_of(*other) for other in others)}) == 5
+    assert key_of(torch.zeros(0, dtype=torch.int32)) != key_of(torch.zeros((), dtype=torch.int32))
 
 
 def test_the_winner_is_the_same_in_a_list_of_another_order() -> None:
@@ -213,8 +253,7 @@ def test_a_program_that_cannot_be_edited_gets_atune_by_install(tmp_path: Path) -
         "print(AutoTuner.__module__, kernel.config)\n"
     )
     code = "import runpy, atune.compat.tilelang as c; c.install(); runpy.run_path('program.py', run_name='__main__')"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = python("-c", code, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("atune.compat.tilelang.autotuner {'block': ")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["program.py"]  # and no autotuner.log
@@ -319,3 +358,75 @@ def test_functions_get_every_parameter_where_nobody_names_outputs(
     )
     assert made.run().tuning.failed == 0
     assert log.read_text() == repr([((64,), 0.0), ((2, 64), 1.0), ((64,), 2.0)][:given])
+
+
+# ---- libraries that wrap the tuner: they give all tunables at the call, and name them in `do_not_specialize`
+
+
+@pytest.mark.parametrize("names", [["block"], ("block",), "block", ["block", "factor"], ["block", "no parameter"]])
+def test_tunables_that_do_not_specialize_are_tuned_whatever_is_given(names: Any) -> None:
+    kernel = lazy(do_not_specialize=names)
+    found = kernel(n=64, factor=2.0, block=8)
+    assert found.config in BLOCKS and found.latency > 0
+    for block in (16, 4, None, "text", object()):
+        assert kernel(64, 2.0, block) is found and kernel.compile(n=64, factor=2.0, block=block) is found
+    assert kernel(64) is found and len(kernel._tuner_cache) == 1
+    assert kernel.tune(128, 2.0, 8).config in BLOCKS and len(kernel._tuner_cache) == 2
+    A = torch.randn(64)
+    assert torch.equal(found(A), A * 2)
+
+
+@pytest.mark.filterwarnings("ignore:tunable parameters")
+@pytest.mark.parametrize("options", [{}, {"do_not_specialize": ["n"]}, {"do_not_specialize": ["factor"]}])
+def test_where_nothing_is_tuned_the_kernel_has_the_values_that_it_was_made_with(options: Any) -> None:
+    configs = [{"block": 16, "factor": 2.0}, {"block": 32, "factor": 2.0}]
+    kernel = lazy(configs, **options)
+    found, A = kernel(64, block=8), torch.randn(64)
+    assert (found.config, found.latency, found.ref_latency) == ({"factor": 2.0, "block": 8}, None, None)
+    assert kernel.tune(64, block=8).config == found.config and torch.equal(found(A), A * 2)
+    assert kernel(64, 3.0, 16).config == {"factor": 3.0, "block": 16} and found.config["block"] == 8
+
+
+class Scaling:
+    """A library's class whose kernels, inputs and expected outputs all come from `self`."""
+
+    def __init__(self, n: int, factor: float) -> None:
+        self.n, self.factor, self.weight = n, factor, torch.ones(3)
+        self.kernels: list[Any] = []
+
+    def kernel(self) -> Any:
+        @tilelang.jit(out_idx=[-1], target="c")
+        def kernel(block: int) -> Any:
+            @T.prim_func
+            def main(A: T.Tensor((self.n,), "float32"), B: T.Tensor((self.n,), "float32")):
+                with T.Kernel(T.ceildiv(self.n, block)) as bx:
+                    for i in T.serial(block):
+                        B[bx * block + i] = A[bx * block + i] * self.factor
+
+            return main
+
+        self.kernels.append(kernel)
+        return kernel
+
+    def supply(self, params: Any) -> list[torch.Tensor]:
+        return [torch.full((self.n,), float(i + 1)) for i, _ in enumerate(params)]
+
+    def expected(self, A: torch.Tensor) -> torch.Tensor:
+        assert A.unique().tolist() == [1.0]
+        return A * self.factor
+
+    def tuned(self) -> Any:
+        progs = {"supply_prog": self.supply, "ref_prog": self.expected}
+        return autotune(configs=BLOCKS, warmup=1, rep=5, do_not_specialize=["block"], **progs)(self.kernel())(block=8)
+
+
+def test_kernels_made_in_methods_may_close_over_self(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another object of the library finds what was tuned."""
+    A = torch.randn(64)
+    for n, factor in ((64, 2.0), (32, 2.0), (64, 3.0)):
+        kernel = Scaling(n, factor).tuned()
+        assert kernel.config in BLOCKS and kernel.latency > 0 and kernel.ref_latency > 0
+        assert torch.equal(kernel(A[:n]), A[:n] * factor)
+    monkeypatch.setattr(winners, "tune_work", None)  # as in another program, where nothing is tuned
+    again = Scaling(64, 3.0).tuned()
+    assert again.config == kernel.config and torch.equal(again(A), A * 3.0)

@@ -48,19 +48,7 @@ def test_symbolic_dimensions_of_an_eager_kernel(tuned: Any, monkeypatch: pytest.
 
 
 def test_numbers_that_are_given_at_run_time(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are no part of the key: one kernel, one tuning, one look-up for all values."""
-    kernel = tuned(multiply, reference=times)
-    A = torch.arange(64, dtype=torch.int32)
-    assert torch.equal(kernel(A, 3), A * 3)
-    monkeypatch.delattr(cached, "tune_planned")
-    assert torch.equal(kernel(A, 5), A * 5) and torch.equal(kernel(A, by=7), A * 7)
-    assert len(kernel._entries) == 2
-    with pytest.raises(UsageError, match="given at run time"):
-        tuned(multiply).compile(n=64)
-
-
-def test_a_number_at_run_time_may_have_a_default(tuned: Any) -> None:
-    """As with tilelang; a call that gives another one uses the same kernel."""
+    """They are no part of the key: one kernel, one tuning, one look-up for all values. One may have a default."""
 
     @tilelang.jit(target="c", execution_backend="cython")
     def tripled(A, by: T.int32 = 3, block: int = 16):  # type: ignore[no-untyped-def]
@@ -73,8 +61,13 @@ def test_a_number_at_run_time_may_have_a_default(tuned: Any) -> None:
         return B
 
     kernel, A = tuned(tripled, reference=times), torch.arange(64, dtype=torch.int32)
-    assert torch.equal(kernel(A), A * 3) and torch.equal(kernel(A, 5), A * 5)
-    assert len(kernel.winners.known) == 1
+    assert torch.equal(kernel(A), A * 3)
+    monkeypatch.delattr(cached, "tune_planned")
+    for by in (4, 5):
+        assert torch.equal(kernel(A, by), A * by) and torch.equal(kernel(A, by=by), A * by)
+    assert len(kernel._entries) == 3 and len(kernel.winners.known) == 1
+    with pytest.raises(UsageError, match="given at run time"):
+        tuned(multiply).compile(n=64)
 
 
 def test_symbolic_dimensions_by_name(tuned: Any) -> None:
@@ -98,12 +91,9 @@ def test_symbolic_dimensions_by_name(tuned: Any) -> None:
         tuned(scale_jit, hints={"factor": 2})(T.dynamic("n"))
 
 
-def same_as_call(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
-    return torch.equal(inputs[0], torch.arange(64.0)) and torch.equal(outputs[0], inputs[0] + 1)
-
-
 def test_tuning_on_the_tensors_of_the_call(tuned: Any) -> None:
-    assert tuned(shift, inputs="call", check=same_as_call).tune(torch.arange(64.0)).measured == 2
+    kernel = tuned(shift, inputs="call", check=lambda inputs, outputs: torch.equal(inputs[0], torch.arange(64.0)))
+    assert kernel.tune(torch.arange(64.0)).measured == 2
     with pytest.raises(UsageError, match="this call has none"):
         tuned(scale_jit, inputs="call", hints={"factor": 2}).tune(64)
 

@@ -21,13 +21,6 @@ from atune.journal.result import Result
 # Keys
 
 
-def test_tunables_that_do_not_specialize_are_tuned_whatever_is_given(tuned: Any, engine: Engine) -> None:
-    kernel = tuned(do_not_specialize=["block", "factor"])
-    calls: list[dict[str, int]] = [{"block": 8}, {"factor": 2, "block": 16}, {}]
-    assert [kernel.tune(64, **given).cache_hit for given in calls] == [False, True, True]
-    assert [workload.arguments for workload, _ in engine.runs] == [{"n": 64, "factor": 1}]
-
-
 def test_dimensions_of_eager_kernels_are_arguments_of_the_key(tuned: Any, engine: Engine) -> None:
     kernel = tuned(add, key=["n"])
     A, longer, wider = torch.zeros(8, 16), torch.zeros(32, 16), torch.zeros(8, 32)

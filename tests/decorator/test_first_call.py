@@ -90,41 +90,26 @@ def test_after_tune_the_library_that_was_measured_is_called(tuned: Decorate, com
     assert torch.equal(result.kernel(FLOATS), FLOATS + 1) and not compiled_here
 
 
-def test_a_result_of_the_cache_compiles_nothing(
-    tuned: Decorate, compiled_here: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tuned(shift, reference=plus).tune(FLOATS)
-    forbid(monkeypatch)
-    assert torch.equal(tuned(shift, reference=plus)(FLOATS), FLOATS + 1) and not compiled_here
-
-
-def test_a_library_that_is_gone_is_made_by_a_worker(
-    tuned: Decorate, compiled_here: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tuned(shift, reference=plus).tune(FLOATS)
-    shutil.rmtree(artifacts_folder())
-    forbid(monkeypatch, workers=False)
-    found = tuned(shift, reference=plus)
-    assert torch.equal(found(FLOATS), FLOATS + 1) and not compiled_here
-    assert found.compile(n=64).latency > 0
-    monkeypatch.delattr("atune.frontends.autotuned._built")  # it is in the store now
-    assert torch.equal(tuned(shift, reference=plus)(FLOATS), FLOATS + 1) and not compiled_here
-
-
-def test_a_shipped_result_is_compiled_by_a_worker_once(
+def test_a_known_result_compiles_nothing_and_where_its_library_is_gone_a_worker_does_once(
     tuned: Decorate, compiled_here: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """A result of the cache, and one that was shipped."""
     kernel, file = tuned(shift, reference=plus), tmp_path / "shipped.json"
     kernel.tune(FLOATS)
     file.write_bytes(kernel.options.cache.export())
-    shutil.rmtree(artifacts_folder())
-
-    def shipped() -> Any:
-        return tuned(shift, reference=plus, shipped=file, cache=tmp_path / "empty", on_miss="error")
-
-    assert torch.equal(shipped()(FLOATS), FLOATS + 1) and not compiled_here
-    monkeypatch.delattr("atune.frontends.autotuned._built")
-    assert torch.equal(shipped()(FLOATS), FLOATS + 1) and not compiled_here
+    shipping = {"shipped": file, "cache": tmp_path / "empty", "on_miss": "error"}
+    with monkeypatch.context() as patch:
+        forbid(patch)
+        assert torch.equal(tuned(shift, reference=plus)(FLOATS), FLOATS + 1)
+    for options in ({}, shipping):
+        shutil.rmtree(artifacts_folder())
+        with monkeypatch.context() as patch:
+            forbid(patch, workers=False)
+            found = tuned(shift, reference=plus, **options)
+            assert torch.equal(found(FLOATS), FLOATS + 1) and found.compile(n=64).latency > 0
+            patch.delattr("atune.frontends.autotuned._built")  # it is in the store now
+            assert torch.equal(tuned(shift, reference=plus, **options)(FLOATS), FLOATS + 1)
+    assert not compiled_here
 
 
 def test_other_sizes_that_share_a_winner_are_compiled_by_a_worker(

@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from decorated import QUICK, TUNING, cached_work, doubled, scale, workload
+from decorated import QUICK, TUNING, doubled, scale, workload
 
 import atune
-from atune.errors import NoWinner, UsageError
+from atune.errors import UsageError
 from atune.frontends import cached_tune
 from atune.frontends.cli.main import main
 from atune.frontends.cli.runs import find_journal
-from atune.journal.events import BenchmarkFailed
 from atune.workers.result_cache import ResultCache
 
 
@@ -32,34 +30,20 @@ def decorated() -> Any:
     return atune.autotune(space=space, reference=doubled, name="scale", target="c", tuning=TUNING)(scale)
 
 
-def test_a_decorated_kernel_takes_what_a_run_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the same function and space; and a run that may, takes that, too, and runs nothing."""
+def test_a_decorated_kernel_takes_what_a_run_found_and_a_run_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same function and space. It is kept once, and is the latest run; records are read beside the loop."""
     found = atune.run(workload(), target="c", benchmark=QUICK)
     [entry] = ResultCache().entries()
     assert entry.config == found.best_config and entry.parts.problem == {"n": 256}
+    atune.run(workload(n=320), target="c", benchmark=QUICK)
     monkeypatch.delattr(cached_tune, "tune_planned")  # nothing may be tuned
-    kernel = decorated()
-    result = kernel.tune(256)
-    assert result.cache_hit and result.best_config == found.best_config
     again = atune.run(workload(), target="c", benchmark=QUICK, cached=True)
     assert again.cache_hit and again.latency_ms == found.latency_ms
-    assert len(ResultCache().entries()) == 1
-
-
-def test_a_result_that_is_known_is_kept_once_and_is_the_latest(tmp_path: Path) -> None:
-    found = atune.run(workload(), target="c", benchmark=QUICK)
-    atune.run(workload(n=320), target="c", benchmark=QUICK)
-    again = atune.run(workload(), target="c", benchmark=QUICK, cached=True)
-    assert again.cache_hit and again.journal == found.journal == find_journal("latest")
+    assert again.journal == found.journal == find_journal("latest")
     with pytest.raises(UsageError, match="none of the"):  # before anything is recorded
         atune.run(workload(atune.Space(block=[8])), target="c", benchmark=QUICK, warm=found)
     assert len(ResultCache().runs()) == 2
-
-
-def test_records_are_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = atune.run(workload(), target="c", benchmark=QUICK)
-    kernel = decorated()
-    readers, read = [], ResultCache.result
+    kernel, readers, read = decorated(), [], ResultCache.result
 
     def reading(*args: Any) -> Any:
         readers.append(threading.current_thread())
@@ -72,8 +56,7 @@ def test_records_are_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_run_takes_what_a_decorated_kernel_found() -> None:
-    kernel = decorated()
-    result = kernel.tune(256)
+    result = decorated().tune(256)
     again = atune.run(workload(), target="c", benchmark=QUICK, cached=True)
     assert again.cache_hit and again.latency_ms == result.latency_ms
 
@@ -111,18 +94,3 @@ def test_the_command_line_tunes_a_decorated_kernel(
     assert "(tuned for n=320)" in repr(atune.tunings())
     assert main(["tune", f"{tmp_path}/scaled_kernel.py:scaled", "--target", "c", "--quiet"]) == 2
     assert "scale lacks the argument 'n'; --arg NAME=VALUE gives an argument" in capsys.readouterr().err
-
-
-def test_a_run_without_a_winner_keeps_why() -> None:
-    """A decorated kernel does not try again what failed."""
-    wrong = atune.Workload(scale, {"block": [16, 64]}, arguments={"n": 256}, reference=halved)
-    with pytest.raises(NoWinner):
-        atune.run(wrong, target="c", benchmark=QUICK)
-    work = cached_work(wrong, target="c", benchmark=QUICK)
-    known = ResultCache().known(work.key.work, work.configs.values())
-    assert ResultCache().entries() == [] and len(known) == 2
-    assert {one.kind for _, one in known.values() if isinstance(one, BenchmarkFailed)} == {"mismatch"}
-
-
-def halved(A: torch.Tensor) -> torch.Tensor:
-    return A / 2

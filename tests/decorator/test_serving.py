@@ -257,8 +257,8 @@ def test_what_a_new_tuning_finds_is_used_and_kept(tuned: Any, engine: Engine, co
 @pytest.fixture
 def h100(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Discovery(Target("cuda", "sm_90a"), (DeviceInfo("0", "NVIDIA H100 80GB HBM3", arch="sm_90a"),))
-    monkeypatch.setattr("atune.stages.session.find_devices", lambda target, names: found)
-    monkeypatch.setattr("atune.frontends.tuner._discovered", {})
+    monkeypatch.setattr("atune.stages.gpu.find_devices", lambda target, names: found)
+    monkeypatch.setattr("atune.frontends.tuner._targets", {})
 
 
 PICKING: list[dict[str, Any]] = [{"tuning": "pick"}, {"tuning": {"preset": "pick", "seed": 1}}, {"on_miss": "pick"}]

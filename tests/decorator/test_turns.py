@@ -17,14 +17,15 @@ import pytest
 
 from atune.frontends.tuner import tune
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workers.device_worker import device_lock
+from atune.workers.messages import JOBS
 from atune.workers.pool import Worker
-from atune.workers.waiting import device_lock
 
 pytestmark = pytest.mark.anyio
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
 HOLDER = """
 import sys, anyio, pathlib
-from atune.workers.waiting import device_lock
+from atune.workers.device_worker import device_lock
 async def main():
     async with device_lock("gpu", pathlib.Path(sys.argv[1])):
         print("held", flush=True)
@@ -109,7 +110,7 @@ async def test_two_runs_of_one_program_never_measure_at_once(
         try:
             return await call(worker, entry, *rest, **options)
         finally:
-            if entry.startswith("atune.stages.measure_jobs:") and not entry.endswith("begin"):
+            if entry in {JOBS + name for name in ("prepare", "measure", "bits", "final", "rest_device")}:
                 spans.append((began, time.monotonic(), str(worker.pid)))
 
     monkeypatch.setattr(Worker, "call", watched)

@@ -31,8 +31,7 @@ from atune.model import layouts as model
 from atune.model.artifact import Lowered, StaticFacts
 from atune.model.candidate import numbered
 from atune.model.layouts import Alternative, FragmentFacts, Layouts, LayoutSelection, LoopFacts, choose
-from atune.reporting.explanation import facts_of
-from atune.reporting.export import rows
+from atune.reporting.export import facts_of, rows
 from atune.reporting.report import card
 from atune.reporting.summary import layouts_line, summary_text
 from atune.stages.codegen import Blob

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import threading
 import time
 import tomllib
@@ -22,7 +20,8 @@ from event_streams import Stream, write
 from fake_runs import anyio_backend as anyio_backend
 from fake_runs import valley
 from fork_servers import fork_server
-from processes import environment, in_groups
+from processes import in_groups
+from programs import python
 
 import atune
 from atune import events as ev
@@ -188,8 +187,9 @@ def test_c10_replay_is_the_same_byte_for_byte_each_time() -> None:
     """`atune replay` prints the same result of a journal each time, byte for byte."""
 
     def text() -> str:
-        command = [sys.executable, "-m", "atune", "replay", str(STORED), "--json", "--table"]
-        return subprocess.run(command, capture_output=True, text=True, env=environment(), check=True).stdout
+        done = python("-m", "atune", "replay", STORED, "--json", "--table")
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     assert text() == text()
     assert isinstance(Result.from_events(JournalReader(STORED)), Result)

@@ -10,15 +10,15 @@ import pytest
 from event_streams import Stream
 from fake_runs import finish, tuned
 
-from atune.engine.compile_stage import FACTOR, FLOOR_S, LEAST, limit_s
+from atune.engine.compile_stage import FACTOR, FLOOR_S, LEAST_COMPILED, limit_s
 from atune.engine.interfaces import CompileHints
 from atune.errors import NoWinner
 from atune.frontends.resume import resume
 from atune.frontends.tuner import tune
 from atune.journal.events import ArtifactBuilt, BuildFailed, GroupSplit
 from atune.journal.reader import replay
-from atune.journal.state import FOUND, State
-from atune.model.artifact import ALIKE, Lowered, StaticFacts
+from atune.journal.state import COMPILED_BEFORE, State
+from atune.model.artifact import COMMON_FAILURES, Lowered, StaticFacts
 from atune.model.candidate import BASELINE
 from atune.model.settings import CompileSettings
 from atune.testing import FakeMachine, Script
@@ -30,7 +30,7 @@ def lowered(index: int = 99) -> Lowered:
     return Lowered(index, f"c{index}", "", (), StaticFacts(), 0.0, b"")
 
 
-def limit(seconds: float, *, libraries: int = LEAST, most_s: float = 120.0, reason: str = "") -> float | None:
+def limit(seconds: float, *, libraries: int = LEAST_COMPILED, most_s: float = 120.0, reason: str = "") -> float | None:
     """Return the limit of one candidate after so many libraries of another one, in `seconds` each."""
     stream = Stream(total=1000)
     for index in range(libraries):
@@ -39,7 +39,7 @@ def limit(seconds: float, *, libraries: int = LEAST, most_s: float = 120.0, reas
 
 
 def test_nothing_is_hopeless_before_enough_was_compiled() -> None:
-    assert limit(4.0, libraries=LEAST - 1) is None and limit(4.0, reason=FOUND) is None
+    assert limit(4.0, libraries=LEAST_COMPILED - 1) is None and limit(4.0, reason=COMPILED_BEFORE) is None
     assert limit(4.0) == FACTOR * 4.0
 
 
@@ -144,7 +144,7 @@ async def test_a_wrong_reference_ends_the_run_and_resuming_tries_the_others(tmp_
     told = str(caught.value).splitlines()
     assert "look at the reference first" in told[2] and f"atune resume {journal}" in told[3], "before the example"
     for result in (caught.value.result, replay(journal)):
-        assert result.reason == "mismatched" and ALIKE <= result.failed < ALIKE + DEVICES
+        assert result.reason == "mismatched" and COMMON_FAILURES <= result.failed < COMMON_FAILURES + DEVICES
     with pytest.raises(NoWinner) as caught:
         await resume(journal, machine=differing())
     assert (caught.value.result.failed, caught.value.result.reason) == (TOTAL, "exhausted")
@@ -153,11 +153,11 @@ async def test_a_wrong_reference_ends_the_run_and_resuming_tries_the_others(tmp_
 @pytest.mark.parametrize(
     ("fake", "failed"),
     [
-        (differing(default={"x": 1000}), ALIKE),
+        (differing(default={"x": 1000}), COMMON_FAILURES),
         (differing(default=None), TOTAL),
         (differing(c0="compile"), TOTAL),
         (differing(c5="launch"), TOTAL),
-        (differing(c5="compile", c6="lower"), ALIKE + 2),
+        (differing(c5="compile", c6="lower"), COMMON_FAILURES + 2),
         (differing(c5=None), TOTAL - 1),
     ],
     ids=["of a baseline", "no default", "the default did not run", "one failed otherwise", "some never ran", "one ran"],

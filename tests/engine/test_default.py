@@ -18,6 +18,7 @@ from recording import read_recording
 
 from atune.engine.final import final_order
 from atune.errors import AtuneError, NoWinner
+from atune.frontends.cli.runs import record_at
 from atune.frontends.resume import resume
 from atune.frontends.tuner import tune
 from atune.journal.events import BestChanged, CandidateMeasured, FinalOrdered, RunFinished
@@ -26,11 +27,9 @@ from atune.journal.reader import read, replay
 from atune.journal.result import TuneResult
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import BASELINE
-from atune.model.device import DeviceLimits
 from atune.model.measurement import Timing
 from atune.model.settings import BenchmarkSettings
-from atune.reporting.explanation import record_at, record_lines
-from atune.reporting.export import export, marks_of, ranking, table
+from atune.reporting.export import export, marks_of, ranking, record_lines, table
 from atune.reporting.report import report
 from atune.reporting.summary import default_line, summary, summary_text
 from atune.testing import FakeMachine, Script
@@ -117,12 +116,7 @@ async def test_a_likely_loser_is_measured_if_it_is_the_default() -> None:
     assert run.result.best_index == 6 and run.result.pruned == 6
 
 
-async def test_a_default_that_cannot_run_is_said_in_a_line() -> None:
-    run = await finish(FakeMachine(6, Script(fails={2: "compile"}), default=2))
-    assert default_line(run.result) == "the default configuration failed to compile: scripted to fail: compile"
-    facts = Script(facts=lambda c: StaticFacts(smem_bytes=100 * c["x"]))
-    run = await finish(FakeMachine(6, facts, default=5, limits=DeviceLimits(smem_bytes=400)))
-    assert default_line(run.result).startswith("the default configuration was not measured: shared memory: 500 bytes")
+async def test_why_there_is_no_default_is_said_in_a_line() -> None:
     run = await finish(FakeMachine(6, no_default="x has no default value"))
     assert default_line(run.result).endswith("no default configuration to compare with: x has no default value")
     assert summary(run.result)["no_default"] == default_line(run.result)

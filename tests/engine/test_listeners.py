@@ -151,16 +151,6 @@ def test_an_async_logger_of_structlog_logs_all(way: str, bound: dict[str, int], 
     assert sum(entry["event"] == "candidate_measured" for entry in configured) == 4
 
 
-def test_other_loggers_whose_methods_are_coroutines_are_refused() -> None:
-    class Log:
-        async def info(self, event: str, **fields: Any) -> None: ...
-
-        bind = debug = warning = info
-
-    with pytest.raises(UsageError, match="log: give a logger of structlog"):
-        atune.run(machine=FakeMachine(4), log=Log())
-
-
 def test_a_run_goes_on_where_the_journal_that_nobody_asked_for_cannot_be_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

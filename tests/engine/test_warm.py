@@ -14,7 +14,7 @@ from event_streams import Stream, write
 from fake_runs import cut_before, proposed
 
 from atune import Tuner, resume, tune
-from atune.engine.start import KnownResult
+from atune.engine.settings import KnownResult
 from atune.errors import CacheMiss, UsageError
 from atune.frontends.warm_start import adviser
 from atune.journal.events import RunFinished, Warned

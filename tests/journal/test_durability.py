@@ -10,9 +10,9 @@ from pathlib import Path
 
 import anyio
 import pytest
+from fake_runs import anyio_backend as anyio_backend
 
-from atune.engine.strategies import MAKERS, FixedOrder
-from atune.engine.strategy import Searched
+from atune.engine.strategy import MAKERS, FixedOrder, Searched
 from atune.errors import MachineError
 from atune.frontends.tuner import tune
 from atune.journal.events import BestChanged, CandidateMeasured, Event, RunFinished

@@ -16,9 +16,9 @@ from atune.journal.events import Warned
 from atune.journal.reader import read
 from atune.journal.result import Result, noise_of
 from atune.model.artifact import Access, BlockWork, Gemm, StaticFacts
-from atune.model.measurement import DISTURBS, Conditions, Timing
-from atune.model.roofline import Peaks, problem_work, roofline
-from atune.reporting.importance import LEAST, Importance, importance_of
+from atune.model.device import Peaks
+from atune.model.measurement import DISTURBS, Conditions, ProblemWork, Roofline, Timing
+from atune.reporting.importance import LEAST_POINTS, Importance, importance_of
 from atune.reporting.report import report
 from atune.reporting.summary import summary, summary_text
 
@@ -91,7 +91,7 @@ def test_work_is_the_least_that_any_candidate_does_and_the_same_for_all() -> Non
         work = BlockWork(gemms=(gemm,), reads=(Access(n_bytes=1e9),), tensor_bytes=1_000_000)
         return StaticFacts(grid=(10, 1, 1), work=work)
 
-    work = problem_work([of_block(100), of_block(128), None, StaticFacts()])
+    work = ProblemWork.of([of_block(100), of_block(128), None, StaticFacts()])
     assert work.flops == 2.0 * 100**3 * 10 and work.bytes == 1_000_000 and work.rate == 1.0
 
 
@@ -110,7 +110,7 @@ def test_the_winner_has_a_roofline_of_the_work_that_the_user_gave_or_that_was_fo
     [(1e9, 1e6, "compute"), (1e6, 5e7, "memory"), (None, 5e8, "cache"), (1e9, None, "compute")],
 )
 def test_the_slower_peak_is_what_bounds(flops: float | None, n_bytes: float | None, bound: str) -> None:
-    found = roofline(1.0, problem_work([], flops, n_bytes), Peaks(flops_s=1e12, bytes_s=1e11))
+    found = Roofline.of(1.0, ProblemWork.of([], flops, n_bytes), Peaks(flops_s=1e12, bytes_s=1e11))
     assert found is not None and found.bound == bound
 
 
@@ -165,7 +165,7 @@ def test_an_axis_that_follows_another_by_chance_of_the_search_is_not_credited() 
 
 def test_too_few_candidates_say_nothing() -> None:
     points = grid(lambda a, b: a + b, 10, a=[0, 1], b=[0, 1])
-    assert importance_of(points[: LEAST - 1]) is None and importance_of(points[:LEAST]) is not None
+    assert importance_of(points[: LEAST_POINTS - 1]) is None and importance_of(points[:LEAST_POINTS]) is not None
     many_values: Points = [({"a": i}, 1.0 + i) for i in range(40)]
     assert importance_of(many_values) is None
     assert importance_of([({"a": 1}, 1.0 + i) for i in range(40)]) is None

@@ -12,7 +12,7 @@ from atune.model.artifact import Lowered, StaticFacts
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
 from atune.workers.compile_service import ServiceProcess
-from atune.workers.machine import PLAIN, LocalMachine
+from atune.workers.local_machine import WHY_PLAIN, LocalMachine
 from atune.workers.messages import Discovery
 from atune.workload.pickling import FileRef
 
@@ -47,7 +47,7 @@ def machine(found: Discovery = FOUND, **settings: Any) -> LocalMachine:
     ("found", "candidates", "against", "why"),
     [
         (FOUND, 5, False, ""),
-        (FOUND, 4, True, f"nvcc, because {PLAIN}"),
+        (FOUND, 4, True, f"nvcc, because {WHY_PLAIN}"),
         (ON_CPU, 3, True, ""),
         (SWITCHED_OFF, 100, True, "nvcc, because it is switched off"),
     ],
@@ -86,8 +86,8 @@ async def test_building_waits_for_a_service_that_will_soon_be_there(early: bool,
 
 
 def test_devices_that_measure_take_cores_from_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atune.workers.machine.usable_cores", lambda: list(range(6)))
-    monkeypatch.setattr("atune.workers.machine.usable_memory_bytes", lambda: None)
+    monkeypatch.setattr("atune.workers.local_machine.usable_cores", lambda: list(range(6)))
+    monkeypatch.setattr("atune.workers.local_machine.usable_memory_bytes", lambda: None)
     one = LocalMachine(FileRef("x.py", "X"), target=FOUND.target)
     one.found = FOUND
     assert len(one.compile_workers()) == 6

@@ -11,8 +11,8 @@ from atune.errors import WorkerTimeout
 from atune.frontends.tuner import tune
 from atune.journal.events import BenchmarkRepeated, Event
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workers import messages
 from atune.workers.compile_worker import PATIENCE
-from atune.workers.messages import COMPILE
 from atune.workers.pool import Worker
 
 pytestmark = pytest.mark.anyio
@@ -50,7 +50,7 @@ async def test_a_deadline_that_passed_on_a_busy_machine_is_tried_again_alone(mon
     async def busy(self: Worker, entry: str, payload: bytes, timeout_s: float = 1.0) -> bytes:
         first = not any(entry == before for before, *_ in calls)
         calls.append((entry, timeout_s, self.name))
-        if entry in (COMPILE + job for job in JOBS) and first:
+        if entry in (messages.JOBS + job for job in JOBS) and first:
             raise WorkerTimeout("past the deadline", starved=True)
         return await real(self, entry, payload, timeout_s)
 
@@ -58,5 +58,5 @@ async def test_a_deadline_that_passed_on_a_busy_machine_is_tried_again_alone(mon
     result = await tune(f"{KERNELS}:PLAIN", target="c", compile=ALONE, benchmark=UNRANKED)
     assert result.measured == 1 and not result.failures
     for job in JOBS:
-        (limit, first), (longer, fresh) = [call for entry, *call in calls if entry == COMPILE + job][:2]
+        (limit, first), (longer, fresh) = [call for entry, *call in calls if entry == messages.JOBS + job][:2]
         assert longer == PATIENCE * limit and fresh != first

@@ -19,11 +19,10 @@ from processes import in_groups
 from services import artifacts, lowered_by
 from stand_in_compiler import stand_in
 
-from atune.model.artifact import Artifact, Compared, Failure, Lowered, Roles
+from atune.model.artifact import Artifact, Failure, Lowered, Roles
 from atune.model.candidate import Candidate, config_key
 from atune.model.jobs import (
     BuildJob,
-    CompareJob,
     ElaborateJob,
     FinalJob,
     GroupFailed,
@@ -38,7 +37,7 @@ from atune.stages.timer import MOST_TIMES
 from atune.testing import FakeClock, FakeDeviceWorker, FakeMachine, Script
 from atune.workers.compile_worker import LocalCompileWorker
 from atune.workers.device_worker import LocalDeviceWorker
-from atune.workers.machine import LocalMachine
+from atune.workers.local_machine import LocalMachine
 from atune.workload.pickling import parse_file_ref
 
 OUT = Roles(outputs=(1,))
@@ -185,12 +184,6 @@ async def test_every_member_of_a_group_computes_its_own_output(scaled: Bench) ->
     device = await scaled.started(scaled.device)
     for scale, artifact in zip(order, artifacts, strict=True):
         assert await outputs(device, artifact) == [packed(scale)], scale
-
-
-async def test_a_library_is_compared_with_its_plain_compile(scaled: Bench) -> None:
-    artifact = await scaled.artifact(2.0)
-    found = await scaled.compiler.run(CompareJob(scaled.candidate(2.0), artifact))
-    assert found == Compared(SCALES.index(2.0))
 
 
 async def test_without_a_reference_nothing_is_checked(scaled: Bench) -> None:

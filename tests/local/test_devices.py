@@ -11,7 +11,7 @@ import pytest
 from fake_runs import finish, valley
 from own_strategy import Own
 
-from atune.engine.final import LOOKS
+from atune.engine.final import INTERIM_LOOKS
 from atune.errors import ServerLost, WorkerError
 from atune.journal.events import (
     BenchmarkFailed,
@@ -128,7 +128,7 @@ async def test_the_final_ends_at_its_limit_and_a_tie_goes_to_the_smaller_key() -
         script = Script(latency_ms=lambda c, p=phase: 1.0 + p * c["x"], final_noise=noisy(0.01))  # type: ignore[misc]
         machine = FakeMachine(4, script)
         run = await finish(machine, benchmark=BenchmarkSettings(n_final=4))
-        assert len(machine.finals) <= LOOKS
+        assert len(machine.finals) <= INTERIM_LOOKS
         keys = {r.index: r.key for r in run.result.records}
         winners.add(run.result.best_index)
         assert run.result.best_index == min(keys, key=lambda i: keys[i])

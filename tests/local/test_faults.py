@@ -23,7 +23,7 @@ from atune.model.artifact import Roles
 from atune.model.jobs import FinalJob, MeasureJob, StartJob
 from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workers.machine import LocalMachine
+from atune.workers.local_machine import LocalMachine
 from atune.workload.pickling import parse_file_ref
 
 OUT = Roles(outputs=(1,))

@@ -24,7 +24,7 @@ from atune.stages.arguments import KernelArguments
 from atune.workers import device_worker
 from atune.workers import workers as patience
 from atune.workers.device_worker import LocalDeviceWorker, MemoryClaim
-from atune.workers.machine import LocalMachine
+from atune.workers.local_machine import LocalMachine
 from atune.workload.pickling import parse_file_ref
 from atune.workload.workload import Workload
 
@@ -66,7 +66,7 @@ class Waiting(LocalDeviceWorker):
 
 @pytest.mark.anyio
 async def test_another_run_on_the_device_waits_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_worker, "POLL_S", 0.001)
+    monkeypatch.setattr(device_worker, "MEMORY_POLL_S", 0.001)
     one, other, elsewhere, rest = (Waiting(*of) for of in (("0", 3 << 30), ("0", 2 << 30), ("1", 4 << 30), ("0", 1)))
     for worker in (one, elsewhere, rest, one):  # whose process is replaced
         await worker._wait_for_memory()
@@ -86,7 +86,7 @@ async def test_another_run_on_the_device_waits_for_memory(monkeypatch: pytest.Mo
 @pytest.mark.anyio
 async def test_runs_on_several_devices_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that waits for a device holds no other, which the run that it waits for may need."""
-    monkeypatch.setattr(device_worker, "POLL_S", 0.001)
+    monkeypatch.setattr(device_worker, "MEMORY_POLL_S", 0.001)
     first, both, second = Waiting("0", 3 << 30), Waiting("01", 3 << 30), Waiting("1", 3 << 30)
     await first._wait_for_memory()
     with anyio.move_on_after(0.05) as waited:

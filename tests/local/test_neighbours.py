@@ -19,9 +19,9 @@ import atune
 from atune.model.device import DeviceInfo, Target
 from atune.model.folders import SERVER_FOLDER
 from atune.model.measurement import DISTURBS
-from atune.stages.neighbours import others
+from atune.stages.gpu import foreign_users
 from atune.workers.device_worker import REMEDY
-from atune.workers.machine import LocalMachine
+from atune.workers.local_machine import LocalMachine
 from atune.workload.pickling import FileRef
 
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
@@ -73,10 +73,10 @@ def test_nobody_is_named_where_nobody_else_is_sure_to_compute(stranger: Stranger
         pass
     with subprocess.Popen(["sleep", "300"]) as child:
         try:
-            assert not others(running(os.getpid(), child.pid, ended.pid), os.getpid())
+            assert not foreign_users(running(os.getpid(), child.pid, ended.pid), os.getpid())
         finally:
             child.kill()
-    assert not others(running(stranger()), os.getpid()) and not others([], os.getpid())
+    assert not foreign_users(running(stranger()), os.getpid()) and not foreign_users([], os.getpid())
 
 
 def test_a_run_that_takes_turns_does_not_count_and_one_with_another_tmpdir_does(
@@ -85,7 +85,7 @@ def test_a_run_that_takes_turns_does_not_count_and_one_with_another_tmpdir_does(
     monkeypatch.setenv(SERVER_FOLDER, f"{tmp_path}/atune-0/server-1")
     same = stranger(**{SERVER_FOLDER: f"{tmp_path}/atune-0/server-2"})
     other = stranger(**{SERVER_FOLDER: f"{tmp_path}/elsewhere/atune-0/server-3"})
-    assert list(others(running(os.getpid(), same, other), os.getpid())) == [other]
+    assert list(foreign_users(running(os.getpid(), same, other), os.getpid())) == [other]
 
 
 class OnAGpu(LocalMachine):

@@ -13,7 +13,7 @@ import pytest
 from atune.errors import MachineError, RemoteError, WorkerError
 from atune.model.artifact import Failure
 from atune.model.candidate import Candidate
-from atune.stages import compile_jobs
+from atune.stages import entry_points
 from atune.workers import resources
 from atune.workers import workers as patience
 from atune.workers.resources import (
@@ -142,5 +142,5 @@ def test_what_a_kernel_function_raises_is_the_machines_fault_where_it_lacks_some
         raise ValueError("cannot be made") from cause
 
     with pytest.raises(ShortOf, match=f"^{short_of}: ") if short_of else nullcontext():
-        answer = compile_jobs._guarded(Candidate(0, "", {}), kernel)
+        answer = entry_points._guarded(Candidate(0, "", {}), kernel)
         assert isinstance(answer, Failure) and answer.kind == "lower"

@@ -17,7 +17,7 @@ from atune.frontends.tuner import tune
 from atune.model.settings import Budget
 from atune.stages import session as entries
 from atune.workers import workers
-from atune.workers.machine import LocalMachine
+from atune.workers.local_machine import LocalMachine
 from atune.workload.pickling import parse_file_ref
 from atune.workload.workload import describe
 

@@ -12,12 +12,12 @@ from fake_runs import proposed
 
 from atune.engine.engine import Engine
 from atune.engine.run_state import Recorder
-from atune.engine.start import EngineSettings
+from atune.engine.settings import EngineSettings
 from atune.journal.events import AnyEvent, CandidateProposed, SpaceSurveyed
 from atune.model.device import DeviceInfo
 from atune.model.jobs import FinalJob, Finals, Started, StartJob
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.workers.machine import LocalMachine
+from atune.workers.local_machine import LocalMachine
 from atune.workload.pickling import FileRef
 
 GEMM = Path(__file__).parents[2] / "examples" / "gemm.py"

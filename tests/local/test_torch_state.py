@@ -13,10 +13,10 @@ import atune
 from atune.errors import JournalError
 from atune.workers.device_worker import LocalDeviceWorker
 from atune.workers.result_key import result_key
-from atune.workload.torch_state import USUAL, take_state, torch_state
+from atune.workload.torch_state import TORCH_DEFAULTS, take_state, torch_state
 from atune.workload.workload import head
 
-STATE = dict(zip(USUAL, ("float64", "medium", 1, False), strict=True))
+STATE = dict(zip(TORCH_DEFAULTS, ("float64", "medium", 1, False), strict=True))
 
 
 def test_a_reference_computes_as_the_program_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +29,7 @@ def test_a_reference_computes_as_the_program_does(monkeypatch: pytest.MonkeyPatc
 
     def as_usual(event: Any) -> None:
         if type(event).__name__ == "RunFinished":
-            take_state({name: usual for name, (usual, *_) in USUAL.items()})
+            take_state({name: usual for name, (usual, *_) in TORCH_DEFAULTS.items()})
 
     monkeypatch.setattr(LocalDeviceWorker, "_handed_on", handed_on)
     assert torch_state() == {}
@@ -52,4 +52,4 @@ def test_it_counts_wherever_a_function_of_the_users_may_compute(part: dict[str, 
     take_state(STATE)
     work = atune.Workload(STATED.kernel, {"block": [16]}, arguments=STATED.arguments, out_idx=STATED.out_idx, **part)
     assert head(work).torch == (STATE if part else {})
-    take_state({name: usual for name, (usual, *_) in USUAL.items()})
+    take_state({name: usual for name, (usual, *_) in TORCH_DEFAULTS.items()})

@@ -19,8 +19,8 @@ from atune.errors import WorkloadError
 from atune.frontends.tuner import tune
 from atune.journal.events import ArtifactBuilt, Event
 from atune.model.settings import CompileSettings
-from atune.workers import machine as machines
-from atune.workers.machine import LocalMachine
+from atune.workers import local_machine
+from atune.workers.local_machine import LocalMachine
 from atune.workload.packing import LARGE_BYTES
 from atune.workload.pickling import ship
 from atune.workload.workload import Workload, describe
@@ -32,10 +32,10 @@ SCALE = f"{Path(__file__).parents[1] / 'workloads.py'}:SCALE"
 N = 256
 
 
-def scaled(block: int = 64, half: bool = False) -> Any:
+def scaled(late_s: float, block: int = 64, half: bool = False) -> Any:
     dtype = "float16" if half else "float32"
     if not half and block == 64:
-        time.sleep(2)  # so that others are lowered before the default
+        time.sleep(late_s)  # so that others are lowered before the default
 
     @T.prim_func
     def main(a: T.Tensor((N,), dtype), out: T.Tensor((N,), dtype)):
@@ -46,15 +46,15 @@ def scaled(block: int = 64, half: bool = False) -> Any:
     return main
 
 
-def workload(n: int = N) -> atune.Workload:
-    space = atune.Space(block=[64, 32], half=[True, False])
-    return atune.Workload(scaled, space, inputs=[torch.ones(n)], reference=lambda a: a * 2, name="scaled")
+def workload(n: int = N, late_s: float = 0.0) -> atune.Workload:
+    space, given = atune.Space(block=[64, 32], half=[True, False]), {"late_s": late_s}
+    return atune.Workload(scaled, space, arguments=given, inputs=[torch.ones(n)], reference=lambda a: a * 2)
 
 
 @pytest.mark.parametrize("fits", [True, False])
 def test_inputs_are_judged_by_the_default(fits: bool, tmp_path: Path) -> None:
     """One that they misfit fails alone; where they misfit the default, the run ends and names it."""
-    work = workload(N if fits else N + 1)
+    work = workload(N if fits else N + 1, late_s=2.0)
     settings = atune.CompileSettings(workers=3)
     given: dict[str, Any] = {"target": "c", "journal": tmp_path / "j", "progress": False, "compile": settings}
     if not fits:
@@ -163,7 +163,7 @@ async def test_a_large_closure_reaches_the_workers(room: bool, monkeypatch: pyte
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     if not room:
-        monkeypatch.setattr(machines, "write", full)
+        monkeypatch.setattr(local_machine, "write", full)
     space = [{"factor": 2, "block": 64}, {"factor": 3, "block": 64}]
     workload = Workload(scale, space, arguments={"n": LARGE}, reference=reference)
     settings = CompileSettings(workers=1)

@@ -21,7 +21,7 @@ from atune.model.device import Target
 from atune.model.folders import run_folder
 from atune.model.settings import CompileSettings
 from atune.testing import FakeMachine
-from atune.workers import machine as local
+from atune.workers import local_machine
 from atune.workers.messages import Discovery
 from atune.workers.resources import WORKER_BYTES, usable_memory_bytes
 from atune.workload.pickling import FileRef
@@ -130,12 +130,12 @@ def test_the_tightest_cgroup_around_the_process_counts(machine: Path) -> None:
 
 
 def test_workers_are_as_many_as_fit_unless_a_number_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "usable_cores", lambda: list(range(32)))
-    monkeypatch.setattr(local, "usable_memory_bytes", lambda: 3 * WORKER_BYTES)
+    monkeypatch.setattr(local_machine, "usable_cores", lambda: list(range(32)))
+    monkeypatch.setattr(local_machine, "usable_memory_bytes", lambda: 3 * WORKER_BYTES)
     warnings = list[str]()
     for workers, wanted in ((None, 3), (6, 6)):
         settings = CompileSettings(workers=workers)
-        machine = local.LocalMachine(FileRef("x.py", "X"), target="sm_90a", devices=(), compile=settings)
+        machine = local_machine.LocalMachine(FileRef("x.py", "X"), target="sm_90a", devices=(), compile=settings)
         machine.workers.warn = warnings.append
         machine.found = Discovery(target=Target("cuda", "sm_90a"), devices=())
         assert len(machine.compile_workers()) == wanted

@@ -107,15 +107,6 @@ def test_ties_of_a_winner_that_failed_since_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("stream", "text"),
     [
-        (Stream(default=0).candidate(0, 1.0).candidate(1, 2.0), "no configuration beats the default"),
-        (
-            Stream(default=1).candidate(0, 1.0).proposed(1).aliased(1, 0),
-            "no configuration beats the default, which has the winner's code",
-        ),
-        (
-            Stream(default=BASELINE).candidate(BASELINE, 1.0).candidate(0, 2.0),
-            "nothing in the space beats the default, which is not part of it",
-        ),
         (
             Stream(default=BASELINE).candidate(BASELINE, 3.0).candidate(0, 2.0),
             "1.50 times faster than the default configuration, which is not part of the space (3 ms)",

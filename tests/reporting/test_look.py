@@ -16,13 +16,15 @@ from typing import Any
 import anyio
 import pytest
 from event_streams import Stream, write
+from fake_runs import copying, cut, of_kind, proposed
 from processes import environment
 
-from atune.engine.strategies import FixedOrder
+from atune.engine.strategy import FixedOrder
 from atune.errors import JournalError, UsageError
 from atune.frontends.cli.main import main
+from atune.frontends.resume import resume
 from atune.frontends.tuner import tune
-from atune.journal.events import RunFinished, RunInterrupted
+from atune.journal.events import RunFinished, RunInterrupted, SpaceSurveyed
 from atune.journal.merge import merge
 from atune.journal.reader import follow, read, replay
 from atune.reporting.export import export
@@ -80,6 +82,40 @@ def test_other_work_is_not_merged(tmp_path: Path) -> None:
         merge([one, tmp_path / "3"])
     with pytest.raises(UsageError, match="as a list of paths"):
         merge(str(one))  # type: ignore[arg-type]
+
+
+@pytest.mark.anyio
+async def test_journals_that_agree_keep_their_survey_and_their_numbers(tmp_path: Path) -> None:
+    """So the merged one is resumed as a run that knows the space, and the past."""
+
+    def machine() -> FakeMachine:
+        script = Script(facts=lambda c: copying(abs(c["x"] - 40)), latency_ms=lambda c: 1.0 + abs(c["x"] - 20) / 7)
+        return FakeMachine(60, script, target="sm_90a", workers=1)
+
+    first, second, third, merged = (tmp_path / name for name in ("first", "second", "third", "merged"))
+    await tune(machine=machine(), strategy="bayesian", budget=30, journal=first)
+    await tune(machine=machine(), strategy="bayesian", budget=30, journal=second, seed=5)
+    await tune(machine=machine(), strategy="random", budget=30, journal=third, prior=False)
+    cut(first, len(read(first)) - 20)  # as if its program had died
+    result = merge([first, second, third], merged)
+    [survey] = of_kind(merged, SpaceSurveyed)
+    assert survey.prior == of_kind(first, SpaceSurveyed)[0].prior
+    assert not any("surveys" in warning for warning in result.warnings)
+    tried = {*proposed(merged)}
+    assert tried == {*proposed(first), *proposed(second), *proposed(third)}
+    assert all(record.config == {"x": record.index} for record in result.records)
+    resumed = machine()
+    await resume(merged, machine=resumed, budget=len(tried) + 4)
+    assert not resumed.elaborated and len(of_kind(merged, SpaceSurveyed)) == 1
+
+
+def test_a_journal_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+    run(tmp_path / "a.jsonl", [0, 1, 2])
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "a.jsonl")
+    for again in ("a.jsonl", "./a.jsonl", "link.jsonl"):
+        with pytest.raises(UsageError, match=r"merge: .*a\.jsonl is given twice"):
+            merge([tmp_path / "a.jsonl", f"{tmp_path}/{again}"], tmp_path / "m.jsonl")
+    assert not (tmp_path / "m.jsonl").exists()
 
 
 def test_csv_and_json_have_a_row_for_each_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from atune.journal.result import Result
 from atune.model.artifact import what_failed
 from atune.model.candidate import BASELINE
 from atune.reporting.export import ranking, rows
-from atune.reporting.report import FIELDS, LIBRARIES, page_of, report
+from atune.reporting.report import PAGE_FIELDS, PAGE_LIBRARIES, page_of, report
 from atune.reporting.summary import failure_groups, summary
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
@@ -63,7 +63,7 @@ def test_the_page_has_the_rows_of_the_export_the_winner_first() -> None:
     found, records = rows_of(page), ranking(result)
     assert found[0]["mark"] == "winner" and found[0]["latency_ms"] == result.latency_ms and len(found) == result.total
     for row, record, exported in zip(found, records, rows(result, records), strict=True):
-        assert row == {name: exported[name] for name in FIELDS} | {"config": record.config}
+        assert row == {name: exported[name] for name in PAGE_FIELDS} | {"config": record.config}
     known = json.loads(json.dumps(summary(result)))
     assert data_of(page)["summary"] == {name: value for name, value in known.items() if name != "failures"}
 
@@ -82,9 +82,9 @@ def test_a_large_run_leaves_out_the_slowest_and_stays_below_two_megabytes(monkey
     assert (len(kept), data["records"], data["timed"]) == (3000, 6000, 5400)
     assert max(row["latency_ms"] for row in kept) < 5.0 and (len(data["spans"]), data["all_spans"]) == (3000, 11400)
     assert "more reasons are in the journal" in parts_of(page)["failures"]["text"]
-    monkeypatch.setattr("atune.reporting.report.MOST_BYTES", len(page.encode()) - 1)
+    monkeypatch.setattr("atune.reporting.report.MOST_PAGE_BYTES", len(page.encode()) - 1)
     assert [row["index"] for row in rows_of(page_from(stream))] == [row["index"] for row in kept[:1500]]
-    monkeypatch.setattr("atune.reporting.report.MOST_BYTES", 10**5)
+    monkeypatch.setattr("atune.reporting.report.MOST_PAGE_BYTES", 10**5)
     assert data_of(page_from(stream))["parts"][0]["written"][0].startswith("winner     block_M=")
 
 
@@ -113,7 +113,7 @@ def test_the_page_loads_nothing_and_no_text_of_a_journal_gets_out_of_its_data(tm
         links = Links()
         links.feed(page)
         assert links.found == ["data:,"] and "default-src 'none'" in page
-        assert page.count("<script") == page.count("</script") == 2 + len(LIBRARIES) and "<img" not in page
+        assert page.count("<script") == page.count("</script") == 2 + len(PAGE_LIBRARIES) and "<img" not in page
     assert "\x1b" not in page and "'<b>'" not in page
     assert rows_of(page)[0]["config"]["<b>"] == "@DATA@ @PAGE@"
 

@@ -85,7 +85,15 @@ async def test_a_logger_of_logging_gets_each_entry_as_text_and_as_data(caplog: p
     assert last.getMessage().startswith("run_finished {'run': 'fake-") and "samples_us" not in caplog.text
 
 
-@pytest.mark.parametrize("what", [True, print, 3, "info"])
+class Awaited:
+    """A logger whose methods are coroutines."""
+
+    async def info(self, event: str, **fields: Any) -> None: ...
+
+    bind = debug = warning = info
+
+
+@pytest.mark.parametrize("what", [True, print, 3, "info", Awaited()])
 def test_what_takes_no_fields_is_refused(what: Any) -> None:
     with pytest.raises(UsageError, match=r"log: give a logger of structlog, such as .*, or of logging, got"):
         event_log(what)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from atune.engine.enough import BATCH, BETTER, Enough
-from atune.engine.strategies import FixedOrder
-from atune.engine.strategy import Guarded
+from atune.engine.strategy import Enough, FixedOrder, Guarded
+from atune.model.settings import AUTO_BATCH, AUTO_GAIN_PERCENT
+
+BETTER = 1 - AUTO_GAIN_PERCENT / 100
+"""Share of the best time that something must take less of to count as better."""
 
 
 def tried(latencies: list[float | None]) -> int:
@@ -39,7 +41,7 @@ def tried(latencies: list[float | None]) -> int:
     ids=["nothing better", "2 % better", "less than 2 % better", "ever better", "failures"],
 )
 def test_it_goes_on_while_a_batch_brings_2_percent(later: list[float | None], batches: int) -> None:
-    assert tried([1.0] * BATCH + later) == batches * BATCH
+    assert tried([1.0] * AUTO_BATCH + later) == batches * AUTO_BATCH
 
 
 def test_where_nothing_works_it_is_never_enough() -> None:

@@ -9,12 +9,10 @@ import msgspec
 import pytest
 
 from atune.engine import prior
-from atune.engine.devices import SHEETS, Figures, device_named, figures_of
-from atune.engine.strategies import make_strategy
-from atune.engine.strategy import Searched
+from atune.engine.strategy import Searched, make_strategy
 from atune.journal.events import SpaceSurveyed, decode, encode
 from atune.model.artifact import Access, BlockWork, Gemm, StaticFacts
-from atune.model.device import DeviceInfo, DeviceLimits, Target
+from atune.model.device import SHEETS, DeviceInfo, DeviceLimits, Figures, Target, device_named, figures_of
 
 H200 = DeviceInfo("0", "NVIDIA H200", arch="sm_90a")
 
@@ -150,15 +148,6 @@ def test_the_last_choice_divides_the_work_in_another_way_if_any_does() -> None:
 
     assert [hedged(n) for n in (1, 2, 3, 4, 5, 9)] == [[0], [0, 3], [0, 1, 3], [0, 1, 2, 3], [*range(5)], [*range(5)]]
     assert hedged(2, most=3) == [0, 1] and hedged(3, most=0) == []
-
-
-@pytest.mark.parametrize(("m", "feeds", "runs"), [(64, True, False), (64, False, True), (128, True, True)])
-def test_a_product_that_feeds_another_needs_whole_rows_in_each_warp(m: int, feeds: bool, runs: bool) -> None:
-    facts = product(m=m, n=128, threads=256, stages=1)
-    assert facts.work is not None
-    first = msgspec.structs.replace(facts.work.gemms[0], feeds=feeds)
-    work = msgspec.structs.replace(facts.work, gemms=(first, *facts.work.gemms))
-    assert prior.can_run(msgspec.structs.replace(facts, work=work), figures()) == runs
 
 
 def test_what_a_block_may_not_have_cannot_run() -> None:

@@ -16,7 +16,7 @@ from atune import Problems
 from atune.engine import benchmark_stage
 from atune.errors import WorkerError
 from atune.workers.device_worker import LocalDeviceWorker
-from atune.workers.machine import LocalMachine
+from atune.workers.local_machine import LocalMachine
 
 pytestmark = [pytest.mark.timeout(100), pytest.mark.anyio]
 KERNELS = str(Path(__file__).parents[1] / "set_kernels.py")

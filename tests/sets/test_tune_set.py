@@ -172,8 +172,6 @@ def test_a_mistake_of_all_problems_is_told_once(name: str, sizes: str, told: str
     assert main(command) == 2
     first, error, *places = capsys.readouterr().err.splitlines()
     assert told in error and not any(told in line for line in (first, *places)) and len(places) <= 1
-    with pytest.raises(WorkloadError, match="takes no argument 'm'"):
-        atune.run_set(SCALE, Problems(m=[1, 2]), journal=tmp_path / "t", **FAST)
 
 
 def test_a_kernel_that_lost_an_argument_costs_nothing_that_was_measured(tmp_path: Path) -> None:
@@ -251,13 +249,6 @@ def test_a_kernel_that_is_edited_meanwhile_ends_the_set_which_can_be_continued(t
     found = atune.run_set(f"{file}:SCALE", problems, journal=folder, **FAST)
     assert len(found.winners) == 6
     assert len({row.result.header.kernel for row in found.winners}) == 1  # type: ignore[union-attr]
-
-
-def test_without_a_winner_json_says_why(tmp_path: Path, capsys: Any) -> None:
-    command = ["tune", f"{KERNELS}:FREE", "--target", "c", "--rep", "3", "--arg", "n=0.5,1.5", "--json"]
-    assert main([*command, "--journal", str(tmp_path / "s")]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["winners"] == 0 and [row["problem"] for row in found["problems"]] == [{"n": 0.5}, {"n": 1.5}]
 
 
 def test_where_a_constraint_takes_a_size_rule_and_bundle_know_that_it_is_to_be_asked(tmp_path: Path) -> None:

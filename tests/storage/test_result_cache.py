@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -40,7 +41,7 @@ from atune.journal.events import (
 from atune.journal.reader import found_in, read
 from atune.journal.result import Result
 from atune.journal.state import State
-from atune.journal.writer import Journal, line_of
+from atune.journal.writer import Journal
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import Candidate, config_key
 from atune.workers import result_cache
@@ -87,13 +88,6 @@ def test_a_look_up_reads_no_records(cache: ResultCache, monkeypatch: pytest.Monk
     monkeypatch.delattr(result_cache, "JournalReader")
     found = run_of(cache, events(3.0, 1.0))
     assert found is not None and found.found.latency_ms == 1.0 and len(cache.entries()) == 1
-
-
-def test_the_newest_run_of_a_key_answers(cache: ResultCache) -> None:
-    for at, latency in ((5.0, 2.0), (9.0, 4.0), (7.0, 1.0)):
-        put(cache, events(latency, at=at))
-    found = run_of(cache, events(1.0))
-    assert found is not None and found.found.latency_ms == 4.0 and len(cache.entries()) == 1
 
 
 def test_of_runs_that_begin_at_once_one_has_the_work(cache: ResultCache) -> None:
@@ -311,7 +305,7 @@ def test_nothing_but_the_caches_own_journals_is_deleted(
     elif how == "elsewhere":
         cache.add(victim)
     if trims:
-        monkeypatch.setattr(result_cache, "MOST_BYTES", 1)
+        monkeypatch.setattr(result_cache, "MOST_CACHE_BYTES", 1)
         put(cache, events(1.0, at=3.0, problem={"M": 1}))
     with warnings.catch_warnings(action="ignore" if how == "no journal" else "error"):
         cache.clear()
@@ -386,16 +380,6 @@ def test_export(cache: ResultCache) -> None:
         read_exported(data.replace(b'"schema": 1', b'"schema": 9'))
 
 
-def test_clear_deletes_the_caches_own_journals_alone(cache: ResultCache, tmp_path: Path) -> None:
-    for kernel, size in (("gemm", 1), ("gemm", 2), ("softmax", 1)):
-        put(cache, events(1.0, workload=kernel, kernel=kernel, code=kernel, problem={"M": size}))
-    elsewhere = put(cache, events(1.0, problem={"M": 9}), tmp_path / "own.jsonl")
-    assert cache.clear(cache.answers(kernel="softmax")) == 1 and len(own(cache)) == 2
-    [left] = [entry for entry in cache.entries() if entry.parts.problem == {"M": 1}]
-    assert cache.clear(cache.answers(key=left.key[:12])) == 1 and len(own(cache)) == 1
-    assert cache.clear() == 2 and cache.runs() == [] and elsewhere.exists() and own(cache) == []
-
-
 def test_a_run_without_a_key_is_no_result(cache: ResultCache) -> None:
     """An older atune began it. What has no key either is not cleared with it."""
     settings: Any = msgspec.structs.asdict(events(1.0)[0])["settings"]
@@ -407,7 +391,7 @@ def test_a_run_without_a_key_is_no_result(cache: ResultCache) -> None:
 
 def test_the_newest_journal_stays_however_long(cache: ResultCache, monkeypatch: pytest.MonkeyPatch) -> None:
     old = put(cache, events(1.0))
-    monkeypatch.setattr(result_cache, "MOST_BYTES", old.stat().st_size - 1)
+    monkeypatch.setattr(result_cache, "MOST_CACHE_BYTES", old.stat().st_size - 1)
     new = put(cache, events(1.0, at=2.0))
     assert new.exists() and not old.exists() and run_of(cache, events(1.0)) is not None
 
@@ -420,7 +404,7 @@ def test_the_oldest_journals_go_but_nobodys_own_and_none_that_is_written(
     sets = [put(cache, events(1.0, at=at), cache.journals / "set" / f"{at:.0f}.jsonl") for at in (3.0, 8.0)]
     (cache.journals / "set" / "set.json").touch()
     old, new = (put(cache, events(1.0, at=at)) for at in (4.0, 9.0))
-    monkeypatch.setattr(result_cache, "MOST_BYTES", 3 * mine.stat().st_size + 9)
+    monkeypatch.setattr(result_cache, "MOST_CACHE_BYTES", 3 * mine.stat().st_size + 9)
     with Journal.reopen(written)[0]:
         last = put(cache, events(1.0, at=10.0))
     assert mine.exists() and written.exists() and last.exists() and new.exists() and not old.exists()
@@ -527,17 +511,6 @@ def test_without_a_winner_the_next_call_tries_again(cache: ResultCache) -> None:
         assert sum(isinstance(e, BenchmarkFailed) for e in seen[resumed:]) == (2 if attempt == 1 else 0)
 
 
-def test_a_journal_of_the_cache_that_is_damaged_costs_nothing(cache: ResultCache) -> None:
-    work = cached_work(workload(), target="c", benchmark=QUICK)
-    journal, _ = opened(cache, work.header)
-    journal.close()
-    Path(journal.path).write_bytes(b"rubbish\n" + b"".join(map(line_of, events(1.0))))
-    with pytest.warns(RuntimeWarning, match="is left out"):
-        result = run_here(cache)
-    assert result.measured == 2 and not result.cache_hit
-    assert run_here(cache).cache_hit
-
-
 TUNER = """
 import atune
 from decorated import QUICK, workload
@@ -634,6 +607,20 @@ def test_a_waiting_run_elaborates_once(cache: ResultCache, monkeypatch: pytest.M
     with opened(cache, cast(Any, header), still=lambda *_: False)[0], pytest.warns(match="has changed since"):
         assert [recall(header, None, kernels, "here") for _ in range(4)] == [None] * 4
     assert len(asked) == 2
+
+
+def test_each_run_of_a_plan_judges_kernels_by_its_own_problem(
+    cache: ResultCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A set's problems, which share a plan, may have one key; what was measured for one is not another's."""
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(cache.folder))
+    put(cache, events(1.0, digests="same"))
+    header, recall = cast(Any, events(1.0)[0]), cast(Any, recaller(True, "tune", unless_asked=False))
+    for M, whole in ((128, False), (64, True), (128, False)):
+        asked, spec = msgspec.structs.replace(header, arguments={"M": M}), SimpleNamespace(configs=())
+        with warnings.catch_warnings(action="ignore"):  # that the kernel has changed since
+            found = recall(asked, spec, lambda _: {0: "same"}, "")
+        assert bool(found.whole) is whole
 
 
 def test_an_interrupted_run_of_another_kernel_is_not_continued(cache: ResultCache) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from atune.model.space import Space
 from atune.workload.fingerprint import (
-    TRIES,
+    PARSE_TRIES,
     fingerprint,
     keep_texts,
     kernel_fingerprint,
@@ -129,7 +129,7 @@ def test_what_is_no_python_is_taken_as_it_is() -> None:
     assert normalised(deep)  # too deep for some parsers: then as it is
 
 
-@pytest.mark.parametrize("fails", [TRIES - 1, TRIES])
+@pytest.mark.parametrize("fails", [PARSE_TRIES - 1, PARSE_TRIES])
 def test_an_error_that_passes_is_tried_again(monkeypatch: pytest.MonkeyPatch, fails: int) -> None:
     """As CPython 3.11 raises it while another thread parses."""
     parse, left = ast.parse, [SystemError("AST constructor recursion depth mismatch")] * fails
@@ -140,7 +140,7 @@ def test_an_error_that_passes_is_tried_again(monkeypatch: pytest.MonkeyPatch, fa
         return parse(text)
 
     monkeypatch.setattr(ast, "parse", fail_first)
-    with pytest.raises(SystemError) if fails == TRIES else nullcontext():
+    with pytest.raises(SystemError) if fails == PARSE_TRIES else nullcontext():
         assert ast.unparse(parse_module("x = 1")) == "x = 1"
     assert not left
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 import atune
-from atune.engine.strategy import Guarded
-from atune.errors import SpaceError, StrategyError, WorkloadError
+from atune.errors import SpaceError, WorkloadError
 from atune.model.space import Space
 
 SOURCES = Path(atune.__file__).parent
@@ -53,11 +52,6 @@ def test_what_is_no_exception_is_named_too(error: BaseException) -> None:
         Space(raises(error)() for _ in range(2))
     with pytest.raises(WorkloadError, match=rf"flops raised {says}"):
         atune.Workload(lambda k: k, Space(k=[1]), flops=lambda: raises(error)())
-    own = type("Own", (), {"name": "own", "ask": raises(error), "tell": raises(error)})()
-    with pytest.raises(StrategyError, match=rf"'own': ask\(\) raised {says}"):
-        Guarded(own, range(3)).ask()
-    with pytest.raises(StrategyError, match=rf"'own': tell\(1, None, 'lower'\) raised {says}"):
-        Guarded(own, range(3)).tell(1, None, "lower")
 
 
 def test_a_constraint_whose_answer_has_no_truth_is_named() -> None:

@@ -26,11 +26,11 @@ from atune.compat.tilelang.environment import (
     TuningFailed,
     ValueMissing,
     backend_of,
-    checked,
-    plan,
+    checked_arguments,
     resolved_target,
     taking,
     told,
+    translated,
     warn_once,
 )
 from atune.errors import AtuneError, InputsMissing, NoWinner, SpaceError, UsageError
@@ -363,7 +363,7 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
                 "max_mismatched_ratio": profile.max_mismatched_ratio,
             },
             cache=ResultCache(environment.cache_root()) if cached else None,
-            **plan(compile_args, profile, {**own, **asked}, tensors),
+            **translated(compile_args, profile, {**own, **asked}, tensors),
         )
 
 
@@ -430,7 +430,7 @@ class AutoTuneImpl(TilelangKernel):
     def call_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         tuner = self.get_tuner()
         tuner.set_kernel_parameters((args, kwargs), {})
-        asked = checked(self._values({*RUN, "tuning"} & {*self._given} - {*PROFILE}))
+        asked = checked_arguments(self._values({*RUN, "tuning"} & {*self._given} - {*PROFILE}))
         return tuner.call_of(self, asked, self.do_not_specialize or ())
 
     def _values(self, names: Iterable[str]) -> dict[str, Any]:

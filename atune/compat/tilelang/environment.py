@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from atune.engine.start import EngineSettings
+from atune.engine.settings import EngineSettings
 from atune.errors import InputsMissing, NoWinner, SpaceError, UsageError, warn_caller
 from atune.frontends.tuner import RunPlan
 from atune.model.candidate import MUST_BE_PASS_CONFIGS
@@ -27,11 +27,11 @@ from atune.model.device import Target, parse_target
 from atune.model.folders import TILELANG_FOLDER
 from atune.model.options import Amount, Count, Natural, Share, converted
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.reporting.screen import Output
+from atune.reporting.text import Output
 from atune.stages import tilelang
-from atune.stages.session import visible_gpus
+from atune.stages.gpu import visible_gpus
 from atune.workers.resources import usable_cores
-from atune.workload.options import SUPPLIES, supply_name
+from atune.workload.workload_options import SUPPLIES, supply_name
 
 
 class ArgumentError(UsageError, ValueError):
@@ -148,7 +148,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
 """Type of each parameter, and its constraint in words where msgspec's are not the caller's."""
 
 
-def checked(given: Mapping[str, Any]) -> dict[str, Any]:
+def checked_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments `given`. Raises `ArgumentError`, naming the parameter, for a wrong value."""
     for name, value in given.items():
         if name in _KINDS and value is not None:
@@ -174,7 +174,7 @@ def taking(theirs: Callable[..., Any], **defaults: Any) -> Callable[[Callable[..
         def call(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            return function(**checked(bound.arguments))
+            return function(**checked_arguments(bound.arguments))
 
         call.__signature__ = signature  # type: ignore[attr-defined]
         return call
@@ -187,7 +187,7 @@ def taking(theirs: Callable[..., Any], **defaults: Any) -> Callable[[Callable[..
 NO_DEADLINE_S = 7 * 24 * 3600.0
 
 
-def plan(compile_args: Any, profile: Any, run: Mapping[str, Any], tensors: str = "") -> dict[str, Any]:
+def translated(compile_args: Any, profile: Any, run: Mapping[str, Any], tensors: str = "") -> dict[str, Any]:
     """Return what tilelang's arguments mean, as `Options`: the target, the plan, and arguments of `jit_kernel`.
 
     `run`: the arguments of `AutoTuner.run`, which come before those of the profile. `tensors`: who gives the inputs;

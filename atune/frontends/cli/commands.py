@@ -1,18 +1,15 @@
 """The commands: what each takes, and the function that carries it out, whose module is imported when it does."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import re
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
-from atune.frontends.cli.options import CommandOptions, add_option, groups
-from atune.frontends.cli.parsing import SHARED, Parser
-from atune.frontends.options import EngineOptions, RunOptions
-from atune.model.options import options_of
-from atune.model.settings import CompileSettings
+from atune.frontends.cli.parsing import SHARED, Parser, name_of
+from atune.frontends.run_options import EngineOptions, RunOptions, TuneOptions
+from atune.model.options import SWITCH, Option, option, options_of
+from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.terminal import Interrupts
 
 SHOWN = 20
@@ -26,10 +23,36 @@ examples:
   atune tune gemm.py --dry-run            # count the candidates, and stop"""
 
 
+class CommandOptions(TypedDict):
+    """Options of the command line alone."""
+
+    # fmt: off
+    arg: Annotated[list[str], option(
+        "Take these values of an argument of the problem, in place of the file's own. With several, every "
+        "combination is tuned, as a set.",
+        flag="--arg", metavar="NAME=V[,V]", repeat=True, group="where", page="how/shapes.md",
+    )]
+    problems: Annotated[str | None, option(
+        "Tune the set of problems in this file: a JSON list, .jsonl or .csv, of arguments.",
+        flag="--problems", metavar="FILE", group="where", page="how/shapes.md",
+    )]
+    dry_run: Annotated[bool, option(
+        "Measure nothing: say what would be done, or compile every candidate; with a target such as sm_90a neither "
+        "needs a GPU.",
+        default=False, flag="--dry-run|--compile-only", group="preview", page="concepts.md#dry-run",
+    )]
+    quiet: Annotated[bool, option(
+        "Show no progress on stderr, or log every event there instead. Elsewhere than on a terminal each is a JSON "
+        "object.",
+        default=False, flag="--quiet|--verbose", group="output",
+    )]
+    # fmt: on
+
+
 def run_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     """Carry out the command that was parsed. Returns the exit status."""
     module, _, function = arguments.command.partition(":")
-    if module in ("tune", "pick") and not getattr(arguments, "dry_run", False):
+    if function in ("tune_command", "pick_command") and not getattr(arguments, "dry_run", False):
         from atune.workers.server import warm_early  # the other commands start no processes
 
         warm_early()
@@ -58,41 +81,41 @@ def add_commands(parser: Parser) -> None:
     add_kept = partial(_add, cache.add_subparsers(title="commands", required=True, metavar="COMMAND"))
     kernel = _taking("--kernel", metavar="NAME", help="only results of kernels with this name")
     key = _taking("--key", metavar="KEY", help="only results whose key begins with this")
-    add_kept("ls", "runs:ls_command", "List the results, newest first", kernel, key)
+    add_kept("ls", "runs:ls_results_command", "List the results, newest first", kernel, key)
     text = "Remove results and the cache's journals of them; all of them without --kernel or --key"
-    add_kept("clear", "runs:clear_command", text, kernel, key)
+    add_kept("clear", "runs:clear_results_command", text, kernel, key)
     text = "Write results as JSON, to ship them"
-    add_kept("export", "runs:export_command", text, kernel, key, output(help="where [default: stdout]"))
+    add_kept("export", "runs:export_results_command", text, kernel, key, output(help="where [default: stdout]"))
 
     parts = accept(help="accept that kernel, target, device, versions or settings differ; repeatable")
     told = _of(RunOptions, "budget", "devices", "cluster", unset="the journal's")
     shown = _of(CommandOptions, "quiet")
-    add("resume", "journal:resume_command", "Continue an interrupted run", journal, another, parts, told, shown)
-    add("replay", "journal:replay_command", "Show a journal's result; runs no code", journal, table)
-    add("watch", "journal:watch_command", "Follow a run that another process writes; runs no code", journal, table)
+    add("resume", "runs:resume_command", "Continue an interrupted run", journal, another, parts, told, shown)
+    add("replay", "runs:replay_command", "Show a journal's result; runs no code", journal, table)
+    add("watch", "runs:watch_command", "Follow a run that another process writes; runs no code", journal, table)
     page = output(help="the page's path, - for stdout [default: the journal's name, .html]")
-    add("report", "journal:report_command", "Write a journal's report as one HTML page; runs no code", journal, page)
+    add("report", "runs:report_command", "Write a journal's report as one HTML page; runs no code", journal, page)
     to = _taking("--to", required=True, metavar="csv|json", help="the format")
     text = "Write a journal's records for other tools; runs no code"
-    add("export", "journal:export_command", text, journal, to, output(help="where [default: stdout]"))
+    add("export", "runs:export_command", text, journal, to, output(help="where [default: stdout]"))
     text = "Merge several journals of the same work into one; runs no code"
     merged = output(help="the new journal [default: none is written]")
-    add("merge", "journal:merge_command", text, _journal(nargs="+"), merged, table)
+    add("merge", "runs:merge_command", text, _journal(nargs="+"), merged, table)
     text = "Compare the winners of two journals or folders of them; status 1 where one is slower; runs no code"
     two = [_journal(name, help=f"the journal {name}, as elsewhere; or a folder") for name in ("before", "after")]
     limit = "status 1 where a winner is slower by more, with its whole interval [default: 2%%]"
     over = _taking("--fail-over", metavar="X%", type=_percentage, default=0.02, help=limit)
-    add("compare", "journal:compare_command", text, *two, over)
+    add("compare", "runs:compare_command", text, *two, over)
     text = "Write winners and their libraries as a bundle; it runs without tilelang"
     journals, folder = (
         _journal(nargs="+", help=f"{_JOURNAL}, or the folder of a set"),
         output(metavar="DIR", required=True, help="the new folder"),
     )
-    add("bundle", "journal:bundle_command", text, journals, folder, settings)
+    add("bundle", "runs:bundle_command", text, journals, folder, settings)
 
     which = "the candidate [default: the winner, or else the first that failed]"
     index = _taking("index", type=int, nargs="?", metavar="INDEX", help=which)
-    add("show", "explain:show_command", "Show one candidate of a journal whole; runs no code", journal, index)
+    add("show", "runs:show_command", "Show one candidate of a journal whole; runs no code", journal, index)
     text = "Show what a configuration compiles to: layouts, registers, occupancy. Give two to see what differs"
     what = _taking("what", metavar="FILE.py[:NAME]|J", help="a workload, or a journal of one")
     which = "candidates of the journal [default: its winner]"
@@ -103,12 +126,12 @@ def add_commands(parser: Parser) -> None:
     source = _taking("--source", action="store_true", help="also print the generated device source")
     limit_s = _of(CompileSettings, "compile_timeout_s")
     taken = (what, indices, config, sizes, target, source, another, settings, limit_s)
-    add("explain", "explain:explain_command", text, *taken)
+    add("explain", "preview:explain_command", text, *taken)
 
     text = "Name the configurations that are likely the fastest; compiles and measures nothing"
     number = _taking("-n", type=int, default=3, metavar="N", help="how many [default: 3]")
     which = "choose for this GPU, such as H100 or RTX4090, which need not be here [default: this machine's]"
-    add("pick", "pick:pick_command", text, workload, number, _taking("--gpu", metavar="NAME", help=which), sizes)
+    add("pick", "preview:pick_command", text, workload, number, _taking("--gpu", metavar="NAME", help=which), sizes)
     add("doctor", "doctor:doctor_command", "Show what this machine can tune and what is missing")
 
 
@@ -165,3 +188,58 @@ def _of_tune() -> Parser:
         for one in options:
             add_option(parser, group, one)
     return parser
+
+
+def groups() -> dict[str, list[Option]]:
+    """Return the options of ``tune`` by the headings of the help."""
+    found = {name: list[Option]() for name in ("search", "where", "preview", "output", "compiling", "measuring")}
+    for one in (*with_flags(TuneOptions), *with_flags(CommandOptions)):
+        found[one.group].append(one)
+    found["compiling"] += with_flags(CompileSettings)
+    found["measuring"] += with_flags(BenchmarkSettings)
+    return found
+
+
+def with_flags(group: type[Any]) -> list[Option]:
+    """Return the options of a group that the command line has."""
+    return [one for one in options_of(group).values() if one.flag]
+
+
+def add_option(parser: Parser, heading: Any, option: Option, unset: str = "") -> None:
+    """Add the argument of an option under a heading of a parser's help. `unset`: its default, in words."""
+    flags, how = option.flag.split("|"), dict[str, Any](default=None if unset else option.default)
+    if option.repeat:
+        how = {"action": "append", "default": [], "metavar": option.metavar}
+    elif len(flags) > 1:
+        how |= {"action": _Each, "nargs": 0}
+        parser.set_defaults(**{name_of(flag): False for flag in flags})
+    elif skips(option):
+        how["action"] = "store_false"
+    elif option.kind in SWITCH:
+        how["action"] = argparse.BooleanOptionalAction if option.default is not False else "store_true"
+    else:
+        how |= {"metavar": option.metavar or None, "type": partial(option.checked, f"{flags[0]}:", strict=False)}
+    heading.add_argument(*flags, dest=option.name, help=help_of(option, unset).replace("%", "%%"), **how)
+
+
+class _Each(argparse.Action):
+    """Flags that exclude each other: each sets its own name."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, flag: str | None = None) -> None:
+        setattr(namespace, name_of(flag or ""), True)
+
+
+def skips(option: Option) -> bool:
+    """Tell whether the command line's option switches off what is on by default."""
+    return option.flag.startswith("--skip-")
+
+
+def help_of(option: Option, unset: str = "") -> str:
+    """Return the first sentence of an option's text, and its default in words, `unset`, if somebody needs it."""
+    sentence = re.split(r"\.(?: |$)", option.doc)[0].replace("`", "")
+    if not sentence[1:2].isupper():
+        sentence = sentence[0].lower() + sentence[1:]
+    default, value = unset or option.unset, option.default
+    if not default and value is not None and value is not False and not skips(option):
+        default = "on" if value is True else f"{value:g}" if isinstance(value, float) else str(value)
+    return (f"do not {sentence}" if skips(option) else sentence) + (f" [default: {default}]" if default else "")

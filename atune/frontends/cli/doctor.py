@@ -85,7 +85,7 @@ def examine() -> Iterator[Check]:
         lacking = f"it lacks {', '.join(missing)}"
         yield from (Check(f"target {kind}", False, "cannot be tuned here", lacking) for kind in ("c", "cuda"))
         return
-    gpus = importlib.import_module("atune.stages.session").visible_gpus()
+    gpus = importlib.import_module("atune.stages.gpu").visible_gpus()
     for gpu in gpus:
         yield Check(f"GPU {gpu.id}", True, f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB, {gpu.arch}")
     yield _target("c", "c")
@@ -141,6 +141,6 @@ def _target(kind: str, tried: str) -> Check:
     if failed:
         return Check(name, False, "a kernel of a few lines fails", failed)
     if tried == ARCH:
-        why = importlib.import_module("atune.stages.session").none_found()
+        why = importlib.import_module("atune.stages.gpu").none_found()
         return Check(name, False, "cannot be tuned here; a kernel compiles", f"it lacks a GPU: {why}")
     return Check(name, True, "can be tuned here: a kernel compiled and ran")

@@ -83,8 +83,8 @@ def show(result: Result, arguments: argparse.Namespace) -> int:
     """Print `result` in the requested form and return the exit status. A JSON object is the last line."""
     # Imported here, as below, because `atune --help` shows no result.
     from atune.reporting.export import table
-    from atune.reporting.screen import Line
     from atune.reporting.summary import result_lines, summary
+    from atune.reporting.text import Line
 
     if getattr(arguments, "table", False):
         print_lines([*map(Line, table(result).splitlines()), Line("")])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from atune.errors import AtuneError, UsageError, WorkerError, message_of
 from atune.model.requirements import not_installed
-from atune.reporting.screen import Line, fitted, shown
+from atune.reporting.text import Line, fitted, shown
 from atune.workers.terminal import discard
 
 if TYPE_CHECKING:

@@ -1,44 +1,64 @@
-"""``atune tune --dry-run`` and ``--compile-only``: what a tuning would do, and what its candidates compile to."""
+"""Commands that look at a workload and measure nothing: ``--dry-run`` and ``--compile-only``, ``explain``, ``pick``."""
 
 from __future__ import annotations
 
 import argparse
+import ast
+import difflib
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 
 from atune.engine.screen import layout_choice
-from atune.engine.strategies import AUTO
+from atune.engine.settings import check_code, check_parts
+from atune.engine.strategy import AUTO
+from atune.errors import UsageError
 from atune.frontends.cli.main import OK
-from atune.frontends.cli.output import NO_WINNER, print_lines, print_out
-from atune.frontends.compile_all import compiled, compilers
+from atune.frontends.cli.output import NO_WINNER, print_lines, print_message, print_out
+from atune.frontends.cli.runs import find_journal, record_at
+from atune.frontends.compile_all import compile_candidates, compilers, raise_failures
+from atune.frontends.pick import pick
+from atune.frontends.problems import one_problem
+from atune.frontends.resume import options_of, origin_of
+from atune.frontends.tuner import RunPlan
+from atune.journal.reader import replay
 from atune.journal.result import Record
-from atune.model.candidate import describe_config, numbered
+from atune.model.artifact import Artifact, source_path
+from atune.model.candidate import Config, describe_config, normalise, numbered
+from atune.model.device import parse_target
 from atune.model.settings import Budget, CompileSettings
-from atune.reporting.export import aligned, outcome
+from atune.reporting.export import aligned, outcome, record_data, record_lines
 from atune.reporting.progress import duration
-from atune.reporting.screen import Line
 from atune.reporting.summary import example_lines, failure_groups, failures_data, group_lines
+from atune.reporting.text import Line
+from atune.workers.messages import Discovery
+from atune.workers.terminal import Interrupts
 from atune.workers.workers import counted
-from atune.workload.pickling import FileRef
+from atune.workload.pickling import FileRef, parse_file_ref
 from atune.workload.workload import WorkloadSpec
 
 
-def dry_run_command(workload: FileRef, options: Mapping[str, Any], arguments: argparse.Namespace) -> int:
-    """Print how many candidates tuning with `options` would try, which a worker counts. Raises like tuning."""
-    spec, budget = anyio.run(counted, workload, options["seed"]), options["budget"]
-    most = budget.most(spec.total)
+def dry_run_command(workload: FileRef, plan: RunPlan, arguments: argparse.Namespace) -> int:
+    """Print how many candidates tuning by `plan` would try, which a worker counts. Raises like tuning."""
+    settings = plan.settings
+    spec = anyio.run(counted, workload, settings.seed)
+    most = settings.budget.most(spec.total)
     to_do = spec.total if most is None else min(most, spec.total)
     known: dict[str, Any] = {"layouts": []}
-    if options["compile"].layouts is not None:
-        known, _ = anyio.run(_compile, workload, options["target"], options["compile"], Budget(), False)
+    if settings.compile.layouts is not None:
+        known, _ = anyio.run(_compile_space, workload, plan.with_settings(budget=Budget()), False)
     if arguments.json:
         print_out(json.dumps(_counts(spec) | {"to_do": to_do, "layouts": known["layouts"]}))
     else:
-        lines = dry_run_lines(spec, f"{to_do:,} candidates, strategy {options['strategy'] or AUTO}")
+        lines = dry_run_lines(spec, f"{to_do:,} candidates, strategy {settings.strategy or AUTO}")
         print_lines(map(Line, [*lines, *_layout_lines(known)]))
     return OK
 
@@ -69,9 +89,9 @@ def dry_run_lines(spec: WorkloadSpec, to_do: str) -> Iterator[str]:
     yield "           and candidates that do not fit the device"
 
 
-def compile_only_command(workload: FileRef, options: Mapping[str, Any], arguments: argparse.Namespace) -> int:
-    """Compile what a tuning with `options` would try first, and print what became of it; 1 where nothing compiled."""
-    found, failures = anyio.run(_compile, workload, options["target"], options["compile"], options["budget"])
+def compile_only_command(workload: FileRef, plan: RunPlan, arguments: argparse.Namespace) -> int:
+    """Compile what a tuning by `plan` would try first, and print what became of it; 1 where nothing compiled."""
+    found, failures = anyio.run(_compile_space, workload, plan)
     if arguments.json:
         print_out(json.dumps({**found, "failures": failures_data(failures)}))
     else:
@@ -79,19 +99,18 @@ def compile_only_command(workload: FileRef, options: Mapping[str, Any], argument
     return OK if found["compiled"] else NO_WINNER
 
 
-async def _compile(
-    workload: FileRef, target: str, settings: CompileSettings, budget: Budget, builds: bool = True
-) -> tuple[dict[str, Any], list[Record]]:
+async def _compile_space(workload: FileRef, plan: RunPlan, builds: bool = True) -> tuple[dict[str, Any], list[Record]]:
     """Compile a space, or only lower it. Returns what ``--json`` prints of it, and the records of what failed.
 
     ``codes``: distinct ones of those that compiled. ``passed``: candidates for which ``layouts`` names others.
     """
-    began = time.monotonic()
-    async with compilers(workload, target, settings) as (machine, run):
+    began, settings = time.monotonic(), plan.settings.compile
+    async with compilers(workload, plan.target, settings) as (machine, run):
         spec = await machine.describe()
-        candidates = numbered(spec.configs[: budget.most(len(spec.configs))])
+        candidates = numbered(spec.configs[: plan.settings.budget.most(len(spec.configs))])
         layouts = layout_choice(spec, {one.index: one for one in candidates}, settings.layouts)
-        answers = await compiled(machine, candidates, run, settings.group_size, layouts=layouts, builds=builds)
+        size = settings.group_size
+        answers = await compile_candidates(machine, candidates, run, size, layouts=layouts, builds=builds)
     good = [one.artifact for one in answers if one.artifact is not None]
     failures = [one.record for one in answers if one.record.kind]
     return {
@@ -130,3 +149,112 @@ def _compile_lines(found: Mapping[str, Any], failures: list[Record]) -> Iterator
     lines = group_lines(groups, example=example_lines(groups))
     yield from (f"{'' if n else 'failures':11}{line}" for n, line in enumerate(lines))
     yield from _layout_lines(found)
+
+
+# atune explain
+
+
+def parse_config(text: str) -> Config:
+    """Return the configuration that ``a=1,b=(2, 3),c=name`` describes. Raises `UsageError` and `SpaceError`.
+
+    A value is a Python literal. Any other expression is text.
+    """
+    source, config = f"_({text})", Config()
+    try:
+        call = ast.parse(source, mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+            raise SyntaxError
+        for keyword in call.keywords:
+            name, value = keyword.arg, ast.get_source_segment(source, keyword.value)
+            if not name or name in config:
+                raise SyntaxError
+            with suppress(ValueError):  # not a literal
+                value = ast.literal_eval(keyword.value)
+            config[name] = normalise(value, f"--config: {name}")
+    except SyntaxError as error:
+        raise UsageError(f"--config {text!r}: give each name once, as name=value, such as block_M=128") from error
+    return config
+
+
+def explain_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    ref, configs, target = _to_explain(arguments)
+    settings = CompileSettings(compile_timeout_s=arguments.compile_timeout_s, cicc=False, workers=len(configs))
+    found, machine = anyio.run(_compile_configs, ref, configs, target, settings)
+    if machine.fallback:
+        print_message("no GPU found: this is for the CPU; give an arch for a GPU, such as --target sm_90a", "warning: ")
+    arch, two = machine.target.arch, len(found) == 2
+    if arguments.json:
+        data = [record_data(one, arch) | ({"source": source} if arguments.source else {}) for one, source in found]
+        print_out(json.dumps({"candidates": data} if two else data[0]))
+        return 0
+    shown = two or arguments.source
+    texts = [[*record_lines(one, arch), *(source.splitlines() if shown else ())] for one, source in found]
+    context = len(texts[0]) if arguments.source else 2
+    changes = list(difflib.unified_diff(texts[0], texts[1], "A", "B", n=context, lineterm="")) if two else texts[0]
+    print_out("\n".join(changes or ["the facts and the source are the same"]))
+    return 0
+
+
+async def _compile_configs(
+    ref: FileRef, configs: list[Config], target: str, settings: CompileSettings
+) -> tuple[list[tuple[Record, str]], Discovery]:
+    """Compile configurations. Returns their records and sources, and what the machine has. Raises `CompileFailed`."""
+    async with compilers(ref, target, settings) as (machine, run):
+        found = await compile_candidates(machine, numbered(configs), run, 1)
+        raise_failures([record for record, _ in found])
+        return [(record, _source(artifact)) for record, artifact in found if artifact is not None], machine.found
+
+
+def _source(artifact: Artifact) -> str:
+    """Return a kernel's device source without its symbol."""
+    text = Path(source_path(artifact.path, artifact.symbol)).read_text(errors="replace")
+    return text.replace(f"{artifact.symbol}_kernel", "kernel").replace(artifact.symbol, "kernel")
+
+
+def _to_explain(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
+    """Return the workload, the configurations, and the target. Raises `UsageError`."""
+    what, indices, target = arguments.what, arguments.index, arguments.target
+    given = None if arguments.workload is None else parse_file_ref(arguments.workload, "--workload")
+    if (n := max(len(indices), len(arguments.config))) > 2:
+        raise UsageError(f"{n} configurations: give one, or two to compare")
+    if what.endswith(".py") or (":" in what and not os.path.exists(what)):
+        if given is not None:
+            raise UsageError(f"--workload is for a journal, and {what} is a workload itself: leave one out")
+        if indices:
+            raise UsageError(f"an INDEX needs a journal, and {what} is not one: give --config a=1,b=2")
+        ref, problem = parse_file_ref(what, "atune explain"), one_problem(arguments.arg, "explain")
+        ref, target = msgspec.structs.replace(ref, arguments=problem), target or "auto"
+        configs = [*map(parse_config, arguments.config)] or [{}]
+    elif arguments.config or arguments.arg:
+        raise UsageError("--config and --arg work with FILE.py:NAME only: for a journal, give the candidate's INDEX")
+    else:
+        result = replay(find_journal(what))
+        configs = [record_at(result, index).config for index in indices or [None]]
+        for config in configs:
+            check_code(CompileSettings(), config, check_parts(arguments.accept))
+        ref = origin_of(result.header, say=partial(print_message, kind="")) if given is None else given
+        ref = msgspec.structs.replace(ref, arguments=result.header.arguments)
+        target = target or options_of(result.header)["target"]
+    parse_target(target)
+    return ref, configs, target
+
+
+# atune pick
+
+
+def pick_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    workload = parse_file_ref(arguments.workload, "atune pick")
+    workload = msgspec.structs.replace(workload, arguments=one_problem(arguments.arg, "pick"))
+    found = pick(workload, arguments.n, arguments.gpu)
+    if arguments.json:
+        print_out(json.dumps(msgspec.to_builtins(found)))
+        return 0
+    unfit = f", {found.unfit:,} of which cannot run" if found.unfit else ""
+    unfit += f", {found.unknown:,} of which gave no answer in time" if found.unknown else ""
+    lines = [f"space      {found.candidates:,} candidates{unfit}; nothing was compiled or measured"]
+    lines += [f"device     {found.gpu or 'no GPU'}", *([f"prior      {found.why}"] if found.why else [])]
+    for place, choice in enumerate(found.choices, 1):
+        expected = "" if choice.estimate_ms is None else f"about {choice.estimate_ms:.4g} ms: "
+        lines.append(f"choice {place:<4}{expected}{describe_config(choice.config)}")
+    print_lines(map(Line, lines))
+    return 0

@@ -1,13 +1,16 @@
-"""``atune runs`` and ``atune cache``: earlier runs and their results. Runs no code of a workload.
+"""Earlier runs: their list, ``atune runs``; the commands that take a journal; the results that ``atune cache`` has.
 
-Also the words that stand for a journal.
+Only ``resume`` and ``bundle`` run code of a workload, in workers. A command imports itself what it alone needs and
+takes long.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,19 @@ import msgspec
 
 from atune.errors import AtuneError, UsageError
 from atune.frontends.cli.commands import SHOWN
-from atune.frontends.cli.output import print_lines, print_out, write
-from atune.journal.set_folder import LOCK, is_begun, is_set, listed
+from atune.frontends.cli.main import show, show_set
+from atune.frontends.cli.output import print_lines, print_message, print_out, write
+from atune.journal.events import RunStarted
+from atune.journal.merge import merge
+from atune.journal.reader import follow, replay
+from atune.journal.result import Record, Result
+from atune.journal.set_folder import LOCK, header_of_set, is_begun, is_set, listed
+from atune.journal.state import finished, header_in
 from atune.journal.writer import is_written
 from atune.model.candidate import describe_config, printable
-from atune.reporting.export import aligned
-from atune.reporting.screen import Line
+from atune.reporting.export import aligned, export, record_data, record_lines
+from atune.reporting.summary import failure_groups
+from atune.reporting.text import Line
 from atune.workers.result_cache import ResultCache, run_name, stored_run
 from atune.workers.result_key import open_sizes, plain_dtypes
 from atune.workers.terminal import Interrupts
@@ -132,7 +142,159 @@ def _unfinished(written: bool) -> str:
     return "running" if written else "interrupted"
 
 
-# The results
+# A journal
+
+
+def resume_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.engine.settings import check_parts
+    from atune.frontends.cli.tune import drive, drive_set
+    from atune.frontends.resume import completed_by, options_of, origin_of, read_state, resume
+    from atune.frontends.tune_set import read_set, resume_set
+
+    check_parts(arguments.accept)
+    say = functools.partial(print_message, kind="")
+    options: dict[str, Any] = {"accept": arguments.accept}
+    given = {"budget": arguments.budget, "cluster": arguments.cluster, "devices": ",".join(arguments.devices)}
+    options |= {name: value for name, value in given.items() if value}
+    journal, workload = arguments.journal, arguments.workload
+    of_set = os.path.isdir(journal)
+    if of_set:
+        found, header = read_set(journal), header_of_set(Path(journal))
+        done, text = "budget" not in options and not any(row.unfinished for row in found), f"the problems of {journal}"
+    else:
+        state = read_state(journal)
+        header = header_in(state)
+        done = finished(state, options.get("budget") or options_of(header)["budget"])
+        text = f"{journal}, {state.settled} of {state.total} candidates done"
+        del state  # the run folds its own
+    say(_finished(journal, header) if done else f"resuming {text}")
+    if header is not None and not done:
+        completed_by(header, {"accept": arguments.accept})
+        workload = workload or origin_of(header, say=say)
+    if not of_set:
+        return drive(functools.partial(resume, journal, workload, **options), journal, arguments, interrupts)
+    if done:
+        return show_set(found, arguments)
+    return drive_set(functools.partial(resume_set, journal, workload, **options), journal, arguments, interrupts)
+
+
+def _finished(journal: str, header: RunStarted | None) -> str:
+    """Return that a run or a set has ended, and whether its file was written since it began."""
+    from atune.workload.pickling import edited_since
+
+    file = edited_since(header.origin, header.time) if header else ""
+    text = f"the run of {journal} is finished: nothing is left to do, and this is its result"
+    anew = f". {file} was written since: atune tune {shlex.quote(file)} tunes it as it is now"
+    return text + (anew if file else "")
+
+
+def replay_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    if os.path.isdir(arguments.journal):
+        from atune.frontends.tune_set import read_set
+
+        return show_set(read_set(arguments.journal), arguments)
+    return show(replay(arguments.journal), arguments)
+
+
+def record_at(result: Result, index: int | None) -> Record:
+    """Return the record of candidate `index`; for None the winner's, else that of the first that failed."""
+    if index is None and result.best is not None:
+        return result.best
+    if index is None:
+        index = next((group.first.index for group in failure_groups(result.records)), None)
+    found = next((record for record in result.all_records if record.index == index), None)
+    if found is not None:
+        return found
+    wanted = "candidate that was measured or failed" if index is None else f"candidate {index}"
+    journal = str(result.journal)
+    raise UsageError(f"{journal} has no {wanted}; those it has: atune replay {shlex.quote(journal)} --table")
+
+
+def show_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    result = replay(arguments.journal)
+    asked = record_at(result, arguments.index), result.header.target.arch, result
+    print_out(json.dumps(record_data(*asked)) if arguments.json else "\n".join(record_lines(*asked)))
+    return 0
+
+
+def watch_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    import anyio
+
+    from atune.reporting.progress import Progress
+
+    async def look(progress: Progress) -> None:
+        told = False
+        async for each in follow(arguments.journal):
+            if each is not None:
+                progress.on_event(each)
+            elif not told and not is_written(Path(arguments.journal)):
+                told = True
+                print_message("no run on this machine writes it; press Ctrl-C to leave", kind="")
+
+    with Progress() as progress:
+        anyio.run(look, progress)
+    return show(Result.of(progress.state, arguments.journal, replayed=True), arguments)
+
+
+def report_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    journal = Path(arguments.journal)
+    if journal.is_dir():
+        from atune.reporting.set_table import set_report
+
+        page, output = set_report(journal), f"{journal.resolve()}.html"
+    else:
+        from atune.reporting.report import report
+
+        page, output = report(journal), str(journal.with_suffix(".html"))
+    return write(page.encode(), arguments.output or output, "report  ", arguments)
+
+
+def export_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    return write(export(arguments.journal, arguments.to), arguments.output or "-", "exported", arguments)
+
+
+def merge_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    result = merge(arguments.journal, arguments.output)
+    if arguments.output is None:
+        print_message("nothing was written: add -o FILE to write the journal", kind="")
+    return show(result, arguments)
+
+
+def compare_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.reporting.sets import compare
+
+    found = compare(arguments.before, arguments.after, fail_over=arguments.fail_over)
+    print_out(json.dumps({"slower": len(found.slower), **msgspec.to_builtins(found)}) if arguments.json else str(found))
+    return 1 if found.slower else 0
+
+
+def bundle_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.frontends.save_bundle import save_bundle
+
+    results = [result for journal in arguments.journal for result in _winners(journal)]
+    folder, n = arguments.output, len(results)
+    say = functools.partial(print_message, kind="")
+    digest = save_bundle(folder, results, accept=arguments.accept, say=say)
+    if arguments.json:
+        print_out(json.dumps({"output": folder, "problems": n, "digest": digest}))
+    else:
+        print_out(f"bundle     {folder}, {n} problem{'s' * (n > 1)}\ndigest     {digest}")
+    return 0
+
+
+def _winners(journal: str) -> list[Result]:
+    """Return the result of a journal, or those of a set's problems that have a winner."""
+    if not os.path.isdir(journal):
+        return [replay(journal)]
+    from atune.frontends.tune_set import read_set
+
+    found = read_set(journal)
+    if left := len(found) - len(found.winners):
+        print_message(f"{left} of {len(found)} problems in {journal} have no winner, and are left out", kind="")
+    return found.results
+
+
+# The result cache
 
 
 def _chosen(arguments: argparse.Namespace) -> dict[str, str]:
@@ -145,7 +307,7 @@ def _chosen(arguments: argparse.Namespace) -> dict[str, str]:
     return chosen
 
 
-def ls_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+def ls_results_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     entries = ResultCache().entries(**_chosen(arguments))
     if arguments.json:
         print_out(json.dumps({"results": [{"key": entry.key, **msgspec.to_builtins(entry)} for entry in entries]}))
@@ -162,14 +324,14 @@ def ls_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     return 0
 
 
-def clear_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+def clear_results_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     cache, chosen = ResultCache(), _chosen(arguments)
     removed = cache.clear(cache.answers(**chosen) if chosen else None)
     print_out(json.dumps({"removed": removed}) if arguments.json else f"removed    {removed}")
     return 0
 
 
-def export_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+def export_results_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     chosen = _chosen(arguments)
     if chosen and not ResultCache().answers(**chosen):
         raise UsageError("the result cache has no such result: atune cache ls lists what it has")

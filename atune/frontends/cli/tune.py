@@ -17,15 +17,15 @@ import anyio
 import msgspec
 
 from atune.errors import NoWinner, UsageError
+from atune.frontends.cli.commands import with_flags
 from atune.frontends.cli.main import INTERRUPTED, show_kept, show_set
-from atune.frontends.cli.options import with_flags
 from atune.frontends.cli.output import NO_WINNER, error_data, print_err, print_message, print_out, report_error
 from atune.frontends.cli.preview import compile_only_command, dry_run_command
 from atune.frontends.cli.runs import LATEST, find_journal
-from atune.frontends.options import TuneOptions
 from atune.frontends.problems import Problems, parse_sizes
+from atune.frontends.run_options import TuneOptions
 from atune.frontends.tune_set import SetResult, read_set, tune_set
-from atune.frontends.tuner import tune
+from atune.frontends.tuner import RunPlan, tune
 from atune.journal.events import Event
 from atune.journal.result import Result
 from atune.journal.set_folder import is_set, journals_in
@@ -58,7 +58,7 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         if wrong := [why for why, given in refused.items() if given]:
             raise UsageError(f"{wrong[0]}: leave one of them out")
         command = dry_run_command if arguments.dry_run else compile_only_command
-        return command(workload, _options(arguments, ""), arguments)
+        return command(workload, RunPlan.of("tune", _options(arguments, None)), arguments)
     return _tune_once(workload, arguments, interrupts)
 
 
@@ -87,7 +87,7 @@ def _tune_set(workload: FileRef, problems: Problems, arguments: argparse.Namespa
     return drive_set(partial(tune_set, workload, problems, **options), folder, arguments, interrupts)
 
 
-def _options(arguments: argparse.Namespace, journal: str) -> dict[str, Any]:
+def _options(arguments: argparse.Namespace, journal: str | None) -> dict[str, Any]:
     """Return the arguments of `tune` that the options describe. Raises `UsageError`."""
 
     def given(kind: type[Any]) -> dict[str, Any]:

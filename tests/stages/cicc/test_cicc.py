@@ -27,7 +27,7 @@ from atune.stages.cicc_source import MICROSOFT, Flavour, parts
 from atune.stages.codegen import Blob
 from atune.stages.lowering import lower
 from atune.stages.tilelang import paths
-from atune.workers.machine import Shared, shared_processes
+from atune.workers.local_machine import Shared, shared_processes
 from atune.workload.pickling import FileRef
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")

@@ -10,9 +10,9 @@ from stage_runs import session_of
 
 from atune.model.artifact import Artifact
 from atune.stages import cicc, elf
+from atune.stages.cicc import difference
 from atune.stages.cicc_server import Server
 from atune.stages.codegen import Compile, build, by_nvcc
-from atune.stages.compile_jobs import difference
 from atune.stages.lowering import lower
 from atune.workload.pickling import FileRef
 

@@ -16,7 +16,7 @@ from atune.model.candidate import Candidate, config_key
 from atune.model.jobs import BuildJob, CompareJob, FindJob
 from atune.model.settings import CompileSettings
 from atune.workers.compile_worker import LocalCompileWorker
-from atune.workers.machine import LocalMachine
+from atune.workers.local_machine import LocalMachine
 from atune.workload.pickling import FileRef
 
 pytestmark = [

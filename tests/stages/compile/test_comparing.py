@@ -13,8 +13,8 @@ from atune.model.artifact import Artifact, Compared, Failure
 from atune.model.candidate import Candidate
 from atune.model.device import Target
 from atune.stages import elf
+from atune.stages.cicc import compared
 from atune.stages.codegen import Compile, build, by_nvcc
-from atune.stages.compile_jobs import compared
 from atune.stages.lowering import lower
 from atune.workload.pickling import FileRef
 
@@ -36,7 +36,6 @@ def wrong(this: str, that: str) -> Compile:
     ("name", "compile", "found"),
     [
         ("PLUS", wrong("0x1p+0f", "0x1p+1f"), "the code of .text."),
-        ("PLUS", by_nvcc, ""),
         ("TWO", wrong("0x1p+1f", "0x1p+2f"), "the code of .text.K_kernel_1"),  # the first has no such number
         ("TWO", wrong("{4.0f, 5.0f}", "{4.0f, 6.0f}"), "the code of .nv.constant3"),
         ("TWO", by_nvcc, ""),

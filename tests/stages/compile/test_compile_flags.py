@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
 import pytest
 from services import lowered_by
+from stand_in_compiler import stand_in
 
 from atune.frontends.tuner import tune
 from atune.journal.events import CandidateLowered, Event
@@ -17,7 +19,7 @@ from atune.model.candidate import with_tuples
 from atune.model.jobs import BuildJob, FindJob
 from atune.model.settings import CompileSettings
 from atune.workers.compile_worker import LocalCompileWorker
-from atune.workers.machine import LocalMachine
+from atune.workers.local_machine import LocalMachine
 from atune.workload.pickling import FileRef
 from atune.workload.workload import Workload, describe
 
@@ -36,20 +38,15 @@ GPU = atune.Workload(
 """
 
 
-@pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of workloads, and a g++ on PATH that notes how it is called."""
-    (tmp_path / "bin").mkdir()
-    script = tmp_path / "bin" / "g++"
-    script.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nPATH="${{PATH#*:}}" exec g++ "$@"\n')
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    )
-    found = tmp_path / "flags.py"
-    found.write_text(SOURCE)
-    return found
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A file of workloads, and a g++ on PATH that notes how it is called: for all tests, which share a fork server."""
+    folder = tmp_path_factory.mktemp("flags")
+    (folder / "flags.py").write_text(SOURCE)
+    with stand_in(folder) as compiler, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
+        compiler(f'echo "$@" >> {folder}/calls\n')
+        yield folder / "flags.py"
 
 
 async def lowered_all(machine: LocalMachine) -> tuple[LocalCompileWorker, list[Lowered]]:
@@ -59,7 +56,9 @@ async def lowered_all(machine: LocalMachine) -> tuple[LocalCompileWorker, list[L
     return worker, await lowered_by(worker, *map(with_tuples, spec.configs))
 
 
-async def test_flags_are_an_axis_on_the_cpu(file: Path, tmp_path: Path) -> None:
+async def test_flags_are_an_axis_on_the_cpu(file: Path) -> None:
+    calls = file.with_name("calls")
+    calls.write_text("")
     settings = CompileSettings(workers=1, flags=("-DALL",))
     machine = LocalMachine(FileRef(str(file), "WORK"), target="c", devices=("cpu",), compile=settings)
     async with machine.open():
@@ -70,8 +69,8 @@ async def test_flags_are_an_axis_on_the_cpu(file: Path, tmp_path: Path) -> None:
         for member in range(3):
             built = await worker.run(BuildJob((lowered[member], lowered[member + 3])))
             assert all(isinstance(one, Artifact) for one in built), built
-    calls = (tmp_path / "calls").read_text().splitlines()
-    assert [[f for f in call.split() if f.startswith(("-O", "-D"))] for call in calls] == [
+    flags = [[f for f in call.split() if f.startswith(("-O", "-D"))] for call in calls.read_text().splitlines()]
+    assert flags == [
         ["-DALL"], ["-DFIRST"], ["-DSECOND", "-DTHIRD"],
     ]  # fmt: skip
 

@@ -11,10 +11,9 @@ import msgspec
 import pytest
 from stage_runs import session_of
 
-from atune.engine.devices import figures_of
 from atune.engine.prior import can_run, divisions, grouped, split
 from atune.model.artifact import Gemm, StaticFacts
-from atune.model.device import Target
+from atune.model.device import Target, figures_of
 from atune.stages.codegen import backend_context
 from atune.stages.facts import foreseen
 from atune.stages.frontend import elaborated

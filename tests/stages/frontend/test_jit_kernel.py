@@ -163,8 +163,6 @@ needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is no
 def test_a_cuda_library_gets_outputs_that_are_allocated_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled for sm_90a, and launched by a stand-in: it is given every parameter, and no callee allocates."""
     seen, dtype, A = spy(monkeypatch), "float8_e4m3", numbers(dtype=torch.float8_e4m3fn)
-    with pytest.raises(RuntimeError, match="input A device_type mismatch, expected cuda"):  # by the library itself
-        measured(kernels.copied, [-1], HOPPER, dtype=dtype)(A)
     monkeypatch.setattr("atune.stages.jit_kernel.load", lambda _: lambda A, B: B.copy_(A))
     kernel = measured(kernels.copied, [-1], HOPPER, dtype=dtype)
     assert kernel.execution_backend == "tvm_ffi" and "__global__" in kernel.get_kernel_source()

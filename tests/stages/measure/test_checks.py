@@ -15,10 +15,10 @@ from atune.model.artifact import KernelParam, Roles
 from atune.model.settings import BenchmarkSettings
 from atune.stages.arguments import POISONS, KernelArguments, drawn
 from atune.stages.check import Mismatch, expected_outputs, judged
-from atune.stages.tensors import digest
+from atune.stages.tensors import digest_of_bits
 from atune.stages.timer import CpuTimer, DeviceStream, Timed, counts, still_wanted
-from atune.workload.options import SUPPLIES
 from atune.workload.workload import Workload
+from atune.workload.workload_options import SUPPLIES
 
 X = KernelParam("float32", (4, 8))
 X64 = KernelParam("float64", (4, 8))
@@ -87,22 +87,14 @@ def test_symbolic_dimensions_come_from_the_arguments_the_inputs_or_the_outputs_t
         arguments(workload(inputs=[torch.ones(8)]), *alone)
 
 
-def test_the_reference_may_return_write_its_outputs_or_write_its_inputs() -> None:
-    """All three are compared; a kernel that does nothing fails each."""
+def test_the_reference_may_return_or_write_its_outputs() -> None:
+    """Both are compared; a kernel that does nothing fails each."""
     returns = workload(reference=lambda x: x * 2)
     writes_outputs = workload(reference=double)
     for work in (returns, writes_outputs):
         assert judge(work, double, X, X) is None
         wrong = judge(work, lambda x, out: None, X, X)
         assert wrong is not None and wrong.kind == "unwritten"
-
-    def in_place(x: torch.Tensor) -> None:
-        x.mul_(2)
-
-    work = workload(reference=in_place, out_idx=())
-    assert judge(work, in_place, X) is None
-    wrong = judge(work, lambda x: None, X)
-    assert wrong is not None and wrong.kind == "mismatch" and wrong.message.startswith("parameter 0: 32 of 32 elements")
 
 
 def test_a_reference_that_answers_nothing_is_refused() -> None:
@@ -404,18 +396,18 @@ def test_digits_that_differ_are_in_the_message() -> None:
 @pytest.mark.parametrize("n", [0, 1, 8, 1000, 9_000_001])
 def test_a_digest_is_equal_for_equal_bits_alone(dtype: torch.dtype, n: int) -> None:
     data = torch.randint(0, 2, (n,)).to(dtype)
-    before = digest([data])
-    assert digest([data.clone()]) == before == digest([torch.stack([data, data], 1)[:, 0]])
-    assert digest([data, data[:0]]) == digest([data, data[:0]])
+    before = digest_of_bits([data])
+    assert digest_of_bits([data.clone()]) == before == digest_of_bits([torch.stack([data, data], 1)[:, 0]])
+    assert digest_of_bits([data, data[:0]]) == digest_of_bits([data, data[:0]])
     for at in {0, n // 2, n - 1} if n else set():
         data[at] = 1 - data[at].to(torch.int64)
-        assert digest([data]) != before
+        assert digest_of_bits([data]) != before
         data[at] = 1 - data[at].to(torch.int64)
     if n > 8:
         data[0], data[n - 1] = 0, 1
-        assert digest([data]) != digest([data.flip(0)])
+        assert digest_of_bits([data]) != digest_of_bits([data.flip(0)])
 
 
 def test_a_digest_tells_zeros_by_their_sign_and_tensors_by_their_size() -> None:
-    assert digest([torch.zeros(4)]) != digest([-torch.zeros(4)])
-    assert digest([torch.zeros(4)]) != digest([torch.zeros(6)])
+    assert digest_of_bits([torch.zeros(4)]) != digest_of_bits([-torch.zeros(4)])
+    assert digest_of_bits([torch.zeros(4)]) != digest_of_bits([torch.zeros(6)])

@@ -22,8 +22,8 @@ from atune.model.artifact import Artifact, KernelParam, Roles
 from atune.model.device import DeviceInfo
 from atune.model.jobs import BitsJob, PrepareJob
 from atune.model.settings import BenchmarkSettings
-from atune.stages import benchmark, bits, measure_jobs, memory, neighbours
-from atune.stages.faults import kind_of
+from atune.stages import benchmark, bits, entry_points, gpu, memory
+from atune.stages.gpu import kind_of
 from atune.workers.resources import ShortOf
 
 KERNELS = Path(__file__).parents[2] / "device_fault_kernels.py"
@@ -124,8 +124,8 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         wait_until(lambda: comm.read_text() == "sleep\n", 10, "the sleep after its fork")
         listed = [SimpleNamespace(pid=pid, usedGpuMemory=70 << 30) for pid in (os.getpid(), sleeping.pid, ended.pid)]
         asked = SimpleNamespace(nvmlDeviceGetComputeRunningProcesses=lambda handle: listed)
-        monkeypatch.setattr(neighbours, "nvml", lambda: asked)
-        monkeypatch.setattr(neighbours, "handle", lambda uuid: uuid)
+        monkeypatch.setattr(gpu, "nvml", lambda: asked)
+        monkeypatch.setattr(gpu, "handle", lambda uuid: uuid)
         yield f"NVML names process {sleeping.pid} (sleep, 71680 MiB), process {ended.pid}"
         sleeping.kill()
 
@@ -140,11 +140,11 @@ def test_a_device_without_memory_names_who_holds_it(allocates: str, nvml: str, m
     monkeypatch.delattr(benchmark.device, "timer", raising=False)
     info, message = msgspec.msgpack.encode(DeviceInfo("0", "a GPU", "GPU-1")), "CUDA error: out of memory"
     with pytest.raises(ShortOf) as caught:
-        measure_jobs.begin(info)
+        entry_points.open_device(info)
     assert str(caught.value) == f"device memory: RuntimeError: CUDA error: out of memory ({nvml})"
     message = "CUDA error: no kernel image is available"
     with pytest.raises(RuntimeError, match="no kernel image"):
-        measure_jobs.begin(info)
+        entry_points.open_device(info)
 
 
 @pytest.mark.parametrize(

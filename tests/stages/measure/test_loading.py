@@ -14,7 +14,7 @@ from atune.model.candidate import Candidate, config_key
 from atune.model.jobs import LowerJob
 from atune.model.settings import CompileSettings
 from atune.stages.loader import load
-from atune.workers.machine import LocalMachine
+from atune.workers.local_machine import LocalMachine
 from atune.workload.pickling import FileRef
 
 pytestmark = pytest.mark.anyio

@@ -73,12 +73,6 @@ def test_strides_that_the_kernel_does_not_take_are_named() -> None:
     assert has_layout(KernelParam("float32", (1, 8), (99, 1)), torch.zeros(1, 8))
 
 
-def test_a_negative_size_is_named_with_the_problem() -> None:
-    work = Workload(lambda x, n: None, [{"x": 1}], arguments={"n": -5})
-    with pytest.raises(WorkloadError, match=r"for n=-5, parameter 1 has the shape \[-5, 8\]: no size may be negative"):
-        KernelArguments(work, (OUT, KernelParam("float32", (-5, 8))), OUTPUT, "cpu")
-
-
 def test_inputs_may_return_one_tensor() -> None:
     given = torch.arange(32.0).view(4, 8)
     work = Workload(lambda x: None, [{"x": 1}], inputs=lambda: given)

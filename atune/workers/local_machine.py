@@ -17,10 +17,9 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from atune.engine.devices import with_peaks
 from atune.engine.interfaces import CompileHints, ignored
-from atune.model.artifact import ALIKE
-from atune.model.device import DeviceInfo, Target
+from atune.model.artifact import COMMON_FAILURES
+from atune.model.device import DeviceInfo, Target, with_peaks
 from atune.model.folders import run_folder, untrusted
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.version import installed_versions
@@ -37,11 +36,11 @@ from atune.workload.packing import LARGE_BYTES, write
 from atune.workload.pickling import PickleRef, WorkloadRef
 from atune.workload.workload import WorkloadSpec
 
-FEW = 4
+FEW_CANDIDATES = 4
 """Up to so many candidates nvcc compiles all: parsing headers once, for cicc, takes as long. On an H100 with 16 workers
 runs of 8 candidates ended 0.91 times as late with cicc as with nvcc, and 1.08 times where the compiler state was new;
 runs of 15 candidates 0.70 times (bench/results/states)."""
-PLAIN = "with so few candidates each is compiled plain"
+WHY_PLAIN = "with so few candidates each is compiled plain"
 """The reason for not using cicc."""
 
 
@@ -190,8 +189,8 @@ class LocalMachine:
         return target
 
     async def prepare(self, candidates: int) -> None:
-        few = self.shared is None and candidates <= FEW  # a set shares what is parsed
-        self.use(PLAIN if few else self.found.no_cicc)
+        few = self.shared is None and candidates <= FEW_CANDIDATES  # a set shares what is parsed
+        self.use(WHY_PLAIN if few else self.found.no_cicc)
 
     def use(self, no_cicc: str) -> None:
         """Compile by cicc, unless there is a reason against it."""
@@ -270,4 +269,4 @@ class LocalMachine:
 
 def compile_hints(found: Discovery) -> CompileHints:
     """Return what the target says to the scheduler, on one machine or on several."""
-    return CompileHints(alike=ALIKE if found.fallback else 0)
+    return CompileHints(alike=COMMON_FAILURES if found.fallback else 0)

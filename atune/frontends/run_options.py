@@ -1,19 +1,18 @@
 """The options of a run: of `tune`, `run`, `resume`, `run_resume` and `Tuner`, and of `atune tune`."""
 
 import inspect
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta
 
-from atune.engine.strategies import SHOWN, check_given
+from atune.engine.strategy import STRATEGIES, check_given
 from atune.errors import UsageError
 from atune.model.device import parse_target
-from atune.model.options import Natural, Settings, complete, described, option, path, refuse_unknown
+from atune.model.options import Natural, Settings, described, option, path
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.workload.options import WorkloadOptions
+from atune.workload.workload_options import WorkloadOptions
 
 if TYPE_CHECKING:
     from atune.engine.interfaces import Machine
@@ -87,7 +86,7 @@ class EngineOptions(TypedDict, total=False):
         flag="--budget", metavar="N|10%|90s|auto", unset="all", page="search.md#budgets", group="search",
     )]
     strategy: Annotated["StrategyName | str | Strategy | None", option(
-        f"How candidates are chosen: {', '.join(SHOWN)}. Or an object with a name, ``ask()`` and ``tell(index, "
+        f"How candidates are chosen: {', '.join(STRATEGIES)}. Or an object with a name, ``ask()`` and ``tell(index, "
         "latency_ms, reason)``. A resumed journal keeps its strategy.",
         check=_strategy, flag="--strategy", metavar="NAME", unset="auto, or the journal's", page="search.md",
         group="search",
@@ -197,28 +196,3 @@ class CompileAllOptions(TypedDict, total=False):
     compile: Annotated[CompileSettings | None, described(EngineOptions, "compile")]
     ignore_errors: Annotated[bool, option("Return None for each kernel that failed to compile.", default=False)]
     # fmt: on
-
-
-def progress_every_s(given: Mapping[str, Any]) -> float:
-    """Return the least time between two lines of progress of a run with the options `given`; infinite for none."""
-    from atune.reporting.progress import SELDOM_S, is_watched  # `import atune` does without
-
-    progress: bool | None = given.get("progress")
-    listened = given.get("on_event") is not None or given.get("log")
-    unasked = math.inf if listened else 0.0 if is_watched() else SELDOM_S
-    return unasked if progress is None else 0.0 if progress else math.inf
-
-
-def named(where: str, given: Mapping[str, object], kind: type[Any] = TuneOptions) -> dict[str, Any]:
-    """Return the options `given`.
-
-    Raises `UsageError` for a name that `kind` lacks. The message names `where` and suggests the right name.
-    """
-    refuse_unknown(where, given, [*kind.__annotations__])
-    return dict(given)
-
-
-def completed(where: str, given: Mapping[str, object]) -> TuneOptions:
-    """Return all options of `tune`, those `given` and the defaults. Raises `UsageError` for wrong ones."""
-    options: TuneOptions = complete("", named(where, given), TuneOptions)  # type: ignore[assignment]
-    return options

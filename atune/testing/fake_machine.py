@@ -37,7 +37,7 @@ from atune.testing.script import FATAL, Script, Stage
 from atune.workers.waiting import background
 from atune.workload.workload import Workload, WorkloadSpec, with_space
 
-KILLED = "scripted to be killed from outside"
+SCRIPTED_KILL = "scripted to be killed from outside"
 
 
 class FakeCompileWorker:
@@ -96,7 +96,7 @@ class FakeCompileWorker:
         if not await machine.spend(stage, seconds, limit):
             return Failure(index, "timeout", f"{doing} ran past compile_timeout_s={limit:g}")
         if machine.killed(index, stage):
-            return Failure(index, "worker_lost", KILLED, doubt=KILLED)
+            return Failure(index, "worker_lost", SCRIPTED_KILL, doubt=SCRIPTED_KILL)
         if kind := machine.script.failure(index, stage):
             return Failure(index, kind, f"scripted to fail: {kind}", "output of the fake")
         return None
@@ -116,7 +116,7 @@ class FakeCompileWorker:
             if job.limit_s is not None:
                 kinds, message = ["hopeless"], jobs.HOPELESS.format(limit_s=limit)
         if any(machine.killed(i, "build") for i in indices):
-            kinds, message, doubt = ["worker_lost"], KILLED, KILLED
+            kinds, message, doubt = ["worker_lost"], SCRIPTED_KILL, SCRIPTED_KILL
         if kinds and len(group) > 1:
             return jobs.GroupFailed(message, doubt)
         if kinds:
@@ -181,30 +181,19 @@ class FakeDeviceWorker:
     async def _measure(self, job: jobs.MeasureJob) -> Measurement | Failure:
         self._check_alive()
         machine, script, artifact = self.machine, self.machine.script, job.artifact
-        limit = machine.benchmark.benchmark_timeout_s
         index = artifact.index
         config = machine.config_of(index)
         machine.measured[self.name].append(index)
         before = machine.begun[index]
         machine.begun[index] += 1
         seconds = script.seconds(script.measure_s, "measure", index, config)
-        kind = script.failure(index, "measure")
-        if script.cicc and artifact.plain:
-            kind = script.plain_fails.get(index)
-        message = f"scripted to fail: {kind}"
-        if not await machine.spend("measure", seconds, limit):
-            kind, message = "timeout", f"ran past benchmark_timeout_s={limit:g}; killed"
+        in_time = await machine.spend("measure", seconds, machine.benchmark.benchmark_timeout_s)
         used, self._used = self._used, True
-        doubt = "" if before >= script.doubts.get(index, 0) else "scripted to be another's fault"
-        if used and kind is None and index in script.spoilt:
-            kind, doubt = script.spoilt[index], "scripted to be spoilt by another"
-        elif doubt and kind is None:
-            kind = "worker_lost"
-        elif kind is None and index in script.dies_after and before < script.dies_after[index]:
+        if failure := self._failure(artifact, before, used=used, in_time=in_time):
+            self.alive = failure.kind not in FATAL
+            return failure
+        if before < script.dies_after.get(index, 0):
             self.alive = False
-        if kind is not None:
-            self.alive = kind not in FATAL
-            return Failure(artifact.index, kind, message, "output of the fake", doubt)
         checked = script.reference_ms is not None and machine.benchmark.check
         early = script.first_ms.get(index) if not before else None
         latency = script.latency_of(config, plain=artifact.plain, final=False) if early is None else early
@@ -212,6 +201,25 @@ class FakeDeviceWorker:
         error, bits = 0.0 if checked else None, script.bits(config, 0)
         repeats = bits == script.bits(config, 0)
         return Measurement(artifact.index, timing, checked, error, seconds, bits=bits, repeats=repeats)
+
+    def _failure(self, artifact: Artifact, before: int, *, used: bool, in_time: bool) -> Failure | None:
+        """Return the failure that the script has for a measurement, which follows `before` others of the candidate.
+
+        `used`: others ran in the process before. `in_time`: it ended before its deadline.
+        """
+        script, index, limit = self.machine.script, artifact.index, self.machine.benchmark.benchmark_timeout_s
+        kind = script.failure(index, "measure")
+        if script.cicc and artifact.plain:
+            kind = script.plain_fails.get(index)
+        message = f"scripted to fail: {kind}"
+        if not in_time:
+            kind, message = "timeout", f"ran past benchmark_timeout_s={limit:g}; killed"
+        doubt = "" if before >= script.doubts.get(index, 0) else "scripted to be another's fault"
+        if used and kind is None and index in script.spoilt:
+            kind, doubt = script.spoilt[index], "scripted to be spoilt by another"
+        elif doubt and kind is None:
+            kind = "worker_lost"
+        return None if kind is None else Failure(index, kind, message, "output of the fake", doubt)
 
     async def _final(self, job: jobs.FinalJob) -> jobs.Finals:
         self._check_alive()

@@ -1,6 +1,6 @@
 """The stages on many machines, behind the engine's own interface: nodes, their workers, and the messages that travel.
 
-Decisions stay with the one engine. A node's agent is in `agent`.
+Decisions stay with the one engine. A node's agent is in `ray_cluster`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from atune.model.folders import made_folder, run_folder, whole_file
 from atune.model.jobs import A, Job, Started, StartJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.version import installed_versions
-from atune.workers.machine import compile_hints
+from atune.workers.local_machine import compile_hints
 from atune.workers.messages import Discovery
 from atune.workers.waiting import Deadline, background
 from atune.workload.pickling import WorkloadRef
@@ -40,7 +40,7 @@ from atune.workload.workload import WorkloadSpec
 
 T = TypeVar("T")
 STALL_S = 30.0
-"""Seconds without a sign of life after which a node counts as lost; its agent gives one every `agent.NOTICE_S`."""
+"""Seconds without a sign of life after which a node is lost. Its agent gives one every `ray_cluster.NOTICE_S`."""
 
 
 class NodeLost(AtuneError):
@@ -100,7 +100,7 @@ class Reply(msgspec.Struct, frozen=True):
     alive: tuple[str, ...] = ()
 
 
-def known(error: Exception) -> AtuneError:
+def sendable(error: Exception) -> AtuneError:
     """Return `error` as it travels: a `WorkerError` with its traceback if atune has no such class."""
     return error if isinstance(error, AtuneError) else WorkerError(name_and_message(error), traceback_of(error))
 
@@ -393,31 +393,32 @@ class ClusterMachine:
         if not there:
             raise without[min(without)]
         target = target_of(there)
-
-        async def ask_to_compile(node: Node) -> None:
-            """Have a node without the run's devices compile for them. Leave it out where it cannot."""
-            why = without.get(node.name)
-            if why is None and node.found.target == target:
-                return
-            lacks = str(why) if target.kind == "c" else ""  # it has no g++
-            if not lacks:
-                await node.discover(self._fingerprint, target.arch, ())
-                lacks = "" if node.found.nvcc else NO_NVCC
-            if lacks:
-                self.nodes.remove(node)
-                node.lost = f"node {node.name} is left out: {lacks}"
-                node.agent.kill()
-                self._warn(node.lost)
-            elif why is not None:
-                self._warn(f"node {node.name} only compiles: {why}")
-
-        await self._everywhere(ask_to_compile)
+        await self._everywhere(lambda node: self._have_compile(node, target, without.get(node.name)))
         found = [node.found for node in self._living]
         devices = tuple(node.named(info) for node in self._living for info in node.found.devices)
         self._found = msgspec.structs.replace(found[0], devices=devices)
         for remark in filter(None, (self._found.untested, self._found.fallback)):
             self._warn(remark)
         return target, list(devices)
+
+    async def _have_compile(self, node: Node, target: Target, why: TargetError | None) -> None:
+        """Have a node without the run's devices compile for them. Leave it out where it cannot.
+
+        `why`: what the node said of the devices that were asked for; None where it has some.
+        """
+        if why is None and node.found.target == target:
+            return
+        lacks = str(why) if target.kind == "c" else ""  # it has no g++
+        if not lacks:
+            await node.discover(self._fingerprint, target.arch, ())
+            lacks = "" if node.found.nvcc else NO_NVCC
+        if lacks:
+            self.nodes.remove(node)
+            node.lost = f"node {node.name} is left out: {lacks}"
+            node.agent.kill()
+            self._warn(node.lost)
+        elif why is not None:
+            self._warn(f"node {node.name} only compiles: {why}")
 
     async def prepare(self, candidates: int) -> None:
         """Do nothing: each node has its workers by now, and decides by itself whether it uses cicc."""

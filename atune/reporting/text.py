@@ -1,4 +1,4 @@
-"""Lines of text for a screen: broken between words to its width, and in colours where it has them."""
+"""Lines of text for a terminal: broken between words to its width, and in colours where it has them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LABEL = 11
 """Columns of a line's label. A line without one begins with blanks."""
 _LABEL = re.compile(r"[a-z][a-z ]{9} (?=\S)")
 _WHOLE = re.compile(r"(?<!\S)atune [a-z]+ .*|\d (?:s|ms|%|min|times)\b")
-NARROW = 60
+NARROW_COLUMNS = 60
 """On fewer columns, values are not indented as far as their labels are wide."""
 
 
@@ -78,7 +78,7 @@ def fitted(lines: Iterable[Line], stream: TextIO | None) -> str:
     columns = shutil.get_terminal_size().columns
     coloured = not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") not in ("", "dumb")  # no-color.org
     labelled = any(_LABEL.match(line.text) for line in known)
-    indent = 2 if labelled and columns < NARROW else LABEL
+    indent = 2 if labelled and columns < NARROW_COLUMNS else LABEL
     return "\n".join(shown for line in known for shown in _broken(line, columns, indent, coloured))
 
 

@@ -1,32 +1,44 @@
-"""Entry points of compile workers: discover, elaborate candidates, find roles, lower, build a group, compare.
+"""Entry points of workers, named after their jobs: bytes in, bytes out.
 
-Bytes in, bytes out. To compare a library, nvcc compiles it again, as tilelang does.
+`messages` names the others: those of a session and its space are in `session`, those about devices in `gpu`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
 from atune.errors import in_one_line
-from atune.model.artifact import Artifact, Compared, Elaborated, Failure
+from atune.model.artifact import Artifact, Elaborated, Failure
 from atune.model.candidate import Candidate
-from atune.model.device import Target
-from atune.model.jobs import BuildJob, CompareJob, ElaborateJob, LowerJob, RolesJob
+from atune.model.device import DeviceInfo, Target
+from atune.model.jobs import (
+    BitsJob,
+    BuildJob,
+    CompareJob,
+    ElaborateJob,
+    FinalJob,
+    LowerJob,
+    MeasureJob,
+    PrepareJob,
+    RolesJob,
+    Started,
+)
 from atune.model.settings import CompileSettings
-from atune.stages import cicc, elf, lowering, tilelang
-from atune.stages.cicc_server import CiccError
+from atune.stages import benchmark, cicc, lowering, tilelang
+from atune.stages.bits import BitsObserver, digests
+from atune.stages.clocks import ClocksObserver
 from atune.stages.codegen import answer, backend_context, by_nvcc
 from atune.stages.facts import foreseen
 from atune.stages.frontend import elaborated, roles_of
-from atune.stages.session import find_devices, session, workload
-from atune.workers.artifact_store import StateCheck, remember, state_of
-from atune.workers.resources import check_machine
+from atune.stages.gpu import find_devices, holders, kind_of
+from atune.stages.memory import MemoryObserver
+from atune.stages.session import session, workload
+from atune.workers.resources import ShortOf, check_machine
 from atune.workload.source_locations import detail_of
 from atune.workload.workload import ConfigCheck
 
@@ -35,6 +47,9 @@ T = TypeVar("T")
 SWITCHED_OFF = "it is switched off"
 SLICE_S = 0.25
 """Seconds after which elaborating answers with the results so far: little is lost if a later candidate hangs."""
+
+
+# ---- a compile worker
 
 
 def discover(payload: bytes) -> bytes:
@@ -116,7 +131,7 @@ def build(payload: bytes) -> bytes:
 def compare(payload: bytes) -> bytes:
     """Compare what cicc built with what nvcc makes: `CompareJob` → `Compared` or `Failure`."""
     job = msgspec.msgpack.decode(payload, type=CompareJob)
-    return msgspec.msgpack.encode(_guarded(job.candidate, lambda one: compared(one, job.built, job.path)))
+    return msgspec.msgpack.encode(_guarded(job.candidate, lambda one: cicc.compared(one, job.built, job.path)))
 
 
 def _guarded(candidate: Candidate, work: Callable[[Candidate], T]) -> T | Failure:
@@ -138,42 +153,37 @@ def _message(error: BaseException) -> str:
     return text
 
 
-def compared(candidate: Candidate, built: Artifact, path: str) -> Compared | Failure:
-    """Elaborate, lower, generate, compile by nvcc and link `candidate`, and compare with `built`.
-
-    The result is kept for the compiler state of `built`, if this machine is in that state. Raises what elaborating and
-    lowering raise. Returns a `Failure` if compilers refuse the source.
-    """
-    lowered = cicc.with_use(lowering.lower(candidate))
-    (plain,) = answer([lowered], path)
-    if isinstance(plain, Failure):
-        return plain
-    found = difference(built, plain)
-    with contextlib.suppress(OSError, CiccError, ValueError):  # then a later run compares again
-        files, headers = cicc.headers_of(plain)
-        if state_of(session().tools, lowered.use, headers) == built.state:
-            remember(session().tools, lowered.use, StateCheck(files, headers, found))
-    return Compared(candidate.index, found)
+# ---- a device's process: all work is on its own stream
 
 
-def difference(measured: Artifact, plain: Artifact) -> str:
-    """Say how two libraries of one candidate differ; empty if sources and code sections are the same.
+def open_device(payload: bytes) -> bytes:
+    """Begin a run: `DeviceInfo` → `Started`. Raises `ShortOf` without memory for the device's context."""
+    info = msgspec.msgpack.decode(payload, type=DeviceInfo)
+    try:
+        uuid = benchmark.begin(info)
+    except Exception as error:
+        if kind_of(error) != "out_of_memory":
+            raise
+        raise ShortOf(f"device memory: {in_one_line(error)} ({holders(info.uuid)})") from error
+    observers = (BitsObserver(), MemoryObserver(uuid), ClocksObserver(uuid)) if uuid else (BitsObserver(),)
+    benchmark.device.observers = observers
+    return msgspec.msgpack.encode(Started(info, benchmark.device.stream.handle))
 
-    Sources are those of device and host. For target ``c`` they decide alone, because g++ compiles both and nothing
-    wraps it. The host's half of a CUDA library is compared only by its source.
-    """
-    if measured.source_key != plain.source_key:
-        return "the generated source"
-    if plain.target != "cuda":
-        return ""
-    own, other = (elf.kernels_code(Path(one.path).read_bytes(), one.symbol) for one in (measured, plain))
-    if not other:
-        return "the place of its code: the plain library has none under its name"
-    if not own:
-        return "the place of its code: the measured library has none under its name"
-    for code in own:  # tvm decides which of several is loaded
-        if code.keys() != other[0].keys():
-            return f"sections of its code: {', '.join(sorted(code.keys() ^ other[0].keys()))}"
-        if wrong := sorted(name for name in code if code[name] != other[0][name]):
-            return f"the code of {', '.join(wrong)}"
-    return ""
+
+def rest_device(_: bytes) -> bytes:
+    """Forget the run, and free its memory: another one has the process next."""
+    benchmark.rest()
+    return b""
+
+
+def _answered(do: Callable[[Any], Any], kind: type[Any], payload: bytes) -> bytes:
+    """Do the job of `kind` that `payload` holds."""
+    job = msgspec.msgpack.decode(payload, type=kind)
+    with benchmark.device.stream.current():
+        return msgspec.msgpack.encode(do(job))
+
+
+prepare = partial(_answered, benchmark.prepare, PrepareJob)
+measure = partial(_answered, benchmark.measure, MeasureJob)
+bits = partial(_answered, digests, BitsJob)
+final = partial(_answered, benchmark.final, FinalJob)

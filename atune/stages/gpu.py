@@ -1,0 +1,258 @@
+"""Devices of this machine: their list, the target that fits them, who else uses them, and what an error says of one."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atune.errors import TargetError, name_and_message
+from atune.model.artifact import FailureKind
+from atune.model.device import NO_GPU, DeviceInfo, Target, arch_of_capability, default_limits, parse_target
+from atune.model.folders import SERVER_FOLDER
+from atune.stages import tilelang
+from atune.workers.messages import Discovery, Neighbours
+from atune.workers.server_main import parent_of
+
+# ---- those of this machine, and the target that fits them: no CUDA context is made
+
+
+def find_devices(text: str | Target, wanted: tuple[str, ...]) -> Discovery:
+    """Resolve a target text and list its devices, of one model if any are `wanted`.
+
+    Asks NVML, and makes no CUDA context. Raises `TargetError` if the target's devices or compilers are missing.
+    """
+    target = parse_target(text)
+    if not wanted and target is not None and (target.kind == "c" or target.arch):
+        nvcc = target.kind == "c" or os.path.exists(tilelang.nvcc())
+        return Discovery(target, (), nvcc=nvcc)  # compile only
+    cpu = DeviceInfo(id="cpu", name=_cpu_name())
+    if wanted == ("cpu",) and target is None:
+        target = Target("c")
+    gpus = visible_gpus() if target is None or target.kind == "cuda" else []
+    fallback = NO_GPU if target is None and not gpus else ""
+    if target is None:
+        target = Target("cuda") if gpus else Target("c")
+    if target.kind == "c":
+        if bad := [d for d in wanted if d not in ("all", "cpu")]:
+            raise TargetError(f"device {bad[0]!r} is not there: target c takes the CPU alone (--devices cpu, devices=)")
+        if shutil.which("g++") is None and shutil.which("c++") is None:
+            raise TargetError("g++ is missing: target c compiles with it; install g++ (Debian: apt install g++)")
+        return Discovery(target, (cpu,), fallback=fallback)
+    if "cpu" in wanted:
+        raise TargetError("target cuda does not run on device 'cpu': take target c, or all devices")
+    if not gpus:
+        raise TargetError(f"target cuda: no CUDA GPU is there ({none_found()}): target c takes the CPU")
+    ids = [g.id for g in gpus]
+    if missing := [d for d in wanted if d != "all" and d not in ids]:
+        raise TargetError(f"device {missing[0]!r} is not there; there is {', '.join(ids)}")
+    chosen = gpus if "all" in wanted or not wanted else [g for g in gpus if g.id in wanted]
+    models = ", ".join(f"{g.id}: {g.name}" for g in chosen)
+    if len({g.name if wanted else g.arch for g in chosen}) > 1:
+        raise TargetError(f"devices must be of one model, and there is {models}; choose with --devices")
+    if not target.arch:
+        target = Target("cuda", chosen[0].arch)
+    if not os.path.exists(tilelang.nvcc()):
+        raise TargetError("nvcc is missing: target cuda compiles with it; install the CUDA toolkit or set CUDA_HOME")
+    return Discovery(target, tuple(chosen))
+
+
+def visible_gpus() -> list[DeviceInfo]:
+    """List the GPUs that CUDA_VISIBLE_DEVICES admits, through NVML, without a CUDA context."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no driver, no library
+        return []
+    try:
+        found = [_gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount())]
+    finally:
+        pynvml.nvmlShutdown()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        chosen = []
+        for entry in (e.strip() for e in visible.split(",")):
+            match = [
+                g
+                for i, g in enumerate(found)
+                if entry == str(i) or (entry.startswith("GPU-") and g.uuid.startswith(entry))
+            ]
+            if not match:
+                break  # CUDA too ignores what follows an invalid entry
+            chosen += match
+        found = chosen
+    return [msgspec.structs.replace(g, id=str(i)) for i, g in enumerate(found)]
+
+
+def gpus(_: bytes) -> bytes:
+    """Entry point: return `visible_gpus` as msgpack."""
+    return msgspec.msgpack.encode(visible_gpus())
+
+
+def none_found() -> str:
+    """Return why `visible_gpus` lists none."""
+    return f"NVML finds none{' among CUDA_VISIBLE_DEVICES' * ('CUDA_VISIBLE_DEVICES' in os.environ)}"
+
+
+def _gpu(pynvml: Any, device: Any) -> DeviceInfo:
+    def text(value: Any) -> str:
+        return value.decode() if isinstance(value, bytes) else str(value)
+
+    arch = arch_of_capability(*pynvml.nvmlDeviceGetCudaComputeCapability(device))
+    return DeviceInfo(
+        id="",
+        name=text(pynvml.nvmlDeviceGetName(device)),
+        uuid=text(pynvml.nvmlDeviceGetUUID(device)),
+        arch=arch,
+        memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(device).total),
+        limits=default_limits(Target("cuda", arch)),
+        **_figures(pynvml, device, arch),
+    )
+
+
+def _figures(pynvml: Any, device: Any, arch: str) -> dict[str, Any]:
+    """Return a GPU's multiprocessors, clock and memory from NVML, without those that it does not tell."""
+    cores = 64 if arch == "sm_80" else 128  # of a multiprocessor (CUDA C++ Programming Guide, arithmetic instructions)
+    asked: dict[str, Callable[[], float]] = {
+        "sms": lambda: int(pynvml.nvmlDeviceGetNumGpuCores(device)) // cores,
+        "clock_hz": lambda: pynvml.nvmlDeviceGetMaxClockInfo(device, pynvml.NVML_CLOCK_SM) * 1e6,
+        "memory_bytes_s": lambda: (
+            pynvml.nvmlDeviceGetMaxClockInfo(device, pynvml.NVML_CLOCK_MEM) * 2e6  # twice a clock
+            * pynvml.nvmlDeviceGetMemoryBusWidth(device) / 8
+        ),
+    }  # fmt: skip
+    found = {}
+    for name, ask in asked.items():
+        with suppress(Exception):  # an older driver, or a part of a GPU
+            found[name] = ask()
+    return found
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as info:
+            return next((line.split(":", 1)[1].strip() for line in info if line.startswith("model name")), "CPU")
+    except OSError:
+        return "CPU"
+
+
+# ---- in the process of one of them
+
+
+@cache
+def nvml() -> Any:
+    import pynvml
+
+    pynvml.nvmlInit()
+    return pynvml
+
+
+@cache
+def handle(uuid: str) -> Any:
+    return nvml().nvmlDeviceGetHandleByUUID(uuid)
+
+
+# ---- other processes that use one of them, as far as NVML names them
+
+
+def neighbours(payload: bytes) -> bytes:
+    """Entry point: the answer to `Neighbours`; nobody where NVML cannot tell."""
+    question = msgspec.msgpack.decode(payload, type=Neighbours)
+    found: dict[int, str] = {}
+    busy = 0
+    with suppress(Exception):  # no driver, no permission, not supported here
+        running = nvml().nvmlDeviceGetComputeRunningProcesses(handle(question.uuid))
+        found = foreign_users(running, question.program)
+        if question.idle and os.getpid() not in {entry.pid for entry in running}:
+            busy = int(nvml().nvmlDeviceGetUtilizationRates(handle(question.uuid)).gpu)
+    return msgspec.msgpack.encode((found, busy))
+
+
+def foreign_users(running: list[Any], program: int) -> dict[int, str]:
+    """Describe the processes in NVML's `running`, by pid, that are neither of this run nor of one that takes turns.
+
+    This process has a context, so it must be listed; otherwise returns none. Then the numbers are from another process
+    namespace, as in some containers, or the list is incomplete. `program`: the process that the run belongs to.
+    """
+    memory = {entry.pid: entry.usedGpuMemory for entry in running}
+    if os.getpid() not in memory:
+        return {}
+    found = [pid for pid in sorted(memory) if not _belongs(pid, program) and not _takes_turns(pid)]
+    return {pid: text for pid in found if (text := _described(pid, memory[pid]))}
+
+
+def holders(uuid: str) -> str:
+    """Say who else uses a GPU, as far as NVML knows: also who was killed, and has yet to give its memory back."""
+    found: dict[int, int | None] = {}
+    with suppress(Exception):  # no driver, no permission, not supported here
+        found = {one.pid: one.usedGpuMemory for one in nvml().nvmlDeviceGetComputeRunningProcesses(handle(uuid))}
+    others = [_described(pid, used) or f"process {pid}" for pid, used in found.items() if pid != os.getpid()]
+    return f"NVML names {', '.join(others) or 'nobody'}"
+
+
+def _belongs(pid: int, program: int) -> bool:
+    """Tell whether a process is the program or descends from it."""
+    while pid > 1 and pid != program:
+        pid = parent_of(pid)
+    return pid == program
+
+
+def _takes_turns(pid: int) -> bool:
+    """Tell whether a process is of a run that has its locks where this one has them."""
+    with suppress(OSError):
+        for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            name, _, value = entry.partition(b"=")
+            if name.decode(errors="replace") == SERVER_FOLDER:
+                return os.path.dirname(os.fsdecode(value)) == os.path.dirname(os.environ.get(SERVER_FOLDER, ""))
+    return False
+
+
+def _described(pid: int, used: int | None) -> str:
+    """Describe a process; empty if it has ended, or is of another namespace."""
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+        owner = os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return ""
+    user = ""
+    if owner != os.getuid():
+        try:
+            user = f" of user {pwd.getpwuid(owner).pw_name}"
+        except KeyError:
+            user = f" of user {owner}"
+    return f"process {pid}{user} ({name}{'' if used is None else f', {used >> 20} MiB'})"
+
+
+# ---- what a call's error says of its device
+
+
+_BEYOND_REPAIR = (
+    r"illegal memory access|misaligned address|unspecified launch failure|illegal instruction|"
+    r"device-side assert(?!ions)|invalid program counter|hardware stack error|launch timed out|"
+    r"not supported on global/shared address space|\bECC\b|\bNVLink error|Invalid access of peer GPU memory|"
+    r"CUDA_ERROR_(ILLEGAL_|MISALIGNED_|LAUNCH_FAILED|LAUNCH_TIMEOUT|ASSERT|HARDWARE_|INVALID_PC|"
+    r"INVALID_ADDRESS_SPACE|ECC_|NVLINK_|CONTAINED|TENSOR_MEMORY_LEAK)|"
+    r"cudaError(Illegal|Misaligned|LaunchFailure|LaunchTimeout|Assert|HardwareStack|InvalidPc|InvalidAddressSpace|"
+    r"ECC|Nvlink|Contained|TensorMemoryLeak)"
+)
+"""The driver's texts and names of errors that leave a context unusable. The CUDA driver API, «CUresult», says of them:
+«This leaves the process in an inconsistent state and any further CUDA work will return the same error». Errors of
+broken device memory or links are included. It takes milliseconds to compile, and so waits for an error."""
+_NO_MEMORY = r"can't allocate memory|out of memory|OutOfMemory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
+
+
+def kind_of(error: BaseException) -> FailureKind:
+    """Tell what became of a call that raised `error`: after ``fault`` the process's context is beyond repair."""
+    text = name_and_message(error)
+    if re.search(_BEYOND_REPAIR, text, re.IGNORECASE):
+        return "fault"
+    return "out_of_memory" if re.search(_NO_MEMORY, text, re.IGNORECASE) else "launch"
