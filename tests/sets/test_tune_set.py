@@ -136,7 +136,8 @@ def test_a_problem_without_a_winner_does_not_end_the_others(tmp_path: Path) -> N
 def test_where_nobody_asks_a_set_says_a_line_a_minute(
     after_s: float, shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr("atune.reporting.progress.SELDOM_S", after_s)
+    monkeypatch.setattr("atune.frontends.tune_set.SELDOM_S", after_s)
+    monkeypatch.setattr("atune.frontends.tune_set.INTERVAL_S", 60.0)  # the first line, however busy the machine is
     atune.run_set(SCALE, [{"n": 256}], journal=tmp_path / "s", **FAST)
     told = capsys.readouterr().err
     assert ("[0/1] n=256 is being tuned\n" in told) == shown == bool(told)
