@@ -1,5 +1,5 @@
-"""Runs on many machines: the stages of each node behind one `Machine`. Ray is the transport.
+"""Runs on many machines: a `Machine` that has the workers of every node. Ray is the transport.
 
-It imports `engine`'s protocols, `workload`, and `workers`, whose machine each node's agent runs, and carries the jobs
-of `model.jobs`. Decisions stay with the one engine; deadlines of candidates are kept on the node.
+The folder imports `engine`'s protocols, `workload` and `workers`, because each node's agent runs a `LocalMachine`. The
+messages carry the jobs of `model.jobs`. The engine makes all decisions, and the nodes enforce candidates' deadlines.
 """
