@@ -179,7 +179,7 @@ def told_apart(kernels: Sequence[BundledKernel], call: Mapping[str, Any]) -> Non
 def dimensions(kernel: BundledKernel, arguments: Sequence[Any], target: str) -> dict[str, int]:
     """Return the values of the symbolic dimensions in a call of `kernel`.
 
-    Raises `OutsideProblems` if the kernel has other sizes, and `WrongArguments` if an argument misfits otherwise.
+    Raises `OutsideProblems` if the kernel has other sizes, and `WrongArguments` if an argument does not fit otherwise.
     """
     given = kernel.given(len(arguments))
     if given is None:
@@ -278,5 +278,5 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _sizes_of(problem: Mapping[str, Any]) -> list[float]:
-    """Return a problem's sizes by name. Among equally near problems, the smallest sizes decide."""
+    """Return a problem's sizes by name. Among equally near problems, the smallest sizes win."""
     return [value for _, value in sorted(problem.items()) if type(value) in (int, float)]

@@ -1,4 +1,4 @@
-"""How workers and bundles load and launch a library, and a bundle's requirements on the machine.
+"""Loading and launching libraries, for workers and bundles, and checks of a bundle's requirements on the machine.
 
 ``apache-tvm-ffi`` and tilelang's runtime load CUDA libraries, without tilelang.
 """
@@ -59,8 +59,7 @@ C_TYPES = {"float32": ctypes.c_float, "float64": ctypes.c_double, "int64": ctype
 class Libraries:
     """The libraries of the bundle in `folder`. `files`: the digest of each file by name.
 
-    A file may have changed since the bundle was read. So each library is read again, compared with its digest, and
-    loaded from memory.
+    A file may have changed since the bundle was read, so each is read again, compared, and loaded from memory.
     """
 
     def __init__(self, folder: Path, files: Mapping[str, str]) -> None:
@@ -114,7 +113,7 @@ def gate(params: Sequence[Any], wrong: Wrong = ValueError, outputs: Container[in
 
 
 def refuse(what: str, tensor: Any, wrong: Wrong = ValueError, most: int = COUNTABLE, is_output: bool = False) -> None:
-    """Raise `wrong` if a tensor's memory alone does not have its values, or if it spans more than `most` elements."""
+    """Raise `wrong` if native code would misread a tensor's memory, or if it spans more than `most` elements."""
     import torch
 
     if not isinstance(tensor, torch.Tensor):

@@ -10,8 +10,7 @@
 A compiler state covers everything besides the source that decides the code: the compilers (`tools`), the parts of the
 headers that the source uses (`use`: arch, fast math, includes, kinds of wgmma), and the contents of these headers.
 
-Several processes may use the store at the same time. Files appear whole, by renaming, and a lookup checks the hash of a
-library before anything uses it.
+Several processes may use the store at the same time. Files appear whole, by renaming. Lookups check a library's hash.
 """
 
 from __future__ import annotations
@@ -191,9 +190,8 @@ def _write(path: Path, data: bytes) -> None:
 class RunStore:
     """Finds the artifacts of earlier runs, stores the artifacts of this run, and knows its compiler states.
 
-    If a call of the store raises `OSError`, the artifact is not found, or not stored, and `say` gets the reason: the
-    store may be read-only, full or gone. The next call tries again. `tools`: the part of the states that names the
-    compilers; empty if cicc is not used.
+    After an `OSError` of the store, which may be read-only, full or gone, the artifact counts as missing, `say` gets
+    the reason, and the next call tries again. `tools`: the compilers, as a part of the states; empty without cicc.
     """
 
     def __init__(self, store: ArtifactStore | None = None, say: Callable[[str], object] = str) -> None:
@@ -203,9 +201,9 @@ class RunStore:
         self._states = dict[str, tuple[str, str]]()
 
     async def state(self, use: str) -> tuple[str, str]:
-        """Return the state for sources with this `use`, and the difference between cicc's and nvcc's code in it.
+        """Return the state for sources with this `use`, and how cicc's code differs from nvcc's; empty if unknown.
 
-        Both are empty if they are unknown. Reads the headers once for each `use`.
+        Reads the headers once for each `use`.
         """
         if not (use and self.tools):
             return "", ""

@@ -37,8 +37,8 @@ from atune.workload.pickling import PickleRef, WorkloadRef
 from atune.workload.workload import WorkloadSpec
 
 FEW_CANDIDATES = 4
-"""Largest number of candidates that nvcc compiles alone, because parsing headers once, for cicc, would take as long. On
-an H100 with 16 workers, runs of 8 candidates took 0.91 times as long with cicc as with nvcc, and 1.08 times if the
+"""Up to this number, plain nvcc compiles the candidates, because parsing headers for cicc would take as long. On an
+H100 with 16 workers, runs of 8 candidates took 0.91 times as long with cicc as with nvcc, and 1.08 times if the
 compiler state was new; runs of 15 candidates took 0.70 times as long (bench/results/states)."""
 WHY_PLAIN = "preparing cicc takes longer than it saves for so few candidates"
 """The reason not to use cicc for them."""
@@ -179,7 +179,7 @@ class LocalMachine:
         return discovery.target, list(discovery.devices)
 
     async def assume(self, device: DeviceInfo | None) -> Target:
-        """Assume `device`, to build nothing, in place of `discover`. None: the first GPU here, or else the CPU."""
+        """Use `device` instead of `discover` if nothing is built. None: the first GPU here, or else the CPU."""
         if device is None:
             reply = await self.workers.ask_once("gpus", GPUS, b"")
             device = next(iter(msgspec.msgpack.decode(reply, type=list[DeviceInfo])), None)

@@ -93,7 +93,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         """The message that names packages to install, if a package that atune requires is missing."""
         self._running = self._leaving = False
         self._first_loss = ""
-        """How the first server ended, if it was replaced."""
+        """The reason that the first server was lost, if it was replaced."""
         self.hangs = ""
         """The step that the server did not complete in time, so that no other run gets it; empty while it answers."""
 
@@ -162,10 +162,9 @@ class ForkServer(anyio.AsyncContextManagerMixin):
             raise ServerLost(message) if worker.with_server else WorkerError(message, read_tail(self.process.log))
         return worker
 
-    async def _answered(self, event: anyio.Event, what: str) -> None:
-        """Wait until the server did `what` or is gone; kill a first server that hangs. Raises `WorkerError` if the last
-        hangs."""
-        who = f"the fork server (process {self.process.pid}) did not {what}"
+    async def _answered(self, event: anyio.Event, step: str) -> None:
+        """Wait until the server has completed `step` or is gone. Raises `WorkerError` if its last process hangs."""
+        who = f"the fork server (process {self.process.pid}) did not {step}"
         first = self._again is not None and not self._first_loss
         came = await _comes(event, FIRST_TIMEOUT_S if first else START_TIMEOUT_S)
         if first and not came and (self._ready.is_set() or _stat(self.process.pid)[0] in "Tt"):
@@ -332,8 +331,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 os.kill(pid, signal.SIGKILL)
 
     async def _stop(self) -> None:
-        """End every process: first through the server, so that all are reaped, then with `_kill_all`. Shielded and
-        bounded."""
+        """End every process through the server, which reaps them, and then with `_kill_all`. Shielded and bounded."""
         self._leaving = True
         with anyio.CancelScope(shield=True):
             try:

@@ -55,8 +55,8 @@ Still = Callable[[Any, Sequence[tuple[Config, str]]], bool]
 """Tells whether the kernels of configurations, for a problem's arguments, still have the given `Lowered.ir_digest`."""
 
 MOST_CACHE_BYTES = 256 << 20
-"""Largest size of the cache's journals, in bytes. Beyond it the oldest journals are deleted, and a set's all together.
-The newest journal stays, and so does each journal that a run is writing."""
+"""Largest size of all journals, in bytes. If they exceed it, the oldest are deleted, the journals of a set together.
+The newest journal and the journals that runs are writing stay."""
 NEW_S = 60.0
 """Seconds for which an empty journal is kept, because a run may be about to lock it."""
 MOST_READ = 8
@@ -102,7 +102,7 @@ class StoredRun:
 
     @property
     def entry(self) -> CacheEntry | None:
-        """The result as data; None if the run cannot answer look-ups, because it has no winner of its whole search."""
+        """The result as data; None if the run cannot answer look-ups, because it has no winner or is incomplete."""
         if self.parts is None or self.config is None or not self.found.whole:
             return None
         return CacheEntry(

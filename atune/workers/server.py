@@ -160,7 +160,7 @@ class ForkServerProcess:
                     kill(self.pid, signal.SIGKILL)
 
     def reap(self) -> None:
-        """Wait for the process after `hang_up`. Blocks for milliseconds, and for half a second at most."""
+        """Wait for the process after `hang_up`. Blocks for milliseconds, at most for half a second."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(SERVER_REAP_S)
         self._remove_folder()
@@ -250,8 +250,7 @@ def warm() -> None:
 
     They import torch and tilelang while the program continues, and then wait. A tuning takes them over if its
     environment, working folder, limits, niceness and cores are the same. Otherwise it ends them and starts its
-    own. They end with the program, however it ends, or at `shutdown`. A second call, or a call in a worker, does
-    nothing.
+    own. They end with the program, however it ends, or at `shutdown`. A second call does nothing, nor does a worker's.
 
     Raises `UsageError` if ``$TMPDIR`` cannot be used, and `OSError` if no process can be started.
     """

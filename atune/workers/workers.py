@@ -1,4 +1,4 @@
-"""The worker processes of a run, how it waits for a resource that is short, and how a process lists a space."""
+"""The worker processes of a run, waiting for scarce resources, and the process that lists a workload's space."""
 
 from __future__ import annotations
 
@@ -110,8 +110,7 @@ class Workers:
     def attach(
         self, server: ForkServer, run_dir: str, background: TaskGroup, warn: Callable[[str], None] = ignored
     ) -> None:
-        """Fork from `server` from now on. The workers write to `run_dir`, and the tasks of `background` end with the
-        run."""
+        """Fork workers, which write to `run_dir`, from `server`. The tasks of `background` end with the run."""
         self.server, self._env, self._background = server, process_folders(run_dir), background
         self.run_dir, self.warn = run_dir, warn
 

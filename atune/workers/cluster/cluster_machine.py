@@ -59,8 +59,8 @@ class Agent(Protocol):
     name: str
     """The node's name, which is unique in the run."""
 
-    async def ask(self, what: str, *given: Any) -> Reply:
-        """Call the agent's method `what`, and return its reply. Raises `NodeLost`. Cancelling ends the call there."""
+    async def ask(self, method: str, *arguments: Any) -> Reply:
+        """Call a method of the agent, and return its reply. Raises `NodeLost`. Cancelling ends the call there."""
 
     def kill(self) -> None:
         """End the agent, with all its processes, without waiting. Open calls raise `NodeLost` at once."""
@@ -164,8 +164,7 @@ def with_artifacts(value: T, change: Callable[[Artifact], Artifact]) -> T:
 
 
 class Node:
-    """A node of a run. `discovery` and `compilers`: its target, devices and number of compile workers, once it was
-    asked. `run_dir`: the engine's folder."""
+    """A node of a run. `discovery`, `compilers`: its devices, and the number of its compile workers."""
 
     def __init__(self, agent: Agent, run_dir: str, on_loss: Callable[[Node], None]) -> None:
         self.agent, self.name = agent, agent.name
@@ -177,12 +176,12 @@ class Node:
         self._alive: tuple[str, ...] = ()
         self._silence = Deadline(STALL_S)
 
-    async def ask(self, what: str, *given: Any) -> Any:
+    async def ask(self, method: str, *arguments: Any) -> Any:
         """Call a method of the agent. Raises `NodeLost`, and the errors of the method."""
         if self.lost:
             raise NodeLost(self.lost)
         try:
-            reply = await self.agent.ask(what, *given)
+            reply = await self.agent.ask(method, *arguments)
         except NodeLost as error:
             self.lose(str(error))
             raise NodeLost(self.lost) from error
@@ -198,9 +197,9 @@ class Node:
         libraries = {} if self.lost else await libraries_of(job)
         return cast(A, await self.ask("run", job, worker, libraries))
 
-    async def discover(self, *given: Any) -> None:
+    async def discover(self, *arguments: Any) -> None:
         """Have the agent find the node's devices, and make its workers."""
-        self.discovery, self.compilers = await self.ask("discover", *given)
+        self.discovery, self.compilers = await self.ask("discover", *arguments)
 
     async def watch(self, notice: Callable[[str], None]) -> None:
         """Pass on the agent's messages until the node is lost. A node that is silent for `STALL_S` counts as lost.
@@ -277,8 +276,7 @@ class ClusterDeviceWorker:
         return self.node.alive(self._id)
 
     async def run(self, job: Job[A]) -> A:
-        """Have the device's process do `job`. Raises `WorkerError` if the node is lost, which does not blame a
-        candidate."""
+        """Have the device's process do `job`. Raises `WorkerError`, which blames no candidate, if the node is lost."""
         try:
             answer: Any = await self.node.run(job, self._id)
         except NodeLost as error:

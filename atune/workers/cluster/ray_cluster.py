@@ -87,10 +87,10 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         async with self._machine.open(self._notice):
             yield self
 
-    async def answer(self, what: str, *given: Any) -> Reply:
-        """Call the method `what`, and return its answer or its error. Cancelling ends the work of the method."""
+    async def answer(self, method: str, *arguments: Any) -> Reply:
+        """Call `method`, and return its answer or its error. Cancelling ends the work of the method."""
         try:
-            answer = await getattr(self, what)(*given)
+            answer = await getattr(self, method)(*arguments)
             reply = Reply(answer, await libraries_of(answer))
         except Exception as error:
             reply = Reply(error=sendable(error))
@@ -170,13 +170,13 @@ class Actor:
             else:
                 os._exit(1)
 
-    async def call(self, *asked: Any) -> Reply:
+    async def call(self, *arguments: Any) -> Reply:
         """Have the agent answer. If Ray cancels this task, first end the task of the answer in an orderly way."""
         scope = anyio.CancelScope()
 
         async def answer() -> Reply:
             with scope:
-                return await self._agent.answer(*asked)
+                return await self._agent.answer(*arguments)
             return Reply()
 
         task = asyncio.create_task(answer())
@@ -201,8 +201,8 @@ class RayAgent:
         """An event for each running call, which is set when the call ends or the agent is killed."""
         self.killing: threading.Thread | None = None
 
-    async def ask(self, what: str, *given: Any) -> Reply:
-        reference = self.actor.call.remote(what, *given)
+    async def ask(self, method: str, *arguments: Any) -> Reply:
+        reference = self.actor.call.remote(method, *arguments)
         try:
             return cast(Reply, await self.answered(reference))
         except anyio.get_cancelled_exc_class():
