@@ -110,7 +110,7 @@ class Workers:
     def attach(
         self, server: ForkServer, run_dir: str, background: TaskGroup, warn: Callable[[str], None] = ignored
     ) -> None:
-        """Fork workers, which write to `run_dir`, from `server`. The tasks of `background` end with the run."""
+        """Fork workers from `server` from now on. They write to `run_dir`; `background` ends with the run."""
         self.server, self._env, self._background = server, process_folders(run_dir), background
         self.run_dir, self.warn = run_dir, warn
 
