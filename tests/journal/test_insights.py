@@ -75,7 +75,7 @@ def test_a_noisy_run_says_so_in_its_summary_and_its_json() -> None:
 
 
 def test_another_user_of_the_device_is_told_as_noise_and_stands_on_the_page_once(tmp_path: Path) -> None:
-    other, rest = f"device 0 is also used by process 7 (python, 9 MiB): that {DISTURBS}; end it", "slower than asked"
+    other, rest = f"device 0 is also used by process 7 (python, 9 MiB), which {DISTURBS}; end it", "slower than asked"
     stream = Stream(total=1).add(Warned, message=other).add(Warned, message=rest).candidate(0, 1.0).finished()
     result = Result.from_events(stream.events)
     assert result.noise == (other,)

@@ -114,8 +114,8 @@ async def _compile_space(workload: FileRef, plan: RunPlan, builds: bool = True) 
     good = [one.artifact for one in answers if one.artifact is not None]
     failures = [one.record for one in answers if one.record.kind]
     return {
-        "target": str(machine.found.target),
-        "fallback": machine.found.fallback,
+        "target": str(machine.discovery.target),
+        "fallback": machine.discovery.fallback,
         "total": len(candidates),
         "compiled": len(good),
         "codes": len({(one.path, one.symbol) for one in good}),
@@ -202,7 +202,7 @@ async def _compile_configs(
     async with compilers(ref, target, settings) as (machine, run):
         found = await compile_candidates(machine, numbered(configs), run, 1)
         raise_failures([record for record, _ in found])
-        return [(record, _source(artifact)) for record, artifact in found if artifact is not None], machine.found
+        return [(record, _source(artifact)) for record, artifact in found if artifact is not None], machine.discovery
 
 
 def _source(artifact: Artifact) -> str:
