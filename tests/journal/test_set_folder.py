@@ -43,7 +43,7 @@ def test_a_run_keeps_others_out_of_its_set_until_it_has_ended(tmp_path: Path) ->
 
 def test_what_is_refused_is_not_locked(tmp_path: Path) -> None:
     (tmp_path / "set.json").write_text("{}")
-    with pytest.raises(UsageError, match="no folder of a set's journals"):
+    with pytest.raises(UsageError, match="is not the folder of a set"):
         open_set_folder(tmp_path, PROBLEMS)
     (tmp_path / "set.json").unlink()
     open_set_folder(tmp_path, PROBLEMS)[1].close()
@@ -51,7 +51,7 @@ def test_what_is_refused_is_not_locked(tmp_path: Path) -> None:
 
 def test_a_folder_of_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(UsageError, match="is no set's folder, and is not empty: give a new folder"):
+    with pytest.raises(UsageError, match="is not the folder of a set, and is not empty: give a new folder"):
         open_set_folder(tmp_path, PROBLEMS)
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
 
