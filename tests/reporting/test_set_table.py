@@ -105,5 +105,5 @@ def test_a_result_and_the_command_line_write_the_same_page(
     assert (tmp_path / "gemm-1.5.html").read_text() == (tmp_path / "page.html").read_text() == set_report(folder)
     monkeypatch.chdir(folder)
     assert main(["report", ".", "-o", "-"]) == 0 and "3 of 3 have a winner" in capsys.readouterr().out
-    with pytest.raises(UsageError, match="no folder of a set's journals"):
+    with pytest.raises(UsageError, match="is not the folder of a set"):
         set_report(tmp_path)
