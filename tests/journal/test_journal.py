@@ -43,7 +43,7 @@ def test_the_file_and_the_cache_s_folders_it_needs_are_private(tmp_path: Path) -
 
 
 def test_elsewhere_no_folder_is_made(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match=f"there is no folder {tmp_path}/a/b; make it first"):
+    with pytest.raises(JournalError, match=f"there is no folder {tmp_path}/a/b; create it first"):
         Journal.create(tmp_path / "a" / "b" / "run.jsonl")
     assert not list(tmp_path.iterdir())
 
@@ -138,7 +138,7 @@ def test_another_writer_is_refused_until_it_is_gone_also_by_sigkill(tmp_path: Pa
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
         for open_it in (Journal.create, Journal.reopen):
-            with pytest.raises(JournalError, match="being written by another run"):
+            with pytest.raises(JournalError, match="another run is writing the journal"):
                 open_it(path)
         assert len(read(path)) == 1  # reading needs no lock
         holder.send_signal(signal.SIGKILL)
