@@ -508,7 +508,7 @@ class Result:
 
         Raises `AtuneError` if the run kept no journal, and `UsageError` if `path` cannot be written.
         """
-        from atune.journal.writer import write_output  # which imports this module
+        from atune.journal.writer import write_output  # the writer imports this module
 
         if self.journal is None:
             raise AtuneError("the run kept no journal; pass journal=, or make the cache folder writable")
@@ -550,7 +550,7 @@ class Result:
 
 
 class TuneResult(Result):
-    """The result of a run that has a winner: what `tune`, `run` and `resume` return."""
+    """The result of a run that has a winner. `tune`, `run` and `resume` return it."""
 
     @property
     def best(self) -> Record:

@@ -77,7 +77,7 @@ def open_set_folder(folder: Path, problems: Sequence[Problem]) -> tuple[list[Pat
         try:
             if folder.absolute().is_relative_to(cache_folder()):
                 make_private_folder(str(folder))
-            folder.mkdir(exist_ok=True)  # outside of the cache no parents are made
+            folder.mkdir(exist_ok=True)  # outside of the cache folder, parents must exist
             if not is_set(folder) and any(file.name != LOCK and file.name[0] != "." for file in folder.iterdir()):
                 raise UsageError(f"journal {folder} is not the folder of a set, and is not empty: give a new folder")
             lock = stack.enter_context(Journal.create(folder / LOCK))

@@ -139,7 +139,7 @@ class Journal:
                 await anyio.to_thread.run_sync(_sync_file, self._fd, abandon_on_cancel=True)
                 self._synced = max(self._synced, covers)
             except OSError as error:
-                # The journal stays broken: after a failed fsync Linux drops the dirty pages, so the next would succeed.
+                # Final, because after a failed fsync Linux drops the dirty pages, and a second would wrongly succeed.
                 self._break("sync", error)
             finally:
                 self._syncing = None

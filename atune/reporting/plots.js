@@ -48,7 +48,7 @@ function scaled(values) {
 // `side` is the side on which labels above `end` do not overlap other marks.
 function levels(values, end, side) {
   const log = spread(values) > 5 ? Math.log : v => v, range = log(Math.max(...values)) - log(Math.min(...values)) || 1;
-  const near = (one, other) => Math.abs(log(one) - log(other)) / range < .08, labels = [];
+  const near = (a, b) => Math.abs(log(a) - log(b)) / range < .08, labels = [];
   for (const rival of rivals) {
     const other = labels.find(label => near(label.ms, rival.ms));
     if (other) Object.assign(other, { ms: Math.max(other.ms, rival.ms), text: `${other.text}, ${rival.text}` }); else labels.push({ ...rival });
@@ -159,7 +159,7 @@ const PLOTS = {
     }));
     const end = Math.max(...spans.map(s => s.to)) || 1, names = [...new Set(spans.map(s => s.row))].sort(inOrder);
     const key = add(box, "p", { class: "key" });
-    for (const kind of Object.keys(words)) if (spans.some(s => s.kind === kind)) { const one = add(key, "span"); add(one, "i", { style: `background: ${colours[kind]}` }); one.append(words[kind]); }
+    for (const kind of Object.keys(words)) if (spans.some(s => s.kind === kind)) { const entry = add(key, "span"); add(entry, "i", { style: `background: ${colours[kind]}` }); entry.append(words[kind]); }
     return plot(width, {
       height: 18 * names.length + 70, marginLeft: 16 + 7 * Math.max(...names.map(name => name.length)), marginTop: 24, padding: .12,
       x: { domain: [Math.min(end / 2, ...spans.map(s => s.from)), end], label: "seconds since the run began", labelOffset: 38, ticks: Math.min(10, width / 80) }, y: { domain: names, label: null, tickSize: 0 },

@@ -238,7 +238,7 @@ def first_failure_lines(result: Result, groups: Sequence[FailureGroup]) -> list[
         return []
     group, lines = groups[0], example_lines(groups)
     if result.journal is not None:
-        lines.append(f"see all of it: atune show {shlex.quote(printable(result.journal))} {group.first.index}")
+        lines.append(f"full output: atune show {shlex.quote(printable(result.journal))} {group.first.index}")
     return _all_mismatch(result) + lines + _for_cuda(result, group)
 
 

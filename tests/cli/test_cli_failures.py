@@ -36,7 +36,7 @@ def test_a_broken_kernel_is_shown_with_its_line_and_a_caret(tmp_path: Path, caps
     assert lines[at + 1] == f'      File "{KERNELS}", line {number}, in main'
     source, caret = lines[at + 2 : at + 4]
     assert source[caret.index("^")] == "q" and caret.strip() == "^"
-    assert lines[at + 4] == f"    see all of it: atune show {journal} 0"
+    assert lines[at + 4] == f"    full output: atune show {journal} 0"
     [group] = json.loads(out.splitlines()[-1])["failures"]
     assert (group["kind"], group["count"]) == ("lower", 2)
     assert (group["where"]["file"], group["where"]["line"]) == (str(KERNELS), number)

@@ -65,7 +65,7 @@ def test_lines_are_broken_between_words_on_a_narrow_terminal(monkeypatch: pytest
 
 def test_commands_and_numbers_with_their_units_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     on_terminal(monkeypatch, 40)
-    command = "             see all of it: atune show /a/journal/with/a/path.jsonl 17"
+    command = "             full output: atune show /a/journal/with/a/path.jsonl 17"
     shown = fitted([Line("winner     x=1"), Line(command)], sys.stdout).splitlines()
     assert shown[-1] == "    atune show /a/journal/with/a/path.jsonl 17"
     counts = [Line("candidates 288: 243 measured, 45 failed; 9 s")]
