@@ -98,7 +98,7 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     def __post_init__(self) -> None:
         groups = (self.settings.get(name, {}) for name in ("compile", "benchmark", "budget"))
         if not all(isinstance(group, dict) for group in groups) or type(self.settings.get("seed", 0)) is not int:
-            raise ValueError("settings of another kind")
+            raise ValueError("the settings must be dicts, and the seed an integer")
 
 
 class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_proposed"):

@@ -133,9 +133,8 @@ def _notes(paths: Sequence[str], states: Sequence[State]) -> list[str]:
     notes.append(f"merged from {len(paths)} journal{many}: {', '.join(paths)}; their finals are left out")
     tried = Counter(i for state in states for i, entry in state.entries.items() if entry.in_space and state.outcome(i))
     if several := sum(count > 1 for count in tried.values()):
-        have = "s have" if several > 1 else " has"
         notes.append(
-            f"{several} candidate{have} several outcomes in the {len(paths)} journals; a measurement counts before a "
-            "failure, and otherwise the later journal counts"
+            f"{several} candidate{'s have' if several > 1 else ' has'} several outcomes in the {len(paths)} journals; "
+            "a measurement counts before a failure, and otherwise the later journal counts"
         )
     return notes

@@ -124,7 +124,7 @@ class JournalReader:
         if event.seq != number - 1:
             raise JournalError(
                 f"{where}: this is event {event.seq} instead of event {number - 1}; lines are missing or were moved"
-                f"{_kept(number)}"
+                f"{_how_to_keep(number)}"
             )
         if isinstance(event, RunStarted) != (number == 1):
             raise JournalError(f"{where}: the header must be the first line, and no other line may be a header")
@@ -136,10 +136,10 @@ class JournalReader:
         why = "this is not a journal of atune, or it is damaged" if number == 1 else damaged
         if number == 1 and self.path.endswith((".gz", ".xz", ".bz2", ".zst")):
             why = "the file is compressed: unpack it first"
-        return JournalError(f"{self.path}, line {number}: {why}{_kept(number)}")
+        return JournalError(f"{self.path}, line {number}: {why}{_how_to_keep(number)}")
 
 
-def _kept(number: int) -> str:
+def _how_to_keep(number: int) -> str:
     """Return advice to keep the lines before line `number`."""
     if number == 1:
         return ""

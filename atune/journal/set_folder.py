@@ -86,8 +86,7 @@ def open_set_folder(folder: Path, problems: Sequence[Problem]) -> tuple[list[Pat
             every = [*by_key.values()]
             for problem in every:
                 if problem.arguments.keys() != every[0].arguments.keys():
-                    both = f"{problem} and {every[0]}"
-                    raise UsageError(f"journal {folder}: {both} differ in the names of their arguments")
+                    raise UsageError(f"journal {folder}: {problem} and {every[0]} have arguments of different names")
             _write(folder, every)
             journals = dict(zip(by_key, listed(folder), strict=True))
             for journal in journals.values():

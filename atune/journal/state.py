@@ -117,7 +117,7 @@ class Improvement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Span(msgspec.Struct, frozen=True, gc=False):
-    """Work of a worker or a device, `on`, in seconds of the run. `candidates`: their number. `first`: a candidate."""
+    """Work of a worker or device, `on`, in seconds of the run. `candidates`: their number, `first`: an index."""
 
     on: str
     kind: Literal["lower", "build", "measure", "failed", "again", "final"]
@@ -432,7 +432,7 @@ class State:
         return [event for event in self.ranked() if self.has_bits(event)][:most]
 
     def deaths(self, index: int) -> int:
-        """Return the number of times that the whole program died while it measured candidate `index`."""
+        """Return the number of times that the program died while it measured candidate `index`, with this part."""
         return self._deaths[index] + (index in self.measuring)
 
     @property

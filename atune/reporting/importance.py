@@ -41,7 +41,7 @@ class Importance(msgspec.Struct, frozen=True, kw_only=True):
     def describe(self) -> str:
         """Return a line of text, such as ``block_M 61 %, num_stages 22 %; …``; empty if no axis stands out."""
         named = [(name, share) for name, share in self.shares.items() if share >= WORTH][:NAMED]
-        basis = f"by {self.candidates:,} candidates"
+        basis = f"from {self.candidates:,} candidates"
         if not named:
             return ""
         text = ", ".join(f"{name} {100 * share:.0f} %" for name, share in named)
@@ -50,10 +50,7 @@ class Importance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def axis_importance(result: Result) -> Importance | None:
-    """Compute the importance of a result's axes from first timings. A duplicate has its original's timing.
-
-    None if too few candidates were measured.
-    """
+    """Compute the importance of axes by first timings, a duplicate's by its original's. None for too few of them."""
     known = {m.index: m.timing.latency_ms for m in result.measurements}
     return importance_of([(r.config, known[r.credited]) for r in result.records if r.credited in known])
 

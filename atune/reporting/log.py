@@ -77,8 +77,7 @@ def event_log(log: Log | None) -> LogEvent:
             loggers = "a logger of structlog, such as structlog.get_logger(), or of logging"
             raise UsageError(f"log: must be {loggers}, got {log!r}: {name_and_message(error)}") from error
         with suppress(Warning):
-            failed = f"log: your structlog failed: {name_and_message(error)}; nothing is logged"
-            warn_caller(f"{failed}. log=False turns logging off", RuntimeWarning)
+            warn_caller(f"log: structlog failed: {name_and_message(error)}; log=False turns it off", RuntimeWarning)
         return lambda *_: None
 
     def enter(event: Event, state: State | None, run: str) -> None:
@@ -95,8 +94,7 @@ def event_log(log: Log | None) -> LogEvent:
             if not unasked:
                 raise
             with suppress(Warning):
-                failed = f"log: your structlog refused an entry: {name_and_message(error)}"
-                warn_caller(f"{failed}. log=False turns logging off", RuntimeWarning)
+                warn_caller(f"log: lost an entry: {name_and_message(error)}; log=False turns it off", RuntimeWarning)
 
     return enter
 

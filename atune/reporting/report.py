@@ -185,10 +185,9 @@ PAGE_LIBRARIES = ("d3", "plot.umd")
 
 
 def page(title: str, parts: Iterable[Mapping[str, Any]], plain: str, data: Mapping[str, Any] | None = None) -> str:
-    """Return a page of sections. Empty sections are left out.
+    """Return a page. `parts`: its sections, which the script draws by ``kind`` (see PARTS); empty ones are left out.
 
-    `parts`: the sections; the script draws each by the function for its ``kind`` in PARTS. `plain`: the text for
-    readers without scripts. `data`: the `run_data` that sections with plots draw; None without plots.
+    `plain`: the text for readers without scripts. `data`: the `run_data` for sections with plots; None without plots.
     """
     plain = plain[:CHARACTERS]
     shown = [part for part in parts if part.get("rows", True) and part.get("items", True)]

@@ -26,7 +26,7 @@ def row_of(row: TunedProblem) -> tuple[str, float | None, float | None, float | 
     """Return a problem's row of the table with `COLUMNS`. The last cell has the winner, or why there is none."""
     result = row.result
     if result is None or result.best is None:
-        return str(row.problem), None, None, None, why(row)
+        return str(row.problem), None, None, None, reason_of(row)
     winner = describe_config(result.best.config) + " (so far)" * (not result.finished)
     return str(row.problem), result.latency_ms, result.default_ratio, result.reference_ratio, winner
 
@@ -38,7 +38,7 @@ def row_line(row: TunedProblem) -> str:
     return f"{problem}: {'' if latency_ms is None else f'{latency_ms:.4g} ms{ratio}; '}{winner}"
 
 
-def why(row: TunedProblem) -> str:
+def reason_of(row: TunedProblem) -> str:
     """Return the reason that a problem has no winner, as a line of text."""
     if row.result is None:
         return printable(next(iter(row.error.splitlines()), "it could not be tuned"))
@@ -76,7 +76,7 @@ def _sums(rows: Sequence[TunedProblem]) -> list[Line]:
         lines.append(Line(f"unfinished {text}", "attention"))
     for row in rows:
         if not (row.won or row.unfinished):
-            lines.append(Line(f"failed     {row.problem}: {why(row)}", "attention"))
+            lines.append(Line(f"failed     {row.problem}: {reason_of(row)}", "attention"))
     said = {result.about_default for result in tried if result.best is None}  # by the lines above
     warnings = dict.fromkeys(text for result in tried for text in result.warnings if text not in said)
     return lines + [Line(f"warning    {printable(text)}", "attention") for text in warnings]

@@ -127,11 +127,9 @@ def _check_one_kernel(results: Sequence[Result]) -> None:
     first, *others = headers = [result.header for result in results]
     for other in others:  # kernels that close over their problem have only the name in common
         if first.workload != other.workload and not (first.kernel and first.kernel == other.kernel):
-            kernels = f"{first.workload!r} and {other.workload!r}"
-            raise UsageError(f"results of different kernels, {kernels}: give the results of a single kernel")
+            raise UsageError(f"results of two kernels, {first.workload!r} and {other.workload!r}: give one kernel's")
         if other.target != first.target:
-            targets = f"{first.target} and {other.target}"
-            raise UsageError(f"results of different targets, {targets}: give the results of a single target")
+            raise UsageError(f"results of two targets, {first.target} and {other.target}: give one target's")
     seen = set[str]()
     for header in headers:
         if (key := config_key(header.arguments)) in seen:

@@ -95,12 +95,12 @@ def detail_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
 
 
 def bits_line(result: Result) -> str:
-    """Say whether the winner's outputs have the default's bits; empty if all outputs do and `same_bits` is off."""
+    """Return a line on the bits of the outputs; empty if they are all the same and the user did not ask."""
     bits = result.same_bits
     if bits.winner is None or not (bits.asked or bits.classes > 1 or bits.varying):
         return ""
-    line = f"the winner {'has' if bits.winner else 'does not have'} the default's bits"
-    line += f"; {bits.same} of {bits.measured} measured candidates do"
+    has = "has" if bits.winner else "does not have"
+    line = f"the winner {has} the default's bits; {bits.same} of {bits.measured} measured candidates do"
     line += f"; {bits.classes} distinct output{'s' * (bits.classes > 1)}"
     line += f"; {bits.varying} {'vary' if bits.varying > 1 else 'varies'} from call to call" if bits.varying else ""
     return line + (f"; compared on {bits.seeds} draws of the inputs" if bits.seeds > 1 else "")
@@ -129,8 +129,8 @@ def left_line(result: Result) -> str:
         return f"stopped early, because {gain}; {result.remaining} were not tried"
     by_auto = result.header.settings.get("budget", {}).get("auto")
     tenth = result.total - result.remaining == Budget(auto=True).most(result.total)
-    used_up = f"used up: auto tries at most a tenth of the candidates, or {AUTO_LEAST} if that is more"
-    return used_up if by_auto and tenth else ""
+    limit = f"a tenth of the candidates, or {AUTO_LEAST} if that is more"
+    return f"used up: auto tries at most {limit}" if by_auto and tenth else ""
 
 
 def next_lines(result: Result) -> list[Line]:
@@ -230,10 +230,7 @@ def failures_data(records: Iterable[Record]) -> list[dict[str, Any]]:
 
 
 def first_failure_lines(result: Result, groups: Sequence[FailureGroup]) -> list[str]:
-    """Explain the first of a result's `groups`: an example, where it failed, and the command that shows all of it.
-
-    Empty if nothing failed.
-    """
+    """Explain the first of `groups` by an example, its place, and the command that shows its output; empty without."""
     if not groups or groups[0].kind == PRUNED:
         return []
     group, lines = groups[0], example_lines(groups)
@@ -252,7 +249,7 @@ def example_lines(groups: Sequence[FailureGroup]) -> list[str]:
 
 
 def _for_cuda(result: Result, group: FailureGroup) -> list[str]:
-    """Say what to do if TileLang lowered no candidate for the CPU, so the kernel seems to be written for CUDA."""
+    """Return advice on a kernel that seems to be written for CUDA, because none of its candidates lower for the CPU."""
     header, tried = result.header, {record.kind for record in result.records if record.status != "remaining"}
     no_function = group.message.startswith("TypeError")  # for example, the kernel returned no PrimFunc
     if header.target != Target("c") or tried != {"lower"} or group.where is not None or no_function:
@@ -264,7 +261,7 @@ def _for_cuda(result: Result, group: FailureGroup) -> list[str]:
 
 
 def _ended_early(result: Result, reason: str, count: int) -> list[str]:
-    """Say how to continue a run that ended for `reason`, after `count` failures; empty if it ended otherwise."""
+    """Return the command that continues a run that ended for `reason`, after `count` failures; empty if it did not."""
     if result.reason != reason or result.journal is None:
         return []
     resume = f"atune resume {shlex.quote(printable(result.journal))}"
@@ -272,7 +269,7 @@ def _ended_early(result: Result, reason: str, count: int) -> list[str]:
 
 
 def _all_mismatch(result: Result) -> list[str]:
-    """Say where to look if every candidate that ran differs from the reference: hardly at the configurations."""
+    """Return advice if every candidate that ran was wrong, because the fault is then hardly in the configurations."""
     ran = [record.kind for record in result.records if record.status == "failed" and record.kind in RAN]
     if result.measured or len(ran) < 2 or set(ran) != {"mismatch"}:
         return []
@@ -303,7 +300,7 @@ def group_lines(groups: Sequence[FailureGroup], limit: int = 8, example: Sequenc
 
 
 def layouts_line(result: Result) -> str:
-    """Say how much slower the compiler's own layouts are, and how to see why; empty if the difference is small."""
+    """Return a line if the compiler's own layouts are much slower, with the command that shows why; else empty."""
     best, tried = result.best, result.records
     guessed = {axis for record in tried for axis, value in record.config.items() if value == COMPILER}
     axes = guessed if (known := result.header.layout_axes) is None else known
@@ -360,8 +357,7 @@ def headline(result: Result) -> Headline:
 
 
 def _sentence(text: str) -> str:
-    # No full stop after a command: people copy it.
-    return f"{text[0].upper()}{text[1:]}" + ("" if ": atune " in text else ".")
+    return f"{text[0].upper()}{text[1:]}" + ("" if ": atune " in text else ".")  # people copy a command to its end
 
 
 def _figure(ratio: Ratio, than: str, latency_ms: float | None) -> tuple[str, str]:
@@ -373,7 +369,7 @@ def _figure(ratio: Ratio, than: str, latency_ms: float | None) -> tuple[str, str
 
 
 def no_winner_line(result: Result) -> str:
-    """Say why a result has no winner. A run that did not finish, or that tried nothing, is no failure."""
+    """Return the reason that a result has no winner. An unfinished run, or a run that tried nothing, did not fail."""
     if not result.finished:
         return "no candidate has been measured"
     return printable(result.about_default) or why_none(result)

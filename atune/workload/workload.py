@@ -209,7 +209,7 @@ def outputs_named(kernel: Any, out_idx: int | Sequence[int] | None) -> tuple[int
 def tuned_by_calls(kernel: Any) -> str:
     """Explain why a kernel that is tuned when it is called cannot be a workload's; empty for other kernels."""
     if is_autotuned(kernel):
-        return "is a decorated kernel; call it, or its tune(…). A Workload takes its .kernel, the function under it"
+        return "is a decorated kernel; call it, or its tune(…). For a Workload, pass its .kernel, the function under it"
     if getattr(getattr(kernel, "func", None), "tensor_args", None):
         return "takes tensors (eager style): put @atune.autotune(space=…) above its @tilelang.jit, and call it"
     return ""
@@ -570,7 +570,7 @@ class Candidates:
 def wrong_names(default: Mapping[str, Any], axes: Mapping[str, Any]) -> str:
     """Return the reason that `default` is not a configuration of these axes, with a suggestion; empty if it is."""
     if unknown := [name for name in default if name not in axes]:
-        return f"it has no axis {unknown[0]!r}; its axes are {', '.join(axes)}{meant(unknown[0], axes)}"
+        return f"the space has no axis {unknown[0]!r}; its axes are {', '.join(axes)}{meant(unknown[0], axes)}"
     if lacking := [name for name in axes if name not in default]:
         return f"the default has no {lacking[0]!r}; give a value of every axis"
     return ""

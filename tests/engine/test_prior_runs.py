@@ -275,7 +275,7 @@ async def test_a_resumed_run_draws_the_same_and_tries_nothing_twice(tmp_path: Pa
     assert all(record.config["d0"] <= record.config["d1"] for record in result.records)
     [header] = of_kind(journal, RunStarted)
     assert (header.total, header.points) == (DRAWN, 10**9)
-    assert any("has 1,000,000,000 points: the run searches 3,000" in e.message for e in of_kind(journal, Warned))
+    assert any("has 1,000,000,000 points, so the run searches 3,000" in e.message for e in of_kind(journal, Warned))
     assert strategy == "bayesian" or proposed(journal) == whole
     assert (await resume(journal, machine=large(), budget=30)).measured == 30
 

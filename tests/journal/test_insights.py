@@ -138,7 +138,7 @@ def test_axes_that_add_up_explain_what_they_vary() -> None:
     total = 2 / 3 + 1 / 16
     assert importance.shares == pytest.approx({"a": 2 / 3 / total, "b": 1 / 16 / total, "c": 0.0}, abs=1e-3)
     assert list(importance.shares) == ["a", "b", "c"] and importance.candidates == 36
-    assert importance.describe() == ("a 91 %, b 9 %; combinations, other axes and noise 0 % (by 36 candidates)")
+    assert importance.describe() == ("a 91 %, b 9 %; combinations, other axes and noise 0 % (from 36 candidates)")
 
 
 def test_what_only_a_combination_decides_is_no_axis_by_itself() -> None:

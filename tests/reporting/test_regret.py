@@ -59,7 +59,7 @@ def test_a_problem_without_a_winner_is_left_out() -> None:
 
 def test_what_is_no_set_of_problems_is_refused(tmp_path: Path) -> None:
     one = run_of({"M": 1}, FIRSTS)
-    with pytest.raises(UsageError, match="different kernels, 'toy' and 'other'"):
+    with pytest.raises(UsageError, match="results of two kernels, 'toy' and 'other'"):
         regret_matrix([one, run_of({"M": 2}, FIRSTS, workload="other")])
     with pytest.raises(UsageError, match="the problem M=1 comes twice"):
         regret_matrix([one, one])
