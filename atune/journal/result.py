@@ -175,7 +175,7 @@ class SameBits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def valid_finalists(state: State) -> tuple[FinalEntry, ...]:
-    """Return the final's entries, under their credited index, whose candidates did not fail since."""
+    """Return the final's entries, under their credited index, whose candidates have not failed since."""
     entries = state.final.entries if state.final else ()
     firsts = [(state.first(e.index), e.timing) for e in entries]
     return tuple(FinalEntry(e.index, timing) for e, timing in firsts if isinstance(e.outcome, CandidateMeasured))
@@ -206,7 +206,7 @@ class Result:
     """The result of a run, computed from its events. Costly attributes are computed on first access.
 
     `Result.of` and `Result.from_events` return a `TuneResult` if there is a winner. The winner is the final's first
-    entry that did not fail since. Without a final it is the measured candidate with the smallest latency, and among
+    entry that has not failed since. Without a final it is the measured candidate with the smallest latency, and among
     equal latencies the candidate with the smallest config key.
     """
 
@@ -253,7 +253,7 @@ class Result:
         self.best_over_time: tuple[Improvement, ...] = state.best_over_time()
         """Each time a candidate became the best so far, by first timing. Its last entry need not be the winner."""
         self.final: tuple[FinalEntry, ...] = valid_finalists(state)
-        """The finalists that did not fail since, by their credited index, fastest first; empty without a final."""
+        """The finalists that have not failed since, by their credited index, fastest first; empty without a final."""
         self._final = {entry.index: entry.timing for entry in self.final}
         self._last = state.final if self.final else None
         self._final_reference = None if self._last is None else self._last.reference
@@ -305,7 +305,7 @@ class Result:
     @cached_property
     def ties(self) -> tuple[int, ...] | None:
         """Finalists that are statistically tied with the winner, or as fast, by their credited index. Among them the
-        default is preferred, then the smallest config key. None without a final, or if its first entry failed since.
+        default is preferred, then the smallest config key. None without a final, or if its first entry has failed.
         """
         first = self._state.first
         if self._last is None or first(self._last.entries[0].index).index != self.final[0].index:

@@ -157,8 +157,8 @@ class Cover(msgspec.Struct, frozen=True):
 def cover(matrix: RegretMatrix, max_regret: float = MAX_REGRET) -> Cover:
     """Choose a few configurations that serve all problems of `matrix` within `max_regret`.
 
-    The choice is greedy, so it need not be the smallest: each step takes the configuration that leaves the fewest
-    problems unserved, then with the least total regret and the smallest key. Raises `UsageError` for a regret below 0.
+    The choice is greedy, so it need not be the smallest. Each step takes the configuration that leaves the fewest
+    problems unserved; ties go to the least total regret, then the smallest key. Raises `UsageError` if it is below 0.
     """
     if not max_regret >= 0:
         raise UsageError(f"cover: max_regret must be zero or more, such as 0.03, got {max_regret!r}")
@@ -175,7 +175,7 @@ def cover(matrix: RegretMatrix, max_regret: float = MAX_REGRET) -> Cover:
 
 
 def _with(now: Sequence[float], row: Sequence[float | None], limit: float) -> list[float]:
-    """Return the regrets by problem once the matrix's `row` serves, too, where its regret is within the limit."""
+    """Return the regrets `now` by problem, lowered by a configuration's `row` if its regret is within `limit`."""
     return [old if r is None or r > limit else min(old, r) for old, r in zip(now, row, strict=True)]
 
 
@@ -254,7 +254,8 @@ def _standing_for(matrix: RegretMatrix, column: int) -> int:
 def dispatch_rule(matrix: RegretMatrix, space: Space | None = None) -> NearestRule:
     """Return a rule that picks, for a problem that was never tuned, the winner of the nearest tuned problem.
 
-    Among configurations that are tied there, it picks the one that serves most problems of the matrix within 3 %.
+    For example ``rule.configs[rule.pick({"M": 96})]`` with ``rule = dispatch_rule(regret_matrix("runs"))``. Among
+    configurations that are tied there, it picks the one that serves most problems of the matrix within 3 %.
 
     Arguments that are numbers above zero in every problem are sizes; all others must equal those of a tuned problem.
     Of equally near problems the one with smaller sizes counts. The rule's regret is measured on each problem in turn,

@@ -230,7 +230,7 @@ def failures_data(records: Iterable[Record]) -> list[dict[str, Any]]:
 
 
 def first_failure_lines(result: Result, groups: Sequence[FailureGroup]) -> list[str]:
-    """Explain the first of `groups` by an example, its place, and the command that shows its output; empty without."""
+    """Explain the first of `groups` by an example, its place in the code, and the command that shows its output."""
     if not groups or groups[0].kind == PRUNED:
         return []
     group, lines = groups[0], example_lines(groups)

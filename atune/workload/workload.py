@@ -62,7 +62,7 @@ MOST_LOOKS = 5_000_000
 
 @documents(WorkloadOptions)
 class Workload:
-    """A kernel to tune.
+    """A kernel to tune, such as ``Workload(scale, Space(block=[64, 128]), arguments={"N": 4096}, reference=double)``.
 
     Raises `WorkloadError` or `SpaceError` for arguments that cannot work, such as an axis that the kernel does not
     take. Raises `UsageError`, which is a TypeError too, for an unknown option.
