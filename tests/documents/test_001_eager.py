@@ -179,7 +179,8 @@ def test_e13_every_door_takes_a_decorated_kernel_or_says_what_to_give(tmp_path: 
     assert main(["tune", *command, "--dry-run"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["candidates"] == 2
     kernel = atune.autotune(scale, space={"block": [16, 32]})
-    configs, sizes, why = [{"block": 16}], [{"n": 64}], r"a decorated kernel; call it, .* A Workload takes its \.kernel"
+    configs, sizes = [{"block": 16}], [{"n": 64}]
+    why = r"a decorated kernel; call it, .* For a Workload, pass its \.kernel"
     for door in (atune.Workload, atune.compile_all):
         with pytest.raises(WorkloadError, match=f"^Workload: the kernel is {why}"):
             door(kernel, configs)

@@ -88,8 +88,8 @@ def test_l1_explain_shows_the_layout_that_inference_chose(inferred: Lowered) -> 
     found = layouts_in(inferred)
     assert {one.name: one.replication for one in found.fragments} == {"S_frag": 1, "A_frag": 128, "B_frag": 1}
     assert [(one.slots, one.redundant, one.width, one.uneven) for one in found.loops] == [(4, 0, 4, False)] * 2
-    assert "fragment A_frag: 4 float32: 4 slots a thread, each element in 128 threads" in told(found)
-    assert told(found)[-1] == "loop 1: 128×4: 4 iterations a thread, 4 wide, stores out (global)"
+    assert "fragment A_frag: 4 float32: 4 slots per thread, each element in 128 threads" in told(found)
+    assert told(found)[-1] == "loop 1: 128×4: 4 iterations per thread, 4 wide, stores out (global)"
 
 
 def test_l2_three_fragments_have_four_slots_a_thread(inferred: Lowered) -> None:
@@ -126,7 +126,8 @@ def test_l6_explain_shows_the_candidate_that_inference_did_not_take(inferred: Lo
     """If a loop reads a fragment, `atune explain` shows the cost of the candidate that inference did not take."""
     loops = ([line for line in told(layouts_in(one)) if "loop " in line[:5]] for one in (inferred, replicated))
     [taken, same], [other, _] = loops
-    assert "not laid out as A_frag (512 a thread)" in taken and "laid out as A_frag, not evenly (4 a thread)" in other
+    assert "not laid out as A_frag (512 per thread)" in taken
+    assert "laid out as A_frag, not evenly (4 per thread)" in other
     assert "laid out" not in same  # both candidates cost the same
 
 
@@ -308,8 +309,8 @@ async def test_l22_a_summary_says_how_much_slower_the_compilers_own_layouts_are(
     """A run's summary, replay and page say how much slower the compiler's own layouts are, and name `explain`."""
     result = replay(STORED / "wide.jsonl")
     first = {one.index: one.timing.latency_ms for one in result.measurements}  # 24 was not in the final
-    line = f"he compiler's own layouts are {first[24] / first[28]:.2f} times slower at their best; "
-    line += f"what differs: atune explain {STORED / 'wide.jsonl'} 24 28"
+    line = f"he compiler's own layouts are at best {first[24] / first[28]:.2f} times slower; "
+    line += f"to see the difference: atune explain {STORED / 'wide.jsonl'} 24 28"
     assert f"layouts    t{line}\n" in summary_text(result) and f"T{line}" in card(result)["notes"]
     for gain, says in ((1.1, False), (3.0, True), (0.5, False)):
         latency = {"compiler": gain, "vector2": 1.0, "vector8": 1.0}

@@ -114,7 +114,7 @@ async def test_a_budget_of_a_billion_points_is_tuned_by_real_processes(tmp_path:
     [
         ("[{'block': 64}, 5]", "config 1 is 5; a config is a dict of arguments"),
         ("atune.Space(block=[64], where=lambda block: block > 64)", "refused by lambda block: block > 64"),
-        ("atune.Space(block=[64]), default={'blok': 64}", "it has no axis 'blok'"),
+        ("atune.Space(block=[64]), default={'blok': 64}", "the space has no axis 'blok'"),
     ],
 )
 async def test_a_mistake_of_the_space_is_shown_with_the_line_of_the_file(space: str, told: str, tmp_path: Path) -> None:

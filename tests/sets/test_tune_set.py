@@ -220,7 +220,7 @@ def test_the_command_line_tunes_one_problem_or_a_set(tmp_path: Path, capsys: Any
     Path(shapes).write_text("n\n256\n1024\n")
     capsys.readouterr()
     assert main([*tune, "--problems", shapes, "--journal", several]) == 0
-    assert "2 of 2 with a winner" in capsys.readouterr().out
+    assert "2 of 2 have a winner" in capsys.readouterr().out
     assert main([*tune, "--arg", "n=1,2", "--dry-run"]) == 2
     assert "--dry-run takes one problem" in capsys.readouterr().err
 

@@ -506,7 +506,7 @@ def test_without_a_winner_the_next_call_tries_again(cache: ResultCache) -> None:
         seen: list[Event] = []
         with pytest.raises(NoWinner, match="gave wrong outputs") as raised:
             run_here(cache, space, on_event=seen.append)
-        assert "for example candidate" in str(raised.value) and str(raised.value.result.journal) in str(raised.value)
+        assert "for example, candidate" in str(raised.value) and str(raised.value.result.journal) in str(raised.value)
         resumed = next((i for i, e in enumerate(seen) if isinstance(e, RunResumed)), 0)
         assert sum(isinstance(e, BenchmarkFailed) for e in seen[resumed:]) == (2 if attempt == 1 else 0)
 
