@@ -63,11 +63,13 @@ def rows(target: str) -> dict[str, Command]:
     """Return what can be run, by name."""
     cuda = target == "cuda"
     gemm = "examples/gemm.py" if cuda else "examples/gemm_cpu.py"
-    found = {"all": tuned(gemm), "five": tuned(gemm, "--budget", "5%")}
+    on = "--target", target
+    found = {"all": tuned(gemm, *on), "five": tuned(gemm, *on, "--budget", "5%")}
     if cuda:
-        found |= {"roller20": tuned("examples/gemm_roller.py"), "second": written(SECOND)}
+        found |= {"roller20": tuned("examples/gemm_roller.py", *on), "second": written(SECOND)}
     else:
-        found["failing"] = tuned(str(ROOT / "bench" / "failing.py"), "--strategy", "exhaustive", "--budget", "50%")
+        file = str(ROOT / "bench" / "failing.py")
+        found["failing"] = tuned(file, *on, "--strategy", "exhaustive", "--budget", "50%")
     drop_ins = {f"drop-in-{n}": written(programs.drop_in(target, n, programs.INSTALL)) for n in (1, 4, 10, 20)}
     return {**found, **drop_ins}
 

@@ -60,7 +60,7 @@ def anchors(page: Path) -> set[str]:
 EXAMPLES = {
     "scale.py": "block.*threads",
     "transpose.py": r"best: \{'block_M': ",
-    "set.py": r"3 of 3 with a winner[\s\S]*\{'block': \d+, 'threads': \d+\}\n",
+    "set.py": r"3 of 3 have a winner[\s\S]*\{'block': \d+, 'threads': \d+\}\n",
     "shapes.py": r"262144 \{'block': \d+, 'threads': \d+\} [\d.]+ ms\n",
     "service.py": r"answer: 8192\.0\ntuned: \{'block': \d+\}\nanswer: 8192\.0\n",
     "strategy.py": r"3 [\d.]+ (?=.*\n4 [\d.]+ )(?=.*\n2 [\d.]+ ).*\{'block_M': ",

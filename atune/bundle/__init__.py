@@ -1,18 +1,18 @@
-"""Bundles: tuned kernels in a folder, called without tilelang and without a compiler.
+"""Bundles: tuned kernels in a folder, which a program calls without tilelang and without a compiler.
 
     bundle = atune.bundle.load("matmul.bundle")
     C = bundle(A, B)
 
-`TuneResult.save_bundle`, `atune.results.save_bundle` and ``atune bundle`` write them:
+`TuneResult.save_bundle`, `atune.results.save_bundle` and ``atune bundle`` write bundles. These are the files:
 
-    manifest.json     what the kernels are, for which problems and machine, and the digest of every file
-    <sha256>.so       a library, named by its content's digest
+    manifest.json     the kernels, their problems, the machine that they need, and the digest of every file
+    <sha256>.so       a library, named by the digest of its content
     runtime/          for CUDA: the libraries of tilelang's runtime, with their licences
 
-This package imports nothing else of atune. It needs torch, and for CUDA ``apache-tvm-ffi``. It unpickles and imports
-nothing of a bundle. The libraries are machine code: load bundles of people whom you trust.
+This package imports nothing else of atune. It needs torch, and for CUDA ``apache-tvm-ffi``. It neither unpickles nor
+imports any part of a bundle, but the libraries are machine code, so load only bundles of people whom you trust.
 
-`stages` and decorated kernels call their own libraries by the module `launch`, too, so that all calls refuse the same.
+`stages` and decorated kernels also call libraries through the module `launch`, so all calls refuse the same arguments.
 """
 
 from atune.bundle.bundle import Bundle, load

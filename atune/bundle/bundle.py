@@ -1,4 +1,4 @@
-"""The bundle as a callable: it picks a kernel by a call's sizes."""
+"""A bundle as a callable, which chooses a kernel by the sizes in a call."""
 
 from __future__ import annotations
 
@@ -33,40 +33,40 @@ from atune.bundle.manifest import (
 
 OnOtherSizes = Literal["error", "nearest"]
 MOST_PLANS = 4096
-"""Most signatures of calls that a bundle remembers. After that it begins anew."""
+"""Most signatures of calls that a bundle remembers, before it forgets them all."""
 SHOWN_PROBLEMS = 8
-"""Problems that a message lists."""
+"""Most problems that a message lists."""
 Taking = tuple[BundledKernel, dict[str, int]]
 """A kernel that takes a call's arguments, and the values of its symbolic dimensions."""
 
 
 def load(folder: str | os.PathLike[str], *, on_miss: OnOtherSizes = "error") -> Bundle:
-    """Return the bundle in `folder`, a callable.
+    """Return the bundle in `folder` as a callable.
 
-    Every file is compared with its digest. A library is loaded by the first call that needs it.
+    Loading compares every file with its digest. The first call that needs a library loads it.
 
-    Raises `BundleError`, and its branches `DamagedBundle` and `WrongMachine`.
+    Raises `BundleError`, or its subclass `DamagedBundle` or `WrongMachine`.
 
     Parameters
     ----------
     folder
-        The folder that was written.
+        The folder of the bundle.
     on_miss
-        What a call does whose sizes no problem has. ``error`` raises `OutsideProblems`. ``nearest`` runs the kernel of
-        the nearest problem in log sizes, of those whose kernels take the shapes, and that differ in sizes alone. It
-        warns once for each signature, or raises `OutsideProblems` where there is none.
+        The behaviour of a call whose sizes no problem has. ``error`` raises `OutsideProblems`. ``nearest`` runs the
+        kernel of the nearest problem by the logarithms of the sizes, among the problems that differ only in sizes and
+        whose kernels take the shapes. It warns once per signature, and raises `OutsideProblems` without such a problem.
     """
     return Bundle(folder, on_miss=on_miss)
 
 
 class Bundle:
-    """Kernels of several problems, called as one.
+    """The kernels of several problems as a single callable. `load` returns it.
 
-    Call it with the inputs, and it returns the outputs; or with every parameter, and it returns None. The tensors'
-    shapes choose the kernel. Where problems differ in something else, name it: ``bundle(Q, K, V, causal=True)``. Where
-    the space's `where=` takes a size, the bundle serves the tuned sizes alone.
-    Tensors are as they were tuned: of those dtypes, on such a device, and contiguous or with the declared strides. CUDA
-    kernels run on torch's current stream. Several threads may call it.
+    Call it with the inputs to get the outputs, or with every parameter to get None. The shapes of the tensors choose
+    the kernel. If problems differ in another argument, pass it by name: ``bundle(Q, K, V, causal=True)``. If the
+    space's `where=` takes a size, the bundle serves only the tuned sizes.
+    Tensors must have the tuned dtypes, be on the same kind of device, and be contiguous or have the declared strides.
+    CUDA kernels run on torch's current stream. Several threads may call the bundle.
 
     Raises `WrongArguments`, `OutsideProblems` and `WrongMachine`. Raises `RuntimeError` if an input requires grad while
     gradients are recorded.
@@ -77,19 +77,19 @@ class Bundle:
             raise BundleError(f"on_miss must be 'error' or 'nearest', got {on_miss!r}")
         self.folder, self.on_miss = Path(folder), on_miss
         self.manifest, self._kernels = read_manifest(self.folder)
-        """The bundle's description of itself, as plain data."""
+        """The content of the bundle's ``manifest.json``, as plain data."""
         check_requirements(self.manifest)
         self._libraries = Libraries(self.folder.absolute(), self.manifest["files"])
         asks = ", ".join(self.manifest["asks"])
-        self._alone = asks and f"where= takes {asks}, and a bundle holds no functions: it serves the tuned sizes alone"
-        """Why other sizes are always a miss; empty where they are not."""
+        self._alone = asks and f"where= takes {asks}, and a bundle has no functions, so it serves only the tuned sizes"
+        """The reason that only the tuned sizes are served; empty if others may be."""
         if self._alone and on_miss != "error":
-            warnings.warn(f"on_miss={on_miss!r} of {self.folder} does nothing: {self._alone}", RuntimeWarning, 3)
+            warnings.warn(f"on_miss={on_miss!r} of {self.folder} has no effect: {self._alone}", RuntimeWarning, 3)
         self.digest: str = self.manifest["digest"]
-        """SHA-256 of the manifest, and so of everything: equal bundles choose equal kernels."""
+        """SHA-256 of the manifest, and thereby of the whole bundle: bundles with equal digests choose equal kernels."""
         self._target: str = self.manifest["target"]
         if self._target == "cuda":
-            prepare(self._libraries)  # the first call should not wait for it
+            prepare(self._libraries)  # so that the first call does not wait for it
         self._plans: dict[Any, CallPlan] = {}
 
     @property
@@ -105,10 +105,10 @@ class Bundle:
                 for t in arguments
             ])  # fmt: skip
             if problem:
-                key = key, tuple(sorted(problem.items())), repr(problem)  # which tells 0.0 from -0.0
+                key = key, tuple(sorted(problem.items())), repr(problem)  # which distinguishes 0.0 from -0.0
             known = self._plans.get(key)
         except (AttributeError, TypeError):
-            wrong = [type(one) for one in arguments if one.__class__ not in NUMBER_TYPES and not hasattr(one, "stride")]
+            wrong = [type(a) for a in arguments if a.__class__ not in NUMBER_TYPES and not hasattr(a, "stride")]
             what = f"an argument of {wrong[0]}" if wrong else f"the problem {problem}"
             raise WrongArguments(f"a bundle takes torch tensors and numbers; got {what}") from None
         return (known or self._planned(key, arguments, problem))(arguments)
@@ -119,21 +119,21 @@ class Bundle:
         return f"<atune bundle of {name}, {count}, target {self._target}, digest {self.digest[:12]}>"
 
     def _planned(self, key: Any, arguments: Sequence[Any], problem: Mapping[str, Any]) -> CallPlan:
-        """Return what calls of this signature do, and remember it."""
+        """Return the plan for calls of this signature, and remember it."""
         kernel, sizes = self._chosen(arguments, problem)
         if self._target == "cuda":
             check_device(self.manifest["arch"], _home(arguments))
-        found = plan(kernel, self._libraries, self._target, arguments, sizes)
+        made = plan(kernel, self._libraries, self._target, arguments, sizes)
         if len(self._plans) >= MOST_PLANS:
             self._plans.clear()
-        self._plans[key] = found
-        return found
+        self._plans[key] = made
+        return made
 
     def _chosen(self, arguments: Sequence[Any], problem: Mapping[str, Any]) -> Taking:
-        """Return the kernel that a call runs."""
-        if unknown := [name for name in problem if not any(name in one.problem for one in self._kernels)]:
+        """Return the kernel that a call runs, and the values of its symbolic dimensions."""
+        if unknown := [name for name in problem if not any(name in kernel.problem for kernel in self._kernels)]:
             names = ", ".join(self._kernels[0].problem) or "nothing"
-            raise WrongArguments(f"no problem of the bundle has {unknown[0]!r}: by name a call gives {names}")
+            raise WrongArguments(f"no problem of the bundle has {unknown[0]!r}: a call may name {names}")
         taking, misfits = list[Taking](), list[BundleError]()
         for kernel in self._kernels:
             try:
@@ -141,24 +141,24 @@ class Bundle:
             except BundleError as misfit:
                 misfits.append(misfit)
         if not taking:
-            if not (others := [one for one in misfits if isinstance(one, OutsideProblems)]):
+            if not (others := [misfit for misfit in misfits if isinstance(misfit, OutsideProblems)]):
                 raise misfits[0]
             raise OutsideProblems(f"{others[0]}; {self._listed()}; its kernels are compiled for fixed sizes")
         for name, size in (pair for _, sizes in taking for pair in sizes.items()):
             if problem.get(name, size) != size:
-                raise WrongArguments(f"{name}={problem[name]!r} is given by name, and the tensors have {name}={size}")
-        exact = [one for one in taking if distance(one[0].problem, {**one[1], **problem}) == 0]
+                raise WrongArguments(f"the call names {name}={problem[name]!r}, but the tensors have {name}={size}")
+        exact = [(kernel, own) for kernel, own in taking if distance(kernel.problem, {**own, **problem}) == 0]
         return exact[0] if len(exact) == 1 else self._missed(exact or taking, {**taking[0][1], **problem})
 
     def _missed(self, taking: Sequence[Taking], call: Mapping[str, Any]) -> Taking:
-        """Return what a call of no problem's sizes runs, of the kernels that take its arguments."""
+        """Return the kernel for a call whose sizes no problem has, out of the kernels that take its arguments."""
         told_apart([kernel for kernel, _ in taking], call)
-        used = min(taking, key=lambda one: (distance(one[0].problem, call), _sizes_of(one[0].problem)))
+        used = min(taking, key=lambda takes: (distance(takes[0].problem, call), _sizes_of(takes[0].problem)))
         if self.on_miss != "nearest" or self._alone or distance(used[0].problem, call) == math.inf:
             alone = f"; {self._alone}" if self._alone else ""
-            raise OutsideProblems(f"no problem of such tensors has {named(call)}; {self._listed()}{alone}")
+            raise OutsideProblems(f"no problem for these tensors has {named(call)}; {self._listed()}{alone}")
         instead = f"the kernel of {named(used[0].problem)} runs"
-        warnings.warn(f"no problem of the bundle has {named(call)}: {instead}", RuntimeWarning, stacklevel=5)
+        warnings.warn(f"no problem of the bundle has {named(call)}, so {instead}", RuntimeWarning, stacklevel=5)
         return used
 
     def _listed(self) -> str:
@@ -168,18 +168,18 @@ class Bundle:
 
 
 def told_apart(kernels: Sequence[BundledKernel], call: Mapping[str, Any]) -> None:
-    """Raise `WrongArguments` where problems that take the same tensors differ in what `call` does not name."""
+    """Raise `WrongArguments` if problems that take the same tensors differ in an argument that `call` does not name."""
     for name in kernels[0].problem:
         values = dict.fromkeys(repr(kernel.problem.get(name)) for kernel in kernels)
         if name not in call and len(values) > 1:
             ways = " or ".join(f"{name}={value}" for value in values)
-            raise WrongArguments(f"{len(kernels)} problems take these tensors: give {ways}, by name")
+            raise WrongArguments(f"{len(kernels)} problems take these tensors: pass {ways} by name")
 
 
 def dimensions(kernel: BundledKernel, arguments: Sequence[Any], target: str) -> dict[str, int]:
-    """Return the symbolic dimensions' values in a call of `kernel`.
+    """Return the values of the symbolic dimensions in a call of `kernel`.
 
-    The first misfit raises `OutsideProblems` if the kernel has other sizes there, else `WrongArguments`.
+    Raises `OutsideProblems` if the kernel has other sizes, and `WrongArguments` if an argument does not fit otherwise.
     """
     given = kernel.given(len(arguments))
     if given is None:
@@ -198,8 +198,8 @@ def dimensions(kernel: BundledKernel, arguments: Sequence[Any], target: str) -> 
 
 
 def _home(arguments: Sequence[Any]) -> Any:
-    """Return the device of a call's first tensor; None without one."""
-    return next((one.device for one in arguments if one.__class__ not in NUMBER_TYPES), None)
+    """Return the device of a call's first tensor, or None without a tensor."""
+    return next((argument.device for argument in arguments if argument.__class__ not in NUMBER_TYPES), None)
 
 
 def _check(param: BundleParam, argument: Any, target: str, home: Any) -> None:
@@ -212,15 +212,15 @@ def _check(param: BundleParam, argument: Any, target: str, home: Any) -> None:
     if param.shape is None:
         return
     if argument.device.type != device or argument.device != home:
-        wanted = f"on {home}, as the first tensor" if home.type == device else f"on {device}"
-        raise WrongArguments(f"the kernel takes tensors {wanted}; got one on {argument.device}")
+        wanted = f"on {home}, like the first tensor" if home.type == device else f"on {device}"
+        raise WrongArguments(f"the kernel takes tensors {wanted}; got a tensor on {argument.device}")
     if argument.dtype != torch_dtype(param.dtype):
         raise WrongArguments(f"the kernel takes {param.dtype}; got {_described(argument)}")
     if argument.dim() != len(param.shape):
         wanted = f"{len(param.shape)} dimension{'s' * (len(param.shape) != 1)}"
         raise WrongArguments(f"the kernel takes {wanted}; got {_described(argument)}")
     if param.strides is None and not argument.is_contiguous():
-        raise WrongArguments(f"the kernel takes a contiguous tensor; got one with strides {list(argument.stride())}")
+        raise WrongArguments(f"the kernel takes a contiguous tensor; got strides {list(argument.stride())}")
 
 
 def _described(tensor: Any) -> str:
@@ -228,7 +228,7 @@ def _described(tensor: Any) -> str:
 
 
 def _bind_all(param: BundleParam, tensor: Any, sizes: dict[str, int]) -> None:
-    """Add the values of the symbolic dimensions of `param` to `sizes`, or raise where the tensor has others."""
+    """Add the values of the symbolic dimensions of `param` to `sizes`, or raise if the tensor disagrees with them."""
     if param.shape is None:
         return
     shape, before = tuple(tensor.shape), named(sizes)
@@ -241,42 +241,42 @@ def _bind_all(param: BundleParam, tensor: Any, sizes: dict[str, int]) -> None:
     ]
     if 0 not in shape and not _bind([want for want, _ in kept], [got for _, got in kept], sizes):
         wanted, got = list(param.strides or ()), list(tensor.stride())
-        raise WrongArguments(f"the kernel takes a tensor with strides {wanted}; got one with strides {got}")
+        raise WrongArguments(f"the kernel takes a tensor with strides {wanted}; got strides {got}")
     if wrong := disagreement(sizes):
         raise WrongArguments(f"{_described(tensor)} disagrees with {before or 'itself'}: {wrong}")
 
 
-def _bind(wanted: Sequence[int | str], found: Sequence[int | str], sizes: dict[str, Any]) -> bool:
-    """Tell whether numbers are as `wanted`. Names take the value that they have, or their first one."""
+def _bind(wanted: Sequence[int | str], given: Sequence[int | str], sizes: dict[str, Any]) -> bool:
+    """Tell whether `given` numbers are as `wanted`. A name in `wanted` has its value in `sizes`, or gets one there."""
     return all(
         got == (sizes.setdefault(want, got) if isinstance(want, str) else want)
-        for want, got in zip(wanted, found, strict=True)
+        for want, got in zip(wanted, given, strict=True)
     )
 
 
 def distance(problem: Mapping[str, Any], call: Mapping[str, Any]) -> float:
-    """Return how far a call's sizes are from those of `problem`: the sum of the log2 ratios.
+    """Return the distance between the sizes of a call and of `problem`: the sum of the absolute log2 ratios.
 
-    It is infinite if they differ in what is no size. What only one of them has does not count. It is rounded, so that
-    machines whose logarithms differ in their last digit find the same ties.
+    It is infinite if they differ in an argument that is not a size. An argument that only one of them has does not
+    count. The sum is rounded, so that machines whose logarithms differ in the last digit see the same ties.
     """
     total = 0.0
     for name, value in call.items():
         known = problem.get(name, value)
         if _same(known, value):
             continue
-        if any(not isinstance(one, Real) or isinstance(one, bool) or one <= 0 for one in (known, value)):
+        if any(not isinstance(size, Real) or isinstance(size, bool) or size <= 0 for size in (known, value)):
             return math.inf
         total += abs(math.log2(known) - math.log2(value))
     return round(total, 9)
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Tell whether two values are the same, as keys tell: True is not 1, and 0.0 is not -0.0."""
+    """Tell whether two values are the same as keys, for which True is not 1, and 0.0 is not -0.0."""
     alike = one == other and isinstance(one, bool) == isinstance(other, bool)
     return bool(alike and (one != 0 or str(one)[:1] == str(other)[:1]))
 
 
 def _sizes_of(problem: Mapping[str, Any]) -> list[float]:
-    """Return a problem's sizes: of equally near problems that of the smaller ones is taken, in any order."""
+    """Return a problem's sizes by name. Among equally near problems, the smallest sizes win."""
     return [value for _, value in sorted(problem.items()) if type(value) in (int, float)]

@@ -1,4 +1,4 @@
-"""A bundle's manifest: plain JSON with the digest of every file, checked before anything is loaded; and its errors."""
+"""A bundle's manifest, which is plain JSON with the digest of every file and is checked before loading; and errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 MANIFEST_SCHEMA = 1
-"""Version of the manifest."""
+"""Version of the manifest's format."""
 _SIZES = [(int, str)]
 _PARAM = {"dtype": str, "shape": (_SIZES, NoneType), "strides": (_SIZES, NoneType)}
 _PROBLEM = {
@@ -25,23 +25,23 @@ FIELDS = {
     "kernel": str, "target": str, "arch": str, "cpu": {"machine": str, "name": str, "features": [str]},
     "requires": dict, "asks": [str], "problems": [_PROBLEM], "files": dict,
 }  # fmt: skip
-"""Fields that it has beside its schema and digest, and their types: lists of one type, or one of several."""
+"""Types of the manifest's fields besides its schema and digest. A list has items of its type, a tuple names choices."""
 MOST_FILE_BYTES, MOST_MANIFEST_BYTES = 1 << 30, 16 << 20
-"""Most bytes of a file, and of the manifest."""
+"""Largest size of a file, and of the manifest, in bytes."""
 MANIFEST, RUNTIME = "manifest.json", "runtime"
 Sizes = tuple[int | str, ...]
 
 
 class BundleError(Exception):
-    """Root of what a bundle raises. Itself: the folder is no bundle, or this version cannot read it."""
+    """Root of a bundle's errors. Raised itself if the folder is not a bundle, or this version cannot read it."""
 
 
 class DamagedBundle(BundleError):
-    """A file of the bundle is missing, or is not the file that was written. Copy the bundle again."""
+    """A file of the bundle is missing or has changed since the bundle was written. Copy the bundle again."""
 
 
 class WrongMachine(BundleError):
-    """This machine, its device or its packages cannot run the bundle. Use one as the message says, or tune here."""
+    """This machine, its device or its packages cannot run the bundle. Follow the message, or tune on this machine."""
 
 
 class WrongArguments(BundleError, TypeError):
@@ -53,7 +53,7 @@ class OutsideProblems(BundleError, LookupError):
 
 
 class BundleParam(NamedTuple):
-    """A parameter. `shape`: ints, or names of symbolic dimensions; None for a number. `strides`: None if contiguous."""
+    """A parameter. `shape`: ints and names of symbolic dimensions; None for a number. `strides`: None if contiguous."""
 
     dtype: str
     shape: Sizes | None
@@ -65,95 +65,95 @@ class BundledKernel:
     """The winner of one problem."""
 
     problem: Mapping[str, Any]
-    """The arguments that it was tuned for."""
+    """The problem's arguments, by name."""
     library: str
-    """SHA-256 of its library."""
+    """SHA-256 of the library."""
     symbol: str
     calls: Sizes
-    """For target ``c``: each argument of the C function, as a parameter's position or a symbolic dimension's name."""
+    """For target ``c``: the arguments of the C function, as positions of parameters or names of symbolic dimensions."""
     outputs: tuple[int, ...]
     """Positions of the parameters that a call may leave out. They are allocated and returned."""
     zero: tuple[int, ...]
-    """Positions of outputs that are zero when they are allocated, and of inputs that a call sets to zero."""
+    """Positions of outputs that are allocated as zeros, and of inputs that a call sets to zero."""
     params: tuple[BundleParam, ...]
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """Positions of the other parameters."""
+        """Positions of the parameters that are not outputs."""
         return tuple(i for i in range(len(self.params)) if i not in self.outputs)
 
     def given(self, count: int) -> tuple[int, ...] | None:
-        """Return the parameters that a call of `count` arguments gives: all, or the inputs; None for neither."""
+        """Return the positions that `count` arguments fill: all parameters, or the inputs; None for another count."""
         if count == len(self.params):
             return tuple(range(count))
         return self.inputs if count == len(self.inputs) else None
 
 
 def named(problem: Mapping[str, Any]) -> str:
-    """Return a problem as text, such as ``M=64, N=128``."""
+    """Return a problem as text, for example ``M=64, N=128``."""
     return ", ".join(f"{name}={value}" for name, value in problem.items()) or "no arguments"
 
 
 def manifest_digest(plain: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a manifest's content, without its own field for it."""
+    """Return the SHA-256 of a manifest's content without the field ``digest``."""
     content = {name: value for name, value in plain.items() if name != "digest"}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def read_manifest(folder: Path) -> tuple[dict[str, Any], tuple[BundledKernel, ...]]:
-    """Return the manifest of `folder`, and its kernels. Compares every file with its digest.
+    """Return the manifest of `folder` and its kernels, after comparing every file with its digest.
 
-    Raises `BundleError` and `DamagedBundle`.
+    Raises `BundleError` or `DamagedBundle`.
     """
     path = folder / MANIFEST
     try:
         plain = json.loads(_content(path, MOST_MANIFEST_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         why = f"it has no {MANIFEST}" if folder.is_dir() else "there is no such folder"
-        raise BundleError(f"{folder} is no bundle: {why}") from None
+        raise BundleError(f"{folder} is not a bundle: {why}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise DamagedBundle(f"{path} cannot be read: {error}") from error
     if not isinstance(plain, dict) or not isinstance(schema := plain.get("schema"), int):
-        raise DamagedBundle(f"{path} is no bundle's manifest: it has no schema")
+        raise DamagedBundle(f"{path} is not the manifest of a bundle: it has no schema")
     if schema > MANIFEST_SCHEMA:
-        newest = f"this atune reads up to {MANIFEST_SCHEMA}"
-        raise BundleError(f"{folder} has schema {schema}, and {newest}: install a newer one")
-    if plain.get("digest") != (found := manifest_digest(plain)):
-        raise DamagedBundle(f"{path} was changed: its SHA-256 is {found}, and it says {plain.get('digest')}")
+        newest = f"this atune reads schemas up to {MANIFEST_SCHEMA}"
+        raise BundleError(f"{folder} has schema {schema}, but {newest}: install a newer atune")
+    if plain.get("digest") != (actual := manifest_digest(plain)):
+        raise DamagedBundle(f"{path} was changed: its SHA-256 is {actual}, but it says {plain.get('digest')}")
     try:
         if wrong := [name for name, kind in FIELDS.items() if not _fits(plain.get(name), kind)]:
-            raise ValueError(f"it has no {wrong[0]}, or another kind of it")
+            raise ValueError(f"its field {wrong[0]} is missing or has a wrong type")
         built_for = f"{plain['target']} {plain['arch']}"
         if plain["target"] != "c" and not re.fullmatch(r"cuda sm_\d{2,4}[af]?", built_for):
-            raise ValueError("its target is none that bundles have")
+            raise ValueError("bundles cannot have its target")
         if not all(re.fullmatch(r"[\w.-]+", name) and _fits(wanted, str) for name, wanted in plain["requires"].items()):
-            raise ValueError("what it requires is no package's version")
+            raise ValueError("its requirements are not versions of packages")
         kernels = tuple(map(_kernel, plain["problems"]))
         for name in plain["files"]:
             checked(folder, name, plain["files"])
         for path in (folder / RUNTIME).glob("*.so"):
             if f"{RUNTIME}/{path.name}" not in plain["files"]:
-                raise DamagedBundle(f"{path} is no part of the bundle: remove it")
-        if not kernels or not all(f"{one.library}.so" in plain["files"] for one in kernels):
-            raise ValueError("no problems, or no library of one")
+                raise DamagedBundle(f"{path} is not part of the bundle: remove it")
+        if not kernels or not all(f"{kernel.library}.so" in plain["files"] for kernel in kernels):
+            raise ValueError("it has no problems, or a problem has no library")
     except (TypeError, ValueError) as error:
-        raise DamagedBundle(f"{path} is no bundle's manifest: {error!r}") from error
+        raise DamagedBundle(f"{path} is not the manifest of a bundle: {error!r}") from error
     return plain, kernels
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Tell whether a value of JSON has the type of a field of `FIELDS`."""
+    """Tell whether a JSON value has the type `kind`, which is written as in `FIELDS`."""
     if isinstance(kind, tuple):
-        return any(_fits(value, one) for one in kind)
+        return any(_fits(value, choice) for choice in kind)
     if isinstance(kind, list):
-        return type(value) is list and all(_fits(one, kind[0]) for one in value)
+        return type(value) is list and all(_fits(item, kind[0]) for item in value)
     if isinstance(kind, dict):
-        return type(value) is dict and all(_fits(value.get(name, ...), one) for name, one in kind.items())
+        return type(value) is dict and all(_fits(value.get(name, ...), of_field) for name, of_field in kind.items())
     return type(value) is kind
 
 
 def _content(path: Path, most: int) -> bytes:
-    """Return the content of a regular file. Raises `OSError` for others, which may have no end or never begin."""
+    """Return the content of a regular file. Raises `OSError` for other files, which could block or never end."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
@@ -164,20 +164,20 @@ def _content(path: Path, most: int) -> bytes:
 
 
 def checked(folder: Path, name: str, files: Mapping[str, Any]) -> bytes:
-    """Return the content of a bundle's file, of which `files` has the digest.
+    """Return the content of a bundle's file after comparing it with its digest in `files`.
 
-    Raises `DamagedBundle`, and `ValueError` for a name that no file of a bundle has.
+    Raises `DamagedBundle`, or `ValueError` for a name that a bundle's file cannot have.
     """
     digest = files[name]
     if not re.fullmatch(rf"(?:{RUNTIME}/)?\w[\w.-]*", name):
-        raise ValueError(f"{name!r} is no file of a bundle")
+        raise ValueError(f"a bundle cannot have a file {name!r}")
     try:
         data = _content(folder / name, MOST_FILE_BYTES)
     except OSError as error:
         why = f"{folder / name}, with SHA-256 {digest}, cannot be read: {error.strerror}"
         raise DamagedBundle(f"{why}; copy the bundle again") from error
-    if (found := hashlib.sha256(data).hexdigest()) != digest:
-        raise DamagedBundle(f"{folder / name} is damaged: its SHA-256 is {found}, not {digest}; copy the bundle again")
+    if (actual := hashlib.sha256(data).hexdigest()) != digest:
+        raise DamagedBundle(f"{folder / name} is damaged: its SHA-256 is {actual}, not {digest}; copy the bundle again")
     return data
 
 

@@ -1,8 +1,8 @@
-/* Descriptors of the tensor memory accelerator, for CUDA libraries of a bundle. Their host code asks for the function
- * that tilelang's compiler library has, and its runtime lacks. The arguments are tilelang's (src/cuda/runtime.cc): the
+/* Descriptors of the tensor memory accelerator, for CUDA libraries of a bundle. Their host code calls a function that
+ * tilelang's compiler library has, but its runtime lacks. The arguments are as in tilelang (src/cuda/runtime.cc): the
  * descriptor, its dtype and rank, the address; sizes, strides in bytes, box and element strides; and four modes.
  *
- * It needs no library: the loader puts the driver's function into `atune_encode`, and tvm_ffi is loaded by then.
+ * This file links no library: the loader puts the driver's function into `atune_encode`, and has loaded tvm_ffi before.
  */
 
 #include <stdint.h>
@@ -35,7 +35,7 @@ int __tvm_ffi___tvm_tensormap_create_tiled(void *self, const Any *args, int32_t 
   uint32_t box[MOST_RANK], element_strides[MOST_RANK];
   int64_t rank = count > 2 ? args[2].v_int64 : 0;
   (void)self;
-  if (rank < 1 || rank > MOST_RANK || count != 8 + 4 * rank) return failed("a tensor's descriptor has other arguments");
+  if (rank < 1 || rank > MOST_RANK || count != 8 + 4 * rank) return failed("wrong arguments for a tensor's descriptor");
   if (!atune_encode) return failed("the CUDA driver has no cuTensorMapEncodeTiled: it is missing, or too old");
   const Any *given = args + 4, *modes = given + 4 * rank;
   for (int64_t i = 0; i < rank; i++) {
@@ -48,7 +48,7 @@ int __tvm_ffi___tvm_tensormap_create_tiled(void *self, const Any *args, int32_t 
   int status = atune_encode(args[0].v_ptr, (int)args[1].v_int64, (uint32_t)rank, args[3].v_ptr, sizes, strides + 1, box,
                             element_strides, (int)modes[0].v_int64, (int)modes[1].v_int64, (int)modes[2].v_int64,
                             (int)modes[3].v_int64);
-  if (status != 0) return failed("the CUDA driver refuses a tensor's descriptor: give an address that is aligned to 16 bytes");
+  if (status != 0) return failed("the CUDA driver refuses a tensor's descriptor: pass an address that is aligned to 16 bytes");
   result->type_index = TVM_FFI_INT;
   result->zero_padding = 0;
   result->v_int64 = status;

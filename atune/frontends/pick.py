@@ -75,13 +75,13 @@ async def picked(workload: Workload | FileRef | str, n: int, device: DeviceInfo 
         spec = await machine.describe()
         listed = numbered(spec.configs)
         candidates = listed if len(listed) <= SURVEYED else random.Random(0).sample(listed, SURVEYED)
-        figures = figures_for(target, machine.found.devices)
+        figures = figures_for(target, machine.discovery.devices)
         survey, limit_s = Survey(candidates, going_on=lambda: True), PATIENCE_S + EACH_S * len(candidates)
         if figures is not None:
             with anyio.move_on_after(limit_s):
                 await survey.run(machine.compile_workers())
-    gpu = next((one.name for one in machine.found.devices), "")
-    fit = {} if figures is None else {i: one for i, one in survey.facts.items() if can_run(one, figures)}
+    gpu = next((device.name for device in machine.discovery.devices), "")
+    fit = {} if figures is None else {i: facts for i, facts in survey.facts.items() if can_run(facts, figures)}
     unknown = 0 if figures is None else len(candidates) - len(survey.facts) - len(survey.failures)
     if unknown and not fit:
         others = ", and the others cannot run" if unknown < len(candidates) else ""

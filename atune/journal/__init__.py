@@ -1,5 +1,5 @@
-"""Events, the fold over them, results, and the files that hold them.
+"""Events, the state folded from them, results, and journals, the files that store events.
 
-It imports `model` and `workload`. Events are made in `engine`; how results are shown is in `reporting`, and which
-journals are kept and found again is in `workers`.
+It imports `model` and `workload`. `engine` emits the events, `reporting` renders results, and `workers` decides which
+journals to keep and to look up.
 """

@@ -1,7 +1,7 @@
-"""The events of a run: past-tense frozen structs decoded through one union.
+"""The events of a run: frozen structs, named in the past tense, that decode through one union.
 
-The journal is these events, one a line; `atune.journal.result.Result` is a pure fold over them. Every event
-carries its sequence number, wall-clock and monotonic time, and the worker or device on which it happened.
+A journal has an event per line, and `atune.journal.result.Result` is a pure fold over them. Every event carries its
+sequence number, its wall-clock and monotonic time, and the worker or device on which it happened.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_d
 
     These fields mean the same in all events that have them. `index`, `indices`: candidates, by their number in the
     space. `device`: the id of a device, such as ``0`` or ``cpu``. `seconds`: wall seconds of the step in its worker.
-    `timing`: its samples, µs, and their median, ms. `kind`: why a candidate failed. `message`, `reason`: one sentence
-    for people. `detail`: the last lines that the compiler, the device or the worker wrote. `printed`: what the user's
-    functions printed.
+    `timing`: samples in µs, and their median in ms. `kind`: the kind of failure. `message`, `reason`: a sentence for
+    people. `detail`: the last lines that the compiler, the device or the worker wrote. `printed`: output of the user's
+    functions.
 
-    Plain data without cycles, which the garbage collector need not look at: a run may have millions.
+    Events have no cycles, so the garbage collector skips them: a run may have millions.
     """
 
     seq: Whole
@@ -38,14 +38,14 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_d
     mono: Seconds
     """Seconds since the run started, from a monotonic clock."""
     worker: str = "engine"
-    """The worker or device on which it happened."""
+    """The worker or device on which the event happened."""
 
 
 class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
-    """The header: what is tuned, where it came from, how, and with which versions.
+    """The header: the workload, its origin, the settings of the run, and the versions in use.
 
     `schema`: version of the format, `SCHEMA`. `workload`: its name. `total`: number of candidates. `arguments`: the
-    problem. `target`, `devices`: what code is generated for, and the devices' ids. `strategy`: its name. `settings`:
+    problem. `target`: the target of code generation. `devices`: ids of the devices. `strategy`: its name. `settings`:
     ``compile``, ``benchmark``, ``pipeline``, ``seed`` and ``budget`` as they were given, and the ``command`` that was
     typed. `versions`: by package. `layout_axes`: names of the axes of layouts; None in older journals.
     """
@@ -53,7 +53,7 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     schema: int
     workload: str
     origin: PathText
-    """``FILE.py:NAME`` where the workload came from a file, else empty."""
+    """``FILE.py:NAME`` if the workload came from a file, else empty."""
     fingerprint: str
     """SHA-256 of kernel source and closure, problem arguments and checks."""
     code: str = ""
@@ -61,24 +61,24 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     problem: Any = None
     """Identity of the problem: the arguments with the kernel's defaults, or a decorated kernel's key."""
     kernel: str = ""
-    """SHA-256 of the kernel's source and closure alone, without the defaults of what the space sets."""
+    """SHA-256 of the kernel's source and closure alone, without defaults of parameters that the space sets."""
     space: str
-    """SHA-256 of the candidates' keys in order, without those that are advised."""
+    """SHA-256 of the candidates' keys in order, without candidates that other runs advised."""
     total: Whole
     points: int | None = None
-    """Points of a large space, before its constraints, of which the seed drew the candidates."""
+    """Number of points of a large space, before its constraints, from which the seed drew the candidates."""
     default: Index | None = None
-    """Index of the default configuration. `BASELINE` where the space does not list it; None where there is none."""
+    """Index of the default configuration; `BASELINE` if the space does not list it, None if there is none."""
     baseline: dict[str, Any] | None = None
-    """The default configuration, where the space does not list it."""
+    """The default configuration, if the space does not list it."""
     refused: str = ""
-    """Why the baseline must not win: which constraint refuses it; empty where none does."""
+    """The reason that the baseline must not win, such as the constraint that refuses it; empty if it may win."""
     no_default: str = ""
-    """Why there is no default configuration; empty where there is."""
+    """The reason that there is no default configuration; empty if there is one."""
     arguments: dict[str, Any]
     layout_axes: tuple[str, ...] | None = None
     asks: tuple[str, ...] = ()
-    """Arguments that the space's functions take, such as its constraints."""
+    """Arguments of the problem that functions of the space, such as its constraints, take."""
     target: Target
     devices: tuple[str, ...]
     models: tuple[str, ...] = ()
@@ -87,18 +87,18 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     settings: dict[str, Any]
     versions: dict[str, str]
     flops: Quantity | None = None
-    """Operations of one call at least, as the user says."""
+    """Least number of operations of a call, as the user gave it."""
     bytes: Quantity | None = None
-    """Bytes that one call moves to and from memory at least, as the user says."""
+    """Least number of bytes that a call moves to and from memory, as the user gave it."""
     torch: dict[str, Any] = {}
-    """What the program's torch computes by, by name, where it is not torch's default and counts for checks."""
+    """Settings of the program's torch, by name, that change results and are not torch's defaults."""
     advice: tuple[Advice, ...] = ()
     """Advice from other runs, as the strategy got it."""
 
     def __post_init__(self) -> None:
         groups = (self.settings.get(name, {}) for name in ("compile", "benchmark", "budget"))
         if not all(isinstance(group, dict) for group in groups) or type(self.settings.get("seed", 0)) is not int:
-            raise ValueError("settings of another kind")
+            raise ValueError("the settings must be dicts, and the seed an integer")
 
 
 class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_proposed"):
@@ -108,9 +108,9 @@ class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_propose
     key: str
     config: dict[str, Any]
     surveyed: bool = False
-    """Whether no strategy proposed it: it was found to fail when the space was surveyed, and counts for no budget."""
+    """Whether the survey of the space, and not the strategy, proposed it, because it fails. No budget counts it."""
     further_layout: bool = False
-    """Whether it is another layout of a configuration that was proposed, to choose from: it counts for no budget."""
+    """Whether it is another layout of a proposed configuration, to choose from. No budget counts it."""
 
 
 class SpaceSurveyed(Event, frozen=True, kw_only=True, tag="space_surveyed"):
@@ -124,12 +124,12 @@ class SpaceSurveyed(Event, frozen=True, kw_only=True, tag="space_surveyed"):
     prior: tuple[Quantity | None, ...] = ()
     facts: dict[str, tuple[Quantity | None, ...]] = {}
     seconds: Seconds = 0.0
-    """Seconds that it took, on all compile workers at once."""
+    """Wall seconds of the survey, which all compile workers share."""
 
 
 class CandidateLowered(Event, frozen=True, kw_only=True, tag="candidate_lowered"):
     """A candidate was lowered. `code_key`: equal for equal code, `source_key` for equal sources, `ir_digest` for equal
-    kernels as they were elaborated; empty if unknown. `facts`: what is known of it before it is compiled."""
+    elaborated kernels; empty if unknown. `facts`: facts that are known before it is compiled."""
 
     index: Index
     code_key: str
@@ -138,45 +138,45 @@ class CandidateLowered(Event, frozen=True, kw_only=True, tag="candidate_lowered"
     facts: StaticFacts
     seconds: Seconds
     deferred: str = ""
-    """Why the screen put it last in line; empty when it did not."""
+    """The reason that the screen put it last in line; empty if it did not."""
     printed: str = ""
 
 
 class CandidatePruned(Event, frozen=True, kw_only=True, tag="candidate_pruned"):
-    """Not compiled: over a hard limit of the device, or `likely` to lose, which a run under a budget skips."""
+    """A candidate is not compiled: it exceeds a limit of the device, or is `likely` to lose and the budget skips it."""
 
     index: Index
     reason: str
     likely: bool = False
     instead: Index | None = None
-    """The layout of the same configuration that was preferred, where a run chooses layouts."""
+    """The candidate with another layout of the same configuration that was preferred, if the run chooses layouts."""
 
 
 class CandidateAliased(Event, frozen=True, kw_only=True, tag="candidate_aliased"):
-    """Compiles to the same code as `same_as`; measured once, credited to both."""
+    """A candidate compiles to the same code as `same_as`. The code is measured once, and credited to both."""
 
     index: Index
     same_as: Index
 
 
 class ArtifactBuilt(Event, frozen=True, kw_only=True, tag="artifact_built"):
-    """One library was compiled, with every candidate of `indices` in it. `file`: its name in the run's folder."""
+    """A library with all candidates of `indices` was compiled. `file`: its name in the run's folder."""
 
     indices: tuple[Index, ...]
     file: str
     seconds: Seconds
     reason: str = ""
-    """Why the group had this size."""
+    """The reason that the group of candidates has this size."""
     compiler: str = ""
     """``nvcc``, ``cicc`` (nvcc with the headers parsed once) or ``g++``."""
     why: str = ""
-    """Why that compiler."""
+    """The reason that this compiler was chosen."""
     machine: tuple[MachineFacts | None, ...] = ()
-    """Registers, stack and code of each of `indices`; empty for target ``c``."""
+    """Registers, stack and code size of each of `indices`; empty for target ``c``."""
 
 
 class BuildFailed(Event, frozen=True, kw_only=True, tag="build_failed"):
-    """A candidate failed in lowering or compiling."""
+    """A candidate failed to lower or to compile."""
 
     index: Index
     kind: FailureKind
@@ -186,7 +186,7 @@ class BuildFailed(Event, frozen=True, kw_only=True, tag="build_failed"):
 
 
 class GroupSplit(Event, frozen=True, kw_only=True, tag="group_split"):
-    """A group failed as a whole and is built again in parts, until the culprit stands alone."""
+    """A group failed to compile as a whole, and is compiled again in parts until the culprit is alone."""
 
     indices: tuple[Index, ...]
     message: str
@@ -200,11 +200,11 @@ class CompileRepeated(Event, frozen=True, kw_only=True, tag="compile_repeated"):
 
 
 class DeviceReady(Event, frozen=True, kw_only=True, tag="device_ready"):
-    """A device can measure. `device`: what it is.
+    """A device is ready to measure. `device`: its description.
 
-    `start_s`: seconds that took; after a loss with its inputs made and its reference run. `stream`: the handle of the
-    CUDA stream on which its process makes inputs, launches and times; 0 on the CPU. Only calls that wait for the device
-    are timed on the default stream, as the `Timing.method` then says.
+    `start_s`: seconds until it was ready; after a loss, they include making the inputs and running the reference.
+    `stream`: the handle of the CUDA stream on which its process makes inputs, launches and times; 0 on the CPU. Only
+    calls that wait for the device are timed on the default stream, as their `Timing.method` says.
     """
 
     device: DeviceInfo
@@ -213,7 +213,7 @@ class DeviceReady(Event, frozen=True, kw_only=True, tag="device_ready"):
 
 
 class DeviceLost(Event, frozen=True, kw_only=True, tag="device_lost"):
-    """A device's process died or was killed; `final` when it will not be started again."""
+    """A device's process died or was killed. `final`: it will not be started again."""
 
     device: str
     reason: str
@@ -223,7 +223,7 @@ class DeviceLost(Event, frozen=True, kw_only=True, tag="device_lost"):
 
 
 class DeviceExcluded(Event, frozen=True, kw_only=True, tag="device_excluded"):
-    """A device is slower than the others. Its measurements do not count, and other devices repeat them."""
+    """A device is slower than the others, so its measurements do not count, and other devices repeat them."""
 
     device: str
     reason: str
@@ -237,14 +237,14 @@ class ReferenceMeasured(Event, frozen=True, kw_only=True, tag="reference_measure
 
 
 class BenchmarkStarted(Event, frozen=True, kw_only=True, tag="benchmark_started"):
-    """A candidate went to a device, to be loaded, checked and timed."""
+    """A candidate was sent to a device, which loads, checks and times it."""
 
     index: Index
     device: str
 
 
 class BenchmarkRepeated(Event, frozen=True, kw_only=True, tag="benchmark_repeated"):
-    """A candidate is measured again, because its failure may not be its fault, or its latency is implausible."""
+    """A candidate is measured again, because the failure may not be its fault or its latency is implausible."""
 
     index: Index
     device: str
@@ -252,9 +252,9 @@ class BenchmarkRepeated(Event, frozen=True, kw_only=True, tag="benchmark_repeate
 
 
 class CandidateMeasured(Event, frozen=True, kw_only=True, tag="candidate_measured"):
-    """A candidate was timed. `checked`: its outputs were compared with the reference's before.
+    """A candidate was timed. `checked`: whether its outputs were compared with the reference's before.
 
-    `max_error`: largest absolute difference over all outputs; None when not compared.
+    `max_error`: largest absolute difference over all outputs; None if they were not compared.
     """
 
     index: Index
@@ -273,7 +273,7 @@ class CandidateMeasured(Event, frozen=True, kw_only=True, tag="candidate_measure
     repeats: bool = True
     """Whether two calls on the same inputs gave the same bits."""
     memory_bytes: Whole = 0
-    """Device memory that the device's process has used at most so far; 0 on the CPU."""
+    """Peak device memory of the device's process so far; 0 on the CPU."""
 
 
 class BenchmarkFailed(Event, frozen=True, kw_only=True, tag="benchmark_failed"):
@@ -295,9 +295,8 @@ class BestChanged(Event, frozen=True, kw_only=True, tag="best_changed"):
 
 
 class BitsCompared(Event, frozen=True, kw_only=True, tag="bits_compared"):
-    """Finalists were called on inputs drawn with further seeds. `differ`: those without the default's bits on some.
-
-    `seeds`: on how many draws of the inputs the bits of the others are the default's, the check's among them.
+    """Finalists were called on inputs drawn with further seeds. `differ`: the finalists whose bits were not always the
+    default's. `seeds`: number of draws, the check's included, on which the others have the default's bits.
     """
 
     seeds: Whole
@@ -305,14 +304,14 @@ class BitsCompared(Event, frozen=True, kw_only=True, tag="bits_compared"):
 
 
 class FinalStarted(Event, frozen=True, kw_only=True, tag="final_started"):
-    """The best few and the default, `indices`, are timed in turn, without compiles."""
+    """The final began: a device times the best few candidates and the default, `indices`, in turn, without compiles."""
 
     device: str
     indices: tuple[Index, ...]
 
 
 class FinalOrdered(Event, frozen=True, kw_only=True, tag="final_ordered"):
-    """The best few and the default, timed again in turn, without compiles.
+    """The final ended: the best few candidates and the default were timed again, in turn.
 
     `entries`: index and timing of each, fastest first. `reference`: its timing in the same rounds; None without one.
     """
@@ -327,16 +326,17 @@ class FinalOrdered(Event, frozen=True, kw_only=True, tag="final_ordered"):
 
 
 class Warned(Event, frozen=True, kw_only=True, tag="warned"):
-    """Something the user asked for works differently here, or may explain a surprise."""
+    """The user is warned that a request works differently here, or of a fact that may explain a surprise."""
 
     message: str
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a run has found, for readers of a journal's last line alone.
+    """The outcome of a run, for readers that read only a journal's last line.
 
-    `tried`: candidates that need no more work. `whole`: the run searched all that its header asks for, and has a
-    winner. `winner`, `config`, `latency_ms`, `ir_digest`: the winner's. `reference_ms`: the reference's latency.
+    `tried`: number of candidates that need no more work. `whole`: whether the run searched all that its header asks
+    for, and has a winner. `winner`: its index. `config`, `latency_ms`, `ir_digest`: the winner's. `reference_ms`: the
+    reference's latency.
     """
 
     tried: Whole = 0
@@ -352,44 +352,44 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
     """The run, or a part of it, ended in order."""
 
     wall_s: Seconds
-    """Seconds of this part of the run; a resumed run has several."""
+    """Wall seconds of this part of the run; a resumed run has several parts."""
     reason: str
-    """``exhausted``, ``budget``, ``enough`` (by the budget ``auto``) or ``stopped``; ``unlowered`` where the first
-    candidates all failed to lower, for one reason; ``mismatched`` where the default and the first all differ from the
-    reference; ``merged`` where journals were merged."""
+    """``exhausted``, ``budget``, ``enough`` (by the budget ``auto``) or ``stopped``; ``unlowered`` if the first
+    candidates all failed to lower, for the same reason; ``mismatched`` if the outputs of the default and of the first
+    candidates all differ from the reference's; ``merged`` if journals were merged."""
     kernel: Artifact | None = None
-    """The winner's place in its library, which is kept in the cache folder: all that loading it needs."""
+    """The winner's place in its library, which is kept in the cache folder. Loading needs nothing else."""
     roles: Roles = Roles()
-    """Which parameters are outputs, and what a call does with the others."""
+    """Roles of the kernel's parameters: which are outputs, and how a call treats the others."""
     found: Found | None = None
-    """What the run has found; None in older journals, of which the other events tell it."""
+    """The outcome of the run; None in older journals, whose other events tell it."""
 
 
 class RunInterrupted(Event, frozen=True, kw_only=True, tag="run_interrupted"):
-    """The run was cut short. `wall_s`: seconds of this part. `reason`: by what."""
+    """The run was cut short. `wall_s`: wall seconds of this part. `reason`: the cause."""
 
     wall_s: Seconds
     reason: str
 
 
 class RunResumed(Event, frozen=True, kw_only=True, tag="run_resumed"):
-    """A further part of the run began, with the work that earlier parts left. `versions`: of this part."""
+    """A further part of the run began, with the work that earlier parts left. `versions`: in use in this part."""
 
     part: Whole
-    """Counts from 1; the run's first part is 0."""
+    """Number of the part: 1 for the first resumption."""
     versions: dict[str, str]
     accepted: tuple[str, ...] = ()
-    """Accepted differences from earlier parts, a sentence each."""
+    """Differences from earlier parts that the user accepted, a sentence each."""
 
 
 class JournalRepaired(Event, frozen=True, kw_only=True, tag="journal_repaired"):
-    """A half-written last line, of `cut_bytes` bytes, was cut off before the journal was continued."""
+    """A half-written last line of `cut_bytes` bytes was cut off before the journal was continued."""
 
     cut_bytes: Whole
 
 
 class Retired(Event, frozen=True, kw_only=True, tag="winner_proven"):
-    """An event of older journals, which says nothing any more."""
+    """An event of older journals that is ignored."""
 
 
 AnyEvent = (
@@ -411,6 +411,6 @@ def encode(event: Event) -> bytes:
 
 
 def decode(line: bytes | msgspec.Raw) -> AnyEvent:
-    """Return the event that `encode` made. Raises `msgspec.MsgspecError` on anything else; executes nothing."""
-    found: AnyEvent = _decoder.decode(line)
-    return found
+    """Return the event that `encode` wrote. Raises `msgspec.MsgspecError` for any other text; executes nothing."""
+    event: AnyEvent = _decoder.decode(line)
+    return event

@@ -1,4 +1,4 @@
-"""Joins journals of the same work, from other days or machines, into one."""
+"""Merge journals of the same work, from different days or machines, into a single journal."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from atune.model.artifact import Roles
 
 
 def merge(journals: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str] | None = None) -> Result:
-    """Return one result of all `journals`, and write it as a journal of its own to `output` where that is given.
+    """Return the joint result of all `journals`, and write it as a new journal to `output` if that is given.
 
-    The work must be the same: kernel, problem, target and space. A candidate's measurement counts before a failure,
-    and of equals the later journal in the given order. `Result.warnings` counts candidates with several outcomes,
-    and names other differences (versions, settings). There is no final, because finals of different journals do not
-    compare.
+    The journals must record the same work: kernel, problem, target and space. A candidate's measurement counts before
+    a failure, and otherwise the later journal in the given order counts. `Result.warnings` counts the candidates with
+    several outcomes, and names other differences (versions, settings). There is no final, because finals of different
+    journals do not compare.
 
-    Raises `JournalError` if a journal cannot be read or is of other work, and `UsageError` if one is given twice.
+    Raises `JournalError` if a journal cannot be read or records other work, and `UsageError` if one is given twice.
     """
     if not journals or isinstance(journals, str):
-        raise UsageError("merge: give the journals, as a list of paths")
+        raise UsageError("merge: give a list of paths of journals")
     paths = [str(Path(journal)) for journal in journals]
     if twice := [path for path, count in Counter(map(os.path.realpath, paths)).items() if count > 1]:
         raise UsageError(f"merge: {twice[0]} is given twice")
@@ -56,26 +56,26 @@ def merge(journals: Sequence[str | os.PathLike[str]], output: str | os.PathLike[
 
 
 def _joined(paths: Sequence[str], states: Sequence[State]) -> Iterator[AnyEvent]:
-    """Yield the events of one run that did what all of them did; their clocks follow each other.
+    """Yield the events of a single run that did the work of all journals. Their clocks follow each other.
 
-    Its fold does the rest: of several outcomes of a candidate, or of candidates with the same code, the last counts.
+    The fold settles conflicts: the last outcome of a candidate, or of candidates with the same code, counts.
     """
     headers = list(map(header_in, states))
-    having = next((header for header in headers if header.default is not None), headers[0])
+    with_default = next((header for header in headers if header.default is not None), headers[0])
     refused = next((header.refused for header in headers if header.refused), "")
-    yield replace(headers[0], default=having.default, baseline=having.baseline, refused=refused)
+    yield replace(headers[0], default=with_default.default, baseline=with_default.baseline, refused=refused)
     offset_s, last = 0.0, None
     for number, (path, state) in enumerate(zip(paths, states, strict=True)):
-        others = [one for one in states if one is not state]
+        others = [other for other in states if other is not state]
         for event in JournalReader(path):
             last = replace(event, mono=round(event.mono + offset_s, 6))
             if isinstance(event, SpaceSurveyed):
                 counts = number == 0
-            elif isinstance(event, BitsCompared):  # each compared its own finalists: nobody did all of them
+            elif isinstance(event, BitsCompared):  # each run compared its own finalists, and none compared all
                 last, counts = replace(last, seeds=1), True
-            elif isinstance(event, CandidateAliased):  # where versions differ, another may have measured both
-                elsewhere = (one.outcome(event.index) for one in others)
-                counts = not any(isinstance(one, CandidateMeasured) and one.index == event.index for one in elsewhere)
+            elif isinstance(event, CandidateAliased):  # with other versions, another run may have measured both
+                outcomes = (other.outcome(event.index) for other in others)
+                counts = not any(isinstance(o, CandidateMeasured) and o.index == event.index for o in outcomes)
             elif isinstance(event, Outcome):
                 counts = _counts(event, state, others)
             else:
@@ -92,11 +92,11 @@ def _joined(paths: Sequence[str], states: Sequence[State]) -> Iterator[AnyEvent]
 
 
 _MERGED = DeviceReady | ReferenceMeasured | Warned | CandidateProposed | CandidateLowered | ArtifactBuilt
-"""Events of each journal that the merged run has, too."""
+"""Events that the merged run takes from each journal."""
 
 
 def _counts(event: Outcome, state: State, others: Sequence[State]) -> bool:
-    """Tell whether an outcome is its journal's last word, and no failure of what another journal measured."""
+    """Tell whether an outcome is the last in its journal, and not a failure of a candidate measured in another."""
     last = state.outcome(event.index)
     measured = isinstance(event, CandidateMeasured)
     elsewhere = any(isinstance(other.outcome(event.index), CandidateMeasured) for other in others)
@@ -104,7 +104,7 @@ def _counts(event: Outcome, state: State, others: Sequence[State]) -> bool:
 
 
 def _check_same_work(paths: Sequence[str], states: Sequence[State]) -> None:
-    """Raise `JournalError` if the journals are of different work."""
+    """Raise `JournalError` if the journals record different work."""
     first, *others = map(header_in, states)
     for path, other in zip(paths[1:], others, strict=True):
         parts = {
@@ -115,26 +115,26 @@ def _check_same_work(paths: Sequence[str], states: Sequence[State]) -> None:
         }
         if wrong := [part for part, name in parts.items() if getattr(first, name) != getattr(other, name)]:
             raise JournalError(
-                f"{path} records other work than {paths[0]}, and cannot be merged with it: another {', '.join(wrong)}"
+                f"{path} cannot be merged with {paths[0]}, because it records other work: another {', '.join(wrong)}"
             )
 
 
 def _notes(paths: Sequence[str], states: Sequence[State]) -> list[str]:
-    """Return warnings about what may not compare, or is left out."""
+    """Return warnings about differences between the journals, and about events that are left out."""
     first, *others = map(header_in, states)
     notes = []
     for path, other in zip(paths[1:], others, strict=True):
         for name in sorted(first.versions.keys() | other.versions.keys()):
             was, now = first.versions.get(name), other.versions.get(name)
-            notes += [f"{path}: {name} {now}, in {paths[0]} it is {was}"] if was != now else []
+            notes += [f"{path} was written with {name} {now}, but {paths[0]} with {was}"] if was != now else []
         if (first.settings.get("benchmark"), first.torch) != (other.settings.get("benchmark"), other.torch):
             notes.append(f"{path} was measured with other settings of benchmark or torch than {paths[0]}")
     many = "s" * (len(paths) > 1)
-    notes.append(f"merged from {len(paths)} journal{many}: {', '.join(paths)}; the finals of each are left out")
-    tried = Counter(i for state in states for i, one in state.entries.items() if one.in_space and state.outcome(i))
+    notes.append(f"merged from {len(paths)} journal{many}: {', '.join(paths)}; their finals are left out")
+    tried = Counter(i for state in states for i, entry in state.entries.items() if entry.in_space and state.outcome(i))
     if several := sum(count > 1 for count in tried.values()):
         notes.append(
-            f"candidates with several outcomes in the {len(paths)} journals: {several}; a measurement counts before a "
-            "failure, and of equals the later journal"
+            f"{several} candidate{'s have' if several > 1 else ' has'} several outcomes in the {len(paths)} journals; "
+            "a measurement counts before a failure, and otherwise the later journal counts"
         )
     return notes

@@ -1,6 +1,6 @@
-"""Reading a journal: whole lines, checked one by one. Data only; reading executes nothing.
+"""Read journals: each line is checked, and nothing in it is executed.
 
-A line is ``{"crc":"xxxxxxxx","event":{…}}``; crc is the CRC-32, in hex, of the event's bytes as they stand there.
+A line is ``{"crc":"xxxxxxxx","event":{…}}``, where crc is the CRC-32, in hex, of the event's bytes in the line.
 `docs/journal.md` describes the format for other readers.
 """
 
@@ -25,13 +25,13 @@ from atune.journal.state import State, ended_by, finished, recorded_budget
 from atune.model.folders import cache_folder, is_cached, regular_file
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
-"""A longer line is refused. No event is that large, and a decoded line takes many times its size in memory."""
+"""Most bytes of a line. No event is larger, and a decoded line takes many times its size in memory."""
 MAX_DEPTH = 64
-"""Deeper nesting is refused: no event needs it, and code that walks a value would run out of stack."""
+"""Most levels of nesting. No event has more, and code that walks a value would run out of stack."""
 MAX_PARTS, MAX_VALUES = 100_000, 4_000_000
-"""More lists and objects, and more values, in a line are refused: they take up to 100 times its size in memory."""
+"""Most lists and objects, and most values, of a line, because they take up to 100 times its size in memory."""
 MAX_ALL_VALUES = 12_000_000
-"""A journal with more, as of 200,000 candidates, takes more than a gigabyte. It is read only in the cache folder."""
+"""Most values of a journal outside the cache folder: about 200,000 candidates, which take a gigabyte of memory."""
 
 
 class _CheckedLine(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,9 +49,9 @@ _read_line = msgspec.json.Decoder(_CheckedLine)
 class JournalReader:
     """Iterates over the events of the journal at `path`, from its header on.
 
-    After the iteration `torn_bytes` is the length of a half-written last line, which is omitted, and `whole_bytes` that
-    of all before it. Raises `JournalError` if the file cannot be read, is no journal, is from a newer
-    atune, or is damaged before its last line.
+    After the iteration, `torn_bytes` is the length of a half-written last line, which is omitted, and `whole_bytes` the
+    length of all lines before it. Raises `JournalError` if the file cannot be read, is not a journal, was written by a
+    newer atune, or is damaged before its last line.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -63,13 +63,13 @@ class JournalReader:
         yield from self.more()
         if not self.whole_bytes:
             why = "its only line is incomplete" if self.torn_bytes else "it is empty"
-            raise JournalError(f"{self.path} is no journal of atune: {why}")
+            raise JournalError(f"{self.path} is not a journal of atune: {why}")
 
     def more(self) -> Iterator[AnyEvent]:
         """Yield the events that were not read yet."""
         self.torn_bytes = 0
         try:
-            with regular_file(self.path) as file:  # anew each time: on NFS, opening is what asks the server
+            with regular_file(self.path) as file:  # open again each time, because NFS asks its server at an opening
                 file.seek(self.whole_bytes)
                 line = self._line(file)
                 while line:
@@ -92,8 +92,8 @@ class JournalReader:
                     yield event
                     line = following
         except IsADirectoryError as error:
-            inside = "".join(f", such as {one}" for one in sorted(Path(self.path).glob("*.jsonl"))[:1])
-            raise JournalError(f"{self.path} is no journal: it is a folder: give a journal in it{inside}") from error
+            inside = "".join(f", such as {file}" for file in sorted(Path(self.path).glob("*.jsonl"))[:1])
+            raise JournalError(f"{self.path} is not a journal, it is a folder: give a journal in it{inside}") from error
         except OSError as error:
             raise cannot("read", self.path, error) from error
 
@@ -101,12 +101,12 @@ class JournalReader:
         line = file.readline(MAX_LINE_BYTES + 1)
         if len(line) > MAX_LINE_BYTES:
             raise JournalError(
-                f"{self.path}: a line is longer than {MAX_LINE_BYTES >> 20} MiB; it is no journal of atune"
+                f"{self.path} is not a journal of atune: a line is longer than {MAX_LINE_BYTES >> 20} MiB"
             )
         return line
 
     def event(self, number: int, body: msgspec.Raw, unfit: str) -> AnyEvent:
-        """Return the event of a whole line. Raises `JournalError` where none may stand there."""
+        """Return the event of a whole line, unless it is `unfit`. Raises `JournalError` if it is out of place."""
         where = f"{self.path}, line {number}"
         try:
             if unfit:
@@ -120,41 +120,42 @@ class JournalReader:
                     )
             event = decode(body)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise JournalError(f"{where}: no event that this atune knows ({error})") from error
+            raise JournalError(f"{where}: this atune does not know the event ({error})") from error
         if event.seq != number - 1:
             raise JournalError(
-                f"{where}: event {event.seq} stands where {number - 1} belongs; lines are missing or were moved"
-                f"{_kept(number)}"
+                f"{where}: this is event {event.seq} instead of event {number - 1}; lines are missing or were moved"
+                f"{_how_to_keep(number)}"
             )
         if isinstance(event, RunStarted) != (number == 1):
-            raise JournalError(f"{where}: the header must be the first line, and stand only there")
+            raise JournalError(f"{where}: the header must be the first line, and no other line may be a header")
         return event
 
     def damaged(self, number: int) -> JournalError:
-        """Return the error for line `number`, which is whole and does not match its checksum."""
-        why = "no journal of atune, or a damaged one" if number == 1 else "damaged, it does not match its checksum"
+        """Return the error for line `number`, which is whole but does not match its checksum."""
+        damaged = "damaged, because it does not match its checksum"
+        why = "this is not a journal of atune, or it is damaged" if number == 1 else damaged
         if number == 1 and self.path.endswith((".gz", ".xz", ".bz2", ".zst")):
             why = "the file is compressed: unpack it first"
-        return JournalError(f"{self.path}, line {number}: {why}{_kept(number)}")
+        return JournalError(f"{self.path}, line {number}: {why}{_how_to_keep(number)}")
 
 
-def _kept(number: int) -> str:
-    """Say how to keep the lines before line `number`."""
+def _how_to_keep(number: int) -> str:
+    """Return advice to keep the lines before line `number`."""
     if number == 1:
         return ""
-    return f"; the lines before it are whole, and `head -n {number - 1}` keeps them as a journal of their own"
+    return f"; the lines before it are whole, and `head -n {number - 1}` saves them as a journal"
 
 
 def read(path: str | Path) -> list[AnyEvent]:
-    """Return the events of the journal at `path`, a torn tail left out. Raises `JournalError` as `JournalReader`."""
+    """Return the events of the journal at `path`, without a torn tail. Raises `JournalError` like `JournalReader`."""
     return list(JournalReader(path))
 
 
 def ends(path: str | Path) -> tuple[RunStarted | None, AnyEvent | None]:
-    """Return the first and the last event of the journal at `path`, and read no other; None for an incomplete line.
+    """Return the first and the last event of the journal at `path`, without reading the others.
 
-    The last event is that of the last whole line: a torn tail is left out. Raises `JournalError` where the first line
-    is no header, and `OSError`.
+    A torn tail is skipped. Both are None if the first line is incomplete, and the last is None if it is damaged. Raises
+    `JournalError` if the first line is no header, and `OSError`.
     """
     reader = JournalReader(path)
     with regular_file(path) as file:
@@ -170,17 +171,17 @@ def ends(path: str | Path) -> tuple[RunStarted | None, AnyEvent | None]:
         raise reader.damaged(1)
     header = reader.event(1, body, unfit(first))
     *lines, torn = last.split(b"\n")
-    if len(lines) > 1 and not torn and _body(lines[-1]) is None:  # a torn line may end with a line feed, too
+    if len(lines) > 1 and not torn and _body(lines[-1]) is None:  # even a torn line may end with a line feed
         lines.pop()
     return cast(RunStarted, header), parse_line(lines[-1] + b"\n") if lines else None
 
 
 _TAILS = (1 << 14, 1 << 18, 1 << 22, 3 * MAX_LINE_BYTES)
-"""Bytes at a journal's end in which its last event is looked for: with the line before it, and a torn one behind it."""
+"""Bytes at a journal's end to search for its last event: they must hold the line before it, and a torn line after."""
 
 
 def is_journal(path: str | Path) -> bool:
-    """Tell whether the file at `path` begins as journals do, whole or damaged. Raises `OSError`."""
+    """Tell whether the file at `path` begins like a journal, whole or damaged. Raises `OSError`."""
     if not os.path.isfile(path):
         return False
     with open(path, "rb") as file:
@@ -191,7 +192,7 @@ _BEGINNING = b'{"crc":"'
 
 
 def parse_line(line: bytes) -> AnyEvent | None:
-    """Return the event of one whole line, its newline included; None where it is half-written, damaged or unknown."""
+    """Return the event of a line that ends with a newline; None if the line is half-written, damaged or unknown."""
     body = _body(line) if line.endswith(b"\n") else None
     try:
         return None if body is None or unfit(line) else decode(body)
@@ -209,37 +210,37 @@ def _body(line: bytes) -> msgspec.Raw | None:
 
 
 def unfit(text: bytes) -> str:
-    """Return why a stranger's JSON is not read, though it is whole: what it unpacks to. Empty where it is."""
+    """Return the reason to refuse a stranger's JSON that would cost too much to decode; empty if it may be decoded."""
     opened = text.count(b"[") + text.count(b"{")
     if opened <= MAX_DEPTH and len(text) < MAX_VALUES and not _LONG.search(text):
         return ""
     bare = re.sub(rb'"(?:[^"\\]|\\.)*"', b"", text)
     if _LONG.search(bare):
-        return "an integer of 300 digits"
+        return "it has an integer of 300 digits"
     if bare.count(b"[") + bare.count(b"{") > MAX_PARTS or bare.count(b",") > MAX_VALUES:
-        return f"more than {MAX_PARTS:,} lists and objects, or {MAX_VALUES:,} values"
+        return f"it has more than {MAX_PARTS:,} lists and objects, or {MAX_VALUES:,} values"
     brackets = bare.translate(None, _NO_BRACKETS)
-    depth = max(itertools.accumulate(1 if one in b"[{" else -1 for one in brackets), default=0)
-    return f"nested deeper than {MAX_DEPTH}" if depth > MAX_DEPTH else ""
+    depth = max(itertools.accumulate(1 if bracket in b"[{" else -1 for bracket in brackets), default=0)
+    return f"it is nested deeper than {MAX_DEPTH}" if depth > MAX_DEPTH else ""
 
 
 _NO_BRACKETS = bytes(sorted({*range(256)} - {*b"[]{}"}))
 _LONG = re.compile(rb"\d{300}")
-"""What is no float, and of more digits what Python prints."""
+"""An integer that no float can hold. Python does not print integers with many more digits."""
 
 
 _ADVICE = {
     errno.EISDIR: "it is a folder: give a file in it",
     errno.ENOTDIR: "a part of the path is a file: give another path",
     errno.EEXIST: "a part of the path is a file: give another path",
-    errno.EFBIG: "the file is larger than the limit of this process (ulimit -f)",
+    errno.EFBIG: "the file would exceed the size limit of this process (ulimit -f)",
     errno.ENOLCK: "the file system has no locks: give a path on a local disk",
     errno.EMFILE: "too many files are open in this process: raise the limit (ulimit -n 1024)",
 }
 
 
 def cannot(doing: str, path: str, error: OSError, do: str = "") -> JournalError:
-    """Return the error for an `OSError`: the reason, and what to do: `do`, or what the reason says."""
+    """Return the error for an `OSError`: its reason, and the advice `do` or else the usual advice for that reason."""
     why = _ADVICE.get(error.errno or 0, error.strerror or str(error))
     if do:
         why = f"{why.partition(':')[0]}: {do}"
@@ -247,24 +248,24 @@ def cannot(doing: str, path: str, error: OSError, do: str = "") -> JournalError:
 
 
 POLL_S = 0.5
-"""Seconds between looks at a journal that another process writes."""
+"""Seconds between two reads of a journal that another process writes."""
 
 
 def replay(path: str | Path) -> Result:
-    """Return the result that the journal at `path` holds, also of a run that was interrupted or still goes on.
+    """Return the result of the journal at `path`, even if its run was interrupted or still goes on.
 
-    Imports and executes nothing that the journal names. Raises `JournalError` where it cannot be read or is damaged
-    before its last line.
+    Imports and executes nothing that the journal names. Raises `JournalError` if it cannot be read or is damaged before
+    its last line.
     """
     return Result.from_events(JournalReader(path), Path(path), replayed=True)
 
 
 def found_in(state: State, reason: str = "") -> Found:
-    """Return what a run has found by now. `reason`: why it ends now, where `state` does not know yet."""
+    """Return the outcome of a run so far. `reason`: the reason that it ends now, if `state` does not have it yet."""
     result, reason = Result.of(state), reason or ended_by(state)
     best = result.best
     whole = best is not None and reason not in ("", "stopped") and not state.accepted
-    if whole and state.resumed is not None and reason in ("budget", "enough"):  # another than the header's, perhaps
+    if whole and state.resumed is not None and reason in ("budget", "enough"):  # the budget may not be the header's
         whole = finished(state, recorded_budget(result.header), reason)
     return Found(
         tried=result.total - result.remaining,
@@ -278,10 +279,10 @@ def found_in(state: State, reason: str = "") -> Found:
 
 
 async def follow(path: str | Path) -> AsyncIterator[AnyEvent | None]:
-    """Yield the events of a journal that another process writes, also on another machine, until its run ends.
+    """Yield the events of a journal that another process writes, even on another machine, until its run ends.
 
-    After what is there, and each time nothing new came for `POLL_S`, yields None. Looks at the file again and again
-    and needs no notification, so that shared file systems work. Raises `JournalError` where the journal is damaged.
+    Yields None after the events that are there, and after each `POLL_S` without new ones. Polls the file, so it works
+    on shared file systems without notifications. Raises `JournalError` if the journal is damaged.
     """
     reader, ended = JournalReader(path), False
     while True:

@@ -1,6 +1,6 @@
 """The result of a run: its winner, and the outcome of every candidate.
 
-Users print a result, and write its page and its bundle, by its methods, though modules above this one do it.
+Its methods also print it and write its page and its bundle. For these they import modules of higher layers.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from atune.model.measurement import DISTURBS, FinalEntry, Measurement, ProblemWo
 
 SPREAD_LIMITS = {"perf_counter": 0.1}
 GPU_SPREAD_LIMIT = 0.03
-"""Spread of the finalists above which a machine counts as noisy. Runs alone on an H200 have 0.01 at most."""
+"""Spread of the finalists above which a machine counts as noisy. On an otherwise idle H200 it is at most 0.01."""
 CLOCK_LIMIT = 0.02
 """Share by which a GPU's clock may move between timings."""
 CHOSEN = ("application clocks", "display clocks")
-"""Reasons for lower clocks that somebody set on purpose."""
+"""Throttle reasons that a user sets on purpose, so they are no sign of noise."""
 
 MeasuredOn = Sequence[tuple[str, Timing]]
-"""Timings with the device that each comes from."""
+"""Pairs of a device's id and a timing on it."""
 
 
 def noise_of(timings: MeasuredOn, contenders: MeasuredOn) -> list[str]:
-    """Return a sentence for each sign of noise, with what to do; none on a quiet machine.
+    """Return a message for each sign of noise, with what to do about it; none on a quiet machine.
 
-    `timings`: all of a run. `contenders`: those that decide who wins, whose scatter counts.
+    `timings`: all timings of a run. `contenders`: the timings that decide who wins, whose spread counts.
     """
-    found = _scatter(contenders)
+    signs = _scatter(contenders)
     for device in dict.fromkeys(name for name, _ in timings):
-        found += _clocks(device, [timing for name, timing in timings if name == device])
-    return found
+        signs += _clocks(device, [timing for name, timing in timings if name == device])
+    return signs
 
 
 def _scatter(contenders: MeasuredOn) -> list[str]:
@@ -54,37 +54,37 @@ def _scatter(contenders: MeasuredOn) -> list[str]:
     method = contenders[0][1].method
     if spread <= SPREAD_LIMITS.get(method, GPU_SPREAD_LIMIT):
         return []
-    what = "the CPU" if method == "perf_counter" else f"device {contenders[0][0]}"
+    place = "the CPU" if method == "perf_counter" else f"device {contenders[0][0]}"
     return [
-        f"the best candidates' samples scatter by {spread:.1%}, so that close ones are statistically tied: "
-        f"stop what else runs on {what}, then tune again"
+        f"the best candidates' samples vary by {100 * spread:.0f} %, so close candidates cannot be told apart. "
+        f"Stop other programs on {place}, and tune again"
     ]
 
 
 def _clocks(device: str, timings: Sequence[Timing]) -> list[str]:
-    """Return a sentence on clocks that moved, or were lowered."""
+    """Return a message if the device's clock moved or was lowered."""
     seen = [timing.conditions for timing in timings if timing.conditions is not None]
-    clocks = [one.sm_mhz for one in seen if one.sm_mhz]
-    reasons = {reason for one in seen for reason in one.throttle}.difference(CHOSEN)
+    clocks = [conditions.sm_mhz for conditions in seen if conditions.sm_mhz]
+    reasons = {reason for conditions in seen for reason in conditions.throttle}.difference(CHOSEN)
     moved = clocks and max(clocks) > min(clocks) * (1 + CLOCK_LIMIT)
     if not moved and not reasons:
         return []
     what = f"moved between {min(clocks)} and {max(clocks)} MHz" if moved else "was lowered"
-    why = f" ({', '.join(sorted(reasons))}): cool it, raise its power limit, or" if reasons else ":"
-    return [f"device {device}'s clock {what}{why} lock it with nvidia-smi -lgc, then tune again"]
+    what += f" ({', '.join(sorted(reasons))})" * bool(reasons)
+    do = "Cool the GPU, raise its power limit, or lock" if reasons else "Lock"
+    return [f"the clock of device {device} {what}. {do} the clock with nvidia-smi -lgc, and tune again"]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The outcome of one candidate.
 
-    `index`, `key`, `config`: its number in the space, or -1 for the baseline, 16 hex digits of its configuration, and
-    the configuration.
-    `status`: ``duplicate`` is the same code as candidate `same_as`, which carries the measurement or failure;
-    ``remaining`` was proposed and has no outcome yet. `latency_ms`, `timing`: from the final where the candidate was in
-    it, else from its first timing; a duplicate has its original's. `kind`, `message`, `detail`: why it failed; for a
-    pruned candidate `message` is the reason. `device`: id of the device that measured it; empty where none did.
-    `facts`: what lowering found, None for a candidate that was not lowered. `code_key`: equal for equal code, else
-    empty. `source_key`: equal for equal sources of device and host.
+    `index`: its number in the space, or -1 for the baseline. `config`: its configuration, and `key`: 16 hex digits of
+    that configuration's hash. `status`: a ``duplicate`` has the same code as candidate `same_as`, which carries the
+    measurement or failure; a ``remaining`` candidate was proposed and has no outcome yet. `latency_ms`, `timing`: from
+    the final if the candidate was in it, else from its first timing; a duplicate has its original's. `kind`, `message`,
+    `detail`: the failure; for a pruned candidate `message` is the reason. `device`: id of the device that measured it,
+    or empty. `facts`: the facts that lowering collects; None if it was not lowered. `code_key`: equal for equal code;
+    empty if unknown. `source_key`: equal for equal sources of device and host.
     """
 
     index: int
@@ -102,24 +102,24 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     code_key: str = ""
     source_key: str = ""
     machine: MachineFacts | None = None
-    """Registers, stack and code; a duplicate has its original's. None for target ``c``, and where none was built."""
+    """Registers, stack and code; a duplicate has its original's. None for target ``c``, and if it was not built."""
     instead: int | None = None
-    """The layout of the same configuration that was preferred; None if no layout was chosen, or this one was."""
+    """The candidate with another layout that was preferred; None if no layout was chosen, or this layout was."""
     bits: str = ""
-    """Digest of the outputs for the check's inputs: equal for equal bits. Empty where none was measured."""
+    """Digest of the outputs for the check's inputs: equal for equal bits. Empty if it was not measured."""
     repeats: bool = True
     """Whether two calls on the same inputs gave the same bits."""
     printed: str = ""
-    """First lines that the kernel, its function, the inputs, the reference and the check printed, each once."""
+    """First lines that the user's functions (kernel, inputs, reference, check) printed, each line once."""
 
     @property
     def credited(self) -> int:
-        """The candidate that carries its measurement: itself, or `same_as`."""
+        """The index of the candidate that carries its measurement: its own, or `same_as`."""
         return self.index if self.same_as is None else self.same_as
 
 
 def record_of(state: State, entry: Entry, finals: Mapping[int, Timing]) -> Record:
-    """Return the record of a candidate. `finals`: the timings of the final that stand, by credited index."""
+    """Return the record of a candidate. `finals`: the final's timings that still count, by credited index."""
     first = state.first(entry.index)
     timing, device, kind, message, detail = None, "", "", "", ""
     instead = None
@@ -157,12 +157,12 @@ def record_of(state: State, entry: Entry, finals: Mapping[int, Timing]) -> Recor
 
 
 class SameBits(msgspec.Struct, frozen=True, kw_only=True):
-    """How many distinct codes have which outputs, by their bits for the same inputs.
+    """Comparison of the measured candidates' outputs, bit by bit, for the same inputs. Counts are of distinct codes.
 
-    `asked`: whether only those with the default's bits may win. `winner`: whether the winner has them; None where there
-    is none, or the default was not measured. `same`: how many of `measured` have them, the default among them.
-    `classes`: how many different outputs there are. `varying`: how many change theirs from call to call. `seeds`: on
-    how many draws of the inputs the finalists were compared; 1: on the check's inputs alone.
+    `asked`: whether only candidates with the default's bits may win. `winner`: whether the winner has these bits; None
+    without a winner, or if the default was not measured. `same`: number of the `measured` that have these bits, the
+    default included. `classes`: number of different outputs. `varying`: number of candidates whose outputs change from
+    call to call. `seeds`: number of draws of the inputs on which the finalists were compared; 1 is the check's alone.
     """
 
     asked: bool
@@ -175,25 +175,25 @@ class SameBits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def valid_finalists(state: State) -> tuple[FinalEntry, ...]:
-    """Return the entries of the final whose candidates are still measured, by their credited index."""
+    """Return the final's entries, under their credited index, whose candidates have not failed since."""
     entries = state.final.entries if state.final else ()
     firsts = [(state.first(e.index), e.timing) for e in entries]
     return tuple(FinalEntry(e.index, timing) for e, timing in firsts if isinstance(e.outcome, CandidateMeasured))
 
 
-def roles_with(found: Roles, outcome: Outcome) -> Roles:
-    """Return the roles `found`, with the inputs that a measured candidate was seen to write into."""
+def roles_with(roles: Roles, outcome: Outcome) -> Roles:
+    """Add the inputs that a measured candidate wrote into to `roles`."""
     if not isinstance(outcome, CandidateMeasured):
-        return found
-    writes = tuple(sorted({*found.writes, *outcome.writes}))
-    return msgspec.structs.replace(found, writes=writes, set_up=outcome.set_up)
+        return roles
+    writes = tuple(sorted({*roles.writes, *outcome.writes}))
+    return msgspec.structs.replace(roles, writes=writes, set_up=outcome.set_up)
 
 
 __all__ = ["Record", "Result", "State", "TuneResult"]
 
 
 def _above(name: str) -> Any:
-    """Return a function of a module that imports this one, such as ``reporting.report.report``."""
+    """Import a function of a higher layer, such as ``reporting.report.report``, whose module imports this module."""
     module, _, function = name.rpartition(".")
     return getattr(importlib.import_module(f"atune.{module}"), function)
 
@@ -203,75 +203,75 @@ Ratio = tuple[float, float, float]
 
 
 class Result:
-    """The result of a run, computed from its events as far as it is asked for.
+    """The result of a run, computed from its events. Costly attributes are computed on first access.
 
-    `Result.of` and `Result.from_events` return a `TuneResult` where there is a winner. The winner is the first entry of
-    the final that still stands. Without a final it is the measured candidate with the smallest latency; on a tie, with
-    the smallest config key.
+    `Result.of` and `Result.from_events` return a `TuneResult` if there is a winner. The winner is the final's first
+    entry that has not failed since. Without a final it is the measured candidate with the smallest latency, and among
+    equal latencies the candidate with the smallest config key.
     """
 
     def __init__(self, state: State, journal: str | Path | None = None, *, replayed: bool = False) -> None:
         self._state = state
-        """Takes no more events."""
+        """The folded events; no more may be applied."""
         self.journal = None if journal is None else str(journal)
-        """The path of the run's journal; None where none was written."""
+        """The path of the run's journal; None if none was written."""
         self.replayed = replayed
-        """Whether its events come from a file, so that its kernel is loaded from the cache folder only."""
+        """Whether the events come from a file. Its kernel is then loaded from the cache folder only."""
         self.cache_hit = False
-        """Whether it comes from the result cache, or from another task's tuning, and nothing was tuned for it."""
+        """Whether the result comes from the result cache, or from another task's tuning, so nothing was measured."""
         self.header = header_in(state)
         """The run's first event."""
         self.strategy = self.header.strategy
         """The name of the strategy that ran."""
         self.total = state.total
-        """Candidates of the space: the sum of `measured`, `failed`, `pruned`, `duplicates` and `remaining`."""
+        """Number of candidates in the space: the sum of `measured`, `failed`, `pruned`, `duplicates`, `remaining`."""
         self.measured = state.counts["measured"]
         self.failed = state.counts["failed"]
         self.pruned = state.counts["pruned"]
         self.duplicates = state.counts["duplicate"]
         self.remaining = max(0, self.total - state.settled)
         self.built = state.built
-        """Distinct codes that have a library."""
+        """Number of distinct codes that have a library."""
         self.stored = state.stored
-        """The number of these that an earlier run compiled."""
+        """Number of distinct codes whose library an earlier run compiled."""
         self.wall_s = state.wall_s
-        """Seconds of all parts of the run."""
+        """Wall seconds of all parts of the run."""
         self.finished = state.finished is not None
-        """Whether it ended in order."""
+        """Whether the run ended in order."""
         self.interrupted = state.interrupted is not None
-        """Whether the run was cut short; a run that was killed, or goes on, is neither that nor finished."""
+        """Whether the run was cut short. A run that was killed, or still goes on, is neither this nor `finished`."""
         self.reason = state.finished.reason if state.finished else ""
-        """Why the run ended, as `RunFinished` has it; empty for one that did not finish."""
+        """The reason that the run ended, as in `RunFinished`; empty if it did not finish."""
         self.kept = state.finished.kernel if state.finished else None
-        """The winner's library as the journal names it; it may be gone since: see `artifact`."""
+        """The winner's library as the journal names it. The file may be gone; `artifact` looks."""
         self.devices = tuple(state.devices.values())
-        """Those that were used."""
+        """The devices that were used."""
         self.memory_bytes = state.memory_bytes
-        """Device memory that any device's process used at most, its context's too; 0 on the CPU."""
+        """Peak device memory of the process that used most, CUDA context included; 0 on the CPU."""
         self.best_index: int | None = None if state.winner is None else state.first(state.winner).index
-        """The index of the winner's code; None without one."""
+        """The index of the winner's code; None without a winner."""
         self.best_over_time: tuple[Improvement, ...] = state.best_over_time()
         """Each time a candidate became the best so far, by first timing. Its last entry need not be the winner."""
         self.final: tuple[FinalEntry, ...] = valid_finalists(state)
-        """The finalists that still stand, by their credited index, fastest first; empty without a final."""
+        """The finalists that have not failed since, by their credited index, fastest first; empty without a final."""
         self._final = {entry.index: entry.timing for entry in self.final}
         self._last = state.final if self.final else None
         self._final_reference = None if self._last is None else self._last.reference
 
     @staticmethod
     def of(state: State, journal: str | Path | None = None, *, replayed: bool = False) -> Result:
-        """Return the result of `state`, a `TuneResult` where it has a winner."""
+        """Return the result of `state`, a `TuneResult` if it has a winner."""
         kind = Result if state.winner is None else TuneResult
         return kind(state, journal, replayed=replayed)
 
     @staticmethod
     def from_events(events: Iterable[Event], journal: str | Path | None = None, *, replayed: bool = False) -> Result:
-        """Fold `events`, in order, into a result, a `TuneResult` where it has a winner."""
+        """Fold `events`, in order, into a result, a `TuneResult` if it has a winner."""
         return Result.of(State.of(events), journal, replayed=replayed)
 
     @cached_property
     def _recorded(self) -> dict[int, Record]:
-        """The records by index, the baseline's with them."""
+        """The records by index, including the baseline's."""
         return {
             index: record_of(self._state, entry, self._final) for index, entry in sorted(self._state.entries.items())
         }
@@ -288,14 +288,14 @@ class Result:
 
     @property
     def baseline(self) -> Record | None:
-        """The record of the default configuration where the space lacks it; it may win, and counts nowhere."""
+        """The default configuration's record if the space does not list it. It may win, but no count includes it."""
         return self._recorded.get(BASELINE)
 
     @cached_property
     def measurements(self) -> tuple[Measurement, ...]:
-        """First timings, one a measured candidate, by index; that of a baseline that may win has -1."""
+        """The first timing of each measured candidate, by index. A baseline that may win has index -1."""
         state = self._state
-        entries = [state.entries[index] for index in sorted(state.first(one.index).index for one in state.ranked())]
+        entries = [state.entries[index] for index in sorted(state.first(event.index).index for event in state.ranked())]
         return tuple(
             Measurement(e.index, m.timing, m.checked, m.max_error, m.seconds, m.writes)
             for e in entries
@@ -304,8 +304,8 @@ class Result:
 
     @cached_property
     def ties(self) -> tuple[int, ...] | None:
-        """Finalists that are statistically tied with the winner, or as fast, by their credited index; None without a
-        final, or where its first has failed since. The default is preferred among equals, then the smallest config key.
+        """Finalists that are statistically tied with the winner, or as fast, by their credited index. Among them the
+        default is preferred, then the smallest config key. None without a final, or if its first entry has failed.
         """
         first = self._state.first
         if self._last is None or first(self._last.entries[0].index).index != self.final[0].index:
@@ -320,7 +320,7 @@ class Result:
 
     @cached_property
     def about_default(self) -> str:
-        """Which default won though the space does not list it, or was all that worked, as a sentence; else empty."""
+        """A sentence if a default that the space does not list won, or was all that worked; else empty."""
         baseline, state = self.baseline, self._state
         if baseline is None or baseline.latency_ms is None:
             return ""
@@ -330,35 +330,35 @@ class Result:
             return ""
         text = f"{describe_config(baseline.config)} ({baseline.latency_ms:.4g} ms)"
         refused = f"; {self.header.refused}" if self.header.refused else ""
-        return f"nothing in the space worked; this is your default: {text}{refused}"
+        return f"nothing in the space worked, but your default did: {text}{refused}"
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """The run's messages for the user, first `about_default`."""
+        """The run's warnings for the user; `about_default` comes first."""
         return (*filter(None, [self.about_default]), *self._state.warnings)
 
     @cached_property
     def noise(self) -> tuple[str, ...]:
-        """The signs that the machine was not quiet, and what to do, a sentence each: first others on its devices."""
+        """A message for each sign that the machine was not quiet, with what to do; first other users of its devices."""
         others = [message for message in self._state.warnings if DISTURBS in message]
-        firsts = [(one.device, one.timing) for one in self._state.ranked()]
+        firsts = [(event.device, event.timing) for event in self._state.ranked()]
         finals = [(self._last.device, entry.timing) for entry in self.final] if self._last else []
         most = max((timing.n_samples for _, timing in finals), default=0)
-        best = [(device, timing) for device, timing in finals if timing.n_samples == most]  # in the final to its end
+        best = [(device, timing) for device, timing in finals if timing.n_samples == most]  # timed to the final's end
         return (*others, *noise_of([*self._state.references.items(), *firsts, *finals], best))
 
     @cached_property
     def same_bits(self) -> SameBits:
-        """How the outputs' bits compare with the default's."""
-        state, found = self._state, self._state.ranked()
-        having = {one.index for one in found if state.has_bits(one)}
+        """The comparison of the candidates' output bits with the default's."""
+        state, ranked = self._state, self._state.ranked()
+        having = {event.index for event in ranked if state.has_bits(event)}
         return SameBits(
             asked=state.same_bits,
             winner=state.winner in having if having and state.winner is not None else None,
             same=len(having),
-            measured=len(found),
-            classes=len({one.bits for one in found if one.bits}),
-            varying=sum(not one.repeats for one in found),
+            measured=len(ranked),
+            classes=len({event.bits for event in ranked if event.bits}),
+            varying=sum(not event.repeats for event in ranked),
             seeds=state.bits_seeds,
         )
 
@@ -370,16 +370,16 @@ class Result:
 
     @cached_property
     def roles(self) -> Roles:
-        """Which parameters are outputs, and what a call does with the others, with the inputs that the winner was seen
-        to write into. Empty for a run that did not finish.
+        """The roles of the kernel's parameters: which are outputs, and how a call treats the others. They include the
+        inputs that the winner wrote into. Empty for a run that did not finish.
         """
-        found = self._state.finished.roles if self._state.finished else Roles()
+        roles = self._state.finished.roles if self._state.finished else Roles()
         outcome = None if self.best_index is None else self._state.outcome(self.best_index)
-        return found if outcome is None else roles_with(found, outcome)
+        return roles if outcome is None else roles_with(roles, outcome)
 
     @property
     def best(self) -> Record | None:
-        """The winner's record, or the default's if that has the same code; None where nothing was measured."""
+        """The winner's record, or the default's if that has the same code; None if nothing was measured."""
         default = self.default
         if self.default_wins and not (default is self.baseline and self.header.refused):
             return default
@@ -387,17 +387,17 @@ class Result:
 
     @property
     def best_config(self) -> Config | None:
-        """The winner's configuration, a copy; None where nothing of the space was measured."""
+        """A copy of the winner's configuration; None if nothing of the space was measured."""
         return None if self.best is None else dict(self.best.config)
 
     @property
     def latency_ms(self) -> float | None:
-        """The winner's median latency, ms: the final's where there was one."""
+        """The winner's median latency, ms, from the final if there was one."""
         return None if self.best is None else self.best.latency_ms
 
     @property
     def reference_ms(self) -> float | None:
-        """The reference's median latency, ms, on the device of the final, else on the winner's."""
+        """The reference's median latency, ms, on the final's device, or else on the winner's."""
         firsts, measured = self._state.references, self._last or self.best
         first = firsts.get(measured.device if measured is not None else "") or next(iter(firsts.values()), None)
         timing = self._final_reference or first
@@ -405,17 +405,17 @@ class Result:
 
     @property
     def failures(self) -> tuple[Record, ...]:
-        """The records of candidates that failed, by index; those that were pruned are not among them."""
-        return tuple(r for r in self.records if r.status == "failed")
+        """The records of candidates that failed, by index, without pruned candidates."""
+        return tuple(record for record in self.records if record.status == "failed")
 
     @property
     def default(self) -> Record | None:
-        """The default configuration's record, which may be the `baseline`; None where there is none, or none yet."""
+        """The default configuration's record, which may be the `baseline`; None if there is no default, or not yet."""
         return None if self.header.default is None else self._recorded.get(self.header.default)
 
     @property
     def no_default(self) -> str:
-        """Why there is no default configuration to compare with, as a sentence; empty where there is, or none yet."""
+        """The reason that there is no default to compare with, as a sentence; empty if there is, or may still be."""
         default = self.default
         if default is None:
             why = self.header.no_default
@@ -440,8 +440,8 @@ class Result:
     def speedup_over_default(self) -> Ratio | None:
         """How many times faster the winner is than the default: (low, ratio, high).
 
-        The ratio is that of the latencies that the result shows. Low and high bound the 95 % confidence interval of the
-        ratio round by round. None unless both were timed in the final.
+        The ratio divides the latencies that the result shows. Low and high bound the 95 % confidence interval of the
+        ratio, computed from the final's rounds. None unless both were timed in the final.
         """
         return None if self.default is None else self._over(self._final.get(self.default.credited))
 
@@ -454,7 +454,7 @@ class Result:
     def reference_ratio(self) -> float | None:
         """How many times faster the winner is than the reference; below 1 it is slower.
 
-        The ratio of `reference_ms` and `latency_ms`, which come from the same rounds of the final, if there is one.
+        It is `reference_ms` over `latency_ms`, which come from the same rounds of the final if there was one.
         """
         return self._ratio(self.reference_ms)
 
@@ -465,7 +465,7 @@ class Result:
 
     @property
     def roofline(self) -> Roofline | None:
-        """How near the winner comes to its device's peaks; None where the work of the problem is not known."""
+        """The winner's rates as shares of its device's peaks; None if the work of the problem is unknown."""
         if self.best is None or self.best.timing is None:
             return None
         peaks = {device.id: device.peaks for device in self.devices}
@@ -473,12 +473,12 @@ class Result:
 
     @cached_property
     def axis_importance(self) -> Any:
-        """Each axis' share of the variance of the latency's logarithm; None for fewer than 20 measurements."""
+        """Each axis's share of the variance of the log latency, as `Importance`; None below 20 measurements."""
         return _above("reporting.importance.axis_importance")(self)
 
     @property
     def artifact(self) -> Artifact | None:
-        """The winner's place in its library; None where it is gone, or was not kept."""
+        """The winner's place in its library; None if the library is gone, or was not kept."""
         try:
             return self._library()
         except AtuneError:
@@ -486,17 +486,17 @@ class Result:
 
     @cached_property
     def kernel(self) -> Any:
-        """The winner as a callable, loaded on first access. Raises `AtuneError` when its library is gone, or where
-        `setup` changed the inputs, which a call would not.
+        """The winner as a callable, loaded on first access. Call it with the inputs to get the outputs, or with every
+        parameter to have it write into the given outputs. `as_op` makes it a torch operator.
 
-        Inputs must have the shapes, dtypes and strides that it was tuned for. Called with the inputs, it returns the
-        outputs. Called with every parameter, it writes into the given outputs. `as_op` makes a torch operator of it.
+        Inputs must have the shapes, dtypes and strides that it was tuned for. Raises `AtuneError` if its library is
+        gone, or if `setup` changed the inputs, because a call would not repeat that.
         """
         return _above("stages.loader.Kernel")(self._library(), self.roles)
 
     @cached_property
     def kernel_source(self) -> str:
-        """The winner's device source, kept next to its library. Raises `AtuneError` when it is gone."""
+        """The winner's device source, kept next to its library. Raises `AtuneError` if it is gone."""
         library = self._library()
         try:
             return Path(source_path(library.path, library.symbol)).read_text()
@@ -504,28 +504,28 @@ class Result:
             raise AtuneError(f"the winner's source was not kept with its library ({error}); tune again") from error
 
     def report(self, path: str | os.PathLike[str]) -> None:
-        """Write the run's report, the page of ``atune report``, to the file `path`, in place of an earlier one.
+        """Write the run's report, the page of ``atune report``, to the file `path`, and overwrite an earlier report.
 
-        Raises `AtuneError` where the run kept no journal, and `UsageError` where `path` cannot be written.
+        Raises `AtuneError` if the run kept no journal, and `UsageError` if `path` cannot be written.
         """
-        from atune.journal.writer import write_output  # which imports this module
+        from atune.journal.writer import write_output  # the writer imports this module
 
         if self.journal is None:
-            raise AtuneError("the run kept no journal; give journal=, or a cache folder that can be written")
+            raise AtuneError("the run kept no journal; pass journal=, or make the cache folder writable")
         write_output(os.fspath(path), _above("reporting.report.report")(self.journal).encode())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is computed from the rest, and the kernel, which is loaded again where it is asked for."""
+        """Leave out computed attributes and the loaded kernel, which the copy computes and loads again."""
         kinds = (vars(kind).items() for kind in type(self).__mro__)
         computed = {name for kind in kinds for name, value in kind if isinstance(value, cached_property)}
         return {name: value for name, value in self.__dict__.items() if name not in computed}
 
     def __str__(self) -> str:
-        """Return what the command line prints of it."""
+        """Return the summary that the command line prints."""
         return str(_above("reporting.text.printed")(_above("reporting.summary.summary_text")(self)))
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows of it: the text of the command line."""
+        """Return the command line's summary for a notebook."""
         return f"<pre>{escape(str(self))}</pre>"
 
     def __repr__(self) -> str:
@@ -550,26 +550,26 @@ class Result:
 
 
 class TuneResult(Result):
-    """The result of a run that has a winner: what `tune`, `run` and `resume` return."""
+    """The result of a run that has a winner. `tune`, `run` and `resume` return it."""
 
     @property
     def best(self) -> Record:
-        """The winner's record; the default's where that has the same code."""
+        """The winner's record, or the default's if that has the same code."""
         best = super().best
-        assert best is not None, "Result.of makes one of a state that has a winner"
+        assert best is not None, "Result.of makes a TuneResult only if the state has a winner"
         return best
 
     @property
     def best_config(self) -> Config:
-        """The winner's configuration, a copy."""
+        """A copy of the winner's configuration."""
         return dict(self.best.config)
 
     @property
     def latency_ms(self) -> float:
-        """The winner's median latency, ms: the final's where there was one."""
+        """The winner's median latency, ms, from the final if there was one."""
         assert self.best.latency_ms is not None, "a winner was measured"
         return self.best.latency_ms
 
     def save_bundle(self, folder: str | os.PathLike[str]) -> str:
-        """Write the winner as a bundle, the new folder `folder`: `atune.results.save_bundle` of this result alone."""
+        """Write the winner as a bundle into the new folder `folder`; `atune.results.save_bundle` takes more results."""
         return str(_above("frontends.save_bundle.save_bundle")(folder, [self]))

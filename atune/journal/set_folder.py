@@ -1,4 +1,4 @@
-"""Folders of journals: which there are, and the folder of a set, whose ``set.json`` lists its problems."""
+"""Folders of journals, and among them the folder of a set, whose ``set.json`` lists the set's problems."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from atune.model.candidate import Problem
 from atune.model.folders import cache_folder, make_private_folder, read_file, whole_file
 
 INDEX = "set.json"
-"""The file in a set's folder that lists its problems. The first one's journal is ``0000.jsonl``, and so on."""
+"""The file in a set's folder that lists its problems. The first problem's journal is ``0000.jsonl``, and so on."""
 LOCK = "set.lock"
-"""The file there, an empty journal, that a run locks while it writes the set."""
+"""The file in a set's folder, an empty journal, that a run locks while it writes the set."""
 NOT_BEGUN = "not begun"
 
 
 class TunedProblem(msgspec.Struct, frozen=True, eq=False):
-    """A problem and what became of it. `result` is None where it could not be tuned, and `error` then says why."""
+    """A problem of a set and its result. `result` is None if it could not be tuned, and `error` then has the reason."""
 
     problem: Problem
     result: Result | None
@@ -32,12 +32,12 @@ class TunedProblem(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def won(self) -> bool:
-        """Whether it has a winner."""
+        """Whether the problem has a winner."""
         return self.result is not None and self.result.best is not None
 
     @property
     def unfinished(self) -> bool:
-        """Whether its run has yet to begin, or to end."""
+        """Whether the problem's run has not begun, or has not ended."""
         return self.error == NOT_BEGUN if self.result is None else not (self.result.finished or self.error)
 
 
@@ -47,59 +47,59 @@ def is_set(path: Path) -> bool:
 
 
 def listed(folder: Path) -> dict[Path, Problem]:
-    """Return the problems of a set's folder by their journals, in order. Raises `UsageError` for another folder."""
+    """Return the problems of a set's folder by journal, in order. Raises `UsageError` if it is not a set's folder."""
     try:
         if why := unfit(data := read_file(folder / INDEX)):
             raise msgspec.DecodeError(why)
-        found = msgspec.json.decode(data, type=list[Problem])
+        problems = msgspec.json.decode(data, type=list[Problem])
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         why = f"it has no {INDEX}" if isinstance(error, FileNotFoundError) else str(error)
-        raise UsageError(f"{folder} is no folder of a set's journals: {why}") from error
-    return {folder / f"{number:04}.jsonl": problem for number, problem in enumerate(found)}
+        raise UsageError(f"{folder} is not the folder of a set: {why}") from error
+    return {folder / f"{number:04}.jsonl": problem for number, problem in enumerate(problems)}
 
 
 def header_of_set(folder: Path) -> RunStarted | None:
-    """Read the header of the first run that has begun; the work and what was asked for are the same in all."""
+    """Return the header of the first run that has begun. Work and settings are the same in all runs of a set."""
     first = next((next(iter(JournalReader(path)), None) for path in journals_in(folder)), None)
     return first if isinstance(first, RunStarted) else None
 
 
 def open_set_folder(folder: Path, problems: Sequence[Problem]) -> tuple[list[Path], Journal]:
-    """Return the journal of each problem in a set's folder, which is made or gets the problems that it lacks.
+    """Create a set's folder, or add `problems` to it, and return their journals and the folder's lock.
 
-    Where nothing has begun, it has those problems alone. A journal that a killed run left without a whole line is
-    removed. Also returns what keeps other runs out of the folder, until it is closed.
+    If no problem has begun, the folder then lists only `problems`. A journal that a killed run left without a whole
+    line is removed. The lock keeps other runs out of the folder until it is closed.
 
-    Raises `UsageError` if the folder is another thing, or cannot be written, and `JournalError` while another run
-    writes it.
+    Raises `UsageError` if `folder` is not a set's and not empty, or cannot be written, and `JournalError` while another
+    run writes it.
     """
     with ExitStack() as stack:
         try:
             if folder.absolute().is_relative_to(cache_folder()):
                 make_private_folder(str(folder))
-            folder.mkdir(exist_ok=True)  # outside of the cache no parents are made
-            if not is_set(folder) and any(one.name != LOCK and one.name[0] != "." for one in folder.iterdir()):
-                raise UsageError(f"journal {folder} is no set's folder, and is not empty: give a new folder")
+            folder.mkdir(exist_ok=True)  # outside of the cache folder, parents must exist
+            if not is_set(folder) and any(file.name != LOCK and file.name[0] != "." for file in folder.iterdir()):
+                raise UsageError(f"journal {folder} is not the folder of a set, and is not empty: give a new folder")
             lock = stack.enter_context(Journal.create(folder / LOCK))
             before = listed(folder).values() if is_set(folder) and journals_in(folder) else ()
-            known = {one.key: one for one in (*before, *problems)}
-            every = [*known.values()]
-            for one in every:
-                if one.arguments.keys() != every[0].arguments.keys():
-                    raise UsageError(f"journal {folder}: {one} and {every[0]} differ in the names of their arguments")
+            by_key = {problem.key: problem for problem in (*before, *problems)}
+            every = [*by_key.values()]
+            for problem in every:
+                if problem.arguments.keys() != every[0].arguments.keys():
+                    raise UsageError(f"journal {folder}: {problem} and {every[0]} have arguments of different names")
             _write(folder, every)
-            journals = dict(zip(known, listed(folder), strict=True))
+            journals = dict(zip(by_key, listed(folder), strict=True))
             for journal in journals.values():
                 if not is_begun(journal):
                     journal.unlink(missing_ok=True)
         except OSError as error:
-            raise UsageError(f"journal {folder}: the folder of a set's journals cannot be written: {error}") from error
+            raise UsageError(f"journal {folder}: the folder cannot be written: {error}") from error
         stack.pop_all()
-        return [journals[one.key] for one in problems], lock
+        return [journals[problem.key] for problem in problems], lock
 
 
 def forget_added(folder: Path, had: Sequence[Problem]) -> None:
-    """Reduce a set's list to what it had, unless another problem has begun. A new set is removed."""
+    """Reduce a set's list to the problems that it `had`, unless a later problem has begun. Remove a new set."""
     if any(map(is_begun, [*listed(folder)][len(had) :])):
         return
     if had:
@@ -123,7 +123,7 @@ def is_begun(journal: Path) -> bool:
 
 
 def journals_in(folder: Path) -> list[Path]:
-    """Return the journals of a folder that have begun: of a set those of its problems, else its files by name."""
+    """Return the journals of a folder that have begun: a set's in the order of its problems, others by name."""
     paths = listed(folder) if is_set(folder) else sorted(folder.glob("*.jsonl"))
     return [path for path in paths if is_begun(path)]
 
@@ -131,7 +131,7 @@ def journals_in(folder: Path) -> list[Path]:
 def tuned_problems(folder: Path) -> list[TunedProblem]:
     """Return the problems of a set's folder with their results.
 
-    Raises `UsageError` if it is no such folder, and `JournalError` for a journal that cannot be read.
+    Raises `UsageError` if it is not a set's folder, and `JournalError` for a journal that cannot be read.
     """
     return [
         TunedProblem(problem, replay(journal)) if is_begun(journal) else TunedProblem(problem, None, NOT_BEGUN)

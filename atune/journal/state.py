@@ -1,4 +1,4 @@
-"""The state of a run, folded from its events: live, on resume and on replay with the same code."""
+"""The state of a run, folded from its events by the same code during the run, on resume and on replay."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ Outcome = CandidateMeasured | BuildFailed | BenchmarkFailed | CandidatePruned
 Rank = tuple[float, str, int]
 """Latency in ms, key and index of a measured candidate."""
 COMPILED_BEFORE = "compiled before"
-"""The reason of an `ArtifactBuilt` whose library this run has built already: its seconds are known."""
+"""Reason of an `ArtifactBuilt` whose library an earlier part of the run compiled and counted."""
 
 
 class Entry(msgspec.Struct, eq=False, gc=False):
-    """The folded state of one candidate. It has no cycles, so that the garbage collector can skip it."""
+    """The folded state of a candidate. It has no cycles, so the garbage collector can skip it."""
 
     index: int
     key: str = ""
@@ -66,33 +66,33 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     lowered: bool = False
     built: bool = False
     parent: int | None = None
-    """An earlier candidate of the space with the same code."""
+    """Index of an earlier candidate of the space with the same code."""
     refused: bool = False
     """Whether it is a baseline that a constraint refuses."""
     outcome: Outcome | None = None
-    """The latest outcome of this candidate's code; kept at the first candidate with that code."""
+    """The latest outcome of this candidate's code, kept at the first candidate with that code."""
     surveyed: bool = False
-    """See `CandidateProposed`, also for `further_layout`."""
+    """As in `CandidateProposed`, like `further_layout`."""
     further_layout: bool = False
     rank: Rank | None = None
-    """Its key in the ranking, while it is measured."""
+    """Its place in the ranking, if it is measured and may win."""
 
     @property
     def in_space(self) -> bool:
-        """Whether it is one of the space's candidates, and not the baseline. Only these count."""
+        """Whether it is a candidate of the space and not the baseline, which no count includes."""
         return self.index != BASELINE
 
     @property
     def may_win(self) -> bool:
-        """Whether it was measured and may win. The baseline may if no constraint refuses it, and its outputs were
-        checked: it may be another program than the space's candidates.
+        """Whether it was measured and may win. The baseline may win only if no constraint refuses it and its outputs
+        were checked, because it may be a different program than the space's candidates.
         """
         checked = isinstance(self.outcome, CandidateMeasured) and (self.in_space or self.outcome.checked)
         return checked and not self.refused
 
 
 def status_of(entry: Entry) -> Status:
-    """Return the status of a candidate that is the first with its code."""
+    """Return the status of `entry`, which must be the first candidate with its code."""
     match entry.outcome:
         case CandidateMeasured():
             return "measured"
@@ -108,16 +108,16 @@ class Improvement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A candidate became the best so far, by first timing."""
 
     tried: int
-    """Candidates that had an outcome by then, this one among them."""
+    """Number of candidates that had an outcome by then, including this candidate."""
     seconds: float
-    """Since the run started; of a resumed run the seconds of all its parts."""
+    """Seconds since the run started, summed over the parts of a resumed run."""
     latency_ms: float
     index: int
-    """The candidate, as the result credits it."""
+    """Index of the candidate that the result credits."""
 
 
 class Span(msgspec.Struct, frozen=True, gc=False):
-    """What `on`, a worker or a device, did with `candidates`, `first` among them, and in which seconds of the run."""
+    """Work of a worker or device, `on`, in seconds of the run. `candidates`: their number, `first`: an index."""
 
     on: str
     kind: Literal["lower", "build", "measure", "failed", "again", "final"]
@@ -128,11 +128,11 @@ class Span(msgspec.Struct, frozen=True, gc=False):
 
 
 class StageSeconds(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of compiling, which is lowering and building, and of first timings.
+    """Seconds of compiling, that is of lowering and building, and of first timings.
 
     `compile_s`, `benchmark_s`: summed over compile workers, and over devices. `compile_wall_s`, `benchmark_wall_s`:
-    seconds in which at least one of them was at work. What failed to compile, the survey, the comparison of a compiler
-    state and the final are not in them.
+    seconds in which at least one of them was at work. They leave out failed compiles, the survey, the comparison of a
+    compiler state, and the final.
     """
 
     compile_s: float
@@ -142,15 +142,15 @@ class StageSeconds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimeSums:
-    """Sums up the seconds of a run's parts, and keeps what each worker and device did in them."""
+    """Sums up the seconds of a run's parts, and keeps the spans of work of each worker and device."""
 
     def __init__(self) -> None:
         self._ended_s = self._part_s = self._part_started = 0.0
         self.spans: list[Span] = []
         self.parts: list[float] = []
-        """When each part but the first began."""
+        """Seconds at which each part but the first began."""
         self._began: dict[str, float] = {}
-        """When each device took the candidate that it measures."""
+        """Seconds at which each device began to measure its current candidate."""
 
     @property
     def wall_s(self) -> float:
@@ -159,9 +159,9 @@ class TimeSums:
 
     @property
     def stages(self) -> StageSeconds:
-        """Seconds of the two stages."""
-        compiling = [(one.since, one.until) for one in self.spans if one.kind in ("lower", "build")]
-        measuring = [(one.since, one.until) for one in self.spans if one.kind in _MEASURED.values()]
+        """Seconds of compiling and of measuring."""
+        compiling = [(span.since, span.until) for span in self.spans if span.kind in ("lower", "build")]
+        measuring = [(span.since, span.until) for span in self.spans if span.kind in _MEASURED.values()]
         return StageSeconds(
             compile_s=round(sum(until - since for since, until in compiling), 3),
             compile_wall_s=round(_union_s(compiling), 3),
@@ -170,7 +170,7 @@ class TimeSums:
         )
 
     def apply(self, event: Event) -> None:
-        """Take one event in."""
+        """Add an event."""
         now = event.mono
         match event:
             case RunResumed():
@@ -189,8 +189,8 @@ class TimeSums:
             case CandidateMeasured() | BenchmarkFailed() | BenchmarkRepeated():
                 if (began := self._began.pop(event.device, None)) is not None:
                     self.spans.append(Span(event.device, _MEASURED[type(event)], began, now, event.index))
-            case FinalOrdered():  # it began when nothing compiled and nothing else was measured any more
-                begun = max([0.0, *(one.until for one in self.spans), *self.parts[-1:]])
+            case FinalOrdered():  # the final began when all compiling and measuring had ended
+                begun = max([0.0, *(span.until for span in self.spans), *self.parts[-1:]])
                 self.spans.append(Span(event.device, "final", min(begun, now), now, 0, len(event.entries)))
         self._part_s = max(self._part_s, now - self._part_started)
         if isinstance(event, RunFinished | RunInterrupted):
@@ -206,11 +206,11 @@ _MEASURED: dict[type[Event], Literal["measure", "failed", "again"]] = {
     BenchmarkFailed: "failed",
     BenchmarkRepeated: "again",
 }
-"""What a device did, by the event that ended it."""
+"""The kind of a device's span, by the event that ended it."""
 
 
 def _union_s(spans: list[tuple[float, float]]) -> float:
-    """Return the seconds in which at least one of `spans` was."""
+    """Return the length of the union of `spans`, in seconds."""
     total, end = 0.0, float("-inf")
     for low, high in sorted(spans):
         total += max(0.0, high - max(low, end))
@@ -219,11 +219,11 @@ def _union_s(spans: list[tuple[float, float]]) -> float:
 
 
 class State:
-    """The fold: `apply` every event in order, read the state at any time.
+    """The fold over a run's events: `apply` every event in order, and read the state at any time.
 
-    Candidates with the same code form a class, credited to its first member in the space's order. The latest outcome
-    of any member is the class's. The baseline, outside of the space, is ranked if it may win, and counted nowhere. It
-    wins only where a candidate of the space was measured too.
+    Candidates with the same code form a class, which is credited to its first member in the space's order and has the
+    latest outcome of any member. A baseline outside of the space is ranked if it may win, but no count includes it. It
+    wins only if a candidate of the space was measured too.
     """
 
     def __init__(self) -> None:
@@ -234,36 +234,36 @@ class State:
         self.kinds: Counter[str] = Counter()
         """Number of failed candidates by the kind of their failure."""
         self.doubted = False
-        """Whether a part ended because all candidates differed from the reference: the next ones try all."""
+        """Whether a part ended because all candidates differed from the reference. Later parts then try them all."""
         self.lowered = self.built = 0
-        """Numbers of lowered candidates, and of distinct codes with a library."""
+        """Number of lowered candidates, and number of distinct codes with a library."""
         self._stored: set[int] = set()
         self.unbuilt = 0
         """Number of distinct codes that have an outcome without a library."""
         self.surveyed: SpaceSurveyed | None = None
         """Facts of the space for the strategy, if the space was surveyed."""
         self.compile_s: list[float] = []
-        """Seconds of each compiled candidate, in order of size: its share of its library. Reused ones do not count."""
+        """Each compiled candidate's share of its library's seconds, sorted. Reused libraries do not count."""
         self.devices: dict[str, DeviceInfo] = {}
         self.memory_bytes = 0
-        """Memory that any device's process used at most."""
+        """Peak device memory of the device process that used most."""
         self.references: dict[str, Timing] = {}
         """The reference's first timing, by device."""
         self.other_bits: set[int] = set()
         """Candidates that lack the default's bits on inputs drawn with further seeds."""
         self.bits_seeds = 1
-        """Draws of the inputs on which finalists have the default's bits."""
+        """Number of draws of the inputs on which finalists were compared with the default."""
         self.final: FinalOrdered | None = None
         self.final_losses = 0
-        """How often a device's process, or the whole program, ended in a final."""
+        """Number of times that a device's process, or the whole program, died in a final."""
         self._in_final = False
         self.finished: RunFinished | None = None
-        """How the last part ended; None while it runs, and after an interruption."""
+        """The end of the latest part; None while it runs, and after an interruption."""
         self.interrupted: RunInterrupted | None = None
         self.resumed: RunResumed | None = None
         """The start of the latest part, if the run has several."""
         self.accepted = False
-        """Whether a part was continued with other work than the header has."""
+        """Whether the user accepted that a part continues with other work than the header's."""
         self.warnings: list[str] = []
         self._improvements: list[Improvement] = []
         self.last_seq = -1
@@ -273,7 +273,7 @@ class State:
         """Candidates that are being measured, or were when the program died, with their device."""
         self._deaths: Counter[int] = Counter()
         self._ranking: list[Rank] = []
-        """Measured candidates, one per distinct code, fastest first. The list is always sorted."""
+        """The measured candidates that may win, one per distinct code, sorted by latency."""
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> State:
@@ -284,7 +284,7 @@ class State:
         return state
 
     def apply(self, event: Event) -> None:
-        """Fold in one event. Events must come in the order of their `seq`."""
+        """Fold in an event. Events must come in the order of their `seq`."""
         self.last_seq, self.last_mono = event.seq, event.mono
         self.seconds.apply(event)
         self.memory_bytes = max(self.memory_bytes, getattr(event, "memory_bytes", 0))
@@ -309,17 +309,17 @@ class State:
             case BenchmarkStarted():
                 self.measuring[event.index] = event.device
             case CandidateMeasured():
-                self.final = None  # it did not time this candidate, or this library; it no longer decides
+                self.final = None  # it did not time this candidate or library, so it no longer decides
                 self._settle(event)
             case CandidatePruned() | BuildFailed() | BenchmarkFailed():
                 self._settle(event)
             case BenchmarkRepeated():
-                self.measuring.pop(event.index, None)  # it may wait for another device
+                self.measuring.pop(event.index, None)  # the candidate may wait for another device
             case _:
                 self._apply_to_run(event)
 
     def _apply_to_run(self, event: Event) -> None:
-        """Fold in an event that is not of one candidate."""
+        """Fold in an event of the run as a whole, not of a candidate."""
         match event:
             case RunStarted():
                 self.header = event
@@ -356,7 +356,7 @@ class State:
                 self.finished = self.interrupted = None
 
     def entry(self, index: int) -> Entry:
-        """Return the entry of candidate `index`; an unknown one gets an empty entry, which is not kept."""
+        """Return the entry of candidate `index`, or an empty entry, which is not kept, for an unknown candidate."""
         return self.entries.get(index) or Entry(index)
 
     def first(self, index: int) -> Entry:
@@ -367,78 +367,77 @@ class State:
         return entry
 
     def outcome(self, index: int) -> Outcome | None:
-        """Return the latest outcome of candidate `index` or of one with its code; None without one."""
+        """Return the latest outcome of candidate `index`, or of a candidate with the same code; None without one."""
         return self.first(index).outcome
 
     def ranked(self, most: int | None = None) -> list[CandidateMeasured]:
-        """Return the measurements by first timing, fastest first, one per distinct code, as they were reported.
+        """Return the measurements in order of first timing, one per distinct code, as they were reported.
 
-        Their `index` is the candidate that was built and ran, and has an artifact. `most`: return at most this many.
+        Their `index` is the candidate that was compiled and ran, and has an artifact. `most`: return at most this many.
         """
         outcomes = (self.entries[index].outcome for _, _, index in self._ranking[:most])
         return [outcome for outcome in outcomes if isinstance(outcome, CandidateMeasured)]
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """The best so far by first timing: its credited index and latency in ms; None while the space has none. It
-        ignores the final.
-        """
+        """Credited index and latency, in ms, of the best candidate by first timing; None if the space has none yet."""
         if not self.counts["measured"]:
             return None
         latency_ms, _, index = self._ranking[0]
         return index, latency_ms
 
     def best_over_time(self) -> tuple[Improvement, ...]:
-        """Return when the best so far changed, by first timing. Retracted or failed measurements are omitted."""
+        """Return each change of the best candidate, by first timing, without retracted or failed measurements."""
         return tuple(msgspec.structs.replace(s, index=self.first(s.index).index) for s in self._improvements)
 
     @property
     def winner(self) -> int | None:
-        """The winning candidate that was built and ran: the first of the final that is still valid, otherwise the best.
+        """Index of the winner as it was compiled and ran: the final's first entry that may still win, or else the best.
 
         None if nothing of the space is measured.
         """
         entries = self.final.entries if self.final else ()
         standing = (entry.index for entry in entries if self.first(entry.index).may_win)
-        return None if self.best is None else next(standing, next((one.index for one in self.admitted(1)), None))
+        return None if self.best is None else next(standing, next((event.index for event in self.admitted(1)), None))
 
     @property
     def default_index(self) -> int | None:
-        """The default configuration's index; None where there is none, or the run has not begun."""
+        """The default configuration's index; None if there is no default, or if the run has not begun."""
         return None if self.header is None else self.header.default
 
     @property
     def default(self) -> CandidateMeasured | None:
-        """The measurement of the default configuration, or of the candidate with its code; None without one."""
+        """The measurement of the default configuration, or of a candidate with the same code; None if there is none."""
         outcome = None if self.default_index is None else self.outcome(self.default_index)
         return outcome if isinstance(outcome, CandidateMeasured) else None
 
     @property
     def same_bits(self) -> bool:
-        """Whether only those with the default's bits may win."""
+        """Whether only candidates with the default's bits may win."""
         settings = {} if self.header is None else self.header.settings.get("benchmark", {})
         return settings.get("same_bits") is not None
 
-    def has_bits(self, one: CandidateMeasured) -> bool:
-        """Tell whether a candidate's outputs are known to have the default's bits at every call."""
+    def has_bits(self, event: CandidateMeasured) -> bool:
+        """Tell whether a measured candidate's outputs are known to have the default's bits at every call."""
         default = self.default
-        if default is None or one.index in self.other_bits:
+        if default is None or event.index in self.other_bits:
             return False
-        return bool(one.bits) and (one is default or (one.bits == default.bits and one.repeats and default.repeats))
+        equal = default.bits == event.bits and default.repeats and event.repeats
+        return bool(event.bits) and (event is default or equal)
 
     def admitted(self, most: int | None = None) -> list[CandidateMeasured]:
-        """Return `ranked`, without those that may not win: where `same_bits` is asked for, those with other bits."""
+        """Return `ranked`, and under `same_bits` only the candidates with the default's bits."""
         if not self.same_bits:
             return self.ranked(most)
-        return [one for one in self.ranked() if self.has_bits(one)][:most]
+        return [event for event in self.ranked() if self.has_bits(event)][:most]
 
     def deaths(self, index: int) -> int:
-        """Return how often the whole program died while it measured candidate `index`, including this part."""
+        """Return the number of times that the program died while it measured candidate `index`, with this part."""
         return self._deaths[index] + (index in self.measuring)
 
     @property
     def all_differ(self) -> bool:
-        """Whether the default and the first candidates ran, and each differs from the reference: it may be wrong."""
+        """Whether the default and the first candidates ran and all differ from the reference, which may be wrong."""
         default = None if self.default_index is None else self.outcome(self.default_index)
         if not isinstance(default, BenchmarkFailed) or default.kind != "mismatch" or self.counts["measured"]:
             return False
@@ -446,7 +445,7 @@ class State:
 
     @property
     def total(self) -> int:
-        """Candidates of the space."""
+        """Number of candidates in the space."""
         return 0 if self.header is None else self.header.total
 
     @property
@@ -456,7 +455,7 @@ class State:
 
     @property
     def settled(self) -> int:
-        """Number of candidates that need no more work: measured, failed, pruned and duplicates."""
+        """Number of candidates that need no more work: they are measured, failed, pruned or duplicates."""
         return sum(self.counts.values())
 
     @property
@@ -471,8 +470,8 @@ class State:
         return self.entries[index]
 
     def _note_library(self, event: ArtifactBuilt) -> None:
-        """Count the library of a group, for each distinct code in it."""
-        found = dict(zip(event.indices, event.machine, strict=False))
+        """Count a group's library once for each distinct code in it."""
+        machine = dict(zip(event.indices, event.machine, strict=False))
         fresh = not any(self.first(index).built for index in event.indices)  # else an earlier part reported it
         if fresh and event.seconds > 0 and event.reason != COMPILED_BEFORE:
             each_s = event.seconds / max(1, len(event.indices))
@@ -486,7 +485,7 @@ class State:
                 self._stored.add(index)
             self._count(entry, -1)
             entry.built = True
-            entry.machine = found.get(index) or entry.machine
+            entry.machine = machine.get(index) or entry.machine
             self._count(entry, 1)
 
     def _settle(self, event: Outcome) -> None:
@@ -499,31 +498,31 @@ class State:
         self._rank(first)
 
     def _forget(self, device: str) -> None:
-        """Retract the measurements of `device`, because its latencies cannot be ranked against the others'."""
+        """Retract the measurements of `device`, because its latencies do not compare with the other devices'."""
         for entry in self.entries.values():
             if isinstance(entry.outcome, CandidateMeasured) and entry.outcome.device == device:
                 self._count(entry, -1)
                 entry.outcome = None
                 self._rank(entry)
-                self.final = None  # of an earlier part, if there is one
+                self.final = None  # an earlier part may have had a final
 
     def _alias(self, index: int, same_as: int) -> None:
         self._made(index)
         self._made(same_as)
-        one, other = sorted((self.first(index), self.first(same_as)), key=lambda e: (not e.in_space, e.index))
-        if one is other:
+        first, other = sorted((self.first(index), self.first(same_as)), key=lambda e: (not e.in_space, e.index))
+        if first is other:
             return
-        self._count(one, -1)
+        self._count(first, -1)
         self._count(other, -1)
-        latest = [e.outcome for e in (one, other) if e.outcome is not None]
-        one.outcome, other.outcome = max(latest, key=lambda o: o.seq, default=None), None
-        self.built -= sum(entry.built and entry.in_space for entry in (one, other))
-        one.built, other.built = one.built or other.built, False
-        one.machine = one.machine or other.machine
-        self.built += one.built
-        other.parent = one.index
-        self._count(one, 1)
-        self._rank(one)
+        latest = [e.outcome for e in (first, other) if e.outcome is not None]
+        first.outcome, other.outcome = max(latest, key=lambda o: o.seq, default=None), None
+        self.built -= sum(entry.built and entry.in_space for entry in (first, other))
+        first.built, other.built = first.built or other.built, False
+        first.machine = first.machine or other.machine
+        self.built += first.built
+        other.parent = first.index
+        self._count(first, 1)
+        self._rank(first)
         self._rank(other)
         self.counts["duplicate"] += other.in_space
 
@@ -559,8 +558,8 @@ class State:
 
 
 def header_in(state: State) -> RunStarted:
-    """Return the header of a run that has begun: a reader refuses a journal without one."""
-    assert state.header is not None, "no event came before it"
+    """Return the header of a run that has begun. Readers refuse a journal without a header."""
+    assert state.header is not None, "the header is the first event"
     return state.header
 
 
@@ -570,7 +569,7 @@ def proposed(state: State) -> list[Entry]:
 
 
 def finished(state: State, budget: Budget, reason: str = "") -> bool:
-    """Tell whether a run has ended, or ends now for `reason`, and `budget` admits no more."""
+    """Tell whether a run has ended, or ends now for `reason`, and `budget` admits no more candidates."""
     if (reason := reason or ended_by(state)) in ("", "stopped"):
         return False
     done = [entry for entry in proposed(state) if state.outcome(entry.index) is not None]
@@ -582,17 +581,17 @@ def finished(state: State, budget: Budget, reason: str = "") -> bool:
 
 
 def all_proposed(state: State, budget: Budget, reason: str = "") -> bool:
-    """Tell whether a run has ended because its strategy had no more to propose, also where `budget` admits more."""
+    """Tell whether a run has ended because its strategy proposes no more, even though `budget` may admit more."""
     return (reason or ended_by(state)) == "enough" and budget.auto
 
 
 def ended_by(state: State) -> str:
-    """Return why a run ended; empty where it has not, or was interrupted."""
+    """Return the reason that a run ended; empty if it has not ended, or was interrupted."""
     return "" if state.finished is None else state.finished.reason
 
 
 def recorded_budget(header: RunStarted) -> Budget:
-    """Return the budget that a header has; none where it cannot be read."""
+    """Return the budget in a header, or an unlimited budget if it cannot be read."""
     try:
         return msgspec.convert(header.settings.get("budget") or {}, Budget)
     except (msgspec.ValidationError, UsageError):

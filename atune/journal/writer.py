@@ -1,4 +1,4 @@
-"""The journal's one writer: appends whole lines, syncs them in groups off the event loop, and holds the lock."""
+"""The only writer of a journal: it appends whole lines, syncs them in groups off the event loop, and holds the lock."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def line_of(event: Event) -> bytes:
 
 
 class Journal:
-    """The one writer of a journal. It holds a lock, which ends with its process, however that dies.
+    """The only writer of a journal. It holds a lock that its process releases however it dies.
 
-    Make one with `create` or `reopen`. Usable as a context manager.
+    Create it by `create`, `reopen` or `start`, and use it as a context manager.
     """
 
     def __init__(self, path: str, fd: int, size: int, next_seq: int, *, remove_if_empty: bool = False) -> None:
@@ -41,14 +41,14 @@ class Journal:
         self._next_seq = next_seq
         self._remove_if_empty = remove_if_empty
         self.torn_bytes = 0
-        """Length of a torn last line that the next append cuts off."""
+        """Length of a torn last line, which the next append cuts off."""
         self._written = self._synced = 0
         self._syncing: anyio.Event | None = None
         self._broken: AtuneError | None = None
 
     @classmethod
     def create(cls, path: str | Path) -> Journal:
-        """Start a new journal that only its owner can read. In the cache folder, missing folders are made, private too.
+        """Start a new journal that only its owner can read. In the cache folder, create missing folders, also private.
 
         Raises `JournalError` if `path` cannot be written, has no folder, is not empty, or has another writer.
         """
@@ -61,7 +61,7 @@ class Journal:
                 do = "set ATUNE_CACHE_DIR to a folder that you may write"
                 raise cannot("create the folder of", path, error, do) from error
         elif not os.path.exists(folder):
-            raise JournalError(f"cannot write the journal {path}: there is no folder {folder}; make it first")
+            raise JournalError(f"cannot write the journal {path}: there is no folder {folder}; create it first")
         fd, made = _open_locked(path, create=True)
         if os.fstat(fd).st_size:
             os.close(fd)
@@ -71,9 +71,9 @@ class Journal:
 
     @classmethod
     def reopen(cls, path: str | Path) -> tuple[Journal, list[AnyEvent]]:
-        """Open a journal to continue it, and return it with its events. The first append cuts a torn tail off.
+        """Open a journal to continue it, and return it with its events. The first append cuts off a torn tail.
 
-        Raises `JournalError` as `create` and `read` do.
+        Raises `JournalError` like `create` and `read`.
         """
         path = str(path)
         fd, _ = _open_locked(path)
@@ -89,27 +89,28 @@ class Journal:
 
     @classmethod
     def start(cls, path: str | Path) -> tuple[Journal, list[AnyEvent]]:
-        """Reopen the journal at `path` with its events; create it if the file is missing or empty."""
+        """Reopen the journal at `path` with its events, or create it if the file is missing or empty."""
         with suppress(OSError):
             if os.stat(path).st_size or not os.path.isfile(path):
                 return cls.reopen(path)
         return cls.create(path), []
 
     def append(self, event: Event) -> None:
-        """Write `event` as one whole line. It survives this process at once, and the machine after `sync`.
+        """Write `event` as a whole line. It survives the death of this process, and after `sync` that of the machine.
 
-        Raises `MachineError` if it cannot be written, and `JournalError` for a line too long. Earlier lines stay whole.
+        Raises `MachineError` if it cannot be written, and `JournalError` if it is too long. Earlier lines stay whole.
         """
         if self._broken is not None:
             raise self._broken
         if event.seq != self._next_seq:
-            raise ValueError(f"event {event.seq} out of turn: the journal's next is {self._next_seq}")
+            raise ValueError(f"event {event.seq} is out of order: the journal's next event is {self._next_seq}")
         line = line_of(event)
         if len(line) > MAX_LINE_BYTES:
-            raise JournalError(f"the journal {self.path} takes no event of {len(line)} bytes: {type(event).__name__}")
+            event_bytes = f"{type(event).__name__} has {len(line)} bytes, and a journal's line at most {MAX_LINE_BYTES}"
+            raise JournalError(f"cannot write the journal {self.path}: {event_bytes}")
         done = 0
         try:
-            if self.torn_bytes:  # only now: a journal that is only opened stays unchanged
+            if self.torn_bytes:  # not earlier, so that opening a journal does not change it
                 os.ftruncate(self._fd, self._size)
                 self.torn_bytes = 0
             while done < len(line):
@@ -121,9 +122,9 @@ class Journal:
         self._written += 1
 
     async def sync(self) -> None:
-        """Return once everything appended so far is on the disk. Concurrent callers share one sync.
+        """Wait until all appended events are on the disk. Concurrent callers share a sync.
 
-        The sync runs in a thread, which ends on its own if a caller is cancelled. Raises as `append` does.
+        The sync runs in a thread, which ends on its own if a caller is cancelled. Raises like `append`.
         """
         wanted = self._written
         while self._synced < wanted:
@@ -138,20 +139,20 @@ class Journal:
                 await anyio.to_thread.run_sync(_sync_file, self._fd, abandon_on_cancel=True)
                 self._synced = max(self._synced, covers)
             except OSError as error:
-                # Sticky: after a failed fsync Linux drops the dirty pages, and the next fsync would wrongly succeed.
+                # Final, because after a failed fsync Linux drops the dirty pages, and a second would wrongly succeed.
                 self._break("sync", error)
             finally:
                 self._syncing = None
                 done.set()
 
     def close(self) -> None:
-        """Close the file and release its lock. A file that was made here and got no event is removed. Idempotent."""
+        """Close the file and release its lock; remove it if it was created here and has no event. Idempotent."""
         if self._fd < 0:
             return
         if self._remove_if_empty and self._size == 0:
             with suppress(OSError):
                 os.unlink(self.path)
-        # By hand: an abandoned sync may still run in its thread, and would hold the lock until its end.
+        # Closing is not enough: an abandoned sync may still run in its thread, and would hold the lock until its end.
         fcntl.flock(self._fd, fcntl.LOCK_UN)
         os.close(self._fd)
         self._fd = -1
@@ -167,21 +168,21 @@ class Journal:
             with suppress(OSError):  # the next reader then cuts off the torn line
                 os.ftruncate(self._fd, self._size)
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        do = f"free some space, then atune resume {shlex.quote(self.path)} goes on" if full else ""
-        self._broken = MachineError(str(cannot(doing, self.path, error, do)))  # the call was right when the run began
+        do = f"free some space, and continue with atune resume {shlex.quote(self.path)}" if full else ""
+        self._broken = MachineError(str(cannot(doing, self.path, error, do)))  # not the caller's mistake
         raise self._broken from error
 
 
 def _sync_file(fd: int) -> None:
     os.fsync(fd)
     if os.fstat(fd).st_nlink == 0:
-        # Writing to a removed file always succeeds, and the data is lost.
+        # Writes to a removed file succeed, but the data is lost.
         raise OSError(errno.ESTALE, "it was removed, or its file system went away, while the run wrote it")
 
 
 def _sync_folder(path: str) -> None:
-    # Without it the file's name may be lost in a power failure although its content was synced.
-    with suppress(OSError):  # not every file system can
+    # Without this, a power failure may lose the file's name although its content was synced.
+    with suppress(OSError):  # some file systems cannot sync a folder
         fd = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -190,21 +191,21 @@ def _sync_folder(path: str) -> None:
 
 
 def _open_locked(path: str, *, create: bool = False) -> tuple[int, bool]:
-    """Open the file at `path` and lock it. Returns it, and whether it was made here.
+    """Open the file at `path`, lock it, and return its descriptor and whether the call created it.
 
-    A writer that ends may remove its empty file between the two steps. Then `path` is opened again.
+    Between the two steps, a writer that ends may remove its empty file. Then `path` is opened again.
     """
-    # Not O_WRONLY: opening a pipe to write would wait for its reader.
+    # Not O_WRONLY, because opening a pipe to write would wait for its reader.
     flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
     while True:
         made = create and not os.path.lexists(path)
-        through_link = create and os.path.islink(path)  # its target is made, and not removed
+        through_link = create and os.path.islink(path)  # creates the link's target, which is not removed later
         new = os.O_CREAT | os.O_EXCL if made else os.O_CREAT if through_link else 0
         try:
             fd = os.open(path, flags | new, 0o600)
         except OSError as error:
             if isinstance(error, FileExistsError if made else FileNotFoundError) and create and not through_link:
-                continue  # another writer made or removed it meanwhile
+                continue  # another writer has just created or removed it
             raise cannot("write", path, error) from error
         _lock(fd, path)
         if os.fstat(fd).st_nlink:
@@ -219,11 +220,11 @@ def _lock(fd: int, path: str) -> None:
         while True:
             with suppress(BlockingIOError):
                 return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # no writer has it, but `is_written` looks
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises only for a writer's lock, not for `is_written`
     except BaseException as error:
         os.close(fd)
         if isinstance(error, BlockingIOError):
-            busy = f"the journal {path} is being written by another run: wait for it, or give another path"
+            busy = f"another run is writing the journal {path}: wait until it ends, or give another path"
             raise JournalError(busy) from error
         if isinstance(error, OSError):
             raise cannot("lock", path, error) from error
@@ -231,7 +232,7 @@ def _lock(fd: int, path: str) -> None:
 
 
 def is_written(path: Path) -> bool:
-    """Tell whether a run holds the lock of its journal, or its set's, at `path`. Raises `OSError`."""
+    """Tell whether a run holds the lock of the journal, or of the set's lock file, at `path`. Raises `OSError`."""
     try:
         with regular_file(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -240,25 +241,25 @@ def is_written(path: Path) -> bool:
     return False
 
 
-# ---- files written from what is known
+# ---- files written as a whole
 
 
 def write_journal(output: str, events: Iterable[AnyEvent]) -> None:
     """Write the new journal `output`, whole or not at all. Raises `JournalError` if it exists or cannot be written."""
-    Journal.create(output).close()  # refused before anything is written, if a file exists
+    Journal.create(output).close()  # raises before anything is written, if a file exists
     try:
         with whole_file(Path(os.path.realpath(output))) as part:
             _write_synced(part, map(line_of, events))
-            Journal.create(output).close()  # again, because writing may have taken long
+            Journal.create(output).close()  # once more, because writing may have taken long
     except OSError as error:
         raise cannot("write", output, error) from error
 
 
 def write_output(path: str, data: bytes) -> None:
-    """Write `data` to `path`, whole or not at all, and never in a journal's place.
+    """Write `data` to `path`, whole or not at all, and never over a journal.
 
-    An existing file keeps its mode; the umask decides on that of a new one. A special file, such as a pipe, is written
-    directly. Raises `UsageError` if `path` is a journal, a source file of Python, or not writable.
+    An existing file keeps its mode; a new file gets its mode from the umask. A special file, such as a pipe, is written
+    directly. Raises `UsageError` if `path` is a journal, a Python source file, or not writable.
     """
     try:
         real = os.path.realpath(path)  # a symbolic link stays a link
@@ -269,9 +270,9 @@ def write_output(path: str, data: bytes) -> None:
         if is_journal(real):
             raise UsageError(f"{path} is a journal, which is never overwritten: give another file")
         if mode is not None and real.endswith(".py"):
-            raise UsageError(f"{path} is a source file of Python, which is not overwritten: give another file")
+            raise UsageError(f"{path} is a Python source file, which is not overwritten: give another file")
         if mode is None:
-            status = Path("/proc/self/status").read_text()  # asking the system itself would change it, for all threads
+            status = Path("/proc/self/status").read_text()  # os.umask would change the umask for all threads
             mode = 0o666 & ~int(status.partition("\nUmask:")[2].split()[0], 8)
         with whole_file(Path(real)) as part:
             _write_synced(part, [data])

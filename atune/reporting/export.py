@@ -1,4 +1,4 @@
-"""Records: all as rows, which the page, the table on a screen, CSV and JSON take, and one in full, as text and JSON."""
+"""Render records: all as rows for the page, the screen, CSV and JSON, or a single record in full, as text or JSON."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def export(journal: str | Path, to: str) -> bytes:
     Raises `UsageError` for another format, and `JournalError`.
     """
     if to not in FORMATS:
-        raise UsageError(f"--to {to}: give one of {', '.join(FORMATS)}")
-    found = rows(replay(journal))
-    return _csv(found) if to == "csv" else f"{json.dumps(found, indent=1)}\n".encode()
+        raise UsageError(f"--to {to}: unknown format; give {' or '.join(FORMATS)}")
+    table = rows(replay(journal))
+    return _csv(table) if to == "csv" else f"{json.dumps(table, indent=1)}\n".encode()
 
 
 def rows(result: Result, records: Iterable[Record] | None = None) -> list[dict[str, Any]]:
-    """Return a flat row for each record: what became of it, its facts, and its configuration as ``config.NAME``.
+    """Return a flat row for each record: its outcome, its facts, and its configuration as ``config.NAME``.
 
-    `records`: which, in this order (default: all, by index). What is not known is None.
+    `records`: the records to export, in this order (default: all, by index). Unknown values are None.
     """
     marks, final = marks_of(result), {entry.index: entry.timing.latency_ms for entry in result.final}
-    first = {one.index: one.timing.latency_ms for one in result.measurements}
+    first = {measurement.index: measurement.timing.latency_ms for measurement in result.measurements}
     arch = result.header.target.arch
 
     def row(record: Record) -> dict[str, Any]:
@@ -75,22 +75,22 @@ def rows(result: Result, records: Iterable[Record] | None = None) -> list[dict[s
 
 
 def _fields(part: object, *names: str) -> dict[str, Any]:
-    """Return fields of a part of a record by name; None each where the part is not known."""
+    """Return the named fields of a part of a record; each is None if the part is unknown."""
     return {name: getattr(part, name, None) for name in names}
 
 
 def _times_winner(result: Result, record: Record, final: dict[int, float], first: dict[int, float]) -> float | None:
-    """Return a record's latency over the winner's: final timings among themselves, and first ones."""
+    """Return a record's latency over the winner's. Final timings are compared with final, first with first timings."""
     credited, best = record.credited, result.best_index
     timed = final if credited in final else first
     if best is None or credited not in timed:
         return None
-    fastest = timed.get(best) or final.get(best)  # a baseline's first timing is not among those of the space
+    fastest = timed.get(best) or final.get(best)  # `first` lacks a baseline that may not win
     return timed[credited] / fastest if fastest else None
 
 
 def occupancy(record: Record, arch: str) -> Occupancy | None:
-    """Return how many blocks of a candidate a multiprocessor of `arch` holds, and why; None where it is not known."""
+    """Return how many of a candidate's blocks a multiprocessor of `arch` holds, and the limits; None if unknown."""
     facts, machine = record.facts, record.machine
     if facts is None or machine is None or not facts.threads:
         return None
@@ -106,17 +106,15 @@ def _csv(table: list[dict[str, Any]]) -> bytes:
 
 
 def _safe(value: Any) -> Any:
-    # A spreadsheet takes text that begins like this for a formula, and a journal may come from a stranger.
+    # A spreadsheet would evaluate text that begins like this as a formula, and a journal may come from a stranger.
     safe = f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
     return shown(safe) if isinstance(safe, str) else safe
 
 
 def table(result: Result, most: int | None = None) -> str:
-    """Return the records as aligned text, one a row, with what it is in its note: winner, default, tie, failed.
+    """Return the records as aligned text, with a note in each row, such as winner, default, tie or the failure.
 
-    The winner comes first, then the other finalists by their final timing. Those with a first timing alone follow,
-    by that; then failures with their reasons. The two kinds of timing are not compared with each other.
-    `most`: rows at most.
+    The rows are in the order of `ranking`, because final and first timings do not compare. `most`: rows at most.
     """
     records = ranking(result)[:most]
     lines = [("latency ms", "spread", "index", "config", "note")]
@@ -129,22 +127,21 @@ def table(result: Result, most: int | None = None) -> str:
 
 
 def ranking(result: Result) -> list[Record]:
-    """Return the records: the winner, the others of the final, those timed once, and those without a latency.
-
-    Finalists are in order of their final timing, those timed once in that of their first, failures in that of kinds.
+    """Sort the records: first the winner, then the other finalists by their final timing, then the other measured
+    candidates by their first timing, and last the candidates without a latency, by kind of failure.
     """
     final, best = {entry.index for entry in result.final}, None if result.best is None else result.best.index
     return sorted(result.all_records, key=lambda record: _place(record, best, final))
 
 
 def marks_of(result: Result) -> dict[int, str]:
-    """Return the marks of candidates by index: ``winner``, ``tie``, ``default``, and whether the space lacks it."""
+    """Return the marks of candidates by index: ``winner``, ``tie``, ``default`` or ``default, not in the space``."""
     default, best = result.default, None if result.best is None else result.best.index
-    known = [(best, "winner"), *((index, "tie") for index in result.ties or ())]
+    pairs = [(best, "winner"), *((index, "tie") for index in result.ties or ())]
     if default is not None:
-        known.append((default.index, "default" if default is not result.baseline else "default, not in the space"))
+        pairs.append((default.index, "default" if default is not result.baseline else "default, not in the space"))
     marks: dict[int, str] = {}
-    for index, mark in known:
+    for index, mark in pairs:
         if index is not None:
             marks[index] = ", ".join(filter(None, (marks.get(index), mark)))
     return marks
@@ -157,7 +154,7 @@ def _place(record: Record, winner: int | None, final: set[int]) -> tuple[bool, b
 
 
 def outcome(record: Record, final: Container[int] = ()) -> str:
-    """Return what became of a record in a line. `final`: the credited indices whose final timing counts."""
+    """Return a record's outcome as a line of text. `final`: the credited indices whose final timing counts."""
     if record.same_as is not None:
         return f"same code as {record.same_as}"
     if record.status == "measured":
@@ -169,7 +166,7 @@ def outcome(record: Record, final: Container[int] = ()) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], numbers: int = 0) -> str:
-    """Return rows as text in columns, the first `numbers` of them on the right of their column."""
+    """Return rows as text in columns. The first `numbers` columns are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -179,39 +176,40 @@ def aligned(rows: Sequence[Sequence[str]], numbers: int = 0) -> str:
     return "\n".join(lines)
 
 
-# ---- one record in full
+# ---- a single record in full
 
 DEFAULTS = "the kernel's defaults"
-"""Name of the empty configuration."""
+"""Text for an empty configuration."""
 Facts = list[tuple[str, str]]
 REPEATED = 2.0
-"""Times its even share of a loop, from which a thread's work is worth a warning."""
+"""A loop gets a warning if a thread does at least this many times its even share of the iterations."""
 
 
 def facts_of(record: Record, arch: str, records: Sequence[Record] = ()) -> Facts:
-    """Return the facts of a record by name, as text. `records`: all of its run, which name the layouts it replaced."""
-    facts, machine, found = record.facts, record.machine, occupancy(record, arch)
+    """Return the facts of a record by name, as text. `records`: those of its run, for the layouts it replaced."""
+    facts, machine, blocks = record.facts, record.machine, occupancy(record, arch)
     layouts = (facts and facts.layouts) or Layouts()
     known: Facts = []
     if record.instead is not None:
         known.append(("choice", outcome(record)))
-    elif others := [str(one.index) for one in records if one.instead == record.index]:
+    elif others := [str(other.index) for other in records if other.instead == record.index]:
         known.append(("choice", f"preferred to candidate{'s' if len(others) > 1 else ''} {', '.join(others)}"))
     if facts is not None:
         known += [("threads", str(facts.threads))] if facts.threads is not None else []
         known += [("grid", f"{_shape(facts.grid)} blocks")] if facts.grid else []
         known += [("source", f"{facts.source_bytes} bytes")] if facts.source_bytes is not None else []
     if machine is not None:
-        known += [("registers", f"{machine.registers} a thread"), ("stack", f"{machine.stack_bytes} bytes a thread")]
+        known.append(("registers", f"{machine.registers} per thread"))
+        known.append(("stack", f"{machine.stack_bytes} bytes per thread"))
         smem_bytes = machine.static_smem_bytes + ((facts and facts.smem_bytes) or 0)
-        known += [("shared memory", f"{smem_bytes} bytes a block"), ("code", f"{machine.code_bytes} bytes")]
-    if found is not None:
-        limits = f"limited by {' and '.join(found.limits)}"
-        known += [("occupancy", f"{found.blocks} blocks a multiprocessor, {limits}")]
-    for one in layouts.fragments:
-        held = f", each element in {one.replication} threads" if one.replication > 1 else ""
-        text = f"{_shape(one.shape)} {one.dtype}: {one.slots} slots a thread{held}"
-        known.append((f"fragment {printable(one.name)}", text))
+        known += [("shared memory", f"{smem_bytes} bytes per block"), ("code", f"{machine.code_bytes} bytes")]
+    if blocks is not None:
+        limits = f"limited by {' and '.join(blocks.limits)}"
+        known += [("occupancy", f"{blocks.blocks} blocks per multiprocessor, {limits}")]
+    for fragment in layouts.fragments:
+        held = f", each element in {fragment.replication} threads" if fragment.replication > 1 else ""
+        text = f"{_shape(fragment.shape)} {fragment.dtype}: {fragment.slots} slots per thread{held}"
+        known.append((f"fragment {printable(fragment.name)}", text))
     known += [(f"loop {n}", _loop(loop)) for n, loop in enumerate(layouts.loops)]
     for n, loop in enumerate(layouts.loops):
         stored = printable(", ".join(name for name in loop.stores if "(local" not in name))
@@ -221,18 +219,18 @@ def facts_of(record: Record, arch: str, records: Sequence[Record] = ()) -> Facts
     return known
 
 
-def _loop(one: LoopFacts) -> str:
-    parts = [f"{_shape(one.extents)}: {one.slots} iterations a thread"]
-    parts += [f"each done by {one.replication} threads"] if one.replication > 1 else []
-    parts += [f"{one.redundant} of them redundant"] if one.redundant else []
-    parts += [f"{one.width} wide"]
-    parts += ["only some threads do it or store"] if one.uneven else []
-    source, slots = one.by_source
-    if slots > one.slots:
-        parts.append(f"not laid out as {printable(source)} ({slots} a thread)")
-    elif slots == one.slots and one.redundant:
-        parts.append(f"laid out as {printable(source)}, not evenly ({slots - one.redundant} a thread)")
-    parts += [f"stores {printable(', '.join(one.stores))}"] if one.stores else []
+def _loop(loop: LoopFacts) -> str:
+    parts = [f"{_shape(loop.extents)}: {loop.slots} iterations per thread"]
+    parts += [f"each done by {loop.replication} threads"] if loop.replication > 1 else []
+    parts += [f"{loop.redundant} of them redundant"] if loop.redundant else []
+    parts += [f"{loop.width} wide"]
+    parts += ["only some threads run it or store"] if loop.uneven else []
+    source, slots = loop.by_source
+    if slots > loop.slots:
+        parts.append(f"not laid out as {printable(source)} ({slots} per thread)")
+    elif slots == loop.slots and loop.redundant:
+        parts.append(f"laid out as {printable(source)}, not evenly ({slots - loop.redundant} per thread)")
+    parts += [f"stores {printable(', '.join(loop.stores))}"] if loop.stores else []
     return ", ".join(parts)
 
 
@@ -243,23 +241,23 @@ def _shape(sizes: Sequence[int]) -> str:
 def record_data(record: Record, arch: str, result: Result | None = None) -> dict[str, Any]:
     """Return a record as ``--json`` prints it: its fields, a `machine` with every field, and its occupancy.
 
-    `result`: where it comes from, which adds its journal, and its first `measurement`.
+    `result`: the result that has the record; it adds the path of the journal and the record's first `measurement`.
     """
     machine = record.machine and msgspec.structs.asdict(record.machine)
     more: dict[str, Any] = {"machine": machine, "occupancy": occupancy(record, arch), "target": arch or "c"}
     if result is not None:
         more |= {"journal": result.journal, "measurement": _first(result, record)}
-    found: dict[str, Any] = msgspec.to_builtins(msgspec.structs.asdict(record) | more)
-    return found
+    data: dict[str, Any] = msgspec.to_builtins(msgspec.structs.asdict(record) | more)
+    return data
 
 
 def _first(result: Result, record: Record) -> Measurement | None:
     """Return the first measurement of a record's code."""
-    return next((one for one in result.measurements if one.index == record.credited), None)
+    return next((timed for timed in result.measurements if timed.index == record.credited), None)
 
 
 def record_lines(record: Record, arch: str, result: Result | None = None) -> list[str]:
-    """Return a record for people, safe to print: its configuration and its facts, and all that a `result` has of it."""
+    """Return a record as lines that are safe to print: its configuration, its facts, and with `result` its outcome."""
     config = ("config", describe_config(record.config) or DEFAULTS)
     if result is None:
         return _lines([config, ("target", arch or "c"), *facts_of(record, arch)])
@@ -278,7 +276,7 @@ def record_lines(record: Record, arch: str, result: Result | None = None) -> lis
             known.append(("  samples", printable(" ".join(f"{us:g}" for us in timing.samples_us)) + " µs"))
     if measured is not None:
         error = "" if measured.max_error is None else f", largest difference {measured.max_error:.3g}"
-        known.append(("outputs", f"right{error}" if measured.checked else "not checked"))
+        known.append(("outputs", f"correct{error}" if measured.checked else "not checked"))
     known += facts_of(record, arch, result.all_records)
     if record.facts is not None and header.origin:
         journal = shlex.quote(printable(str(result.journal)))

@@ -1,11 +1,11 @@
-"""Which axes mattered: the share of the log latency's variance that each axis explains by itself.
+"""Importance of axes: the share of the log latency's variance that each axis explains by itself.
 
-The log latencies get an additive model: a level for each value of each axis, by least squares. An axis explains the
-covariance of its levels with the latencies (Li and others, Global Sensitivity Analysis for Systems with Independent
-and/or Correlated Inputs, J. Phys. Chem. A 114, 2010). If every value meets every other equally often, these are the
-main effects of a functional analysis of variance. Source: Hutter, Hoos and Leyton-Brown, An Efficient Approach for
-Assessing Hyperparameter Importance, ICML 2014. The share that as many levels would explain of pure noise is
-subtracted. So all axes together explain the adjusted R² (Ezekiel, 1929).
+An additive model is fitted to the log latencies by least squares, with a level for each value of each axis. An axis
+explains the covariance of its levels with the latencies (Li and others, Global Sensitivity Analysis for Systems with
+Independent and/or Correlated Inputs, J. Phys. Chem. A 114, 2010). If every value meets every other equally often,
+these shares are the main effects of a functional analysis of variance (Hutter, Hoos and Leyton-Brown, An Efficient
+Approach for Assessing Hyperparameter Importance, ICML 2014). The share of pure noise that as many levels would explain
+is subtracted, so all axes together explain the adjusted R² (Ezekiel, 1929).
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from atune.journal.result import Result
 from atune.model.candidate import Config, key_of
 
 LEAST_POINTS = 20
-"""With fewer candidates, there is no answer. There must also be twice as many as the model has levels to choose."""
+"""Fewer candidates give no answer. There must also be twice as many candidates as the model has free levels."""
 SWEEPS, CONVERGED = 100, 1e-5
-"""Sweeps of the least squares at most, and the change of a log latency below which they end."""
+"""Most sweeps of the least squares, and the change of a log latency below which the sweeps end."""
 WORTH = 0.05
-"""Share from which a line of text names an axis."""
+"""Least share of an axis that a line of text names."""
 NAMED = 5
-"""Axes that a line of text names at most."""
+"""Most axes that a line of text names."""
 
 
 class Importance(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares of the variance of the log latency that axes explain."""
+    """The shares of the log latency's variance that the axes explain."""
 
     shares: dict[str, float]
-    """Share of each axis, the largest first, without axes that had a single value."""
+    """Share of each axis, the largest first. Axes with a single value are left out."""
     unexplained: float
     """Share that no axis explains by itself: combinations of axes, and noise."""
     candidates: int
-    """How many latencies this rests on."""
+    """Number of latencies that the shares are computed from."""
 
     def describe(self) -> str:
-        """Return it as a line of text, such as ``block_M 61 %, num_stages 22 %; …``; empty where no axis stands out."""
+        """Return a line of text, such as ``block_M 61 %, num_stages 22 %; …``; empty if no axis stands out."""
         named = [(name, share) for name, share in self.shares.items() if share >= WORTH][:NAMED]
-        basis = f"by {self.candidates:,} candidates"
+        basis = f"from {self.candidates:,} candidates"
         if not named:
             return ""
         text = ", ".join(f"{name} {100 * share:.0f} %" for name, share in named)
@@ -50,30 +50,30 @@ class Importance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def axis_importance(result: Result) -> Importance | None:
-    """Return which axes mattered, by first timings, a duplicate's by its original's. None for too few measurements."""
+    """Compute the importance of axes by first timings, a duplicate's by its original's. None for too few of them."""
     known = {m.index: m.timing.latency_ms for m in result.measurements}
     return importance_of([(r.config, known[r.credited]) for r in result.records if r.credited in known])
 
 
 def importance_of(points: Sequence[tuple[Config, float]]) -> Importance | None:
-    """Return what each axis explains of `points`, configurations with their latency in ms. None for too few of them."""
+    """Compute the importance of axes from `points`: configurations with their latency in ms. None for too few."""
     names = dict.fromkeys(name for config, _ in points for name in config)
     texts = {name: [_text(config, name) for config, _ in points] for name in names}
-    levels = {name: len(set(found)) - 1 for name, found in texts.items() if len(set(found)) > 1}
+    levels = {name: len(set(values)) - 1 for name, values in texts.items() if len(set(values)) > 1}
     free = sum(levels.values())
     if not levels or len(points) < max(LEAST_POINTS, 2 * (free + 1)):
         return None
     logs = [math.log(ms) for _, ms in points]
     mean = math.fsum(logs) / len(logs)
-    values = [log - mean for log in logs]
-    total = math.fsum(value * value for value in values)
-    if total <= 1e-18 * len(values):
+    centred = [log - mean for log in logs]
+    total = math.fsum(value * value for value in centred)
+    if total <= 1e-18 * len(centred):
         return Importance(shares=dict.fromkeys(levels, 0.0), unexplained=0.0, candidates=len(points))
-    effects, left = _additive({name: texts[name] for name in levels}, values)
+    effects, left = _additive({name: texts[name] for name in levels}, centred)
     noise = math.fsum(value * value for value in left) / (len(points) - free - 1)
     shares = {}
-    for name, found in effects.items():
-        shared = math.fsum(effect * value for effect, value in zip(found, values, strict=True))
+    for name, of_axis in effects.items():
+        shared = math.fsum(effect * value for effect, value in zip(of_axis, centred, strict=True))
         shares[name] = round(max(0.0, (shared - levels[name] * noise) / total), 4)
     ordered = dict(sorted(shares.items(), key=lambda item: -item[1]))
     rest = round(max(0.0, 1.0 - sum(shares.values())), 4)
@@ -81,16 +81,16 @@ def importance_of(points: Sequence[tuple[Config, float]]) -> Importance | None:
 
 
 def _text(config: Config, name: str) -> bytes:
-    """Return a value as text; a name that a configuration lacks is a value like others."""
+    """Return a value as text. A missing axis counts as a value of its own."""
     return key_of(config[name]) if name in config else b""
 
 
 def _additive(
     axes: Mapping[str, Sequence[bytes]], values: Sequence[float]
 ) -> tuple[dict[str, list[float]], list[float]]:
-    """Return the level of each value on each axis whose sums come nearest to `values`, and what they leave.
+    """Fit a level to each value of each axis, so that their sums come nearest to `values`; also return the residuals.
 
-    Backfitting (Breiman and Friedman 1985): each axis in turn takes the means of what the others leave.
+    By backfitting (Breiman and Friedman 1985): each axis in turn takes the means of the residuals of the others.
     """
     effects, left = {name: [0.0] * len(values) for name in axes}, list(values)
     for _ in range(SWEEPS):
@@ -100,9 +100,9 @@ def _additive(
             members: dict[bytes, list[float]] = {}
             for text, rest in zip(texts, left, strict=True):
                 members.setdefault(text, []).append(rest)
-            means = {text: math.fsum(found) / len(found) for text, found in members.items()}
+            means = {text: math.fsum(group) / len(group) for text, group in members.items()}
             effects[name] = [means[text] for text in texts]
             left = [rest - effect for rest, effect in zip(left, effects[name], strict=True)]
-        if max(abs(one - other) for one, other in zip(before, left, strict=True)) < CONVERGED:
+        if max(abs(old - new) for old, new in zip(before, left, strict=True)) < CONVERGED:
             break
     return effects, left

@@ -26,11 +26,11 @@ DETAILS = frozenset({
     "candidate_proposed", "candidate_lowered", "candidate_pruned", "artifact_built", "benchmark_started",
     "space_surveyed",
 })  # fmt: skip
-"""Events that are logged as warnings, and those of debugging; the rest is info."""
+"""Events that are logged at level warning, and at level debug; all others are info."""
 LONG_FIELDS = ("timing", "entries", "reference", "kernel")
-"""Fields with all samples, and that of the winner's library, which debug entries of their own have."""
+"""Fields with samples or the winner's library. They go into a debug entry of their own."""
 SHARED_FIELDS = ("run", "workload", "seq", "time", "index", "config")
-"""Fields that these share with the entry of their event."""
+"""Fields that this debug entry repeats from the entry of its event."""
 HIDDEN_FIELDS = ("seq", "mono", "detail")
 """Fields that the log for people leaves out."""
 
@@ -46,9 +46,9 @@ class EventLog(Protocol):
 
 
 Log = EventLog | logging.Logger | logging.LoggerAdapter[Any] | Literal[False]
-"""A logger of structlog or of `logging`; False for none."""
+"""A logger of structlog or of `logging`; False for no log."""
 LogEvent = Callable[[Event, State | None, str], None]
-"""Logs an event, given the state with it and the name of its journal; empty where there is none."""
+"""Logs an event. Its other arguments are the state after the event, and the name of the journal or an empty text."""
 
 
 def event_log(log: Log | None) -> LogEvent:
@@ -56,17 +56,17 @@ def event_log(log: Log | None) -> LogEvent:
 
     An entry has the event's name, and its fields as JSON-compatible data. ``time`` is text (ISO 8601, UTC) and ``mono``
     is in seconds. The event's class gives the units of other fields; its ``message`` is the entry's ``text``. Each
-    entry has ``run`` and ``workload`` too, and that of a candidate its ``config``. Where a candidate was measured, is
-    the best so far, or wins, the entry has its ``latency_ms`` and ``spread``. The samples are in a debug entry, whose
-    name ends with ``_details``.
+    entry also has ``run`` and ``workload``, and the ``config`` of its candidate. If the candidate was measured, is the
+    best so far, or wins, the entry has its ``latency_ms`` and ``spread``. The samples are in a debug entry of their
+    own, whose name ends with ``_details``.
 
-    Losses and failures are warnings, the steps of single candidates are debug, and the rest is info. `log` decides
-    what is shown. A record of `logging` has the fields in its message, and as the dict ``record.atune``.
+    Losses and failures are warnings, the steps of single candidates are debug, and all other events are info. `log`
+    decides which it shows. A record of `logging` has the fields in its message, and as the dict ``record.atune``.
 
-    `log`: None takes the program's structlog if it was configured. If that takes no entries, or not one of them, this
-    is only a warning. Raises `UsageError` for what is no logger.
+    `log`: None takes the program's structlog if it was configured, and only warns if that refuses an entry. Raises
+    `UsageError` for anything that is not a logger.
     """
-    if unasked := log is None:  # structlog is not imported for this
+    if unasked := log is None:  # a program that did not import structlog did not configure it
         log = getattr(sys.modules.get("structlog"), "is_configured", bool)() and sys.modules["structlog"].get_logger()
     if log is False:
         return lambda *_: None
@@ -75,13 +75,13 @@ def event_log(log: Log | None) -> LogEvent:
     except Exception as error:
         if not unasked:
             loggers = "a logger of structlog, such as structlog.get_logger(), or of logging"
-            raise UsageError(f"log: give {loggers}, got {log!r}: {name_and_message(error)}") from error
+            raise UsageError(f"log: must be {loggers}, got {log!r}: {name_and_message(error)}") from error
         with suppress(Warning):
-            warn_caller(f"log: structlog takes no entry: {name_and_message(error)}; log=False: no log", RuntimeWarning)
+            warn_caller(f"log: structlog failed: {name_and_message(error)}; log=False turns it off", RuntimeWarning)
         return lambda *_: None
 
     def enter(event: Event, state: State | None, run: str) -> None:
-        if state is None:  # of an earlier part, which was logged then
+        if state is None:  # the event is of an earlier part of the run, which logged it
             return
         name, fields = str(type(event).__struct_config__.tag), _fields(event, state, run)
         brief = {field: value for field, value in fields.items() if field not in LONG_FIELDS}
@@ -94,7 +94,7 @@ def event_log(log: Log | None) -> LogEvent:
             if not unasked:
                 raise
             with suppress(Warning):
-                warn_caller(f"log: an entry is lost: {name_and_message(error)}; log=False: no log", RuntimeWarning)
+                warn_caller(f"log: lost an entry: {name_and_message(error)}; log=False turns it off", RuntimeWarning)
 
     return enter
 
@@ -102,8 +102,8 @@ def event_log(log: Log | None) -> LogEvent:
 def stream_logger(stream: TextIO | None = None) -> EventLog:
     """Return a logger that writes its entries to `stream` (default: stderr).
 
-    On a terminal it writes text for people, elsewhere one JSON object a line, in ASCII. Other loggers of the process
-    stay unchanged.
+    It writes text for people to a terminal, and a JSON object in ASCII per line to anything else. Other loggers of the
+    process stay unchanged.
     """
     import structlog
 
@@ -122,11 +122,11 @@ def stream_logger(stream: TextIO | None = None) -> EventLog:
 
 
 def _writer(log: Any) -> Callable[[str, str, dict[str, Any]], None]:
-    """Return a function that writes an entry of a level and a name through `log`. Raises for what is no logger."""
+    """Return a function of level, name and fields that writes an entry to `log`. Raises if `log` is no logger."""
     if isinstance(log, (logging.Logger, logging.LoggerAdapter)) and not hasattr(log, "bind"):
         return lambda level, name, fields: getattr(log, level)("%s %s", name, fields, extra={"atune": fields})
 
-    def method(name: str) -> Any:  # of the logger inside of an AsyncBoundLogger
+    def method(name: str) -> Any:  # an AsyncBoundLogger wraps the logger to write to
         return getattr(log.sync_bl if iscoroutinefunction(log.info) else log, name)
 
     with suppress(RuntimeError):  # outside of an event loop, an AsyncBoundLogger shows none of its methods
@@ -136,12 +136,12 @@ def _writer(log: Any) -> Callable[[str, str, dict[str, Any]], None]:
 
 
 def _fields(event: Event, state: State, run: str) -> dict[str, Any]:
-    """Return every field as data, for a machine, and what makes the entry one of its run and of a candidate."""
+    """Return an event's fields as data, with those that name its run and describe its candidate."""
     header = header_in(state)
     run = run.removesuffix(".jsonl") or f"{header.workload}-{header.time}"
     fields: dict[str, Any] = {"run": run, "workload": header.workload, **msgspec.to_builtins(event)}
     del fields["event"]  # structlog adds the name itself
-    if "message" in fields:  # which a record of `logging` has already
+    if "message" in fields:  # a record of `logging` has a message of its own
         fields["text"] = fields.pop("message")
     fields["time"] = datetime.fromtimestamp(event.time, UTC).isoformat(timespec="microseconds")
     index, timing = getattr(event, "index", None), getattr(event, "timing", None)
@@ -156,7 +156,7 @@ def _fields(event: Event, state: State, run: str) -> dict[str, Any]:
 
 
 def _shown(logger: object, method: str, entry: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields to show to a person, without samples, details and empty fields."""
+    """Return the fields of an entry to show to people: no samples, no details, and no empty fields."""
     import structlog
 
     if entry["event"].endswith("_details"):

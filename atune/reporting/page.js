@@ -1,6 +1,6 @@
 "use strict";
-// Draws a page from its data: each of D.parts by the function of PARTS for its kind. PLOTS draws the plots among them.
-// Colours are the page's CSS variables, so that both colour schemes need one drawing.
+// Draws a page from its data: PARTS has a function for each kind of part in D.parts, and PLOTS for each plot.
+// Colours are CSS variables of the page, so both colour schemes share the drawings.
 const D = JSON.parse(document.getElementById("data").textContent);
 const byId = id => document.getElementById(id);
 const say = x => x === null || x === undefined ? "–" : Math.abs(x) >= 100 ? x.toFixed(1) : String(Number(x.toPrecision(4)));
@@ -16,7 +16,7 @@ function add(parent, name, attributes, text) {
 const TIP = { lineHeight: 1.3 };
 const spread = values => Math.max(...values) / Math.min(...values);
 
-// A picture for those who do not see it; Plot labels its parts, which then may not have labels of their own.
+// Labels a plot as an image for screen readers, and removes the labels that Plot gives to its parts.
 function named(svg, label) {
   svg.querySelectorAll("g[aria-label]").forEach(part => part.removeAttribute("aria-label"));
   svg.setAttribute("role", "img"); svg.setAttribute("aria-label", label);
@@ -53,7 +53,7 @@ function copies(button, text) {
   });
 }
 
-// A value as Python writes it; what is a list in a journal is a tuple in a configuration.
+// A value as Python writes it. Lists of a journal are tuples in a configuration.
 const python = value => Array.isArray(value) ? `(${value.map(python).join(", ")}${value.length === 1 ? "," : ""})`
   : value === null ? "None" : typeof value === "boolean" ? (value ? "True" : "False")
   : typeof value === "object" ? `{${Object.entries(value).map(([k, v]) => `${python(k)}: ${python(v)}`).join(", ")}}` : JSON.stringify(value);
@@ -72,11 +72,11 @@ function sortable(table) {
     head.textContent = "";
     add(head, "button", { type: "button" }, titles[i]).addEventListener("click", () => sort(i, head.getAttribute("aria-sort") === "ascending" ? -1 : 1));
   });
-  const label = document.createElement("label"), found = document.createElement("p");
-  found.className = "soft"; found.setAttribute("aria-live", "polite");
-  label.textContent = "Show only rows with all of these words";
+  const label = document.createElement("label"), status = document.createElement("p");
+  status.className = "soft"; status.setAttribute("aria-live", "polite");
+  label.textContent = "Show only rows that contain all of these words";
   const input = add(label, "input", { id: "filter", type: "search", autocomplete: "off" });
-  box.before(label, found);
+  box.before(label, status);
   const words = new Map(rows.map(row => [row, [...row.cells].map((cell, i) => titles[i] + "=" + cell.textContent + " ").join(" ").toLowerCase()]));
   const count = document.createElement("span"); count.className = "word";
   const apply = () => {
@@ -85,12 +85,12 @@ function sortable(table) {
     count.textContent = ` ${rows.filter(row => !row.hidden).length} of ${rows.length} rows `;
   };
   input.addEventListener("input", apply); apply();
-  copies(add(found, "button", { type: "button" }, "Copy rows as Python"), () =>
+  copies(add(status, "button", { type: "button" }, "Copy rows as Python"), () =>
     `[\n${[...body.rows].filter(row => !row.hidden).map(row => "  " + python(JSON.parse(row.dataset.config))).join(",\n")}\n]\n`);
-  found.append(count);
+  status.append(count);
 }
 
-// Text that may be broken after "/", ",", "=" and ":"; by words: at spaces alone, as long as a word fits a line.
+// Writes text that may wrap after "/", ",", "=" and ":". With by_words it wraps there only if a word exceeds a line.
 function write(node, text, by_words) {
   for (const word of by_words ? text.split(/( )/) : [text]) {
     const at = by_words && word !== " " ? add(node, "span", { class: "word" }) : node;
@@ -117,7 +117,7 @@ function folded(parent, summary, lines) {
   written(details, lines);
 }
 
-// A cell is a text, or a bar: {of, text}.
+// A cell is a text, or a bar {of, text}, where `of` is its length from 0 to 1.
 function cell(row, value, kind) {
   if (value.of === undefined) return write(add(row, kind || "td"), value, !kind);
   const box = add(row, "td", { class: "bar" });
@@ -125,7 +125,7 @@ function cell(row, value, kind) {
   box.append(value.text);
 }
 
-const LONG = 60;  // characters of a value from which on the table cuts it
+const LONG = 60;  // the table shortens values with more characters
 
 function valueCell(row, value, { decimals, whole }) {
   const number = typeof value === "number";
@@ -182,9 +182,9 @@ const PARTS = {
     const box = add(made, "div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": part.title });
     const table = add(box, "table", { id: part.name }), head = add(add(table, "thead"), "tr"), body = add(table, "tbody");
     for (const column of part.columns) add(head, "th", { scope: "col" }, column.title);
-    for (const one of part.rows) {
-      const row = add(body, "tr", { class: one.class, "data-config": JSON.stringify(one.config) });
-      one.cells.forEach((value, i) => valueCell(row, value, part.columns[i]));
+    for (const line of part.rows) {
+      const row = add(body, "tr", { class: line.class, "data-config": JSON.stringify(line.config) });
+      line.cells.forEach((value, i) => valueCell(row, value, part.columns[i]));
     }
     add(made, "p", { class: "hint" }, "Scroll sideways for more columns.");
     sortable(table);
@@ -192,21 +192,21 @@ const PARTS = {
 
   failures(parent, part) {
     const made = section(parent, part);
-    for (const one of part.items) {
-      add(made, "h3", one.bad ? { class: "bad" } : {}, one.title);
-      write(add(made, "p"), one.text);
-      if (one.where) written(made, one.where);
-      write(add(made, "p", { class: "soft" }), one.example, true);
-      if (one.written.length && one.where) folded(made, "All that was written", one.written);
-      else if (one.written.length) written(made, one.written);
+    for (const group of part.items) {
+      add(made, "h3", group.bad ? { class: "bad" } : {}, group.title);
+      write(add(made, "p"), group.text);
+      if (group.where) written(made, group.where);
+      write(add(made, "p", { class: "soft" }), group.example, true);
+      if (group.written.length && group.where) folded(made, "Full output", group.written);
+      else if (group.written.length) written(made, group.written);
     }
   },
 
   source(parent, part) {
     const made = section(parent, part);
     if (part.written) { folded(made, part.summary, part.written); return; }
-    const text = add(made, "p", { class: "soft" }, "It was not kept. ");
-    write(add(text, "code"), part.command, true); text.append(" makes it again.");
+    const text = add(made, "p", { class: "soft" }, "The source was not kept. This command generates it again: ");
+    write(add(text, "code"), part.command, true);
   },
 
   plot(parent, part) { section(parent, part).dataset.plot = ""; },

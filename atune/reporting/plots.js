@@ -1,16 +1,16 @@
-// The plots of one run, and the table of its candidates: all of D.rows, whose cells have the names of D.fields.
+// Draws a run's plots and the table of its candidates. D.fields names the cells of each of D.rows.
 const S = D.summary, rows = D.rows.map(cells => Object.fromEntries(D.fields.map((name, i) => [name, cells[i]])));
 const count = n => n.toLocaleString("en"), textOf = value => typeof value === "string" ? value : python(value);
 const has = (row, name) => Object.hasOwn(row.config, name);
-const LONG_LABEL = 24;  // characters of an axis value from which on a plot cuts it
+const LONG_LABEL = 24;  // plots shorten axis values with more characters
 
-// Labels with the middle of long ones left out, as long as all still differ.
+// Returns labels without the middle of long ones, unless that makes two of them equal.
 function cut(labels) {
   const short = labels.map(v => v.length <= LONG_LABEL ? v : `${v.slice(0, LONG_LABEL / 2)}…${v.slice(1 - LONG_LABEL / 2)}`);
   return new Set(short).size === labels.length ? short : labels;
 }
 
-// The axes of several values, those that mattered most first, each with its values in order: numbers by size, then texts.
+// Returns the axes with several values, the most important first. Values are in order: numbers by size, then texts.
 function axesOf(timed) {
   const inSpace = timed.filter(row => row.index >= 0);
   const names = new Set([...Object.keys(S.axis_importance?.shares ?? {}), ...inSpace.flatMap(row => Object.keys(row.config))]);
@@ -22,7 +22,7 @@ function axesOf(timed) {
   }).filter(axis => axis.labels.length > 1);
 }
 
-// A candidate that was measured: its row, its rank, and for each axis the place of its value, or null.
+// The measured candidates: the row, the rank, and for each axis the position of its value, or null.
 const timed = rows.filter(row => row.status === "measured").sort((a, b) => a.latency_ms - b.latency_ms || a.index - b.index);
 const axes = axesOf(timed);
 const candidates = timed.map((row, i) => ({
@@ -44,11 +44,11 @@ function scaled(values) {
   return { type: "log", label: "ms, logarithmic", ticks: fine.length > 8 ? round([1]) : fine, tickFormat: "~g" };
 }
 
-// Lines of what the winner is compared with. Labels that would lie on each other become one; `end` keeps its own place.
-// `side` is where labels of slower ones are away from the other marks.
+// Draws the lines of the reference and the default. Overlapping labels are merged, and the label of `end` stays free.
+// `side` is the side on which labels above `end` do not overlap other marks.
 function levels(values, end, side) {
   const log = spread(values) > 5 ? Math.log : v => v, range = log(Math.max(...values)) - log(Math.min(...values)) || 1;
-  const near = (one, other) => Math.abs(log(one) - log(other)) / range < .08, labels = [];
+  const near = (a, b) => Math.abs(log(a) - log(b)) / range < .08, labels = [];
   for (const rival of rivals) {
     const other = labels.find(label => near(label.ms, rival.ms));
     if (other) Object.assign(other, { ms: Math.max(other.ms, rival.ms), text: `${other.text}, ${rival.text}` }); else labels.push({ ...rival });
@@ -157,9 +157,9 @@ const PLOTS = {
       row: kind === "lower" || kind === "build" ? on : `device ${on}`, kind, from, to,
       what: kind === "final" ? `of ${n} candidates` : n === 1 ? `candidate ${first}` : `${n} candidates`,
     }));
-    const end = Math.max(...spans.map(s => s.to)) || 1, names = [...new Set(spans.map(s => s.row))].sort(besides);
+    const end = Math.max(...spans.map(s => s.to)) || 1, names = [...new Set(spans.map(s => s.row))].sort(inOrder);
     const key = add(box, "p", { class: "key" });
-    for (const kind of Object.keys(words)) if (spans.some(s => s.kind === kind)) { const one = add(key, "span"); add(one, "i", { style: `background: ${colours[kind]}` }); one.append(words[kind]); }
+    for (const kind of Object.keys(words)) if (spans.some(s => s.kind === kind)) { const entry = add(key, "span"); add(entry, "i", { style: `background: ${colours[kind]}` }); entry.append(words[kind]); }
     return plot(width, {
       height: 18 * names.length + 70, marginLeft: 16 + 7 * Math.max(...names.map(name => name.length)), marginTop: 24, padding: .12,
       x: { domain: [Math.min(end / 2, ...spans.map(s => s.from)), end], label: "seconds since the run began", labelOffset: 38, ticks: Math.min(10, width / 80) }, y: { domain: names, label: null, tickSize: 0 },
@@ -173,51 +173,51 @@ const PLOTS = {
   },
 };
 
-// The order of a timeline's lines: workers, then devices; compile-10 comes after compile-9.
+// Orders a timeline's rows: first workers, then devices; compile-10 comes after compile-9.
 const isDevice = name => name.startsWith("device ");
-const besides = (one, other) => isDevice(one) - isDevice(other) || one.localeCompare(other, "en", { numeric: true });
+const inOrder = (a, b) => isDevice(a) - isDevice(b) || a.localeCompare(b, "en", { numeric: true });
 
 PARTS.plots = parent => {
   const n = candidates.length, drawn = (on, id, title, text) => PARTS.plot(on, { id, title, text });
   const last = S.best_over_time.at(-1);
-  if (last) drawn(parent, "search", "Best latency so far", `By first timings. The last improvement came after ${last.seconds.toFixed(1)} s, when ${count(last.tried)} of the ${count(S.total - S.remaining)} candidates were tried.`);
+  if (last) drawn(parent, "search", "Best latency so far", `By first timings. The last improvement came after ${last.seconds.toFixed(1)} s, when ${count(last.tried)} of the ${count(S.total - S.remaining)} candidates had been tried.`);
   if (S.measured) {
     const pair = add(parent, "div", { class: "pair" }), names = axes.slice(0, 2).map(axis => axis.name).join(" and ");
     if (axes.length > 1) drawn(pair, "heat", names, `The best latency in ms for each pair of values of ${names}, whatever the other axes are. The stronger the colour, the faster.`);
     mattered(pair);
   }
   const left = D.timed > n ? ` The fastest ${count(n)} of ${count(D.timed)} are shown.` : "";
-  if (n > 1) drawn(parent, "rank", "Latency by rank", `Each measured candidate once, the fastest first. Orange ones were timed again in the final.${left}`);
-  if (n > 1 && axes.length > 2) drawn(parent, "parallel", "All axes at once", "A line for each candidate; the fastest tenth is strong, the winner orange. Drag along an axis to keep the lines that pass there, on several axes for those that pass all; click an axis to end it.");
+  if (n > 1) drawn(parent, "rank", "Latency by rank", `The measured candidates, the fastest first. Orange candidates were timed again in the final.${left}`);
+  if (n > 1 && axes.length > 2) drawn(parent, "parallel", "All axes at once", "Each line is a candidate. The fastest tenth is drawn stronger, and the winner in orange. Drag along an axis to keep only the lines that pass there, and along further axes to narrow the selection. Click an axis to clear it.");
   const longest = D.all_spans > D.spans.length ? `Only the ${count(D.spans.length)} longest of ${count(D.all_spans)} spans are drawn.` : "";
   if (D.spans.length) drawn(parent, "timeline", "Timeline", longest);
 };
 
 // The axes that mattered, with bars.
 function mattered(parent) {
-  const part = { id: "mattered", title: "Axes that mattered" }, found = S.axis_importance;
-  if (!found) return PARTS.facts(parent, { ...part, text: "Too few candidates were measured to tell." });
-  const shares = Object.entries(found.shares), most = Math.max(...shares.map(([, share]) => share), found.unexplained) || 1;
+  const part = { id: "mattered", title: "Axes that mattered" }, importance = S.axis_importance;
+  if (!importance) return PARTS.facts(parent, { ...part, text: "Too few candidates were measured to tell." });
+  const shares = Object.entries(importance.shares), most = Math.max(...shares.map(([, share]) => share), importance.unexplained) || 1;
   const bar = (share, rest) => ({ of: Number(Math.min(1, share / most).toFixed(3)), text: `\u00a0${(100 * share).toFixed(1)}\u00a0%`, rest });
   const best = { config: S.best_config ?? {} }, value = name => has(best, name) ? textOf(best.config[name]) : "";
   PARTS.facts(parent, {
     ...part, heads: ["axis", "share", "winner's value"],
-    text: `How much of the differences in latency each axis explains by itself, from ${count(found.candidates)} candidates.`,
-    rows: [...shares.map(([name, share]) => [name, bar(share), value(name)]), ["combinations and noise", bar(found.unexplained, true), ""]],
+    text: `The share of the differences in latency that each axis explains by itself, from ${count(importance.candidates)} candidates.`,
+    rows: [...shares.map(([name, share]) => [name, bar(share), value(name)]), ["combinations and noise", bar(importance.unexplained, true), ""]],
   });
 }
 
-// Columns of the table by the field of a row: title, and decimals; the axes stand in the place of config.
+// The table's columns by the row's field, with title and decimals. The axes replace `config`.
 const COLUMNS = {
   index: ["candidate"], latency_ms: ["latency, ms"], times_winner: ["× winner", 2], spread: ["spread, %", 1], mark: ["mark"], config: [],
-  registers: ["registers"], stack_bytes: ["stack and spills, bytes"], smem_bytes: ["shared memory, bytes"], threads: ["threads a block"],
+  registers: ["registers"], stack_bytes: ["stack and spills, bytes"], smem_bytes: ["shared memory, bytes"], threads: ["threads per block"],
   occupancy_blocks: ["occupancy, blocks"], fragment_registers: ["registers of fragments"], redundant: ["redundant iterations"],
-  code_bytes: ["code, bytes"], outcome: ["what became of it"],
+  code_bytes: ["code, bytes"], outcome: ["outcome"],
 };
-const ALWAYS = ["index", "latency_ms", "times_winner", "spread", "mark", "outcome"];  // also where all have the same in them
+const ALWAYS = ["index", "latency_ms", "times_winner", "spread", "mark", "outcome"];  // shown even if all rows have the same value
 const CELLS = { index: v => v < 0 ? "baseline" : v, mark: v => v ?? "", spread: v => v === null ? null : 100 * v };
 
-// The table of the candidates; an axis, or a fact, that is the same in all of them has no column.
+// Draws the table of the candidates. An axis or a fact with the same value in all rows has no column.
 PARTS.candidates = parent => {
   if (!rows.length) return;
   const differ = values => new Set(values.filter(v => v !== null).map(textOf)).size > 1;
@@ -230,10 +230,10 @@ PARTS.candidates = parent => {
     if (!ALWAYS.includes(field) && !differ(rows.map(row => row[field]))) return [];
     return [{ title, decimals, cell: row => CELLS[field] ? CELLS[field](row[field]) : row[field] }];
   });
-  const left = rows.length < D.records ? ` Shown are ${count(rows.length)} of ${count(D.records)}; atune export --to csv has all.` : "";
+  const left = rows.length < D.records ? ` The table has ${count(rows.length)} of ${count(D.records)} candidates; atune export --to csv writes all.` : "";
   PARTS.table(parent, {
     id: "all", name: "candidates", title: "All candidates", columns,
-    text: `The winner first, then the others of the final by their final timing, then the rest by their first timing.${left}`,
+    text: `The winner comes first, then the other finalists by their final timing, then the rest by their first timing.${left}`,
     rows: rows.map(row => ({
       cells: columns.map(column => column.cell(row)), config: row.config,
       class: row.mark?.startsWith("winner") ? "winner" : row.latency_ms === null ? "bad" : "",

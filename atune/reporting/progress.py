@@ -1,4 +1,4 @@
-"""Progress of a run on stderr: two lines that are written over on a terminal, and a line now and then elsewhere."""
+"""Progress of a run on stderr: two lines that are updated in place on a terminal, and a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from atune.reporting.text import Output, shown
 class Progress:
     """Show a run's progress from the events passed to `on_event`. Use it as a context manager.
 
-    `stream`: where to write (default: stderr). `budget`: the run's budget, needed for totals and for the time left
-    (default: what the run's header has). `since`: events from before this time count and are not shown; in seconds
-    since 1970. `seldom`: nobody asked for it: show a line after 5 s, then one a minute, and nothing else.
+    `stream`: the stream to write to (default: stderr). `budget`: the run's budget, for totals and for the time left
+    (default: the budget in the run's header). `since`: earlier events are counted but not shown; in seconds since
+    1970. `seldom`: for progress that nobody asked for; show a line after 5 s, then a line a minute, and nothing else.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         if self._on_terminal:
             if self._rows:
-                self._write("")  # the result says all of it
+                self._write("")  # the result follows and says all of it
             _ON_SCREEN.release()
         elif self._begun and not self._seldom:
             self._show()
@@ -63,7 +63,7 @@ class Progress:
         self.state.apply(event)
         self._mono = event.mono
         if isinstance(event, RunStarted):
-            self._started_mono = event.mono  # earlier time went into imports, not candidates
+            self._started_mono = event.mono  # the time before went into imports, not candidates
             if self._as_recorded:
                 self._budget = recorded_budget(event)
         if event.time < self._since:
@@ -73,7 +73,7 @@ class Progress:
             self._write(f"warning: {printable(event.message)}", stays=True)
         if isinstance(event, FinalStarted | FinalOrdered):
             self._final = f"final of {len(event.indices)}" if isinstance(event, FinalStarted) else ""
-        # Thousands of events may come per second.
+        # Not at every event: thousands may come per second.
         interval_s = 0.1 if self._on_terminal else self._interval_s
         at_once = isinstance(event, SHOWN_AT_ONCE) and not self._seldom
         if event.mono - self._shown_mono >= interval_s or at_once:
@@ -88,12 +88,12 @@ class Progress:
 
     @property
     def measured(self) -> int:
-        """Number of candidates whose measurement ended, in success or failure."""
+        """Number of candidates whose measurement has ended, with success or failure."""
         return self.state.settled - self.state.counts["duplicate"] - self.state.unbuilt
 
     @property
     def left_s(self) -> float | None:
-        """Seconds left at the rate so far. Lowering and settling count alike. None while too little is done."""
+        """Seconds left at the rate so far, with lowering and settling as equal work. None while too little is done."""
         ends: list[float] = []
         work = 2 * max(self.total, 1)
         done = min(self.state.lowered, self.total) + self.state.settled
@@ -107,7 +107,7 @@ class Progress:
 
     @property
     def best(self) -> str:
-        """The best configuration so far with its first timing. Empty while there is none."""
+        """The best configuration so far and its first timing, as text; empty while there is none."""
         if self.state.best is None:
             return ""
         index, latency_ms = self.state.best
@@ -130,7 +130,7 @@ class Progress:
             self._write(f"[{duration(self._mono)}{left}] {text}")
 
     def _write(self, text: str, stays: bool = False) -> None:
-        """Write a line; on a terminal in place of the last one, and as two at most unless it `stays`."""
+        """Write a line. On a terminal it replaces the last text and takes at most `LINES` rows, unless it `stays`."""
         text = shown(text)
         lines = [f"atune: {text}\n"]
         if self._on_terminal:
@@ -141,18 +141,18 @@ class Progress:
 
 
 INTERVAL_S, SELDOM_S = 5.0, 60.0
-"""Seconds of the run's clock between two lines elsewhere than on a terminal, and between two that nobody asked for."""
+"""Seconds between two lines that do not go to a terminal, if the user asked for progress and if nobody did."""
 _ON_SCREEN = threading.Lock()
-"""Held by the run that is shown on the terminal. Others at the same time show nothing: the lines would mix."""
+"""Held by the run that is shown on the terminal. Simultaneous runs show nothing, because their lines would mix."""
 SHOWN_AT_ONCE = (FinalStarted, FinalOrdered, RunFinished, RunInterrupted)
 _NOT_COMPILED: tuple[Status, ...] = ("duplicate", "pruned")
 """Statuses of candidates that need no library of their own."""
 LINES = 2
-"""Lines of a terminal that are written over."""
+"""Most rows of a terminal that progress takes."""
 
 
 def _columns(out: Output) -> int:
-    """Return how many columns of a terminal may be filled: in the last one, the cursor would go to the next line."""
+    """Return the number of columns to fill: all but the last, in which the cursor would move to the next line."""
     columns = shutil.get_terminal_size().columns
     with suppress(Exception):
         columns = os.get_terminal_size(out.stream.fileno()).columns or columns
@@ -160,7 +160,7 @@ def _columns(out: Output) -> int:
 
 
 def counted(n: int, status: str) -> str:
-    """Return a number of candidates with their status."""
+    """Return a number of candidates with their status, such as ``2 duplicates``."""
     return f"{n} {status}{'s' * (status == 'duplicate' and n != 1)}"
 
 
@@ -171,7 +171,7 @@ def duration(seconds: float | None) -> str:
 
 
 def is_watched() -> bool:
-    """Tell whether somebody sees what is shown: stderr is a terminal, or this program is the kernel of a notebook."""
-    ipython = sys.modules.get("IPython")  # nothing is imported for it
+    """Tell whether a person sees the output: stderr is a terminal, or this program is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")  # a notebook has imported it
     in_notebook = ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
     return in_notebook or Output(sys.stderr).isatty()

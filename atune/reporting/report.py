@@ -1,4 +1,4 @@
-"""A journal as one HTML page: data that a script draws. It needs no network, no other file and none of your code."""
+"""The report page: one HTML file whose script draws a journal's data. It needs no network and no other file."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from atune.reporting.progress import duration
 from atune.reporting.summary import MOST_GROUPS, PRUNED, FailureGroup, failure_groups, headline, summary, summary_text
 
 DETAIL, LINE = 4000, 300
-"""Most characters of a compiler's or device's output, and of the line for a candidate's failure."""
+"""Most characters of a compiler's or a device's output, and of the line on a candidate's failure."""
 SOURCE = 100_000
 """Most characters of the winner's source on the page."""
 MOST_PAGE_BYTES = 2_000_000
-"""A page is smaller: it leaves out the slowest candidates until it is. The text alone remains of what is larger yet."""
+"""Limit of a page. A larger page drops its slowest candidates, and if that is not enough, shows only the text."""
 ON_PAGE, IN_TEXT, CHARACTERS = 3000, 300, 200_000
-"""Most candidates of the page, and of the text for readers without a script, which has at most these characters."""
+"""Most candidates on the page, most candidates in the text for readers without scripts, and most characters of it."""
 SPANS = 3000
 """Most spans that the timeline draws. A longer run shows its longest spans."""
 PAGE_FIELDS = (
     "index", "status", "latency_ms", "times_winner", "spread", "mark", "registers", "stack_bytes", "smem_bytes",
     "threads", "occupancy_blocks", "fragment_registers", "redundant", "code_bytes", "outcome",
 )  # fmt: skip
-"""What the page takes of a row, next to the candidate's configuration."""
+"""Fields of a row that the page has, in addition to the candidate's configuration."""
 
 
 def report(journal: str | Path) -> str:
@@ -47,7 +47,7 @@ def report(journal: str | Path) -> str:
 
 
 def page_of(events: Iterable[Event], journal: Path | None = None) -> str:
-    """Return the page for a run's events, in order; `journal` is where they lie, for the reader of the page."""
+    """Return the page for a run's events, in order. `journal`: the path that the page names."""
     state = State.of(events)
     result = Result.of(state, journal, replayed=True)
     setting = environment(result)
@@ -69,9 +69,9 @@ def page_of(events: Iterable[Event], journal: Path | None = None) -> str:
 
 
 def run_data(result: Result, seconds: TimeSums) -> dict[str, Any]:
-    """Return what the page's script draws of a run: its summary, the fastest of its rows, and what was done when."""
+    """Return a run's data for the page's script: its summary, the rows of its fastest candidates, and its timeline."""
     records, default = ranking(result), result.default
-    found = rows(result, records[:ON_PAGE])
+    fastest = rows(result, records[:ON_PAGE])
     shown = [span for span in seconds.spans if span.kind != "again"]
     longest = sorted(shown, key=lambda span: span.since - span.until)[:SPANS]
     return {
@@ -79,7 +79,7 @@ def run_data(result: Result, seconds: TimeSums) -> dict[str, Any]:
         "fields": [*PAGE_FIELDS, "config"],
         "rows": [
             [*(row[name] for name in PAGE_FIELDS[:-1]), shortened(row["outcome"], LINE), record.config]
-            for record, row in zip(records, found, strict=False)
+            for record, row in zip(records, fastest, strict=False)
         ],
         "records": len(records),
         "timed": sum(record.status == "measured" for record in records),
@@ -92,7 +92,7 @@ def run_data(result: Result, seconds: TimeSums) -> dict[str, Any]:
 
 
 def card(result: Result) -> dict[str, Any]:
-    """Return the part for the winner, or why there is none, and for what became of the candidates."""
+    """Return the page's first part: the winner, or why there is none, and the number of candidates by outcome."""
     head, best = headline(result), result.best
     names = {"measured": "measured", "failed": "failed", "pruned": "pruned", "duplicates": "duplicate",
              "remaining": "untried"}  # fmt: skip
@@ -115,7 +115,7 @@ def card(result: Result) -> dict[str, Any]:
 
 
 def measured_on(devices: Sequence[DeviceInfo]) -> str:
-    """Return the devices' models for a heading, each with its count."""
+    """Return the devices' models for a heading, with counts, such as ``2 × NVIDIA H200``."""
     counts = Counter(device.name for device in devices)
     return ", ".join(f"{count} × {name}" if count > 1 else name for name, count in counts.items()) or "no device"
 
@@ -123,7 +123,7 @@ def measured_on(devices: Sequence[DeviceInfo]) -> str:
 def _failures(result: Result) -> dict[str, Any]:
     """Return the failures, grouped by reason, the most frequent first."""
     groups = failure_groups(result.records)
-    text = "By reason, the most frequent first, each with an example and what its compiler or device wrote."
+    text = "Grouped by reason, the most frequent first, each with an example and the output of its compiler or device."
     if len(groups) > MOST_GROUPS:
         text += f" {len(groups) - MOST_GROUPS:,} more reasons are in the journal."
     return {"kind": "failures", "id": "failures", "title": "Failures and pruned candidates", "text": text,
@@ -137,13 +137,13 @@ def _failure(group: FailureGroup) -> dict[str, Any]:
         "title": f"{group.count:,} {what_failed(group.kind)}",
         "text": f"{'For example: ' if group.varied else ''}{group.message}",
         "where": None if where is None else where.lines(),
-        "example": f"For example candidate {group.first.index}: {group.example}",
+        "example": f"For example, candidate {group.first.index}: {group.example}",
         "written": group.first.detail[-DETAIL:].splitlines(),
     }
 
 
 def _kernel(result: Result) -> list[dict[str, Any]]:
-    """Return the parts for the winner's facts, and its source or the command that makes it again."""
+    """Return the parts with the winner's facts, and with its source or the command that generates it again."""
     best, header = result.best, result.header
     if best is None:
         return []
@@ -164,17 +164,17 @@ def _kernel(result: Result) -> list[dict[str, Any]]:
 
 
 def environment(result: Result) -> list[tuple[str, str]]:
-    """Return where and with what a run was: names and values."""
+    """Return a run's environment as names and values: journal, workload, devices, versions and settings."""
     header = result.header
-    found = [("journal", result.journal or "none"), ("workload", header.origin or header.workload)]
-    found += [(f"device {d.id}", ", ".join(filter(None, (d.name, d.arch, d.uuid)))) for d in result.devices]
-    found += [("target", str(header.target)), ("strategy", header.strategy), ("fingerprint", header.fingerprint)]
-    found += [(name, version) for name, version in sorted(header.versions.items())]
-    return found + [(name, text) for name, value in header.settings.items() if (text := _setting(value))]
+    facts = [("journal", result.journal or "none"), ("workload", header.origin or header.workload)]
+    facts += [(f"device {d.id}", ", ".join(filter(None, (d.name, d.arch, d.uuid)))) for d in result.devices]
+    facts += [("target", str(header.target)), ("strategy", header.strategy), ("fingerprint", header.fingerprint)]
+    facts += [(name, version) for name, version in sorted(header.versions.items())]
+    return facts + [(name, text) for name, value in header.settings.items() if (text := _setting(value))]
 
 
 def _setting(value: Any) -> str:
-    """Return a setting as text, or a group of those that have a value; empty for one that has none."""
+    """Return a setting, or a group of settings, as text; empty if it has no value."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={text}" for name, item in value.items() if (text := _setting(item)))
     return "" if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
@@ -185,17 +185,17 @@ PAGE_LIBRARIES = ("d3", "plot.umd")
 
 
 def page(title: str, parts: Iterable[Mapping[str, Any]], plain: str, data: Mapping[str, Any] | None = None) -> str:
-    """Return a page. `parts`: its sections, which PARTS of the script draws by their ``kind``; empty ones are left out.
+    """Return a page. `parts`: its sections, which the script draws by ``kind`` (see PARTS); empty ones are left out.
 
-    `plain`: the text for readers without a script. `data`: `run_data` for the parts that draw it; None without any.
+    `plain`: the text for readers without scripts. `data`: the `run_data` for sections with plots; None without plots.
     """
     plain = plain[:CHARACTERS]
     shown = [part for part in parts if part.get("rows", True) and part.get("items", True)]
     content = {"title": title, "parts": shown, **(data or {})}
     while len((whole := _page(content, plain, plots=data is not None)).encode()) >= MOST_PAGE_BYTES:
         if not content.get("rows"):
-            left = "The whole page is larger than 2 MB: atune export has all."
-            text = {"kind": "text", "title": "Cut", "text": left, "written": plain.splitlines()}
+            left = "The whole page would be larger than 2 MB. atune export writes all records."
+            text = {"kind": "text", "title": "Shortened", "text": left, "written": plain.splitlines()}
             return _page({"title": title, "parts": [text]}, plain, plots=False)
         content["rows"] = content["rows"][: len(content["rows"]) // 2]
     return whole
@@ -213,11 +213,11 @@ def _page(content: Mapping[str, Any], plain: str, *, plots: bool) -> str:
         "@SCRIPT@": "\n".join(map(file_text, ("page.js", *["plots.js"] * plots))) + "\nbegin();",
     }
     template = file_text("report_page.html")
-    return re.sub("|".join(texts), lambda place: texts[place[0]], template)  # texts may hold "@DATA@"
+    return re.sub("|".join(texts), lambda place: texts[place[0]], template)  # in one pass: texts may hold "@DATA@"
 
 
 def _safe(value: Any) -> Any:
-    """Return data that JSON has, its texts without control characters."""
+    """Return data for JSON, without control characters in its texts."""
     if isinstance(value, Mapping):
         return {printable(str(name)): _safe(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -228,11 +228,11 @@ def _safe(value: Any) -> Any:
 
 
 def _script(name: str) -> str:
-    """Return a library as a script element. It begins with its licence, which goes where the page goes."""
+    """Return a library as a script element that begins with the library's licence."""
     licence = file_text(f"vendored/{name.partition('.')[0]}.LICENSE")
     return f"<script>/*\n{licence}*/\n{file_text(f'vendored/{name}.min.js')}</script>"
 
 
 def file_text(name: str) -> str:
-    """Return a file of this folder, such as the script of a page."""
+    """Return the text of a file in this folder, such as the page's script."""
     return (Path(__file__).parent / name).read_text(encoding="utf-8")

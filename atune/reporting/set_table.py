@@ -1,4 +1,4 @@
-"""The results of a set as text, as data and as a page: one table, the cover, the rule, and the failures."""
+"""Render the results of a set as text, data and a page: the table, the cover, the dispatch rule and the failures."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from atune.reporting.summary import failure_groups, no_winner_line, summary
 from atune.reporting.text import Line, plain
 
 COLUMNS = {"problem": None, "latency ms": None, "× default": 2, "× reference": 2, "winner": None}
-"""Columns of the table, with decimals on the page."""
+"""Columns of the table, with the number of decimals on the page."""
 
 
 def row_of(row: TunedProblem) -> tuple[str, float | None, float | None, float | None, str]:
-    """Make a problem's row of the table with `COLUMNS`. The last says its winner, or why it has none."""
+    """Return a problem's row of the table with `COLUMNS`. The last cell has the winner, or why there is none."""
     result = row.result
     if result is None or result.best is None:
-        return str(row.problem), None, None, None, why(row)
+        return str(row.problem), None, None, None, reason_of(row)
     winner = describe_config(result.best.config) + " (so far)" * (not result.finished)
     return str(row.problem), result.latency_ms, result.default_ratio, result.reference_ratio, winner
 
 
 def row_line(row: TunedProblem) -> str:
-    """Say on one line what became of a problem."""
+    """Return a problem's outcome as a line of text."""
     problem, latency_ms, default, _, winner = row_of(row)
-    figures = "" if latency_ms is None else f"{latency_ms:.4g} ms{f', {default:.2f} × default' if default else ''}; "
-    return f"{problem}: {figures}{winner}"
+    ratio = f", {default:.2f} × as fast as the default" if default else ""
+    return f"{problem}: {'' if latency_ms is None else f'{latency_ms:.4g} ms{ratio}; '}{winner}"
 
 
-def why(row: TunedProblem) -> str:
-    """Say on one line why a problem has no winner."""
+def reason_of(row: TunedProblem) -> str:
+    """Return the reason that a problem has no winner, as a line of text."""
     if row.result is None:
         return printable(next(iter(row.error.splitlines()), "it could not be tuned"))
     groups = failure_groups(row.result.records)
@@ -47,9 +47,9 @@ def why(row: TunedProblem) -> str:
 
 
 def set_lines(rows: Sequence[TunedProblem], folder: Path) -> list[Line]:
-    """Return a set's result for a screen: the table, what it comes to, and where the journals are."""
+    """Return a set's result for a screen: the table, its summary, and the folder of the journals."""
     shown = [
-        (problem, f"{latency_ms:.4g}", *("" if one is None else f"{one:.2f}" for one in ratios), winner)
+        (problem, f"{latency_ms:.4g}", *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios), winner)
         for problem, latency_ms, *ratios, winner in map(row_of, rows)
         if latency_ms is not None
     ]
@@ -58,45 +58,46 @@ def set_lines(rows: Sequence[TunedProblem], folder: Path) -> list[Line]:
     if any(row.unfinished for row in rows):
         header = header_of_set(folder)
         named, place = header is not None and header.origin, shlex.quote(printable(str(folder)))
-        how = f"atune resume {place}" if named else f"tune the set again, with {place} as its journal"
+        how = f"atune resume {place}" if named else f"tune the set again with journal={place}"
         lines.append(Line(f"next       {how}"))
     return lines
 
 
 def _sums(rows: Sequence[TunedProblem]) -> list[Line]:
-    """Sum the rows up: counts, the cover, the rule, what failed, and warnings."""
+    """Summarise the rows: the counts, the cover, the dispatch rule, the failures and the warnings."""
     won, tried = [row for row in rows if row.won], [row.result for row in rows if row.result is not None]
-    counts = f"{len(won)} of {len(rows)} with a winner; {sum(one.measured for one in tried)} measured"
+    measured = sum(result.measured for result in tried)
+    counts = f"{len(won)} of {len(rows)} {'has' if len(won) == 1 else 'have'} a winner; {measured} candidates measured"
     lines = [Line(f"problems   {counts}", "strong")]
     lines += _shared(won) if len(won) > 1 else []
     if unfinished := [row for row in rows if row.unfinished]:
         waiting = sum(row.result is None for row in unfinished)
-        text = f"{len(unfinished)} of {len(rows)} problems{f'; {waiting} not begun' if waiting else ''}"
+        text = f"{len(unfinished)} of {len(rows)} problems{f', {waiting} of them not begun' if waiting else ''}"
         lines.append(Line(f"unfinished {text}", "attention"))
     for row in rows:
         if not (row.won or row.unfinished):
-            lines.append(Line(f"failed     {row.problem}: {why(row)}", "attention"))
-    about = {one.about_default for one in tried if one.best is None}  # the lines of what failed say it
-    warnings = dict.fromkeys(text for one in tried for text in one.warnings if text not in about)
+            lines.append(Line(f"failed     {row.problem}: {reason_of(row)}", "attention"))
+    said = {result.about_default for result in tried if result.best is None}  # by the lines above
+    warnings = dict.fromkeys(text for result in tried for text in result.warnings if text not in said)
     return lines + [Line(f"warning    {printable(text)}", "attention") for text in warnings]
 
 
 def _shared(won: Sequence[TunedProblem]) -> list[Line]:
-    """Return how few configurations serve all, and what the rule costs on problems left out."""
+    """Return the lines for the cover of all problems, and for the dispatch rule's regret on problems left out."""
     try:
         matrix = regret_matrix(won)
     except UsageError:
-        return []  # of runs with accepted differences, such as targets, nothing compares
+        return []  # the runs do not compare, for example because they had different targets
     few, rule = cover(matrix), dispatch_rule(matrix)
     several = len(few.configs) > 1
-    serve = f"{len(few.configs)} configuration{'s serve' if several else ' serves'} all"
-    text = f"{serve}, at most {_percent(few.worst_regret)} slower than the winners{'; chosen greedily' * several}"
+    serve = f"{len(few.configs)} configuration{'s serve' if several else ' serves'} all problems"
+    text = f"{serve}, at most {_percent(few.worst_regret)} slower than the winners{' (chosen greedily)' * several}"
     lines = [Line(f"cover      {text}")]
     if rule.regret is not None and rule.worst_regret is not None:
-        regret = f"{_percent(rule.regret)} slower on average, {_percent(rule.worst_regret)} at most"
-        left = f"on {rule.tested} left out in turn"
-        left += f"; on {rule.unmeasured} more it was not measured" if rule.unmeasured else ""
-        lines.append(Line(f"rule       other problems get the winner of the nearest: {regret}, {left}"))
+        regret = f"{_percent(rule.regret)} slower on average, {_percent(rule.worst_regret)} at worst"
+        left = f"leaving out each of {rule.tested} in turn: {regret}"
+        left += f"; unknown for {rule.unmeasured} more" if rule.unmeasured else ""
+        lines.append(Line(f"rule       other problems use the nearest problem's winner; {left}"))
     return lines
 
 
@@ -105,14 +106,14 @@ def _percent(share: float) -> str:
 
 
 def set_data(rows: Sequence[TunedProblem], folder: Path) -> dict[str, Any]:
-    """Return the object that ``--json`` prints of a set: for each problem its summary, or its error."""
-    found = []
+    """Return the object that ``--json`` prints for a set, with the summary or the error of each problem."""
+    problems = []
     for row in rows:
         problem = (row.problem if row.result is None else row.result.header).arguments
         data = {"problem": msgspec.to_builtins(problem)}
-        found.append(data | ({"error": row.error} if row.result is None else summary(row.result)))
+        problems.append(data | ({"error": row.error} if row.result is None else summary(row.result)))
     return {
-        "problems": found,
+        "problems": problems,
         "winners": sum(row.won for row in rows),
         "measured": sum(row.result.measured for row in rows if row.result is not None),
         "journal": str(folder),
@@ -120,12 +121,12 @@ def set_data(rows: Sequence[TunedProblem], folder: Path) -> dict[str, Any]:
 
 
 def set_report(folder: Path) -> str:
-    """Return the page for a set's folder. Raises `UsageError` if it is no such folder, and `JournalError`."""
+    """Return the page for a set's folder. Raises `UsageError` for another folder, and `JournalError`."""
     return set_page(tuned_problems(folder), folder)
 
 
 def set_page(rows: Sequence[TunedProblem], folder: Path) -> str:
-    """Return the page for the problems of a set; `folder` is where their journals lie."""
+    """Return the page for the problems of a set, whose journals are in `folder`."""
     begun = [row.result for row in rows if row.result is not None]
     kernel = next((result.header.workload for result in begun), "a set")
     first, *others = [environment(result) for result in begun] or [[]]
@@ -137,7 +138,7 @@ def set_page(rows: Sequence[TunedProblem], folder: Path) -> str:
             "id": "all",
             "name": "problems",
             "title": "Problems",
-            "text": "Ratios above 1: the winner is faster.",
+            "text": "A ratio above 1 means that the winner is faster.",
             "columns": [{"title": name, "decimals": decimals, "whole": True} for name, decimals in COLUMNS.items()],
             "rows": [_row(row) for row in rows],
         },
@@ -148,7 +149,7 @@ def set_page(rows: Sequence[TunedProblem], folder: Path) -> str:
 
 
 def _row(row: TunedProblem) -> dict[str, Any]:
-    """Make a problem's row of the page's table."""
+    """Return a problem's row of the page's table."""
     config = None if row.result is None else row.result.best_config
     return {
         "cells": row_of(row),

@@ -1,4 +1,4 @@
-"""Results of several problems of a kernel: what each configuration costs, a cover, a rule for new ones; comparison."""
+"""Results of several problems of a kernel: the regret matrix, a cover, a rule for new problems, and comparisons."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from atune.model.space import Space
 from atune.reporting.export import aligned
 
 MAX_REGRET = 0.03
-"""Regret that a cover allows where nothing else is asked for."""
+"""Regret that a cover allows by default."""
 
 HEADS = ("problem", "before ms", "after ms", "ratio (95 %)", "", "winner")
 LEVEL = 0.975
-"""Confidence of a median's interval. Two of them together hold at 95 % (Bonferroni)."""
+"""Confidence of a median's interval. Two intervals hold together at 95 % (Bonferroni)."""
 
 Part = Result | str | os.PathLike[str]
 Results = Part | Iterable["Part | TunedProblem"]
@@ -34,15 +34,15 @@ Results = Part | Iterable["Part | TunedProblem"]
 
 
 def results_of(source: Results) -> list[Result]:
-    """Return the results that `source` holds: of a folder those of `journals_in`.
+    """Return the results that `source` holds. A folder holds the results of its journals, by `journals_in`.
 
-    Raises `JournalError` for a journal that cannot be read, and `UsageError` where there is none.
+    Raises `JournalError` for a journal that cannot be read, and `UsageError` if there are no results.
     """
-    found = list(_results(source))
-    if not found:
+    results = list(_results(source))
+    if not results:
         shown = printable(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else "the list"
-        raise UsageError(f"{shown} has no journals: give a journal, a folder of *.jsonl, or a list of these")
-    return found
+        raise UsageError(f"{shown} has no journals: give a journal, a folder of *.jsonl files, or a list of these")
+    return results
 
 
 def _results(source: Results | TunedProblem) -> Iterator[Result]:
@@ -59,32 +59,32 @@ def _results(source: Results | TunedProblem) -> Iterator[Result]:
 
 
 class RegretMatrix(msgspec.Struct, frozen=True):
-    """The regret of each configuration on each problem. Rows: configurations by key. Columns: problems as given."""
+    """The regret of each configuration on each problem. Rows are configurations by key, columns problems as given."""
 
     problems: tuple[dict[str, Any], ...]
     """Arguments of the problems that have a winner."""
     configs: tuple[Config, ...]
-    """Winners and finalists."""
+    """The winners and the finalists."""
     regret: tuple[tuple[float | None, ...], ...]
-    """``regret[row][column]``: latency over that of the problem's winner, less one. None: not measured. A
-    finalist that ties with the winner counts as one, with no regret."""
+    """``regret[row][column]``: the latency over the latency of the problem's winner, minus 1. None if it was not
+    measured. A finalist that is tied with the winner has no regret."""
     winners: tuple[int, ...]
     """``winners[column]``: the row of the problem's winner."""
     asks: tuple[str, ...] = ()
-    """Arguments of the problems that functions of the space take, such as its constraints."""
+    """Arguments of the problem that functions of the space, such as its constraints, take."""
 
 
 def regret_matrix(results: Results) -> RegretMatrix:
-    """Return the regret matrix of `results`, each of another problem of one kernel: results, journals, or folders.
+    """Compute the regret matrix of results for different problems of a kernel: results, journals or folders.
 
-    Latencies are compared like with like: finalists' by the final, others' by their first timing. A problem without a
-    winner is left out. Raises `UsageError` for several kernels or targets, a problem that comes twice, and no winner.
+    Final timings are compared with final timings, and first with first timings. A problem without a winner is left out.
+    Raises `UsageError` for several kernels or targets, for a problem that comes twice, and if no problem has a winner.
     """
     known = results_of(results)
     _check_one_kernel(known)
     won = [(result, result.best) for result in known if result.best is not None and result.best.latency_ms]
     if not won:
-        raise UsageError("no result has a winner, so that there is nothing to compare")
+        raise UsageError("no result has a winner, so there is nothing to compare")
     rows = {record.key: record.config for result, best in won for record in (best, *_finalists(result))}
     keys = sorted(rows)
     columns = [_regret(result, best) for result, best in won]
@@ -105,48 +105,48 @@ def _finalists(result: Result) -> list[Record]:
 
 
 def _contenders(result: Result) -> Sequence[Record]:
-    """Return the records that may win: a baseline does only where it did, because its outputs may be unchecked."""
+    """Return the records that may win. A baseline counts only if it did win, because its outputs may be unchecked."""
     return result.all_records if result.best == result.baseline else result.records
 
 
 def _regret(result: Result, best: Record) -> dict[str, float]:
-    """Return the regret of all that were measured, by key."""
-    firsts = {one.index: one.timing.latency_ms for one in result.measurements}
+    """Return the regret of each measured configuration, by key."""
+    firsts = {measurement.index: measurement.timing.latency_ms for measurement in result.measurements}
     finals = {entry.index: entry.timing.latency_ms for entry in result.final}
     credited = {record.key: record.credited for record in _contenders(result)}
-    found: dict[str, float] = {}
+    ratios: dict[str, float] = {}
     for latencies in (firsts, finals):
-        there = {key: latencies[index] for key, index in credited.items() if latencies.get(index)}
-        least = min(there.values(), default=0.0)
-        found |= {key: latency / least for key, latency in there.items()}
-    own, tied = found.get(best.key, 1.0), set(result.ties or ())
-    return {key: 0.0 if credited[key] in tied else max(0.0, ratio / own - 1) for key, ratio in found.items()}
+        by_key = {key: latencies[index] for key, index in credited.items() if latencies.get(index)}
+        least = min(by_key.values(), default=0.0)
+        ratios |= {key: latency / least for key, latency in by_key.items()}
+    own, tied = ratios.get(best.key, 1.0), set(result.ties or ())
+    return {key: 0.0 if credited[key] in tied else max(0.0, ratio / own - 1) for key, ratio in ratios.items()}
 
 
 def _check_one_kernel(results: Sequence[Result]) -> None:
     first, *others = headers = [result.header for result in results]
-    for other in others:  # a kernel that closes over its problem has its name alone in common
+    for other in others:  # kernels that close over their problem have only the name in common
         if first.workload != other.workload and not (first.kernel and first.kernel == other.kernel):
-            raise UsageError(f"results of different kernels, {first.workload!r} and {other.workload!r}: give one's")
+            raise UsageError(f"results of two kernels, {first.workload!r} and {other.workload!r}: give one kernel's")
         if other.target != first.target:
-            raise UsageError(f"results of different targets, {first.target} and {other.target}: give one's")
+            raise UsageError(f"results of two targets, {first.target} and {other.target}: give one target's")
     seen = set[str]()
     for header in headers:
         if (key := config_key(header.arguments)) in seen:
             problem = describe_config(header.arguments) or "no arguments"
-            raise UsageError(f"the problem {problem} comes twice: atune merge makes one journal of both")
+            raise UsageError(f"the problem {problem} comes twice: merge its journals with atune merge")
         seen.add(key)
 
 
 class Cover(msgspec.Struct, frozen=True):
-    """Configurations that serve a set of problems, each problem by the one that is the fastest on it."""
+    """A few configurations that serve a set of problems. Each problem is served by the fastest of them."""
 
     configs: tuple[Config, ...]
-    """The chosen ones, in the order of the matrix."""
+    """The chosen configurations, in the order of the matrix."""
     serves: tuple[int, ...]
-    """``serves[problem]``: the index in `configs` of the one that serves it."""
+    """``serves[problem]``: the index in `configs` of the configuration that serves the problem."""
     regret: tuple[float, ...]
-    """``regret[problem]``: the regret of the one that serves it."""
+    """``regret[problem]``: the regret of that configuration on the problem."""
 
     @property
     def worst_regret(self) -> float:
@@ -155,88 +155,88 @@ class Cover(msgspec.Struct, frozen=True):
 
 
 def cover(matrix: RegretMatrix, max_regret: float = MAX_REGRET) -> Cover:
-    """Choose few configurations that serve all problems of `matrix` within a regret, greedily: fewer may do.
+    """Choose a few configurations that serve all problems of `matrix` within `max_regret`.
 
-    Each choice is the one with which the fewest problems are left without a configuration; of several the one with the
-    least regret in all, then the smallest key. Raises `UsageError` for a regret below zero.
+    The choice is greedy, so it need not be the smallest. Each step takes the configuration that leaves the fewest
+    problems unserved; ties go to the least total regret, then the smallest key. Raises `UsageError` if it is below 0.
     """
     if not max_regret >= 0:
         raise UsageError(f"cover: max_regret must be zero or more, such as 0.03, got {max_regret!r}")
     chosen: list[int] = []
     now = [math.inf] * len(matrix.problems)
     while math.inf in now:
-        found = [_with(now, row, max_regret) for row in matrix.regret]
-        best = min(range(len(found)), key=lambda row: (*_cost(found[row]), row))
+        options = [_with(now, row, max_regret) for row in matrix.regret]
+        best = min(range(len(options)), key=lambda row: (*_cost(options[row]), row))
         chosen.append(best)
-        now = found[best]
+        now = options[best]
     rows = sorted(chosen)
     serves = [[matrix.regret[row][column] for row in rows].index(least) for column, least in enumerate(now)]
     return Cover(tuple(dict(matrix.configs[row]) for row in rows), tuple(serves), tuple(now))
 
 
 def _with(now: Sequence[float], row: Sequence[float | None], limit: float) -> list[float]:
-    """Return the regrets `now` by problem, with another row of the matrix where that is less and within the limit."""
-    return [one if r is None or r > limit else min(one, r) for one, r in zip(now, row, strict=True)]
+    """Return the regrets `now` by problem, lowered by a configuration's `row` if its regret is within `limit`."""
+    return [old if r is None or r > limit else min(old, r) for old, r in zip(now, row, strict=True)]
 
 
 def _cost(regret: Sequence[float]) -> tuple[int, float]:
-    """Count the problems that nothing serves, and add the regret of the others up."""
-    return regret.count(math.inf), math.fsum(one for one in regret if one < math.inf)
+    """Return the number of unserved problems, and the total regret of the others."""
+    return regret.count(math.inf), math.fsum(r for r in regret if r < math.inf)
 
 
 @dataclass(frozen=True)
 class NearestRule:
-    """The winner of the nearest tuned problem, by the sum of the log2 ratios of the sizes.
+    """A rule that picks the winner of the nearest tuned problem, by the sum of the log2 ratios of the sizes.
 
-    Of configurations that are tied there, it is the one that serves the most problems.
+    If several configurations are tied on that problem, it picks the configuration that serves the most problems.
     """
 
     configs: tuple[Config, ...]
-    """The configurations that it chooses from."""
+    """The configurations that the rule picks from."""
     sizes: tuple[str, ...]
-    """Arguments of which the logarithm counts. All others must be equal to those of a tuned problem."""
+    """Names of the arguments that are sizes. All other arguments must equal those of a tuned problem."""
     tuned: tuple[tuple[dict[str, Any], int], ...]
-    """The tuned problems, each with the index of its winner in `configs`. Of equally near ones the first counts."""
+    """The tuned problems, each with the index of its winner in `configs`. The first of equally near problems counts."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments that the workload has for every problem, and that need not be given to `pick`."""
+    """Arguments that the workload has for every problem, so `pick` does not need them."""
     asks: tuple[str, ...] = ()
-    """Sizes that functions of the space take, which `pick` therefore asks."""
+    """Sizes that functions of the space take. If there are any, `pick` asks the space."""
     space: Space | None = field(default=None, repr=False)
-    """The space that it asks."""
+    """The space that `pick` asks."""
     regret: float | None = None
-    """Mean regret on problems left out; None where none could be."""
+    """Mean regret on problems that were left out in turn; None if none could be."""
     worst_regret: float | None = None
-    """The largest of these."""
+    """Largest regret on these problems."""
     tested: int = 0
-    """Problems that it is the mean of."""
+    """Number of these problems."""
     unmeasured: int = 0
-    """Problems left out whose chosen configuration was not measured, or failed, there."""
+    """Number of left-out problems on which the picked configuration was not measured, or failed."""
 
     def pick(self, arguments: Mapping[str, Any]) -> int | None:
-        """Return the index in `configs` for a problem; None where arguments that must be equal fit no tuned one.
+        """Return the index in `configs` for a problem; None if no tuned problem has the same other arguments.
 
-        Of a space that asks for sizes it is the nearest that the space has for the problem, or None. Raises
-        `UsageError` where a size is missing, and where that space is not known, unless the problem was tuned.
+        If the space's functions take sizes, only configurations that the space has for the problem are picked. Raises
+        `UsageError` if a size is missing, or if that space is unknown and the problem was not tuned.
         """
         given, arguments = describe_config(dict(arguments)) or "no arguments", {**self.fixed, **arguments}
         if lacks := [name for name in self.sizes if name not in arguments]:
-            raise UsageError(f"a rule over {', '.join(self.sizes)} was asked for {given}: give {', '.join(lacks)} too")
+            raise UsageError(f"the rule needs {', '.join(self.sizes)}, but got {given}: give {', '.join(lacks)} too")
         near = self._nearest_first(arguments)
         if self.asks and near and distance(near[0][0], arguments):
             if self.space is None:
                 new = f"{describe_config(dict(arguments))} was never tuned, and where= takes {', '.join(self.asks)}"
-                raise UsageError(f"{new}: give the space to be asked, dispatch_rule(…, space=…)")
-            has, unlisted = self.space.points(arguments), not self.space.computed
-            near = [one for one in near if has.serves(self.configs[one[1]], unlisted=unlisted)]
+                raise UsageError(f"{new}: pass the space, so that the rule can ask it: dispatch_rule(…, space=…)")
+            points, unlisted = self.space.points(arguments), not self.space.computed
+            near = [(problem, i) for problem, i in near if points.serves(self.configs[i], unlisted=unlisted)]
         return near[0][1] if near else None
 
     def _nearest_first(self, arguments: Mapping[str, Any]) -> list[tuple[dict[str, Any], int]]:
-        """Return the tuned problems whose other arguments are equal."""
+        """Return the tuned problems with the same other arguments, the nearest first."""
         if not all(is_size(arguments[name]) for name in self.sizes):
             return []
         key = _others(arguments, self.sizes)
-        alike = [one for one in self.tuned if _others(one[0], self.sizes) == key]
-        return sorted(alike, key=lambda one: distance(one[0], arguments))
+        alike = [pair for pair in self.tuned if _others(pair[0], self.sizes) == key]
+        return sorted(alike, key=lambda pair: distance(pair[0], arguments))
 
 
 def _others(arguments: Mapping[str, Any], sizes: Sequence[str]) -> str:
@@ -244,7 +244,7 @@ def _others(arguments: Mapping[str, Any], sizes: Sequence[str]) -> str:
 
 
 def _standing_for(matrix: RegretMatrix, column: int) -> int:
-    """Return the row that stands for a problem's winner: of those tied there, the one that serves the most problems."""
+    """Return the row for a problem's winner: among the tied rows, the row that serves the most problems."""
     tied = [row for row, regret in enumerate(matrix.regret) if regret[column] == 0.0 or row == matrix.winners[column]]
     nobody = [math.inf] * len(matrix.problems)
     costs = {row: _cost(_with(nobody, matrix.regret[row], MAX_REGRET)) for row in tied}
@@ -252,14 +252,15 @@ def _standing_for(matrix: RegretMatrix, column: int) -> int:
 
 
 def dispatch_rule(matrix: RegretMatrix, space: Space | None = None) -> NearestRule:
-    """Return the rule that gives a problem that was never tuned the winner of the nearest tuned one.
+    """Return a rule that picks, for a problem that was never tuned, the winner of the nearest tuned problem.
 
-    Of configurations that are tied there, it is the one that serves the most problems within 3 %, of all in the matrix.
+    For example ``rule.configs[rule.pick({"M": 96})]`` with ``rule = dispatch_rule(regret_matrix("runs"))``. Among
+    configurations that are tied there, it picks the one that serves most problems of the matrix within 3 %.
 
-    Arguments that are numbers above zero in every problem are sizes. All others must be equal to those of a tuned
-    problem. Of equally near problems the one of smaller sizes counts. Its regret is that on each problem when that is
-    left out; one that is alone with its other arguments cannot be. `space`: what `pick` asks, where constraints or
-    axes take a size.
+    Arguments that are numbers above zero in every problem are sizes; all others must equal those of a tuned problem.
+    Of equally near problems the one with smaller sizes counts. The rule's regret is measured on each problem in turn,
+    left out of the rule; a problem whose other arguments occur only once cannot be left out. `space`: the space that
+    `pick` asks, if constraints or axes take a size.
     """
     first, *further = matrix.problems
     names = tuple(sorted(n for n, v in first.items() if is_size(v) and all(is_size(o.get(n)) for o in further)))
@@ -273,7 +274,7 @@ def dispatch_rule(matrix: RegretMatrix, space: Space | None = None) -> NearestRu
         asks=tuple(name for name in names if name in matrix.asks),
         space=space,
     )
-    others = [[i for tuned, i in rule._nearest_first(one) if tuned != one] for one in matrix.problems]
+    others = [[i for tuned, i in rule._nearest_first(problem) if tuned != problem] for problem in matrix.problems]
     picked = [(used[places[0]], column) for column, places in enumerate(others) if places]
     costs = [matrix.regret[row][column] for row, column in picked]
     measured = [cost for cost in costs if cost is not None]
@@ -289,7 +290,7 @@ def dispatch_rule(matrix: RegretMatrix, space: Space | None = None) -> NearestRu
 class ComparedProblem(msgspec.Struct, frozen=True):
     """A problem in both sets. `kernel`: its name. `problem`: the arguments. `before`, `after`: the winners.
 
-    `before_ms`, `after_ms`: their latencies. None where there is no winner.
+    `before_ms`, `after_ms`: their latencies, in ms. None without a winner.
     """
 
     kernel: str
@@ -299,17 +300,17 @@ class ComparedProblem(msgspec.Struct, frozen=True):
     before_ms: float | None
     after_ms: float | None
     ratio: Ratio | None
-    """Latency after over before, with its interval: (low, ratio, high). Above 1 it is slower. None where unknown."""
+    """The later latency over the earlier, with its interval: (low, ratio, high). Above 1 is slower. None if unknown."""
     slower: bool
-    """Whether the whole interval is above the limit, or a winner is there no more."""
+    """Whether the whole interval is above the limit, or the later set has no winner any more."""
     same_bits: bool | None = None
-    """Whether both winners' outputs have the same bits; None where that is not known."""
+    """Whether both winners' outputs have the same bits; None if unknown."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Two sets of results. `problems`: those in both. `fail_over`: the share by which a winner may be slower.
+    """Two sets of results, compared. `problems`: the problems in both. `fail_over`: the tolerated slowdown, as a share.
 
-    `only_before`, `only_after`: how many problems one set has alone. `changed`: what else differs, such as versions.
+    `only_before`, `only_after`: number of problems in one set only. `changed`: other differences, such as versions.
     """
 
     fail_over: float
@@ -321,58 +322,58 @@ class Comparison(msgspec.Struct, frozen=True):
     @property
     def slower(self) -> tuple[ComparedProblem, ...]:
         """The problems that are slower than `fail_over` allows."""
-        return tuple(one for one in self.problems if one.slower)
+        return tuple(problem for problem in self.problems if problem.slower)
 
     def __str__(self) -> str:
-        table = aligned([HEADS, *(_row(one) for one in self.problems)])
+        table = aligned([HEADS, *map(_row, self.problems)])
         counts = f"{len(self.slower)} of {len(self.problems)} slower by more than {100 * self.fail_over:.4g} %"
         alone = f"; {self.only_before} only before, {self.only_after} only after"
         changed = f"\nchanged    {printable(', '.join(self.changed))}" if self.changed else ""
         return f"{table}\n\nproblems   {counts}{alone if self.only_before + self.only_after else ''}{changed}"
 
 
-def _row(one: ComparedProblem) -> tuple[str, ...]:
-    latencies = ("none" if ms is None else f"{ms:.4g}" for ms in (one.before_ms, one.after_ms))
-    ratio = "" if one.ratio is None else "{1:.3f} ({0:.3f}–{2:.3f})".format(*one.ratio)
-    before, after = ("none" if config is None else describe_config(config) for config in (one.before, one.after))
+def _row(pair: ComparedProblem) -> tuple[str, ...]:
+    latencies = ("none" if ms is None else f"{ms:.4g}" for ms in (pair.before_ms, pair.after_ms))
+    ratio = "" if pair.ratio is None else "{1:.3f} ({0:.3f}–{2:.3f})".format(*pair.ratio)
+    before, after = ("none" if config is None else describe_config(config) for config in (pair.before, pair.after))
     winner = after if before == after else f"{after} (was {before})"
-    winner += "; other bits" if one.same_bits is False else ""
-    problem = printable(f"{one.kernel} {describe_config(one.problem)}".rstrip())
-    return problem, *latencies, ratio, "slower" if one.slower else "", winner
+    winner += "; other bits" if pair.same_bits is False else ""
+    problem = printable(f"{pair.kernel} {describe_config(pair.problem)}".rstrip())
+    return problem, *latencies, ratio, "slower" if pair.slower else "", winner
 
 
 def compare(before: Results, after: Results, *, fail_over: float = 0.02) -> Comparison:
-    """Compare the winners of the same problems.
+    """Compare the winners of two sets of results, problem by problem, for example before and after an upgrade.
 
     Each side is a result, a set's result, a journal, a folder of journals, or a list of these. Problems are matched by
-    the kernel's name and their arguments; of several runs of one the latest counts. A ratio's interval covers the
-    scatter within the runs, and not what differs between them: `fail_over` is for that.
+    the kernel's name and their arguments; the latest run of a problem counts. A ratio's interval covers the scatter
+    within the runs; `fail_over` allows for differences between them.
 
-    Raises `UsageError` where no problem is in both, and `JournalError` for a journal that cannot be read.
+    Raises `UsageError` if the sets share no problem, and `JournalError` for a journal that cannot be read.
     """
     if not fail_over >= 0:
         raise UsageError(f"compare: fail_over must be zero or more, such as 0.02, got {fail_over!r}")
-    one, other = _latest(before), _latest(after)
-    both = [key for key in one if key in other]
+    earlier, later = _latest(before), _latest(after)
+    both = [key for key in earlier if key in later]
     if not both:
-        first, second = (", ".join(sorted({" ".join(key) for key in side})) for side in (one, other))
+        first, second = (", ".join(sorted({" ".join(key) for key in side})) for side in (earlier, later))
         raise UsageError(f"no problem is in both: {first} before, {second} after")
     changed: dict[str, None] = {}
-    for old, new in ((_setup(one[key]), _setup(other[key])) for key in both):
+    for old, new in ((_setup(earlier[key]), _setup(later[key])) for key in both):
         differ = (name for name in {**old, **new} if old.get(name) != new.get(name))
         changed |= {f"{name} {old.get(name, 'none')} → {new.get(name, 'none')}": None for name in differ}
-    problems = tuple(_compared(one[key], other[key], fail_over) for key in both)
-    return Comparison(fail_over, problems, len(one) - len(both), len(other) - len(both), tuple(changed))
+    problems = tuple(_compared(earlier[key], later[key], fail_over) for key in both)
+    return Comparison(fail_over, problems, len(earlier) - len(both), len(later) - len(both), tuple(changed))
 
 
 def _latest(source: Results) -> dict[tuple[str, str], Result]:
-    """Return the latest run of each kernel's problems, in the order given."""
-    found: dict[tuple[str, str], Result] = {}
+    """Return the latest result of each problem, in the given order, by kernel and problem."""
+    latest: dict[tuple[str, str], Result] = {}
     for result in results_of(source):
         key = result.header.workload, config_key(result.header.arguments)
-        if key not in found or found[key].header.time <= result.header.time:
-            found[key] = result
-    return found
+        if key not in latest or latest[key].header.time <= result.header.time:
+            latest[key] = result
+    return latest
 
 
 def _compared(before: Result, after: Result, fail_over: float) -> ComparedProblem:
@@ -380,19 +381,19 @@ def _compared(before: Result, after: Result, fail_over: float) -> ComparedProble
     ratio = None if old is None or new is None else (new[0] / old[2], new[1] / old[1], new[2] / old[0])
     slower = ratio[0] > 1 + fail_over if ratio else before.best is not None and after.best is None
     winners = before.best_config, after.best_config, before.latency_ms, after.latency_ms
-    bits = [found.best.bits for found in (before, after) if found.best is not None and found.best.bits]
+    bits = [result.best.bits for result in (before, after) if result.best is not None and result.best.bits]
     same = bits[0] == bits[1] if len(bits) == 2 else None
     return ComparedProblem(header.workload, header.arguments, *winners, ratio, slower, same)
 
 
 def _interval_us(result: Result) -> Ratio | None:
-    """Return (low, median, high) of the winner's latency; None without a winner."""
+    """Return (low, median, high) of the winner's latency, in µs; None without a winner."""
     timing = None if result.best is None else result.best.timing
     return None if timing is None else median_interval(timing.samples_us, LEVEL)
 
 
 def _setup(result: Result) -> dict[str, str]:
-    """Return what may differ between two runs: devices, target, the kernel's source and versions."""
+    """Return facts that may differ between two runs: devices, target, the kernel's source and versions."""
     header, devices = result.header, ", ".join(sorted({device.name for device in result.devices}))
     run = "finished" if result.finished else "unfinished"
     facts = {"run": run, "device": devices, "target": str(header.target), "kernel": header.kernel[:12]}

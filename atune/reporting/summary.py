@@ -1,4 +1,4 @@
-"""A result as text: its first lines, why candidates failed, the command line's text, and the object of ``--json``."""
+"""Render a result: its headline, its failures in groups, the text for a screen, and the object of ``--json``."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ KEYS = (
 
 def summary(result: Result) -> dict[str, Any]:
     """Return the object that ``--json`` prints."""
-    found = {name: msgspec.to_builtins(getattr(result, name)) for name in KEYS}
-    return {**found, "failures": failures_data(result.records)}
+    fields = {name: msgspec.to_builtins(getattr(result, name)) for name in KEYS}
+    return {**fields, "failures": failures_data(result.records)}
 
 
 def summary_text(result: Result) -> str:
@@ -42,9 +42,9 @@ def summary_text(result: Result) -> str:
 
 
 def result_lines(result: Result) -> list[Line]:
-    """Return the result for a screen: the answer, counts, what needs attention, what else is known, and what is next.
+    """Return the lines for a screen: the answer, the counts, the problems, the details and the next command.
 
-    Nothing stands there twice, and there is no line that says that there is nothing.
+    No line repeats another, and a fact that is unknown or absent has no line.
     """
     groups = failure_groups(result.records)
     attention = attention_lines(result, groups)
@@ -59,7 +59,7 @@ def result_lines(result: Result) -> list[Line]:
 
 
 def attention_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
-    """Return what the user may want to do something about: unchecked outputs, failures, noise, a run cut short."""
+    """Return a line for each problem that the user may act on: unchecked outputs, failures, noise, a run cut short."""
     lines = [Line(f"outputs    not checked: {why}", "attention")] if (why := why_unchecked(result)) else []
     failed = [group for group in groups if group.kind != PRUNED]
     for n, line in enumerate(group_lines(failed, example=first_failure_lines(result, failed))):
@@ -69,16 +69,16 @@ def attention_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line
     for label, texts in (("warnings", warned), ("noise", result.noise)):
         lines += [Line(f"{'' if n else label:11}{printable(text)}", "attention") for n, text in enumerate(texts)]
     if not result.finished:
-        how = "interrupted" if result.interrupted else "not yet: the run is under way, or was killed"
+        how = "interrupted" if result.interrupted else "not yet: the run is still going, or it was killed"
         lines.append(Line(f"ended      {how}", "attention"))
     return lines
 
 
 def detail_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
-    """Return what else is known: ties, the roofline, the axes that mattered, what was pruned and reused."""
-    lines = ["known      from the result cache: nothing was run"] if result.cache_hit else []
+    """Return the lines for the details, such as ties, memory, the roofline, important axes and pruned candidates."""
+    lines = ["cached     the result comes from the result cache; nothing was measured"] if result.cache_hit else []
     lines += [f"ties       {ties_line(result)}"] if result.ties else []
-    lines += [f"memory     {result.memory_bytes / 2**30:.2f} GiB of a device at most"] if result.memory_bytes else []
+    lines += [f"memory     at most {result.memory_bytes / 2**30:.2f} GiB on a device"] if result.memory_bytes else []
     lines += [f"same bits  {line}"] if (line := bits_line(result)) else []
     lines += [f"strategy   {printable(result.strategy)}"] if result.strategy not in ("", "exhaustive") else []
     lines += [f"budget     {why}"] if (why := left_line(result)) else []
@@ -90,55 +90,57 @@ def detail_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
     pruned = group_lines([group for group in groups if group.kind == PRUNED])
     lines += [f"{'' if n else 'left out':11}{line}" for n, line in enumerate(pruned)]
     if result.stored:
-        lines.append(f"reused     {result.stored} of {result.built} libraries of kernels, from the artifact store")
+        lines.append(f"reused     {result.stored} of {result.built} kernel libraries, from the artifact store")
     return [Line(line, "dim") for line in lines]
 
 
 def bits_line(result: Result) -> str:
-    """Return whether the winner's outputs have the default's bits; empty where all have them, and nobody asked."""
+    """Return a line on the bits of the outputs; empty if they are all the same and the user did not ask."""
     bits = result.same_bits
     if bits.winner is None or not (bits.asked or bits.classes > 1 or bits.varying):
         return ""
-    line = f"as the default: {'yes' if bits.winner else 'no'}; {bits.same} of {bits.measured} measured"
-    line += f", {bits.classes} class{'es' * (bits.classes > 1)}"
-    line += f"; {bits.varying} change{'s' * (bits.varying == 1)} from call to call" if bits.varying else ""
+    has = "has" if bits.winner else "does not have"
+    line = f"the winner {has} the default's bits; {bits.same} of {bits.measured} measured candidates do"
+    line += f"; {bits.classes} distinct output{'s' * (bits.classes > 1)}"
+    line += f"; {bits.varying} {'vary' if bits.varying > 1 else 'varies'} from call to call" if bits.varying else ""
     return line + (f"; compared on {bits.seeds} draws of the inputs" if bits.seeds > 1 else "")
 
 
 def last_lines(result: Result) -> list[str]:
-    """Return the values that the strategy left for the end, and why; none for one that does not learn."""
+    """Return a line for each axis value that the strategy `bayesian` left for the end, with the reason."""
     if result.strategy != "bayesian":
         return []
-    tried = [one for one in result.records if one.status not in ("duplicate", "remaining")]
-    values = [[(axis, describe_config({axis: value})) for axis, value in one.config.items()] for one in tried]
-    reasons = ["" if one.status == "measured" else one.kind or one.status for one in tried]
-    found = failed_values(zip(values, reasons, strict=True))
+    tried = [record for record in result.records if record.status not in ("duplicate", "remaining")]
+    values = [[(axis, describe_config({axis: value})) for axis, value in record.config.items()] for record in tried]
+    reasons = ["" if record.status == "measured" else record.kind or record.status for record in tried]
+    postponed = failed_values(zip(values, reasons, strict=True))
     return [
-        f"{value} was left for the end: all {count} that were tried with it failed alike ({reason})"
-        for (_, value), (count, reason) in found.items()
+        f"{value} was left for the end, because all {count} candidates tried with it failed in the same way ({reason})"
+        for (_, value), (count, reason) in postponed.items()
     ]
 
 
 def left_line(result: Result) -> str:
-    """Return why the budget ``auto`` left the candidates that were not tried; empty under another."""
+    """Return the reason that the budget ``auto`` left candidates untried; empty under another budget."""
     if result.reason not in ("enough", "budget") or not result.remaining:
         return ""
     if result.reason == "enough":
-        gain = f"none of the last {AUTO_BATCH} was {AUTO_GAIN_PERCENT} % faster"
-        return f"enough is tried: {gain}, and {result.remaining} are left"
+        gain = f"none of the last {AUTO_BATCH} candidates was {AUTO_GAIN_PERCENT} % faster"
+        return f"stopped early, because {gain}; {result.remaining} were not tried"
     by_auto = result.header.settings.get("budget", {}).get("auto")
     tenth = result.total - result.remaining == Budget(auto=True).most(result.total)
-    return f"used up: auto tries a tenth at most, or {AUTO_LEAST} if that is more" if by_auto and tenth else ""
+    limit = f"a tenth of the candidates, or {AUTO_LEAST} if that is more"
+    return f"used up: auto tries at most {limit}" if by_auto and tenth else ""
 
 
 def next_lines(result: Result) -> list[Line]:
-    """Return where the journal is, and the command to type next."""
+    """Return the lines with the journal's path and the next command to type."""
     if result.journal is None:
         return []
     journal = shlex.quote(printable(result.journal))
     lines = [Line(f"journal    {printable(result.journal)}", "dim")]
     if not result.finished:
-        workload = "" if result.header.origin else " --workload FILE.py:NAME"  # of a notebook
+        workload = "" if result.header.origin else " --workload FILE.py:NAME"  # it was defined in a notebook
         lines.append(Line(f"next       atune resume {journal}{workload}"))
     elif result.best is not None:
         lines.append(Line(f"next       atune report {journal}"))
@@ -146,7 +148,7 @@ def next_lines(result: Result) -> list[Line]:
 
 
 def outcomes(result: Result) -> str:
-    """Return how many candidates had which outcome."""
+    """Return the number of candidates by outcome, as text."""
     counts = {"measured": result.measured, "failed": result.failed, "pruned": result.pruned}
     counts |= {"duplicate": result.duplicates, "not tried": result.remaining}
     return ", ".join(counted(n, status) for status, n in counts.items() if n)
@@ -156,19 +158,19 @@ PRUNED = "pruned"
 LINE_CHARACTERS = 240
 """Most characters of a group's line on a screen."""
 MOST_GROUPS = 50
-"""Groups that ``--json`` prints, and that a page has."""
+"""Most groups that ``--json`` prints and a page shows."""
 DETAIL_LINES = 3
-"""Lines of the end of a compiler's or a worker's output that the screen shows."""
+"""Last lines of a compiler's or a worker's output that the screen shows."""
 _NUMBER = re.compile(r"(?<![\w.])\d[\w.]*(?:(?<=e)-\d+)?")
-"""Candidates whose messages differ in numbers alone failed alike."""
+"""A number in a message. Candidates whose messages differ only in numbers failed for the same reason."""
 _STACK = re.compile(r"^Traceback \(most recent call last\):\n(?: .*\n)*|^Fatal Python error: (?:.*\n?)*", re.MULTILINE)
-"""A traceback, up to its exception; and all that Python writes when a signal ends it."""
+"""A traceback, up to its exception, or everything that Python writes when a signal ends it."""
 
 
 class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Candidates that failed or were pruned alike. `kind`: a failure kind, or ``pruned``. `first`: one of them.
+    """Candidates that failed, or were pruned, for the same reason. `kind`: a failure kind, or ``pruned``.
 
-    `message`: the first's; `varied`: whether others have other numbers in it.
+    `first`: the first of them, and `message` its message. `varied`: whether the others' messages have other numbers.
     """
 
     kind: str
@@ -179,23 +181,23 @@ class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def where(self) -> Place | None:
-        """The place in the user's code that raised; None where none is known."""
+        """The line of the user's code that raised; None if it is unknown."""
         return place_in(self.first.detail)
 
     @property
     def example(self) -> str:
-        """The configuration of the first, as text."""
+        """The configuration of the first candidate, as text."""
         return describe_config(self.first.config) or DEFAULTS
 
     @property
     def line(self) -> str:
-        """Their number, what they did, and why."""
-        such = ", for example" if self.varied else ""
-        return f"{self.count} {what_failed(self.kind)}{such}: {printable(self.message)}"
+        """The number of candidates, their failure and its message, such as ``2 failed to compile: …``."""
+        example = ", for example" if self.varied else ""
+        return f"{self.count} {what_failed(self.kind)}{example}: {printable(self.message)}"
 
 
 def failure_groups(records: Iterable[Record]) -> list[FailureGroup]:
-    """Return the groups of the failed and pruned among `records`, the most frequent first."""
+    """Group the failed and pruned `records` by reason. The largest group comes first."""
     members: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         if record.status in ("failed", "pruned"):
@@ -204,17 +206,17 @@ def failure_groups(records: Iterable[Record]) -> list[FailureGroup]:
     return [
         FailureGroup(
             kind=kind,
-            message=found[0].message,
-            count=len(found),
-            first=found[0],
-            varied=any(one.message != found[0].message for one in found),
+            message=group[0].message,
+            count=len(group),
+            first=group[0],
+            varied=any(record.message != group[0].message for record in group),
         )
-        for (kind, _), found in ordered
+        for (kind, _), group in ordered
     ]
 
 
 def failures_data(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """Return their groups as ``--json`` prints them: kind, count, message, where and example."""
+    """Return the groups of `failure_groups` as ``--json`` prints them: kind, count, message, where and example."""
     return [
         {
             "kind": group.kind,
@@ -228,49 +230,46 @@ def failures_data(records: Iterable[Record]) -> list[dict[str, Any]]:
 
 
 def first_failure_lines(result: Result, groups: Sequence[FailureGroup]) -> list[str]:
-    """Return what teaches of the first of a result's `groups`: an example, where it failed, and how to see more.
-
-    Empty where nothing failed.
-    """
+    """Explain the first of `groups` by an example, its place in the code, and the command that shows its output."""
     if not groups or groups[0].kind == PRUNED:
         return []
     group, lines = groups[0], example_lines(groups)
     if result.journal is not None:
-        lines.append(f"all of it: atune show {shlex.quote(printable(result.journal))} {group.first.index}")
+        lines.append(f"full output: atune show {shlex.quote(printable(result.journal))} {group.first.index}")
     return _all_mismatch(result) + lines + _for_cuda(result, group)
 
 
 def example_lines(groups: Sequence[FailureGroup]) -> list[str]:
-    """Return the first candidate of the first group: its configuration, and where it failed. Empty without a group."""
+    """Return the first group's example: a candidate's configuration, and where it failed. Empty without a group."""
     if not groups:
         return []
     group = groups[0]
-    example = f"for example candidate {group.first.index}: {group.example}"
+    example = f"for example, candidate {group.first.index}: {group.example}"
     return [example, *(f"  {line}" for line in evidence_lines(group.message, group.first.detail))]
 
 
 def _for_cuda(result: Result, group: FailureGroup) -> list[str]:
-    """Say what to do with a kernel that seems to be written for CUDA: for the CPU, TileLang lowered no candidate."""
+    """Return advice on a kernel that seems to be written for CUDA, because none of its candidates lower for the CPU."""
     header, tried = result.header, {record.kind for record in result.records if record.status != "remaining"}
-    no_function = group.message.startswith("TypeError")  # the kernel returned no PrimFunc, say
+    no_function = group.message.startswith("TypeError")  # for example, the kernel returned no PrimFunc
     if header.target != Target("c") or tried != {"lower"} or group.where is not None or no_function:
         return []
     workload = printable(shlex.quote(header.origin)) if header.origin else "FILE.py:NAME"
-    why = "this kernel seems to be written for CUDA; without a GPU it can be compiled, and not measured:"
+    why = "this kernel seems to be written for CUDA; without a GPU it can be compiled but not measured:"
     command = f"  atune tune {workload} --compile-only --target sm_90a"
     return [why, command, *_ended_early(result, "unlowered", group.count)]
 
 
 def _ended_early(result: Result, reason: str, count: int) -> list[str]:
-    """Say how to go on with a run that ended for `reason`, after so many failures."""
+    """Return the command that continues a run that ended for `reason`, after `count` failures; empty if it did not."""
     if result.reason != reason or result.journal is None:
         return []
     resume = f"atune resume {shlex.quote(printable(result.journal))}"
-    return [f"the run ended after {count} equal failures; the others are tried by: {resume}"]
+    return [f"the run stopped after {count} identical failures; to try the other candidates: {resume}"]
 
 
 def _all_mismatch(result: Result) -> list[str]:
-    """Say what it means that every candidate that ran differs from the reference: it is hardly the configurations."""
+    """Return advice if every candidate that ran was wrong, because the fault is then hardly in the configurations."""
     ran = [record.kind for record in result.records if record.status == "failed" and record.kind in RAN]
     if result.measured or len(ran) < 2 or set(ran) != {"mismatch"}:
         return []
@@ -283,16 +282,16 @@ def _all_mismatch(result: Result) -> list[str]:
 
 
 def evidence_lines(message: str, detail: str) -> list[str]:
-    """Return the place in the user's code that raised, or the end of what was written, without stacks and `message`."""
+    """Return the line of the user's code that raised, or else the end of `detail` without stacks and `message`."""
     where, lines = place_in(detail), [line.rstrip() for line in _STACK.sub("", detail).splitlines() if line.strip(" |")]
     last = [line for line in lines if message not in line and line.strip() not in message][-DETAIL_LINES:]
     return [printable(line)[:300] for line in (last if where is None else where.lines())]
 
 
 def group_lines(groups: Sequence[FailureGroup], limit: int = 8, example: Sequence[str] = ()) -> list[str]:
-    """Return a line for each of the first `limit` groups, and one for the rest.
+    """Return a line for each of the first `limit` groups, and a line that counts the rest.
 
-    `example`: lines of the first group, which stand indented below its own.
+    `example`: lines to indent below the first group's line.
     """
     rest = sum(group.count for group in groups[limit:])
     more = [f"{rest} more, for {len(groups) - limit} other reasons"] if rest else []
@@ -301,40 +300,40 @@ def group_lines(groups: Sequence[FailureGroup], limit: int = 8, example: Sequenc
 
 
 def layouts_line(result: Result) -> str:
-    """Return how much slower the compiler's own layouts are, and how to see why; empty where the winner has them."""
+    """Return a line if the compiler's own layouts are much slower, with the command that shows why; else empty."""
     best, tried = result.best, result.records
-    guessed = {axis for one in tried for axis, value in one.config.items() if value == COMPILER}
+    guessed = {axis for record in tried for axis, value in record.config.items() if value == COMPILER}
     axes = guessed if (known := result.header.layout_axes) is None else known
-    own = [one for one in tried if axes and all(one.config.get(axis) == COMPILER for axis in axes)]
+    own = [record for record in tried if axes and all(record.config.get(axis) == COMPILER for axis in axes)]
     timed = [(row["times_winner"], row["index"]) for row in rows(result, own) if row["times_winner"]]
     times, index = min(timed, default=(0.0, None))
     if best is None or times < BY_FAR or best.facts is None or best.facts.layouts is None:
         return ""
     explain = f"atune explain {shlex.quote(printable(result.journal or 'JOURNAL'))} {index} {best.index}"
-    return f"the compiler's own layouts are {times:.2f} times slower at their best; what differs: {explain}"
+    return f"the compiler's own layouts are at best {times:.2f} times slower; to see the difference: {explain}"
 
 
 NAMED_TIES = 5
-"""Candidates that are named by their index, of those that tie with the winner."""
+"""Most ties that are named by their index."""
 BY_FAR = 1.2
-"""Times by which the winner must be faster than all of the compiler's own layouts to be worth a line."""
+"""The compiler's own layouts get a line if the winner is at least this many times faster than all of them."""
 
 
 class Headline(msgspec.Struct, frozen=True):
     """The first lines of a result, on a screen and on its page."""
 
     lines: list[str]
-    """The winner, its latency and how it compares; or that there is none, and why."""
+    """The winner, its latency and how it compares; or the reason that there is no winner."""
     winner: str = ""
-    """Its configuration; empty without one."""
+    """The winner's configuration; empty without a winner."""
     figures: list[tuple[str, str]] = []
-    """Its ratios and its latency, each with what it says."""
+    """The winner's ratios and latency, each with its caption."""
     notes: list[str] = []
-    """Sentences of what the figures do not say."""
+    """Sentences on facts that the figures leave out."""
 
 
 def headline(result: Result) -> Headline:
-    """Return what comes first of a result."""
+    """Return the headline of a result."""
     if result.best is None or result.latency_ms is None:
         why = no_winner_line(result)
         return Headline([f"{'' if result.about_default else 'no winner: '}{why}"], notes=[_sentence(why)])
@@ -353,16 +352,16 @@ def headline(result: Result) -> Headline:
         figures.append(_figure(by_reference, "the reference", result.reference_ms))
     faster = not result.default_wins and (result.default_ratio or 0.0) >= 1.0  # the figures say it
     notes = ["" if faster else against, ties_line(result), layouts_line(result)]
-    notes += [f"its outputs were not checked: {why}" if (why := why_unchecked(result)) else ""]
+    notes += [f"the winner's outputs were not checked: {why}" if (why := why_unchecked(result)) else ""]
     return Headline(lines, winner, figures, [_sentence(note) for note in notes if note])
 
 
 def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}" + ("" if ": atune " in text else ".")  # a command is copied without it
+    return f"{text[0].upper()}{text[1:]}" + ("" if ": atune " in text else ".")  # people copy a command to its end
 
 
 def _figure(ratio: Ratio, than: str, latency_ms: float | None) -> tuple[str, str]:
-    """Return a ratio as a figure, and what it is, such as ``2.50×`` and ``faster than the reference (2.5 ms)``."""
+    """Return a ratio and its caption, such as ``2.50×`` and ``faster than the reference (2.5 ms)``."""
     number, times, text = comparison(ratio, than).partition(" times ")
     if not times:
         number, text = f"{ratio[1]:.2f}", number
@@ -370,14 +369,14 @@ def _figure(ratio: Ratio, than: str, latency_ms: float | None) -> tuple[str, str
 
 
 def no_winner_line(result: Result) -> str:
-    """Return the text for a result without a winner. One that did not finish, or tried nothing, is no failure."""
+    """Return the reason that a result has no winner. An unfinished run, or a run that tried nothing, did not fail."""
     if not result.finished:
         return "no candidate has been measured"
     return printable(result.about_default) or why_none(result)
 
 
 def why_none(result: Result) -> str:
-    """Return why a finished result has no winner."""
+    """Return the reason that a finished result has no winner."""
     if result.measured and result.same_bits.asked:
         why = printable(result.no_default) or "the default configuration was not measured"
         return f"no candidate is known to have the default's bits: {why}"
@@ -385,7 +384,7 @@ def why_none(result: Result) -> str:
 
 
 def latency_line(result: Result) -> str:
-    """Return the winner's latency, next to the reference's."""
+    """Return the winner's latency, compared with the reference's if that is known."""
     parts = [f"{result.latency_ms:.4g} ms" + ("" if result.final else " by first timing")]
     ratio = _over(result.speedup_over_reference, result.reference_ratio)
     if result.reference_ms is not None and ratio is not None:
@@ -394,24 +393,24 @@ def latency_line(result: Result) -> str:
 
 
 def default_line(result: Result) -> str:
-    """Return how the winner compares with the default configuration, or why it cannot; empty where neither is known."""
+    """Compare the winner with the default configuration, or say why it cannot be; empty if neither is known."""
     default = result.default
     if default is None or result.no_default:
         return printable(result.no_default)
     outside = "" if default is not result.baseline else ", which is not part of the space"
     if result.default_wins:
         if result.measured == 1 and result.remaining and not (outside or result.failed or result.duplicates):
-            return "the default configuration; no other was measured"
+            return "this is the default configuration; no other was measured"
         if outside and result.best_index != default.same_as:
             return "nothing in the space beats the default, which is not part of it"
-        same = ", which has the winner's code" if result.best_index == default.same_as else ""
+        same = f"; candidate {result.best_index} compiles to the same code" * (result.best_index == default.same_as)
         return f"no configuration beats the default{same}"
     ratio = _over(result.speedup_over_default, result.default_ratio)
     if ratio is None or result.default_ratio is None or result.default_ms is None:
         return ""
     digits, text = 2, comparison(ratio, "the default configuration")
     if "times" not in text:
-        digits, text = 4, f"{text}, {ratio[1]:.4f} times"
+        digits, text = 4, f"{text}, with a ratio of {ratio[1]:.4f}"
     interval = f", 95 % interval {ratio[0]:.{digits}f}–{ratio[2]:.{digits}f}"
     within = "" if result.speedup_over_default is None else interval
     why, left = printable(result.header.refused or "its outputs were not checked"), ""
@@ -421,25 +420,25 @@ def default_line(result: Result) -> str:
 
 
 def ties_line(result: Result) -> str:
-    """Return which candidates are statistically tied with the winner, and what chose among them; empty without such."""
+    """Name the candidates that are statistically tied with the winner, and the rule that chose; empty without ties."""
     if not (ties := result.ties):
         return ""
-    named = [str(index) for index in ties[:NAMED_TIES]]
+    named = [str(index) for index in sorted(ties[:NAMED_TIES])]
     if more := len(ties) - len(named):
         named.append(f"{more} more")
     known = named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
-    one = len(ties) == 1
-    rule = "; the default is preferred among equals" if result.default_wins else ""
-    return f"candidate{'' if one else 's'} {known} {'is' if one else 'are'} statistically tied with the winner{rule}"
+    subject = f"candidate {known} is" if len(ties) == 1 else f"candidates {known} are"
+    rule = ", so the default is kept" if result.default_wins else ""
+    return f"{subject} statistically indistinguishable from the winner{rule}"
 
 
 def _over(final: Ratio | None, first: float | None) -> Ratio | None:
-    """Return a ratio of the `final`, or three times that of `first` timings; None where neither is known."""
+    """Return the `final` ratio with its interval, or else the ratio of `first` timings, whose interval is empty."""
     return final or (None if first is None else (first, first, first))
 
 
 def comparison(ratio: Ratio, than: str) -> str:
-    """Return a ratio of latencies, and its interval, as text: above 1 the winner is faster than `than`."""
+    """Return a ratio of latencies as text. Above 1, the winner is faster than `than`, such as ``the reference``."""
     low, middle, high = ratio
     if abs(middle - 1) < CLOSE:
         return f"as fast as {than}"
@@ -449,10 +448,10 @@ def comparison(ratio: Ratio, than: str) -> str:
 
 
 def why_unchecked(result: Result) -> str:
-    """Return why no output was checked; empty where one was, where nothing was measured, or where it is not known."""
-    if not result.measurements or any(one.checked for one in result.measurements):
+    """Return the reason that no output was checked; empty if some were, nothing was measured, or it is unknown."""
+    if not result.measurements or any(measurement.checked for measurement in result.measurements):
         return ""
     asked = result.header.settings.get("benchmark", {}).get("check")
     if asked is True:
-        return "the workload has no reference and no check, so that a wrong kernel may win: Workload(…, reference=…)"
+        return "the workload has no reference and no check, so a wrong kernel may win; pass Workload(…, reference=…)"
     return "the check was switched off (--skip-check)" if asked is False else ""

@@ -1,4 +1,4 @@
-"""Lines of text for a terminal: broken between words to its width, and in colours where it has them."""
+"""Lines of text for a terminal: wrapped between words to its width, and coloured if it has colours."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ Style = Literal["", "answer", "strong", "attention", "error", "dim"]
 CODES = {"answer": "1;32", "strong": "1", "attention": "33", "error": "1;31", "dim": "2"}
 """Terminal codes (ECMA-48, SGR) of the styles: bold and green, bold, yellow, bold and red, faint."""
 LABEL = 11
-"""Columns of a line's label. A line without one begins with blanks."""
+"""Width of a line's label. A line without a label begins with blanks."""
 _LABEL = re.compile(r"[a-z][a-z ]{9} (?=\S)")
 _WHOLE = re.compile(r"(?<!\S)atune [a-z]+ .*|\d (?:s|ms|%|min|times)\b")
 NARROW_COLUMNS = 60
-"""On fewer columns, values are not indented as far as their labels are wide."""
+"""A terminal with fewer columns indents wrapped values by less than a label's width."""
 
 
 class Line(NamedTuple):
-    """A line of text, and how important it is."""
+    """A line of text and its style, which shows how important it is."""
 
     text: str
     style: Style = ""
 
 
 class Output:
-    """A stream that people read, or anything with `write`. What does not work of it is left out."""
+    """A stream that people read, or any object with `write`. Errors of the stream are ignored."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -41,18 +41,18 @@ class Output:
         return False
 
     def write(self, text: str) -> None:
-        with suppress(Exception):  # it is closed, or its reader left
+        with suppress(Exception):  # the stream is closed, or its reader left
             self.stream.write(text)
             self.stream.flush()
 
     def flush(self) -> None:
-        """Do nothing: `write` does it."""
+        """Do nothing, because `write` flushes."""
 
 
 def shown(text: str) -> str:
-    """Return `text` for a screen, its control characters as escapes, but for line feeds and tabs.
+    """Return `text` for a screen, with control characters as escapes, except line feeds and tabs.
 
-    All that is printed passes here: in a stranger's message, or a file's name, they would command the terminal.
+    All output passes here, because control characters in a stranger's message or file name would command the terminal.
     """
     if text.isprintable():
         return text
@@ -60,34 +60,34 @@ def shown(text: str) -> str:
 
 
 def printed(text: str) -> str:
-    """Return `text` for a program that prints it: what stdout cannot encode are escapes."""
+    """Return `text` for a program that prints it, with escapes for characters that stdout cannot encode."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def plain(lines: Iterable[Line]) -> str:
-    """Return `lines` as they go into a file."""
+    """Return `lines` as text for a file, without styles."""
     return "\n".join(shown(line.text) for line in lines)
 
 
 def fitted(lines: Iterable[Line], stream: TextIO | None) -> str:
-    """Return `lines` as wide as the terminal of `stream`, in its colours; as they are elsewhere."""
+    """Wrap and colour `lines` for the terminal of `stream`. Any other stream gets them as `plain` text."""
     if stream is None or not stream.isatty():
         return plain(lines)
-    known = [Line(shown(one.text), one.style) for one in lines]
+    safe = [Line(shown(line.text), line.style) for line in lines]
     columns = shutil.get_terminal_size().columns
     coloured = not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") not in ("", "dumb")  # no-color.org
-    labelled = any(_LABEL.match(line.text) for line in known)
+    labelled = any(_LABEL.match(line.text) for line in safe)
     indent = 2 if labelled and columns < NARROW_COLUMNS else LABEL
-    return "\n".join(shown for line in known for shown in _broken(line, columns, indent, coloured))
+    return "\n".join(row for line in safe for row in _broken(line, columns, indent, coloured))
 
 
 def _broken(line: Line, columns: int, indent: int, coloured: bool) -> list[str]:
-    found = _LABEL.match(line.text)
-    label, blanks = (found.group() if found else ""), _blanks(line.text)
+    match = _LABEL.match(line.text)
+    label, blanks = (match.group() if match else ""), _blanks(line.text)
     margin = " " * (indent + max(0, blanks - LABEL))
     start = label or margin
-    if not label and blanks < LABEL:  # a sentence, without a label
+    if not label and blanks < LABEL:  # a sentence without a label
         start, margin = " " * blanks, " " * (blanks + 2)
     lines = _wrapped(line.text[len(label) :].strip(" "), columns, start, margin) or [line.text]
     if not coloured or not line.style:
@@ -97,7 +97,7 @@ def _broken(line: Line, columns: int, indent: int, coloured: bool) -> list[str]:
 
 def _wrapped(text: str, columns: int, start: str, margin: str) -> list[str]:
     """Break `text` between words. Numbers keep their units, and commands stay whole, so that they can be copied."""
-    kept = _WHOLE.sub(lambda found: found.group().replace(" ", "\0"), text)
+    kept = _WHOLE.sub(lambda match: match.group().replace(" ", "\0"), text)
     wrapper = textwrap.TextWrapper(columns, break_on_hyphens=False, break_long_words=False, replace_whitespace=False)
     wrapper.initial_indent, wrapper.subsequent_indent = start, margin
     return [line.replace("\0", " ") for line in wrapper.wrap(kept)]
@@ -108,6 +108,6 @@ def _blanks(text: str) -> int:
 
 
 def _coloured(text: str, label: int, style: Style) -> str:
-    """Return `text` in a style, its label faint."""
+    """Return `text` in a style. The first `label` characters, its label, are faint."""
     begun = f"\x1b[{CODES['dim']}m{text[:label]}\x1b[0m" if label else text[: _blanks(text)]
     return f"{begun}\x1b[{CODES[style]}m{text[label or _blanks(text) :]}\x1b[0m"

@@ -1,4 +1,4 @@
-"""A `Machine` without processes that follows a script and counts calls, and the virtual time in which it works."""
+"""A `Machine` without processes that follows a script and records its calls, and its virtual clock."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SCRIPTED_KILL = "scripted to be killed from outside"
 
 
 class FakeCompileWorker:
-    """A compile worker."""
+    """A compile worker that follows the script of its machine."""
 
     def __init__(self, machine: FakeMachine, name: str) -> None:
         self.machine, self.name = machine, name
@@ -50,7 +50,7 @@ class FakeCompileWorker:
         return cast(jobs.A, await getattr(self, f"_{job.name}")(job))
 
     async def _find(self, job: jobs.FindJob) -> None:
-        """It has no artifact store."""
+        """Find nothing, because a fake machine has no artifact store."""
 
     async def _roles(self, job: jobs.RolesJob) -> Roles | Failure:
         index = job.candidate.index
@@ -79,7 +79,7 @@ class FakeCompileWorker:
     async def _elaborate(self, job: jobs.ElaborateJob) -> list[Elaborated | Failure] | jobs.GroupFailed:
         machine, script, candidates = self.machine, self.machine.script, job.candidates
         if job.digests:
-            return [Elaborated(one.index, ir_digest=script.ir_digest(one.config)) for one in candidates]
+            return [Elaborated(c.index, ir_digest=script.ir_digest(c.config)) for c in candidates]
         answers = list[Elaborated | Failure]()
         machine.elaborated.append(tuple(candidate.index for candidate in candidates))
         for index, config in ((candidate.index, candidate.config) for candidate in candidates):
@@ -91,7 +91,7 @@ class FakeCompileWorker:
         return answers
 
     async def _failure(self, stage: Stage, index: int, seconds: float, doing: str) -> Failure | None:
-        """Let the time of a candidate's stage pass. Return the failure that the script has for it."""
+        """Spend the time that `stage` takes for a candidate, and return the failure that the script has for it."""
         machine, limit = self.machine, self.machine.compile.compile_timeout_s
         if not await machine.spend(stage, seconds, limit):
             return Failure(index, "timeout", f"{doing} ran past compile_timeout_s={limit:g}")
@@ -140,14 +140,14 @@ class FakeCompileWorker:
 
 
 class FakeDeviceWorker:
-    """A device's process."""
+    """A device's process that follows the script of its machine."""
 
     def __init__(self, machine: FakeMachine, info: DeviceInfo) -> None:
         self.machine, self.info = machine, info
         self.name = info.id
         self.alive = False
         self._used = False
-        """Whether a candidate has run in this process."""
+        """Whether a candidate has already run in this process."""
 
     async def run(self, job: jobs.Job[jobs.A]) -> jobs.A:
         return cast(jobs.A, await getattr(self, f"_{job.name}")(job))
@@ -203,9 +203,10 @@ class FakeDeviceWorker:
         return Measurement(artifact.index, timing, checked, error, seconds, bits=bits, repeats=repeats)
 
     def _failure(self, artifact: Artifact, before: int, *, used: bool, in_time: bool) -> Failure | None:
-        """Return the failure that the script has for a measurement, which follows `before` others of the candidate.
+        """Return the failure that the script has for a measurement.
 
-        `used`: others ran in the process before. `in_time`: it ended before its deadline.
+        `before`: the number of earlier measurements of the candidate. `used`: whether other candidates have run in the
+        process. `in_time`: whether the measurement met its deadline.
         """
         script, index, limit = self.machine.script, artifact.index, self.machine.benchmark.benchmark_timeout_s
         kind = script.failure(index, "measure")
@@ -213,7 +214,7 @@ class FakeDeviceWorker:
             kind = script.plain_fails.get(index)
         message = f"scripted to fail: {kind}"
         if not in_time:
-            kind, message = "timeout", f"ran past benchmark_timeout_s={limit:g}; killed"
+            kind, message = "timeout", f"ran past benchmark_timeout_s={limit:g} and was killed"
         doubt = "" if before >= script.doubts.get(index, 0) else "scripted to be another's fault"
         if used and kind is None and index in script.spoilt:
             kind, doubt = script.spoilt[index], "scripted to be spoilt by another"
@@ -244,7 +245,7 @@ class FakeDeviceWorker:
 
     def _check_alive(self) -> None:
         if not self.alive:
-            raise WorkerLost(f"device {self.name} was not started, or was lost")
+            raise WorkerLost(f"device {self.name} was not started, or has been lost")
 
 
 def _timing(latency_ms: float, samples: int) -> Timing:
@@ -252,14 +253,14 @@ def _timing(latency_ms: float, samples: int) -> Timing:
 
 
 SETTLE = 24
-"""Turns of the event loop without a new sleeper after which all tasks are assumed to wait for the clock."""
+"""Number of turns of the event loop without a new sleeper after which all tasks are assumed to wait for the clock."""
 
 
 class FakeClock:
-    """Virtual time, in seconds, that jumps to the next sleeper's end when all tasks wait.
+    """A virtual clock, in seconds. When all tasks wait, it jumps to the time at which the next sleeper wakes.
 
-    Sleepers wake one at a time, in the order of their ends, so that a script's order of events is always the same.
-    `pace`: real seconds per virtual second; 0 for none. For one event loop at a time.
+    Sleepers wake one at a time, in the order of their wake-up times, so that a script always gives the same order of
+    events. `pace`: real seconds per virtual second; 0 to wait no real time. Use a clock in one event loop at a time.
     """
 
     def __init__(self, pace: float = 0.0) -> None:
@@ -270,7 +271,7 @@ class FakeClock:
         self._joined = anyio.Event()
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep `seconds` of virtual time, forever if infinite."""
+        """Sleep for `seconds` of virtual time, which may be infinite."""
         self._activity += 1
         sleeper = (self.now + seconds, self._activity, anyio.Event())
         heapq.heappush(self._sleepers, sleeper)
@@ -283,7 +284,7 @@ class FakeClock:
                 heapq.heapify(self._sleepers)
 
     async def run(self) -> None:
-        """Move the time on, until cancelled. An open machine does this."""
+        """Advance the time until cancelled. An open machine runs this."""
         while True:
             await self._settle()
             end = self._sleepers[0][0] if self._sleepers else math.inf
@@ -309,38 +310,38 @@ class FakeClock:
 
 
 def _kernel(**config: object) -> None:
-    """Represent a kernel that takes any configuration."""
+    """Stand for a kernel that takes any configuration."""
 
 
 @dataclass(eq=False)
 class Calls:
-    """What a fake machine was asked for. Lists are in the order of the starts, and have failed calls, too."""
+    """Record of a fake machine's calls. Lists are in the order in which calls started, and include failed calls."""
 
     opened: int = 0
     closed: int = 0
     examined: list[int] = field(default_factory=list)
-    """Candidates in whose code the parameters' roles were looked for."""
+    """Candidates whose code was examined for the roles of the parameters."""
     elaborated: list[tuple[int, ...]] = field(default_factory=list)
     lowered: list[int] = field(default_factory=list)
     groups: list[tuple[int, ...]] = field(default_factory=list)
-    """Candidates that were compiled together."""
+    """Groups of candidates that were compiled together."""
     compared: list[int] = field(default_factory=list)
-    """Candidates whose libraries were compared with nvcc's."""
+    """Candidates that were compiled with nvcc and compared with cicc's libraries."""
     measured: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """Candidates by device."""
+    """Measured candidates by device."""
     begun: Counter[int] = field(default_factory=Counter)
-    """Number of measurements of each candidate, on any device."""
+    """Number of measurements that were begun for each candidate, on any device."""
     finals: list[tuple[int, ...]] = field(default_factory=list)
     starts: Counter[str] = field(default_factory=Counter)
-    """Starts of each device's process."""
+    """Number of starts of each device's process."""
     cancelled: Counter[str] = field(default_factory=Counter)
-    """Cancelled calls, by stage."""
+    """Number of cancelled calls by stage."""
     most_at_once: Counter[str] = field(default_factory=Counter)
-    """Largest number of calls at the same time, by stage."""
+    """Largest number of concurrent calls by stage."""
 
 
 class FakeMachine(Calls):
-    """A `Machine` that follows a `Script` and counts calls.
+    """A `Machine` that follows a `Script`, and records its calls in the attributes of `Calls`.
 
     Parameters
     ----------
@@ -349,21 +350,21 @@ class FakeMachine(Calls):
     script
         The behaviour of each candidate.
     workers, devices
-        Compile workers, and devices (``fake-0``, ``fake-1``, …).
+        The number of compile workers, and of devices (``fake-0``, ``fake-1``, …).
     limits
-        Hard limits of every device.
+        The hard limits of every device.
     clock
-        A `FakeClock`; a new one by default.
+        A `FakeClock`. By default, `open` makes a new one.
     compile, benchmark
-        Settings. Only the two deadlines have an effect.
+        Settings. Only the two deadlines, and the benchmark's `check` and `n_repeat`, have an effect.
     default
-        Index of the default configuration, or a configuration that the space does not list: the baseline.
+        The index of the default configuration, or a default configuration that the space does not list.
     refused
-        Why the baseline must not win.
+        The reason that the default must not win.
     no_default
-        Why there is none.
+        The reason that there is no default.
     fingerprint, device_name, target
-        Answers of `describe` and `discover`, for tests of a journal's comparison.
+        Answers of `describe` and `discover`, for tests that compare journals.
     """
 
     def __init__(
@@ -395,7 +396,7 @@ class FakeMachine(Calls):
         self.default, self.refused, self.no_default = default, refused, no_default
         self.fingerprint = fingerprint or "fake"
         self._given: dict[int, Config] = {}
-        """Configurations of the candidates that workers were given, by index."""
+        """The configurations of candidates that workers have lowered, by index."""
         self._folder = Path()
         self._libraries = 0
         self._kills, self._now_running = Counter[int](), Counter[str]()
@@ -409,9 +410,9 @@ class FakeMachine(Calls):
     async def open(
         self, warn: Callable[[str], None] = ignored, wake: Callable[[], None] = ignored
     ) -> AsyncGenerator[None, None]:
-        """Make the folder of the libraries. Remove it on leaving."""
+        """Make the folder of the libraries, and remove it on leaving."""
         self.clock = self.clock or FakeClock()
-        with run_folder() as folder:  # removed at the end, or by the next run if this program is killed
+        with run_folder() as folder:  # if this program is killed, the next run removes it
             self._folder = Path(folder)
             self.opened += 1
             try:
@@ -443,7 +444,7 @@ class FakeMachine(Calls):
         return spec
 
     def config_of(self, index: int) -> Config:
-        """Return the configuration of a candidate."""
+        """Return the configuration of candidate `index`."""
         return self._given[index] if index in self._given else self.configs[index]
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
@@ -451,7 +452,7 @@ class FakeMachine(Calls):
         return self.target, [worker.info for worker in self._device_workers]
 
     def compile_workers(self) -> list[FakeCompileWorker]:
-        """Return the fake compile workers, as many as the machine was made with."""
+        """Return the fake compile workers."""
         return self._compile_workers
 
     async def prepare(self, candidates: int) -> None:
@@ -461,20 +462,20 @@ class FakeMachine(Calls):
         return CompileHints()
 
     def device_workers(self) -> list[FakeDeviceWorker]:
-        """Return the devices' workers, ``fake-0`` first."""
+        """Return the workers of the devices, beginning with ``fake-0``."""
         return self._device_workers
 
     def versions(self) -> dict[str, str]:
-        """Return the version of the fakes, for a run's header."""
+        """Return the version of the fakes, for the header of a run's journal."""
         return {"fake": "1"}
 
     @property
     def running(self) -> int:
-        """Number of calls under way."""
+        """The number of calls that are running."""
         return sum(self._now_running.values())
 
     async def spend(self, stage: str, seconds: float, limit_s: float = math.inf) -> bool:
-        """Let a call of `stage` take virtual time. Returns false if `limit_s` is less than `seconds`."""
+        """Spend virtual time on a call of `stage`. Returns False if `seconds` exceeds `limit_s`, after `limit_s`."""
         assert self.clock is not None, "the machine is not open"
         self._now_running[stage] += 1
         self.most_at_once[stage] = max(self.most_at_once[stage], self._now_running[stage])
@@ -488,14 +489,14 @@ class FakeMachine(Calls):
         return seconds <= limit_s
 
     def killed(self, index: int, stage: Stage) -> bool:
-        """Tell whether the compile worker with candidate `index` in `stage` is killed now, and count the kill."""
+        """Tell whether the compile worker of candidate `index` is killed now, in `stage`, and count the kill."""
         where, times = self.script.kills.get(index, (stage, 0))
         kill = where == stage and self._kills[index] < times
         self._kills[index] += kill
         return kill
 
     def new_library(self) -> str:
-        """Write a file that stands for a library. Return its path."""
+        """Write a file that stands for a library, and return its path."""
         path = self._folder / f"{self._libraries}.so"
         self._libraries += 1
         path.write_bytes(b"a library of the fakes")

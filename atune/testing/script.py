@@ -1,4 +1,4 @@
-"""The behaviour of the fakes, as a table that a test writes."""
+"""The script of the fakes: a table with which a test decides their behaviour."""
 
 from __future__ import annotations
 
@@ -14,41 +14,42 @@ Stage = Literal["elaborate", "lower", "build", "measure"]
 Duration = float | Callable[[Config], float]
 
 STAGE_OF: dict[FailureKind, Stage] = {"lower": "lower", "codegen": "build", "compile": "build", "crash": "build"}
-"""Default stage of a kind of failure. The stage of every other kind is measuring."""
+"""The stage in which a kind of failure occurs by default. Every other kind occurs in measuring."""
 FATAL: tuple[FailureKind, ...] = ("fault", "out_of_bounds", "worker_lost", "timeout")
-"""Failures that end the device's process."""
+"""Kinds of failure that end the device's process."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """Behaviour of the fakes, by configuration or by candidate index. Times are in virtual seconds.
+    """The behaviour of the fakes, by configuration or by candidate index. Times are in virtual seconds.
 
-    `latency_ms` is the kernel's latency, and `final_ms` that in the final (the same by default). `reference_ms` is the
-    reference's latency (None: no reference). `lower_s`, `measure_s` and `start_s` are the times of lowering, measuring
-    and starting a device's process. A library takes `library_s`, and `compile_s` for each member.
+    `latency_ms` is the kernel's latency, and `final_ms` its latency in the final (the same by default). `reference_ms`
+    is the latency of the reference (None: no reference). Lowering takes `lower_s`, measuring `measure_s`, and starting
+    a device's process `start_s`. A library takes `library_s`, and `compile_s` for each member.
 
     `fails` maps a candidate to the kind of its failure, which determines the stage (`STAGE_OF`), or to (stage, kind).
-    A candidate that fails in ``build`` fails every group that contains it. `hangs` maps a candidate to the stage that
-    never ends for it; the deadlines of the settings end it. Failures of a kind in `FATAL` end the device's process.
+    A candidate that fails in ``build`` fails every group that contains it. `hangs` maps a candidate to a stage that
+    ends for it only at the deadline of the settings. Failures of a kind in `FATAL` end the device's process.
 
-    Configurations with an equal `code_key` are duplicates; `ir_digest` tells their kernels apart. `start_failures` is
-    the number of times that a device, by its name, fails to start at first (`math.inf`: always). `prepare_error` makes
-    the user's inputs or reference fail. Lowering returns `facts` of a candidate, and so does elaborating, which takes
-    `elaborate_s`.
+    Configurations with an equal `code_key` are duplicates; `ir_digest` tells their kernels apart. `start_failures` maps
+    a device's name to the number of starts that fail at first (`math.inf`: all). `prepare_error` is the message with
+    which the user's inputs or reference fail. Lowering returns a candidate's `facts`, and so does elaborating, which
+    takes `elaborate_s`.
 
     `kills` maps a candidate to a stage, ``lower`` or ``build``, and the number of times that its compile worker is
-    killed from outside in it. `doubts` is the number of times that a candidate's device is killed from outside during
-    its measurement. `dies_after` is the number of times that the device dies after it.
+    killed from outside in this stage. `doubts` maps it to the number of times that its device is killed from outside
+    during its measurement, and `dies_after` to the number of times that the device dies after its measurement.
 
-    `spoilt` maps a candidate to its failure in a process that ran others before, and only there. `final_fails` maps it
-    to its failure in the final, after its timing. `first_ms` is the latency of only the first measurement. `slowdown`
-    is the factor by which kernels and the reference run slower on a device, by its name. `final_noise` multiplies each
-    sample of a candidate in the final. The first `final_losses` calls of the final lose the device.
+    `spoilt` maps a candidate to its failure in a process that has run other candidates; in a fresh process it does not
+    fail. `final_fails` maps it to its failure in the final, after its timing, and `first_ms` to the latency of its
+    first measurement. `slowdown` maps a device's name to the factor by which kernels and the reference run slower
+    there. `final_noise` multiplies each sample in the final. The first `final_losses` calls of the final lose the
+    device.
 
-    `cicc` compiles every library by cicc, in a state that no run has compared.
-    Comparing it takes `compare_s`, fails if `compare_fails`, and loses the worker in its first `compare_losses` calls.
-    If `differs`, cicc's code differs: libraries by nvcc have the latency `plain_ms` (by default the candidate's), and
-    measuring them fails for those in `plain_fails`. `bits` is the digest of a candidate's outputs, by the inputs' seed.
+    With `cicc`, cicc compiles every library, in a state that no run has compared. Comparing takes `compare_s`, fails if
+    `compare_fails`, and loses the worker in its first `compare_losses` calls. If `differs`, cicc's code differs.
+    Libraries that nvcc compiled have the latency `plain_ms` (the candidate's by default), and `plain_fails` maps
+    candidates to the failures of measuring these. `bits` is the digest of the outputs, by the seed of the inputs.
     """
 
     latency_ms: Callable[[Config], float] = lambda config: 1.0
@@ -86,7 +87,7 @@ class Script:
     bits: Callable[[Config, int], str] = lambda config, seed: ""
 
     def failure(self, index: int, stage: Stage) -> FailureKind | None:
-        """Return the kind of failure scripted for candidate `index` in `stage`."""
+        """Return the scripted kind of failure of candidate `index` in `stage`."""
         scripted = self.fails.get(index)
         if scripted is None:
             return None
@@ -94,13 +95,13 @@ class Script:
         return kind if where == stage else None
 
     def latency_of(self, config: Config, *, plain: bool, final: bool) -> float:
-        """Return the latency, ms, of a candidate's first library or of its plain one."""
+        """Return the latency, in ms, of a candidate's library. `plain`: the library that nvcc compiled."""
         if self.cicc and plain and self.plain_ms is not None:
             return self.plain_ms(config)
         return (self.final_ms if final and self.final_ms is not None else self.latency_ms)(config)
 
     def seconds(self, seconds: Duration, stage: Stage, index: int, config: Config) -> float:
-        """Return what `stage` takes of candidate `index`: the script's `seconds`, or for ever."""
+        """Return the time of `stage` for candidate `index`: the script's `seconds`, or infinity if the stage hangs."""
         if self.hangs.get(index) == stage:
             return math.inf
         return seconds(config) if callable(seconds) else seconds

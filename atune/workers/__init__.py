@@ -1,5 +1,5 @@
-"""Processes that do a run's work on this machine, the fork server that makes them, and what they store.
+"""The processes that do a run's work on this machine, the fork server that makes them, and the files that they store.
 
-It imports `model`, `journal`, `workload` and `engine`'s protocols, and no stage: processes import these by path. What
-is done next is the engine's to say; what a candidate's code does is in `stages`. A cluster's nodes are in `cluster`.
+It imports `model`, `journal`, `workload` and `engine`'s protocols, but no stage: the processes import stages by
+path. The engine decides what to do next, and `stages` runs a candidate's code. `cluster` has the nodes of a cluster.
 """

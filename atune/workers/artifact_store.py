@@ -1,16 +1,16 @@
-"""Built libraries in the cache folder, stored by content for reuse by later runs; and compiler states.
+"""The store of built libraries in the cache folder, which later runs reuse, and of compiler states.
 
-    artifacts/<sha256>.so                  a library; its name is its content's hash
+    artifacts/<sha256>.so                  a library, named by the hash of its content
     artifacts/<sha256>.<symbol>.source     one member's source
     artifacts/codes/<code key>.json        location of a candidate's code: library, symbol, how to call it
-    artifacts/lowered/<ir key>.json        result of lowering a kernel: its code's key, and the facts about it
+    artifacts/lowered/<ir key>.json        result of lowering a kernel: the key of its code, and facts about it
     artifacts/swept                        time of the last eviction
     states/<digest of tools and use>.json  the latest comparison of a compiler state
 
-A state is what decides the code beside the source: the compilers (`tools`), what the source uses of the headers (`use`:
-arch, fast math, includes, kinds of wgmma), and the contents of the headers that are read.
+A compiler state covers everything besides the source that decides the code: the compilers (`tools`), the parts of the
+headers that the source uses (`use`: arch, fast math, includes, kinds of wgmma), and the contents of these headers.
 
-Several processes may use it at once. Files appear whole, by renaming. Lookups check the library's hash before use.
+Several processes may use the store at the same time. Files appear whole, by renaming. Lookups check a library's hash.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from atune.workers.resources import space_is_short
 T = TypeVar("T")
 
 MAX_BYTES = 4 << 30
-"""Most bytes of the store after an eviction."""
+"""The store's largest size after an eviction, in bytes."""
 DAY_S = 86400.0
-"""Seconds after its last use in which a file stays, because a run may still need it; and between two evictions."""
+"""Seconds that a file stays after its last use, because a run may still need it. Also the time between evictions."""
 
 
 class ArtifactStore:
-    """One program's view of the store. `max_bytes` bounds its size."""
+    """A program's view of the store. `max_bytes` bounds the size of the store."""
 
     def __init__(self, folder: Path | None = None, max_bytes: int = MAX_BYTES) -> None:
         self.folder = folder or artifacts_folder()
@@ -49,31 +49,31 @@ class ArtifactStore:
     def find(self, key: str, index: int) -> Artifact | None:
         """Return the artifact of candidate `index` stored under `key`, or None if it is missing or damaged.
 
-        Raises `OSError` if the store cannot be used, for example if it is read-only, or if others may write it.
+        Raises `OSError` if the store cannot be used, for example because it is read-only, or others may write to it.
         """
         try:
             _check(self._code(key))
-            found = msgspec.json.decode(self._code(key).read_bytes(), type=Artifact)
-            library = self.folder / Path(found.path).name  # a name, never a path that leads elsewhere
+            stored = msgspec.json.decode(self._code(key).read_bytes(), type=Artifact)
+            library = self.folder / Path(stored.path).name  # only the name: a path might lead out of the folder
             _check(library)
             data = library.read_bytes()
             if f"{hashlib.sha256(data).hexdigest()}.so" != library.name:
                 library.unlink()
                 return None
-            for used in (library, self._code(key), Path(source_path(str(library), found.symbol))):
+            for used in (library, self._code(key), Path(source_path(str(library), stored.symbol))):
                 os.utime(used)
         except (FileNotFoundError, msgspec.MsgspecError):
             return None
-        return msgspec.structs.replace(found, index=index, path=str(library), seconds=0.0, why=STORED, store_key=key)
+        return msgspec.structs.replace(stored, index=index, path=str(library), seconds=0.0, why=STORED, store_key=key)
 
     def put(self, built: Iterable[tuple[str, Artifact]]) -> None:
-        """Keep artifacts of one library, each under its code's key. Raises `OSError`."""
+        """Store the artifacts of a library, each under the key of its code. Raises `OSError`."""
         for key, artifact in built:
             name = Path(self.keep(artifact).path).name
             _write(self._code(key), msgspec.json.encode(msgspec.structs.replace(artifact, path=name, store_key=key)))
 
     def put_lowered(self, lowered: Lowered) -> None:
-        """Store the result of lowering a kernel whose library is stored here. Raises `OSError`."""
+        """Store the result of lowering a kernel whose library is in the store. Raises `OSError`."""
         path = store_file(self.folder, "lowered", lowered.ir_key)
         if lowered.ir_key and not path.exists():
             _write(path, msgspec.json.encode(msgspec.structs.replace(lowered, blob=b"")))
@@ -94,9 +94,9 @@ class ArtifactStore:
         return msgspec.structs.replace(artifact, path=str(library))
 
     def evict(self) -> int:
-        """Remove the files that were not used for longest, beyond `max_bytes`, but none used in `DAY_S`; once a day.
+        """Remove the least recently used files beyond `max_bytes`, at most once a day, but no file used in `DAY_S`.
 
-        Returns the number of libraries among them. A code or source without its library is a miss, and written anew.
+        Returns the number of removed libraries. A code or source without its library is a miss, and is written again.
         """
         old, removed, swept = time.time() - DAY_S, 0, self.folder / "swept"
         with contextlib.suppress(OSError):
@@ -120,9 +120,9 @@ class ArtifactStore:
 
 
 class StateCheck(msgspec.Struct, frozen=True):
-    """How cicc's code differs from nvcc's; `difference` is empty if it does not. `files`: the headers that are read.
+    """The result of comparing cicc's code with nvcc's. `difference` is empty if they are equal.
 
-    `headers`: the digest of their contents, by which a later run recognises the state.
+    `files`: the headers that are read. `headers`: the digest of their contents, by which a later run knows the state.
     """
 
     files: tuple[str, ...]
@@ -146,24 +146,24 @@ def state_of(tools: str, use: str, headers: str) -> str:
 
 
 def key_in(store_key: str, state: str) -> str:
-    """Return the artifact store's key of a library that was built in `state`; nvcc and g++ have none."""
+    """Return the store key of a library that was built in `state`. nvcc and g++ have no state."""
     return _digest(store_key, state) if store_key and state else store_key
 
 
 def remember(tools: str, use: str, comparison: StateCheck) -> None:
-    """Keep a comparison. Raises `OSError`."""
+    """Store a comparison. Raises `OSError`."""
     _write(_state_file(tools, use), msgspec.json.encode(comparison))
 
 
 def recall(tools: str, use: str) -> tuple[str, str] | None:
-    """Return the state and the difference of the latest comparison; None if there is none, or a header changed."""
+    """Return the state and the difference of the latest comparison; None without one, or after a header changed."""
     try:
-        found = msgspec.json.decode(_state_file(tools, use).read_bytes(), type=StateCheck)
+        comparison = msgspec.json.decode(_state_file(tools, use).read_bytes(), type=StateCheck)
         _check(_state_file(tools, use))
-        same = contents_of(found.files) == found.headers
+        same = contents_of(comparison.files) == comparison.headers
     except (OSError, msgspec.MsgspecError):
         return None
-    return (state_of(tools, use, found.headers), found.difference) if same else None
+    return (state_of(tools, use, comparison.headers), comparison.difference) if same else None
 
 
 def _state_file(tools: str, use: str) -> Path:
@@ -178,61 +178,61 @@ def _check(path: Path) -> None:
 def _write(path: Path, data: bytes) -> None:
     make_private_folder(str(path.parent))
     _check(path)
-    if space_is_short(str(path.parent)):  # what is left is for journals
+    if space_is_short(str(path.parent)):  # the rest of the disk is kept for journals
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     with whole_file(path) as part:
         Path(part).write_bytes(data)
 
 
-# ---- of one run
+# ---- the store as a run uses it
 
 
 class RunStore:
-    """Finds artifacts of earlier runs and keeps those of this one, and knows its compiler states.
+    """Finds the artifacts of earlier runs, stores the artifacts of this run, and knows its compiler states.
 
-    What raises `OSError` is not found, or not kept, and `say` is told why: the store may be read-only, full or gone, or
-    the next call may work. `tools`: the compilers as a part of the states; empty where cicc is not used.
+    After an `OSError` of the store, which may be read-only, full or gone, the artifact counts as missing, `say` gets
+    the reason, and the next call tries again. `tools`: the compilers, as a part of the states; empty without cicc.
     """
 
     def __init__(self, store: ArtifactStore | None = None, say: Callable[[str], object] = str) -> None:
         self.tools, self._say = "", say
         self.store = store
-        """None where the run uses none."""
+        """The store; None if the run uses no store."""
         self._states = dict[str, tuple[str, str]]()
 
     async def state(self, use: str) -> tuple[str, str]:
-        """Return the state of sources of this `use`, and how cicc's code differs from nvcc's in it; empty if unknown.
+        """Return the state for sources with this `use`, and how cicc's code differs from nvcc's; empty if unknown.
 
-        Reads the headers once for each use of them.
+        Reads the headers once for each `use`.
         """
         if not (use and self.tools):
             return "", ""
         if use not in self._states:
-            found = await anyio.to_thread.run_sync(recall, self.tools, use, abandon_on_cancel=True)
-            self._states[use] = found or ("", "")
+            state = await anyio.to_thread.run_sync(recall, self.tools, use, abandon_on_cancel=True)
+            self._states[use] = state or ("", "")
         return self._states[use]
 
     async def find(self, lowered: Lowered) -> Artifact | None:
-        """Return the artifact of the same code if the store has it. Then also keep what its kernel was lowered to."""
+        """Return the artifact of the same code if the store has it, and then store the result of lowering, too."""
         if not lowered.storable:
             return None
-        found = await self._do(lambda store: store.find(lowered.store_key, lowered.index))
-        state, difference = ("", "") if found is not None else await self.state(lowered.use)
+        artifact = await self._do(lambda store: store.find(lowered.store_key, lowered.index))
+        state, difference = ("", "") if artifact is not None else await self.state(lowered.use)
         if state and not difference:
             key = key_in(lowered.store_key, state)
-            if (found := await self._do(lambda store: store.find(key, lowered.index))) is not None:
-                found = msgspec.structs.replace(found, compared=True)
-        if found is not None and lowered.blob:
-            await self.keep_lowered(lowered, found.store_key)
-        return found and msgspec.structs.replace(found, roles=lowered.roles)
+            if (artifact := await self._do(lambda store: store.find(key, lowered.index))) is not None:
+                artifact = msgspec.structs.replace(artifact, compared=True)
+        if artifact is not None and lowered.blob:
+            await self.keep_lowered(lowered, artifact.store_key)
+        return artifact and msgspec.structs.replace(artifact, roles=lowered.roles)
 
     async def keep(self, library: Iterable[Artifact]) -> None:
-        """Keep artifacts of one library under their keys. Skip those without a key."""
-        if good := [(one.store_key, one) for one in library if one.store_key]:
-            await self._do(lambda store: store.put(good))
+        """Store the artifacts of a library under their keys. Skip artifacts without a key."""
+        if keyed := [(artifact.store_key, artifact) for artifact in library if artifact.store_key]:
+            await self._do(lambda store: store.put(keyed))
 
     async def keep_lowered(self, lowered: Lowered, key: str) -> None:
-        """Keep what a kernel was lowered to. Its library must be in the store, under `key`."""
+        """Store the result of lowering a kernel. Its library must be in the store, under `key`."""
         await self._do(lambda store: store.put_lowered(msgspec.structs.replace(lowered, kept_as=key)))
 
     async def _do(self, use: Callable[[ArtifactStore], T]) -> T | None:
@@ -241,5 +241,5 @@ class RunStore:
         try:
             return await anyio.to_thread.run_sync(use, self.store, abandon_on_cancel=True)
         except OSError as error:
-            self._say(f"the artifact store could not be used, and the run compiles what it lacks: {error}")
+            self._say(f"the artifact store could not be used ({error}), so the run compiles the missing libraries")
             return None

@@ -1,4 +1,4 @@
-"""The compile service: a process with the headers of CUDA parsed, which compiles device code by cicc."""
+"""The compile service: a process that has parsed CUDA's headers, and compiles device code with cicc."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from atune.workers.waiting import background
 from atune.workers.workers import process_folders
 
 DRIVER = ("/dev/nvidiactl", "/dev/dxg")
-"""Files of CUDA's driver: if the driver is installed, one of them exists."""
+"""Device files of CUDA's driver. If the driver is installed, at least one of them exists."""
 SERVICE = ("atune.stages.cicc_server",)
 PREPARE_TIMEOUT_S = 120.0
 
 
 class ServiceProcess(anyio.AsyncContextManagerMixin):
-    """The process with the parsed headers: of one run, or of several at the same time. Forked at the first call.
+    """The process with the parsed headers, of one run or of several concurrent runs. The first call forks it.
 
-    It has a fork server of its own, which imports almost nothing; see `atune.stages.cicc_server`.
+    It has its own fork server, which imports almost nothing; see `atune.stages.cicc_server`.
     """
 
     def __init__(self, nice: int = 0) -> None:
@@ -38,7 +38,7 @@ class ServiceProcess(anyio.AsyncContextManagerMixin):
         self.worker: Worker | None = None
         """The process; None before it starts."""
         self.parsed = False
-        """Whether it has parsed headers, and compiled by them."""
+        """Whether it has parsed headers, and compiled with them."""
         self._turn = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup
 
@@ -48,9 +48,9 @@ class ServiceProcess(anyio.AsyncContextManagerMixin):
             yield self
 
     async def call(self, entry: str, request: object) -> str:
-        """Have the process do something, and return why it cannot; empty if it can.
+        """Call `entry` in the process, and return the reason that it failed, or an empty text.
 
-        Raises `WorkerError` and `OSError`. Cancelling it ends the process.
+        Raises `WorkerError` and `OSError`. Cancelling the call ends the process.
         """
         async with self._turn:
             if self.worker is None:
@@ -65,18 +65,18 @@ class ServiceProcess(anyio.AsyncContextManagerMixin):
 
 
 class CompileService:
-    """Has a run's candidates compiled by `process`.
+    """Has `process` compile a run's candidates.
 
-    `start` begins to parse headers while the fork server still imports tilelang. At the first candidate that must be
-    compiled the process is asked to compile for the run, unless `use` was given a reason against it. While `warming`,
-    lowering continues and building waits. If `ready`, builds use the service.
+    `start` begins to parse headers while the fork server still imports tilelang. The first candidate that must be
+    compiled makes the process compile for the run, unless `use` got a reason against it. While the service is
+    `warming`, lowering continues and building waits. Once it is `ready`, builds use it.
     """
 
     def __init__(self, settings: CompileSettings, target: str | Target) -> None:
         self.ready = False
         """Whether the service compiles."""
         self.why = ""
-        """Why nvcc compiles; empty where it does not, or where that needs no explanation."""
+        """Why nvcc compiles; empty if it does not, or if that needs no explanation."""
         self.wake: Callable[[], None] = lambda: None
         """Called after each change."""
         self.process: ServiceProcess
@@ -86,7 +86,7 @@ class CompileService:
         self._request: tuple[bytes, str, str] | None = None
         """The request to the process; None until a candidate must be compiled."""
         self._scope: anyio.CancelScope | None = None
-        """Ends what the run asks of the process; None without it."""
+        """The scope of the run's calls of the process; None if there are none."""
         self._wanted: anyio.Event
         self._tasks: anyio.abc.TaskGroup
 
@@ -96,9 +96,9 @@ class CompileService:
         return self._request is not None and not (self.ready or self.why or self._off)
 
     def start(self, process: ServiceProcess, tasks: anyio.abc.TaskGroup, run_dir: str, *, early: bool) -> None:
-        """Have `process` serve the run. If `early`, and a core is free, begin to parse headers that it may need.
+        """Have `process` serve the run. If `early`, and if a core is free, begin to parse headers that it may need.
 
-        `run_dir`: the folder where workers look for the service.
+        `run_dir`: the folder in which workers look for the service.
         """
         self.process, self._tasks, self._run_dir = process, tasks, run_dir
         try:
@@ -111,7 +111,7 @@ class CompileService:
             self._begin("" if target is None else target.arch)
 
     def use(self, against: str | None) -> None:
-        """Use the service in this run, or not if there is a reason `against` it, which may be empty."""
+        """Use the service in this run unless there is a reason `against` it, which may be an empty text."""
         was_off, self._off = self._off, against is not None
         if was_off or self._off:
             self.ready, self.why = False, f"nvcc, because {against}" if against else ""
@@ -121,7 +121,7 @@ class CompileService:
         self.wake()
 
     def saw(self, lowered: Lowered, target: Target) -> None:
-        """Have the service compile for the run, at the first candidate that must be compiled."""
+        """Have the service compile for the run, from the first candidate on that must be compiled."""
         if self._request is not None or self._off:
             return
         self._request = (lowered.blob, target.arch, self._run_dir)
@@ -131,12 +131,12 @@ class CompileService:
         self.wake()
 
     def explain(self, artifact: Artifact) -> Artifact:
-        """Return `artifact` with the reason for the choice of its compiler, if it has none of its own."""
+        """Return `artifact` with the reason for the choice of its compiler, unless it already has a reason."""
         return msgspec.structs.replace(artifact, why=artifact.why or self.why)
 
     def _begin(self, arch: str | None) -> None:
-        """Have headers for `arch` parsed before a candidate is known. An empty `arch` means that of this machine's GPU;
-        None waits for the candidate."""
+        """Have headers for `arch` parsed before a candidate is known. An empty `arch` stands for the architecture of
+        this machine's GPU. None waits for the candidate."""
         self._wanted, self._scope = anyio.Event(), anyio.CancelScope()
         self._tasks.start_soon(self._run, arch, self._scope)
 
@@ -154,7 +154,7 @@ class CompileService:
             self._settle("; ".join((f"the compile service ended: {error}", *output[-1:])))
 
     def _settle(self, broken: str) -> None:
-        """Have the service compile from now on, or not, because it is `broken`."""
+        """Use the service from now on, or nvcc for the reason `broken`."""
         self.ready, self.why = not broken, f"nvcc, because {broken}" if broken else ""
         self.process.parsed |= self.ready
         self.wake()

@@ -33,21 +33,21 @@ from atune.workers.supervised import DOING, NOT_ALONE, STARVED, Supervised, fail
 from atune.workers.workers import Workers, shortage
 
 COMPILE_NICE = 5
-"""Niceness of the compile workers. The user's own programs and the device processes take precedence."""
+"""Niceness of the compile workers, which gives the user's own programs and the device processes precedence."""
 
 ELABORATE_S = 20.0
-"""Most seconds for one elaboration, because the whole run waits for it. `compile_timeout_s` counts if it is less.
-A candidate that takes longer stays unknown, and its lowering has the whole deadline."""
+"""Time limit of an elaboration, because the whole run waits for it; `compile_timeout_s` counts if it is less. The facts
+of a candidate that takes longer stay unknown, and its lowering has the whole deadline."""
 SPOILED = (
-    "candidate {index} failed in a process where others had run, and not in a fresh one: one of them changes what its "
-    "process shares, such as os.environ. Such failures are repeated"
+    "candidate {index} failed in a process that had run other candidates, but not in a fresh one, because another "
+    "candidate changes what its process shares, such as os.environ. atune repeats these failures in a fresh process"
 )
 PATIENCE = 4.0
-"""How many times as long a job may take where a deadline passed while it got hardly any CPU."""
+"""Factor for the deadline of a job that is repeated because it got hardly any CPU before the deadline passed."""
 
 
 class CompileProcess(Supervised):
-    """A process of a compile worker, which starts when it is needed, also after it died. `role`: its name."""
+    """A process of a compile worker. It starts when it is needed, and again after it died. `role`: its name."""
 
     died, raised = "crash", "lower"
 
@@ -62,23 +62,23 @@ class CompileProcess(Supervised):
         return self._worker
 
     async def _send(self, job: Job[Any], limit_s: float) -> bytes:
-        """Do as `Supervised`. Raises `WorkerLost` also if a compiler was killed."""
+        """Send `job` as `Supervised` does. Also raises `WorkerLost` if a compiler was killed."""
         try:
             return await super()._send(job, limit_s)
         except RemoteError as error:
             if error.kind == CompilerKilled.__name__:
                 raise WorkerLost(str(error), error.detail, outside=True) from error
             if shortage(error) is not None:
-                await self.kill()  # it may hold the missing resource
+                await self.kill()  # the process may hold the missing resource
             raise
         except WorkerLost as error:
-            if not error.outside and space_is_short(self._session.run_dir):  # such as SIGBUS in a mapped file
+            if not error.outside and space_is_short(self._session.run_dir):  # for example SIGBUS in a mapped file
                 raise RemoteError(f"space: {error}", error.detail, ShortOf.__name__) from error
             raise
 
 
 class LocalCompileWorker:
-    """One compile worker: a process that runs candidates' code, to elaborate and lower them, and one that builds."""
+    """A compile worker: a process that runs candidates' code to elaborate and lower them, and a process that builds."""
 
     def __init__(self, workers: Workers, session: Session, store: RunStore, service: CompileService, name: str) -> None:
         self.workers, self.session, self.store, self.service = workers, session, store, service
@@ -108,18 +108,18 @@ class LocalCompileWorker:
         if not isinstance(answer, Failure):
             return answer
         if answer.kind == "timeout" and limit < self._limit_s:
-            doubt = f"elaborating it takes more than {limit:g} s"
+            doubt = f"elaborating it took more than {limit:g} s"
             answer = msgspec.structs.replace(answer, message=doubt, doubt=doubt)
         return _of_group(answer, len(job.candidates))
 
     async def _find(self, job: FindJob) -> Artifact | None:
-        found = await self.store.find(job.lowered)
-        if found is None:
-            self.service.saw(job.lowered, self.session.target)  # only its first call decides
-        return found
+        artifact = await self.store.find(job.lowered)
+        if artifact is None:
+            self.service.saw(job.lowered, self.session.target)  # only the first call has an effect
+        return artifact
 
     async def _build(self, job: BuildJob) -> list[Built] | GroupFailed:
-        """Compile a group. An earlier run lowered the members without a blob; these come from the store."""
+        """Compile a group. Members without a blob were lowered by an earlier run, and come from the store."""
         built = dict[int, Built]()
         for lowered in job.group:
             if not lowered.blob:
@@ -129,11 +129,11 @@ class LocalCompileWorker:
             answers = await self._compile(fresh, job)
             if isinstance(answers, GroupFailed):
                 return answers
-            built.update((one.index, one) for one in answers)
+            built.update((answer.index, answer) for answer in answers)
         return [built[lowered.index] for lowered in job.group]
 
     async def _compile(self, group: Sequence[Lowered], asked: BuildJob) -> list[Built] | GroupFailed:
-        """Compile `group` into one library and store it. cicc builds it if no state of it is known to differ."""
+        """Compile `group` into one library and store it. Use cicc unless its code is known to differ from nvcc's."""
         store, service = self.store, self.service
         use_service = service.ready and not asked.plain
         for lowered in group:
@@ -143,15 +143,15 @@ class LocalCompileWorker:
         if isinstance(answers, Failure):
             return _of_group(answers, len(group))
         assert not isinstance(answers, GroupFailed), "a process raises"
-        built = [await self._known(one, lowered) for lowered, one in zip(group, answers, strict=True)]
-        await store.keep([one for one in built if isinstance(one, Artifact)])
-        for lowered, one in zip(group, built, strict=True):
-            if isinstance(one, Artifact) and one.store_key:
-                await store.keep_lowered(lowered, one.store_key)
-        return [service.explain(one) if isinstance(one, Artifact) else one for one in built]
+        built = [await self._known(answer, lowered) for lowered, answer in zip(group, answers, strict=True)]
+        await store.keep([member for member in built if isinstance(member, Artifact)])
+        for lowered, member in zip(group, built, strict=True):
+            if isinstance(member, Artifact) and member.store_key:
+                await store.keep_lowered(lowered, member.store_key)
+        return [service.explain(member) if isinstance(member, Artifact) else member for member in built]
 
     async def _known(self, built: Built, lowered: Lowered) -> Built:
-        """Return `built` with what is known of its compiler state, and without a key if it may not be stored."""
+        """Return `built`, marked if its compiler state was compared, and without a key if it may not be stored."""
         if isinstance(built, Failure):
             return built
         compared = bool(built.state) and await self.store.state(lowered.use) == (built.state, "")
@@ -159,11 +159,11 @@ class LocalCompileWorker:
         return msgspec.structs.replace(built, store_key=key, compared=compared)
 
     async def _compare(self, job: CompareJob) -> Compared | Failure:
-        """Compile a candidate by nvcc and compare. A crash or a timeout is a `Failure`.
+        """Compile a candidate with nvcc, and compare it with cicc's library. A crash or a timeout is a `Failure`.
 
         Raises `WorkerLost` if the worker was killed from outside.
         """
-        await self._code.kill()  # no other candidate may have a part in it
+        await self._code.kill()  # no other candidate may influence the result
         job, limit_s = msgspec.structs.replace(job, path=self._new_library()), 2 * self._limit_s  # to lower and compile
         answer = await self._try(job, job.candidate.index, limit_s)
         if isinstance(answer, Failure) and answer.doubt:
@@ -171,15 +171,15 @@ class LocalCompileWorker:
         return answer
 
     async def _try(self, job: Job[A], index: int, limit_s: float | None = None, *, before: str = "") -> A | Failure:
-        """Have a process do `job`, for at most `limit_s` or the settings' deadline.
+        """Have a process do `job` within `limit_s` or the settings' deadline, and return its answer.
 
-        Return its answer, or why there is none, as a failure of candidate `index`. What is in doubt is repeated once in
-        a fresh process, of which `before` is the reason. If the worker was killed from outside, the failure has a
-        doubt, so that the engine repeats the work.
+        If there is no answer, return the failure of candidate `index`. A doubtful failure is repeated once in a fresh
+        process, with the reason as `before`. If the worker was killed from outside, the failure has a doubt, so
+        that the engine repeats the work.
         """
         process = self._builds if isinstance(job, BuildJob) else self._code
         most_s = (limit_s or self._limit_s) * (PATIENCE if before == STARVED else 1)
-        alone = before == STARVED or (before == SERVER_LOST and process is self._code)  # may end the next server, too
+        alone = before == STARVED or (before == SERVER_LOST and process is self._code)  # may end a server again
         async with self.workers.alone if alone else nullcontext():
             answer = await process.settled(job, self._late(job, index), most_s)
         failure = failure_in(answer)
@@ -193,7 +193,7 @@ class LocalCompileWorker:
         return await self._try(job, index, limit_s, before=failure.doubt)
 
     def _late(self, job: Job[Any], index: int) -> Failure:
-        """Return the failure of a candidate whose `job` is not done by the deadline."""
+        """Return the failure of a candidate whose `job` misses its deadline."""
         if isinstance(job, BuildJob) and job.limit_s is not None:
             return Failure(index, "hopeless", HOPELESS.format(limit_s=job.limit_s))
         return Failure(index, "timeout", f"{DOING[type(job)]} ran past compile_timeout_s={self._limit_s:g}")
@@ -209,5 +209,5 @@ class LocalCompileWorker:
 
 
 def _of_group(failure: Failure, members: int) -> list[Any] | GroupFailed:
-    """Return the failure of one candidate, or that of a group of several."""
+    """Return `failure` as the answer of a group: as a list if the group has one member, else as a `GroupFailed`."""
     return GroupFailed(failure.message, failure.doubt) if members > 1 else [failure]

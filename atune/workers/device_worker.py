@@ -1,4 +1,4 @@
-"""A device's process on this machine, the lock by which runs take turns on it, and warnings about its other users."""
+"""A device's process on this machine, the lock that makes runs take turns on a device, and warnings of other users."""
 
 from __future__ import annotations
 
@@ -50,40 +50,40 @@ from atune.workers.waiting import Deadline
 from atune.workers.workers import Workers, how_it_ended, process_folders
 
 MEMORY_POLL_S = 0.2
-"""Seconds between two looks whether another run has ended."""
+"""Seconds between two checks whether another run has ended."""
 SHARED_S = 2.0
-"""Seconds of waiting for a device before the warning that another run measures there too."""
+"""Seconds of waiting for a device after which a warning says that another run measures there too."""
 DOUBTFUL: tuple[FailureKind, ...] = ("fault", "launch", "load", "out_of_memory")
-"""Failures that are always in doubt in a used process. Others count there while the last right candidate is still
-right: repeating each of them would take a new context and new inputs."""
+"""Failures that are always in doubt in a used process. Other kinds count as long as the last correct candidate is still
+correct there, because repeating each of them would take a new context and new inputs."""
 SPOILING: tuple[FailureKind, ...] = ("fault", "out_of_bounds")
-"""Failures that ruin the process's context or memory, although it answers."""
+"""Failures that ruin the context or the memory of the process, although the process answers."""
 BUSY_PERCENT = 20
-"""Utilisation of an idle GPU, in percent, above which somebody else computes on it."""
+"""Percentage of utilisation above which another program must be computing on a GPU that the run does not use."""
 LOCK_PATIENCE_S = 180.0
-"""Most seconds of waiting for a lock. The program that holds it may be stopped."""
+"""Longest wait for a lock, in seconds. The program that holds the lock may be stopped."""
 LOCK_POLL_S = (0.0005, 0.005)
-"""Seconds between the first two tries, and between the last two."""
+"""Seconds between the first two attempts to lock, and the most between later ones."""
 REMEDY = "end it, or measure on another device"
 
 
 class MemoryClaim:
-    """A run's claim on `n_bytes` of each of its devices, of the `limit` for all runs of this program together.
+    """A run's claim on `n_bytes` of each of its devices. `limit` bounds the sum of the claims of this program's runs.
 
-    It is granted for all devices at once and held until the run ends: runs never wait for each other.
+    The claim is granted for all devices together and held until the run ends, so that no deadlock is possible.
     """
 
     _held: ClassVar[list[MemoryClaim]] = []
     _lock: ClassVar = threading.Lock()
-    """Runs may be in several threads."""
+    """Needed because runs may be in several threads."""
 
     def __init__(self, devices: Collection[str], n_bytes: int, limit: int) -> None:
         self._devices, self._n_bytes, self._limit = frozenset(devices), n_bytes, limit
 
     def is_granted(self) -> bool:
-        """Tell whether it is held; from now on, if the other runs leave enough."""
+        """Take the claim if the other runs leave enough memory, and tell whether it is held."""
         with self._lock:
-            used = [sum(one._n_bytes for one in self._held if device in one._devices) for device in self._devices]
+            used = [sum(held._n_bytes for held in self._held if device in held._devices) for device in self._devices]
             if self not in self._held and self._n_bytes + max(used, default=0) <= self._limit:
                 self._held.append(self)
             return self in self._held
@@ -94,10 +94,10 @@ class MemoryClaim:
 
 
 class LocalDeviceWorker(Supervised):
-    """One device's process, which a `StartJob` replaces.
+    """A device's process, which a `StartJob` replaces.
 
-    `idle`: processes that other runs of the same set have left, which measure on the device in turn with this one; None
-    without a set. `claim`: its run's claim on memory; None without a limit.
+    `idle`: processes that other runs of the same set have left, and that this run may take over; None without a set.
+    These runs measure on the device in turn. `claim`: the run's claim on memory; None without a limit.
     """
 
     died, raised = "fault", "launch"
@@ -118,17 +118,17 @@ class LocalDeviceWorker(Supervised):
         self.name, self._role = info.id, f"device-{info.id}"
         self._started = Started(info)
         self._inputs: PrepareJob | None = None
-        """The job that made the inputs. A new process repeats it at once."""
+        """The job that made the inputs. Each new process repeats it."""
         self._prepared = False
         self._said = ""
-        """What inputs and reference printed when they were made."""
+        """Output of making the inputs and running the reference."""
         self._right: MeasureJob | None = None
-        """A candidate that was measured."""
+        """The job of the last candidate that was measured, and was therefore correct."""
         self._accused = 0
-        """How many candidates have failed since then while that one, run again, was still right."""
+        """Number of candidates that have failed since then although that candidate, run again, was still correct."""
         self._device = info.uuid or info.id
         self._named: set[int] = set()
-        """Processes of others on the device that the user was told of."""
+        """Processes of other users on the device that a warning has named."""
 
     async def run(self, job: Job[A]) -> A:
         if isinstance(job, StartJob):
@@ -147,7 +147,7 @@ class LocalDeviceWorker(Supervised):
         if not self._prepared:
             await self._prepare(PrepareJob(job.artifact.params, fitting(job.artifact.roles, job.roles), timed=False))
         limit_s = self._limit_s
-        late = Failure(job.artifact.index, "timeout", f"ran past benchmark_timeout_s={limit_s:g}; killed")
+        late = Failure(job.artifact.index, "timeout", f"ran past benchmark_timeout_s={limit_s:g} and was killed")
         answer = await self.settled(job, late, limit_s)
         answer = msgspec.structs.replace(answer, printed=self._said + self.printed)
         if not isinstance(answer, Failure):
@@ -159,13 +159,13 @@ class LocalDeviceWorker(Supervised):
         return answer
 
     async def _sound(self, failure: Failure) -> bool:
-        """Tell whether the last right candidate is still right in the process.
+        """Tell whether the last correct candidate is still correct in the process.
 
-        The second failure beside the same one is in doubt all the same: that one may be right in this process alone.
+        The second failure after the same candidate is still in doubt, because it may be correct only in this process.
         """
         if failure.kind in DOUBTFUL or self._right is None or not self.alive:
             return False
-        again = msgspec.structs.replace(self._right, best_ms=0.0)  # it is hardly timed
+        again = msgspec.structs.replace(self._right, best_ms=0.0)  # so that timing it takes hardly any time
         printed, lost = self.printed, self._lost
         answer = await self._answered(again, failure, self._limit_s)
         self.printed, self._lost = printed, lost
@@ -192,8 +192,8 @@ class LocalDeviceWorker(Supervised):
     async def _prepare(self, job: PrepareJob) -> Prepared:
         """Make the inputs and run the reference, which only the device's first process times.
 
-        A failure of the first process is the workload's: raises `WorkloadError`. A process that another run has left
-        may be spoiled, or have an earlier version of the workload's file: where it fails, a new one takes its place.
+        Raises `WorkloadError` if this fails in the first process, because the workload must be at fault. A process that
+        another run has left may be spoiled, or have an old version of the workload's file. If it fails, it is replaced.
         """
         if self.ran:
             with suppress(AtuneError):
@@ -209,15 +209,15 @@ class LocalDeviceWorker(Supervised):
         try:
             prepared = await self.call(job, limit)
         except RemoteError as error:
-            if error.kind == ShortOf.__name__ and self._inputs is None:  # others held the device's memory all the time
+            if error.kind == ShortOf.__name__ and self._inputs is None:  # other programs held its memory all the time
                 raise WorkloadError(str(error).partition(": ")[2]) from error
             raise translated(error) from error
         except WorkerTimeout as error:
-            if not first:  # an earlier process finished it in time
+            if not first:  # an earlier process did the same in time
                 raise
             message = (
-                f"making the inputs and running the reference ran past benchmark_timeout_s={limit:g}: one of them "
-                "hangs, or needs more time (--timeout, BenchmarkSettings(benchmark_timeout_s=…))"
+                f"making the inputs and running the reference took more than benchmark_timeout_s={limit:g}. If neither "
+                "hangs, allow more time (--timeout, BenchmarkSettings(benchmark_timeout_s=…))"
             )
             raise WorkloadError(message) from error
         except WorkerLost as error:
@@ -233,9 +233,9 @@ class LocalDeviceWorker(Supervised):
 
     async def _new(self) -> Worker:
         """Fork a process, pin it to the device and make its context."""
-        env = {"CUDA_VISIBLE_DEVICES": self.info.uuid} if self.info.uuid else {}  # CUDA reads it as it starts
+        env = {"CUDA_VISIBLE_DEVICES": self.info.uuid} if self.info.uuid else {}  # CUDA reads it when it starts
         if self._idle is not None:
-            env |= process_folders(str(self.workers.server.run_dir))  # it may outlive the run
+            env |= process_folders(str(self.workers.server.run_dir))  # the process may outlive the run
         worker = await self.workers.spawn(self._role, env=env, cpus=self.cpus)
         try:
             await self._begin(worker)
@@ -245,7 +245,7 @@ class LocalDeviceWorker(Supervised):
         return worker
 
     async def _handed_on(self) -> Worker | None:
-        """Return a process that another run has left, with its context; none in the place of a lost one."""
+        """Return a process, with its context, that another run has left; None if it would replace a lost process."""
         while self._idle and self._inputs is None:
             if (worker := self._idle.pop()).alive:
                 self.workers.adopt(worker)
@@ -269,25 +269,25 @@ class LocalDeviceWorker(Supervised):
         return self._worker
 
     async def _send(self, job: Job[Any], limit_s: float) -> bytes:
-        """Do as `Supervised`, while no other run measures on the device. `limit_s` excludes waiting for that."""
+        """Send `job` as `Supervised` does, while no other run measures on the device. The wait for the device does not
+        count towards `limit_s`."""
         async with device_lock(self._device) as waited_s:
             self._note(waited_s)
             return await super()._send(job, limit_s)
 
     def _note(self, waited_s: float | None) -> None:
-        """Warn, once, that the device is shared."""
+        """Warn that the device is shared: every time that the wait was given up, and otherwise once."""
         if waited_s is None:
-            self.workers.warn(
-                f"another run has held device {self.name} for {LOCK_PATIENCE_S:g} s: measuring at the same time"
-            )
+            held = f"another run has held device {self.name} for {LOCK_PATIENCE_S:g} s"
+            self.workers.warn(f"{held}, so this run measures at the same time")
         elif waited_s > SHARED_S and self._idle is None:
-            what = f"another run also measures on device {self.name}: they take turns"
-            self.workers.warn_once(what, what)
+            message = f"another run also measures on device {self.name}, so the runs take turns"
+            self.workers.warn_once(message, message)
 
     async def _look(self, *, idle: bool = False) -> None:
-        """Warn, once about each, of processes of others on a GPU: its process asks NVML. `idle`: nothing computes now.
+        """Have the process ask NVML for other users of its GPU, and warn of each once. `idle`: no timing has begun.
 
-        The process may die of the question or run past the deadline; its next call then reports this.
+        If the question kills the process, or takes too long, the next call reports it.
         """
         if not self.info.uuid or self._worker is None or not self._worker.alive:
             return
@@ -297,16 +297,16 @@ class LocalDeviceWorker(Supervised):
             others, busy_percent = msgspec.msgpack.decode(reply, type=tuple[dict[int, str], int])
             if busy_percent > BUSY_PERCENT:
                 self.workers.warn(
-                    f"device {self.name} was {busy_percent} % busy before anything was measured on it: "
-                    f"another program computes there and {DISTURBS}; {REMEDY}"
+                    f"device {self.name} was {busy_percent} % busy before the run used it, because another program "
+                    f"computes there and {DISTURBS}; {REMEDY}"
                 )
             new = [text for pid, text in others.items() if pid not in self._named]
             self._named |= others.keys()
             if new:
-                self.workers.warn(f"device {self.name} is also used by {', '.join(new)}: that {DISTURBS}; {REMEDY}")
+                self.workers.warn(f"device {self.name} is also used by {', '.join(new)}, which {DISTURBS}; {REMEDY}")
 
     async def hand_on(self) -> None:
-        """Leave the process to another run of the set, without what it has of this one."""
+        """Leave the process to another run of the set, after removing everything of this run from it."""
         worker, self._worker = self._worker, None
         if worker is None or self._idle is None or not (worker.alive and self._prepared):
             return
@@ -317,10 +317,10 @@ class LocalDeviceWorker(Supervised):
             self._idle.append(worker)
 
     async def _wait_for_memory(self) -> None:
-        """Wait until this program's other runs leave what this one's processes may use of the limit."""
+        """Wait until this program's other runs leave this run's share of the memory limit."""
         while self.claim is not None and not self.claim.is_granted():
-            what = f"another run uses the memory that memory_limit allows on device {self.name}: waiting"
-            self.workers.warn_once("memory", what)
+            waits = f"waiting, because another run uses the memory that memory_limit allows on device {self.name}"
+            self.workers.warn_once("memory", waits)
             await anyio.sleep(MEMORY_POLL_S)
 
     async def kill(self) -> None:
@@ -329,7 +329,7 @@ class LocalDeviceWorker(Supervised):
 
     @property
     def _limit_s(self) -> float:
-        """Most seconds for one candidate."""
+        """Time limit for measuring a candidate, in seconds."""
         return self.session.benchmark.benchmark_timeout_s
 
 
@@ -339,9 +339,9 @@ async def device_lock(
 ) -> AsyncGenerator[float | None, None]:
     """Hold a device, by its UUID or name. Yields the seconds of waiting, or None if the wait was given up.
 
-    It is two advisory locks (flock) on files of `folder`, or below `$TMPDIR/atune-UID`. The holder of the first one may
-    wait for the second, so that a run that measures without pause cannot overtake a waiting run. The kernel releases a
-    lock when its program ends in any way. Cancelling the wait leaves nothing behind.
+    The lock consists of two advisory locks (flock) on files in `folder`, by default below `$TMPDIR/atune-UID`. The
+    holder of the first may wait for the second, so that a run that measures without pause cannot overtake a waiting
+    run. The kernel releases both if the program ends in any way. Cancelling the wait leaves nothing behind.
     """
     folder = folder or private_root()
     deadline, began = Deadline(patience_s), time.monotonic()
@@ -353,7 +353,7 @@ async def device_lock(
 
 
 async def _locked(path: Path, stack: ExitStack, deadline: Deadline) -> bool:
-    """Lock `path` until `stack` is closed. Returns False if that took too long."""
+    """Lock `path` until `stack` is closed. Returns False if the deadline passes first."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     stack.callback(os.close, fd)
     pause = LOCK_POLL_S[0]
@@ -367,5 +367,5 @@ async def _locked(path: Path, stack: ExitStack, deadline: Deadline) -> bool:
                 return False
             pause = min(2 * pause, LOCK_POLL_S[1])
         else:
-            stack.callback(fcntl.flock, fd, fcntl.LOCK_UN)  # also where a forked child has the descriptor, too
+            stack.callback(fcntl.flock, fd, fcntl.LOCK_UN)  # even if a forked child has the descriptor, too
             return True

@@ -1,4 +1,4 @@
-"""The stages on this machine: compile workers and device processes, forked from one fork server."""
+"""The compile workers and the device processes of a run on this machine, forked from one fork server."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ from atune.workload.pickling import PickleRef, WorkloadRef
 from atune.workload.workload import WorkloadSpec
 
 FEW_CANDIDATES = 4
-"""Up to so many candidates nvcc compiles all: parsing headers once, for cicc, takes as long. On an H100 with 16 workers
-runs of 8 candidates ended 0.91 times as late with cicc as with nvcc, and 1.08 times where the compiler state was new;
-runs of 15 candidates 0.70 times (bench/results/states)."""
-WHY_PLAIN = "with so few candidates each is compiled plain"
-"""The reason for not using cicc."""
+"""Up to this number, plain nvcc compiles the candidates, because parsing headers for cicc would take as long. On an
+H100 with 16 workers, runs of 8 candidates took 0.91 times as long with cicc as with nvcc, and 1.08 times if the
+compiler state was new; runs of 15 candidates took 0.70 times as long (bench/results/states)."""
+WHY_PLAIN = "preparing cicc takes longer than it saves for so few candidates"
+"""The reason not to use cicc for them."""
 
 
 @dataclass(frozen=True)
 class Shared:
-    """The processes that runs at the same time share, such as those of a set."""
+    """The processes that concurrent runs share, for example the runs of a set."""
 
     server: ForkServer
     service: ServiceProcess
     at_once: int
-    """How many runs take place at the same time, at most."""
+    """Largest number of concurrent runs."""
     idle: dict[str, list[Worker]] = field(default_factory=dict)
-    """Processes of each device, and state of torch, whose run has ended, for the next: a context takes a second."""
+    """Processes that ended runs leave to the next, because a context takes a second; by device and state of torch."""
 
 
 @asynccontextmanager
 async def shared_processes(warn: Callable[[str], None] = ignored, at_once: int = 1) -> AsyncGenerator[Shared, None]:
-    """Start the fork server, or take the warm one, for one run, or for several in one event loop."""
+    """Start the fork server, or take the warm one, for one run or for several in the same event loop."""
     async with fork_server(warn) as server, ServiceProcess(COMPILE_NICE) as service:
         shared = Shared(server, service, at_once)
         try:
@@ -70,10 +70,10 @@ async def shared_processes(warn: Callable[[str], None] = ignored, at_once: int =
 class LocalMachine:
     """Compile workers and device workers of one run, as processes on this machine.
 
-    `workload` is a reference that the workers can load. `spec` is its description if the caller has it, which saves
-    a worker from loading it. If `spec` lacks the space, only the space is loaded. `target` is a text, such as
-    ``auto`` or ``cuda``. `devices` names devices, or is ``("all",)``. `cores`: how many it uses at most, of those this
-    process may use. `shared`: the processes of runs that take place at the same time; None for some of its own.
+    `workload` is a reference that the workers can load. `spec` is its description, if the caller has it, which saves
+    loading the workload to describe it. If `spec` lacks the space, only the space is loaded. `target` is a text such as
+    ``auto`` or ``cuda``. `devices` names devices, or is ``("all",)``. `cores` limits the number of this process's cores
+    that the run uses. `shared`: the processes that concurrent runs share; None to start own processes.
     """
 
     def __init__(
@@ -99,11 +99,11 @@ class LocalMachine:
         self.service = CompileService(self.compile, target)
         self.store = RunStore()
         self.run_dir = ""
-        self.found: Discovery
-        """The answer of `discover`."""
+        self.discovery: Discovery
+        """The target and the devices, once `discover` or `assume` has set them."""
         self._devices: list[LocalDeviceWorker] = []
         self._cores_left: int | None = None
-        """Cores without a compile worker. None if measuring needs no free core."""
+        """Number of cores without a compile worker. None if measuring needs no free core."""
 
     @asynccontextmanager
     async def open(
@@ -111,7 +111,7 @@ class LocalMachine:
     ) -> AsyncGenerator[None, None]:
         """Start the fork server, or take the warm one that the previous run left. Kill every worker on leaving.
 
-        Unless it is cancelled, a run leaves the server, with tilelang imported, to the next one; see `atune.shutdown`.
+        A run that is not cancelled leaves the server, with tilelang imported, to the next run; see `atune.shutdown`.
         """
         self.service.wake = wake
         with run_folder() as self.run_dir, ExitStack() as self._ended:
@@ -139,13 +139,13 @@ class LocalMachine:
                     self.workers.warn = ignored  # the run has ended and records no more events
                     if self.shared is not None:
                         await self.workers.end()
-            # Skipped after an error or a cancellation, which must not wait.
+            # An error or a cancellation skips the rest, because it must not wait.
             if store is not None:
                 await anyio.to_thread.run_sync(store.evict)
             await anyio.to_thread.run_sync(partial(shutil.rmtree, self.run_dir, ignore_errors=True))
 
     async def _put_aside(self, workload: WorkloadRef) -> WorkloadRef:
-        """Put a large `workload` into a file that all workers map. If it is small or the disk is full, return it."""
+        """Return `workload`, moved into a file that all workers map if it is large and the disk has room for it."""
         if not isinstance(workload, PickleRef) or workload.packed.size < LARGE_BYTES:
             return workload
         path = os.path.join(self.run_dir, "workload.pickle")
@@ -158,90 +158,90 @@ class LocalMachine:
 
     async def describe(self, *, seed: int = 0) -> WorkloadSpec:
         if self.spec is None or not self.spec.configs:
-            known = self.spec is not None  # the program described it
+            described_here = self.spec is not None
             self.spec = await described(self.workers, self._sent, self.spec, seed)
-            if not known:
+            if not described_here:
                 self.workers.loaded_as = self.spec.fingerprint
         return self.spec
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
-        asked = (self.target_text, self.device_names, self.compile)
-        question = msgspec.msgpack.encode(asked)
-        known = self.server.process.facts  # valid for the process, because devices do not come and go
+        question = msgspec.msgpack.encode((self.target_text, self.device_names, self.compile))
+        known = self.server.process.facts  # valid for the whole process, because devices do not come and go
         reply = known.get(question) or await self.workers.ask_once("discover", DISCOVER, question)
         known[question] = reply
-        found = msgspec.msgpack.decode(reply, type=Discovery)
-        found = msgspec.structs.replace(found, devices=tuple(map(with_peaks, found.devices)))
-        self.found = found
-        if self._most_cores is None:  # an agent's are told by the machine of the cluster
-            for remark in filter(None, (found.untested, found.fallback)):
+        discovery = msgspec.msgpack.decode(reply, type=Discovery)
+        discovery = msgspec.structs.replace(discovery, devices=tuple(map(with_peaks, discovery.devices)))
+        self.discovery = discovery
+        if self._most_cores is None:  # on a node of a cluster, the cluster's machine gives these warnings
+            for remark in filter(None, (discovery.untested, discovery.fallback)):
                 self.workers.warn(remark)
-        self.use(found.no_cicc)
-        return found.target, list(found.devices)
+        self.use(discovery.no_cicc)
+        return discovery.target, list(discovery.devices)
 
     async def assume(self, device: DeviceInfo | None) -> Target:
-        """Take `device` in place of `discover`, where nothing is built. None: the first GPU here, or else the CPU."""
+        """Use `device` instead of `discover` if nothing is built. None: the first GPU here, or else the CPU."""
         if device is None:
             reply = await self.workers.ask_once("gpus", GPUS, b"")
             device = next(iter(msgspec.msgpack.decode(reply, type=list[DeviceInfo])), None)
         target = Target("c") if device is None else Target("cuda", device.arch)
-        self.found = Discovery(target, () if device is None else (device,))
+        self.discovery = Discovery(target, () if device is None else (device,))
         return target
 
     async def prepare(self, candidates: int) -> None:
-        few = self.shared is None and candidates <= FEW_CANDIDATES  # a set shares what is parsed
-        self.use(WHY_PLAIN if few else self.found.no_cicc)
+        few = self.shared is None and candidates <= FEW_CANDIDATES  # a set shares the parsed headers
+        self.use(WHY_PLAIN if few else self.discovery.no_cicc)
 
     def use(self, no_cicc: str) -> None:
-        """Compile by cicc, unless there is a reason against it."""
+        """Compile with cicc, unless `no_cicc` is a reason against it."""
         self.service.use("" if self._on_cpu else no_cicc or None)
-        self.store.tools = "" if no_cicc else self.found.tools
+        self.store.tools = "" if no_cicc else self.discovery.tools
 
     def compile_workers(self) -> list[LocalCompileWorker]:
-        """Return one worker per core, or as many as fit into memory. `CompileSettings.workers` overrides this.
+        """Return one worker per core, or as many as fit into memory. `CompileSettings.workers` overrides the number.
 
-        Any core may run them, because other runs on this machine have workers, too. A device's process takes precedence
-        by its niceness. A GPU's needs a core while it measures, and `hints` keep one free for that time.
+        Workers are not pinned to cores, because other runs on this machine have workers, too. A device's process takes
+        precedence by its niceness. The process of a GPU needs a core while it measures, and `hints` keep one free then.
         """
         n, limited = self.most_workers()
         if limited:
             self.workers.warn_once("workers", limited)
         self._cores_left = len(self._cores) - n if self.compile.workers is None and not self._on_cpu else None
-        given = self.workers, self._session(), self.store, self.service
-        return [LocalCompileWorker(*given, f"compile-{i}") for i in range(n)]
+        parts = self.workers, self._session(), self.store, self.service
+        return [LocalCompileWorker(*parts, f"compile-{i}") for i in range(n)]
 
     def most_workers(self) -> tuple[int, str]:
         """Return the number of compile workers, and a warning if memory limits it."""
         cores, memory = len(self._cores), usable_memory_bytes()
-        devices_apart = self._on_cpu or self._most_cores is not None  # an agent's engine rests no workers: see `hints`
-        most = max(1, cores - len(self.found.devices) if devices_apart else cores)
+        # On a node of a cluster no worker rests while a device measures (see `hints`), so cores stay free throughout.
+        devices_apart = self._on_cpu or self._most_cores is not None
+        most = max(1, cores - len(self.discovery.devices) if devices_apart else cores)
         n = self.compile.workers or workers_that_fit(most, memory)
         if self.compile.workers is not None or memory is None or n >= most:
             return n, ""
-        room = f"{memory / (1 << 30):.1f} GiB are free, with {WORKER_BYTES >> 30} GiB set aside for each"
-        return n, f"{n} compile workers on {most} cores: {room}; CompileSettings(workers=…) decides"
+        room = f"{memory / (1 << 30):.1f} GiB of memory are free, and each worker gets {WORKER_BYTES >> 30} GiB"
+        return n, f"{n} compile workers on {most} cores, because {room}. CompileSettings(workers=…) overrides this"
 
     def device_workers(self) -> list[LocalDeviceWorker]:
-        # All kernels on the CPU are timed on the same core, which may differ from others.
+        # All kernels on the CPU are timed on the same core, because cores may differ in speed.
         cpus = self._cores[-1:] if self._on_cpu else None
         session, limit, claim = self._session(), self.benchmark.memory_limit, None
         if limit is not None and self._on_cpu:
-            self.workers.warn("memory_limit holds for GPUs alone, and the kernels run on the CPU")
+            self.workers.warn("memory_limit has no effect: it applies only to GPUs, and the kernels run on the CPU")
         elif limit is not None:
-            mine, devices = int(limit) // (self.shared.at_once if self.shared else 1), self.found.devices
-            session = msgspec.structs.replace(session, memory_bytes=mine)
-            claim = MemoryClaim([one.uuid or one.id for one in devices], mine, int(limit))
+            share, devices = int(limit) // (self.shared.at_once if self.shared else 1), self.discovery.devices
+            session = msgspec.structs.replace(session, memory_bytes=share)
+            claim = MemoryClaim([device.uuid or device.id for device in devices], share, int(limit))
             self._ended.callback(claim.release)
         self._devices = []
-        for one in self.found.devices:
-            idle = self.shared.idle.setdefault(f"{one.id} {self.workload.torch}", []) if self.shared else None
-            self._devices.append(LocalDeviceWorker(self.workers, session, one, cpus, idle=idle, claim=claim))
+        for info in self.discovery.devices:
+            idle = self.shared.idle.setdefault(f"{info.id} {self.workload.torch}", []) if self.shared else None
+            self._devices.append(LocalDeviceWorker(self.workers, session, info, cpus, idle=idle, claim=claim))
         return self._devices
 
     def _session(self) -> Session:
         return Session(
             ref=self._sent,
-            target=self.found.target,
+            target=self.discovery.target,
             compile=self.compile,
             benchmark=self.benchmark,
             run_dir=self.run_dir,
@@ -254,9 +254,9 @@ class LocalMachine:
     def hints(self, measuring: int) -> CompileHints:
         resting = 0 if self._cores_left is None else max(0, measuring - self._cores_left)
         builds: Literal["all", "first", "none"] = "all"
-        if self.service.warming:  # for long only where nothing is parsed yet
+        if self.service.warming:  # takes long only if no header is parsed yet
             builds = "none" if self.service.process.parsed else "first"
-        return msgspec.structs.replace(compile_hints(self.found), builds=builds, resting=resting)
+        return msgspec.structs.replace(compile_hints(self.discovery), builds=builds, resting=resting)
 
     @property
     def _cores(self) -> list[int]:
@@ -264,9 +264,9 @@ class LocalMachine:
 
     @property
     def _on_cpu(self) -> bool:
-        return self.found.target.kind == "c"
+        return self.discovery.target.kind == "c"
 
 
-def compile_hints(found: Discovery) -> CompileHints:
-    """Return what the target says to the scheduler, on one machine or on several."""
-    return CompileHints(alike=COMMON_FAILURES if found.fallback else 0)
+def compile_hints(discovery: Discovery) -> CompileHints:
+    """Return the scheduler's hints that follow from the target, on this machine or on a cluster."""
+    return CompileHints(alike=COMMON_FAILURES if discovery.fallback else 0)

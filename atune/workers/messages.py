@@ -1,6 +1,6 @@
-"""Calls to workers: the functions by import path, and the messages as msgpack.
+"""Calls of workers: the import paths of the functions, and the messages, which travel as msgpack.
 
-They pass only between a program and its own processes.
+The messages pass only between a program and its own processes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SERVICE_LISTEN = "atune.stages.cicc_server:listen"
 
 
 class Session(msgspec.Struct, frozen=True):
-    """Everything that a worker learns at its start. `device`: its name if it is a device's process, else empty."""
+    """Everything that a worker gets at its start. `device`: the name of its device; empty in a compile worker."""
 
     ref: WorkloadRef
     target: Target
@@ -39,12 +39,12 @@ class Session(msgspec.Struct, frozen=True):
     benchmark: BenchmarkSettings
     run_dir: str
     load: bool = False
-    """Whether to load the workload now, so that no candidate's deadline has to cover that; else on first use."""
+    """Whether to load the workload now, so that no candidate's deadline has to cover loading; else on first use."""
     device: str = ""
     tools: str = ""
-    """The compilers, as a part of the compiler state; empty where cicc is not used."""
+    """The compilers, as a part of the compiler state; empty if cicc is not used."""
     memory_bytes: int | None = None
-    """Device memory that a device's process may use; None for all."""
+    """Bytes of device memory that a device's process may use; None for no limit."""
 
 
 class Discovery(msgspec.Struct, frozen=True):
@@ -53,19 +53,19 @@ class Discovery(msgspec.Struct, frozen=True):
     target: Target
     devices: tuple[DeviceInfo, ...]
     tools: str = ""
-    """The compilers behind nvcc, as a part of the compiler state, where cicc can be used."""
+    """The compilers behind nvcc, as a part of the compiler state; empty if cicc cannot be used."""
     no_cicc: str = ""
     """Why cicc cannot be used; empty if it can."""
     fallback: str = ""
-    """Message that ``auto`` means the CPU because there is no GPU; empty where the CPU was asked for."""
+    """Warning that ``auto`` means the CPU because there is no GPU; otherwise empty."""
     untested: str = ""
-    """Message that atune was not tested with this tilelang; empty where it was."""
+    """Warning that atune was not tested with this version of tilelang; otherwise empty."""
     nvcc: bool = True
-    """Whether what compiles for the target is there; it may be missing only where there is no device to measure on."""
+    """Whether the target's compiler is installed. Only a machine without a device to measure on may lack it."""
 
 
 class LoadSpace(msgspec.Struct, frozen=True):
-    """A workload to load before its space is requested. `known`: its description without the space, if there is one."""
+    """A workload to load before its space is requested. `known`: its description without the space, if available."""
 
     ref: WorkloadRef
     known: WorkloadSpec | None
@@ -73,20 +73,20 @@ class LoadSpace(msgspec.Struct, frozen=True):
 
 
 class SpacePart(msgspec.Struct, frozen=True):
-    """Further configurations of a space. The last part also has the workload's description, without configurations."""
+    """Some configurations of a space. The last part also has the workload's description, without configurations."""
 
     configs: tuple[Config, ...]
     spec: WorkloadSpec | None
 
 
 class Neighbours(msgspec.Struct, frozen=True):
-    """Ask who else uses the GPU `uuid`. `program`: the process of the run.
+    """A question for the other users of the GPU `uuid`. `program`: the pid of the run's program.
 
-    The answer describes the processes, by pid, and has the GPU's utilisation in percent where nobody can be named,
+    The answer describes the processes, by pid, and has the GPU's utilisation in percent if no process can be named,
     because the list is another namespace's; else 0.
     """
 
     program: int
     uuid: str
     idle: bool = False
-    """Nothing of the run computes on it just now."""
+    """Whether the run computes nothing on the GPU at the moment."""

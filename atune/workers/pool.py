@@ -1,7 +1,7 @@
-"""The parent's side of the worker processes: starts them, calls them, and never leaves one behind.
+"""The parent's side of the worker processes: it starts them, calls them, and never leaves a process behind.
 
-`server_main` forks the workers and has the heavy modules imported; this module imports none of them.
-Every wait here goes through the event loop, on non-blocking sockets and under any of anyio's backends.
+`server_main` imports the heavy modules and forks the workers; this module imports none of them.
+Every wait goes through the event loop, on non-blocking sockets and under any of anyio's backends.
 """
 
 from __future__ import annotations
@@ -44,35 +44,36 @@ from atune.workers.server_main import (
 from atune.workers.waiting import Deadline, background
 
 CANCEL_S, GRACE_S, HAMMER_S = 0.3, 0.4, 0.2
-"""Bounds of the steps of a cancelled run's cleanup. Together they stay under a second."""
+"""Time limits, in seconds, of the steps that clean up after a cancelled run. Together they stay under a second."""
 START_TIMEOUT_S = CALL_TIMEOUT_S = 300.0
-"""Seconds for importing the preload, for forking a worker after it, and for calls without a limit of their own, such as
-to load the user's file or to make a device's context. It is far above what a slow machine needs."""
+"""Time limit of importing the preload, of forking a worker after that, and of calls without their own limit, such as to
+load the user's file or to make a device's context. Even a slow machine needs far less."""
 FIRST_TIMEOUT_S = 5.0
-"""Seconds for forking a worker, which takes milliseconds, before another server takes the place of the first."""
+"""Time limit of forking a worker, which takes milliseconds, after which another server replaces the first."""
 
 TAIL_BYTES = 4096
 READ_BYTES, PRINTED_CHARACTERS = 1 << 16, 2000
-"""Most bytes that are read of what a call printed, and most characters that are kept."""
+"""Largest part of a call's output that is read, in bytes, and that is kept, in characters."""
 PF_EXITING = 0x4
 """Flag of a process that is ending, from before its files are closed (Linux, include/linux/sched.h)."""
 STARVED_SHARE = 0.5
-"""Share of a call's time below which its processes had too little CPU, if one of them waits for more."""
+"""If the processes of a call got less CPU time than this share of its time, and a process is still waiting for a CPU,
+they had too little."""
 REAP_S = 1.0
 SLICE_BYTES = 1 << 20
-"""Bytes sent or received at once. After that, other tasks of the event loop have their turn."""
+"""Most bytes that are sent or received before other tasks of the event loop get their turn."""
 
 
 class ForkServer(anyio.AsyncContextManagerMixin):
-    """Owns the fork server and all workers. All of them, and their compilers, end with the `async with`.
+    """Owns the fork server and all workers. They and their compilers end with the `async with`.
 
-    `process` was started before, or parked. Entering returns while it still imports. Leaving takes under a second,
-    whatever the processes do.
+    `process` is new, or was parked. Entering does not wait for its imports. Leaving takes under a second, whatever the
+    processes do.
 
-    With `park`, a server that answers and whose body was not cancelled is parked instead of ended. Its workers end.
+    With `park`, the server is parked instead of ended if it answers and the body was not cancelled. Its workers end.
 
-    With `again`, which starts another process, a server that is lost or hangs is replaced once: `spawn` waits for the
-    new server. After the second loss it raises `MachineError`. Running calls raise `ServerLost` each time.
+    With `again`, which starts another process, a server that is lost or hangs is replaced once, and `spawn` waits for
+    the new server. After a second loss `spawn` raises `MachineError`. Each loss makes running calls raise `ServerLost`.
     """
 
     def __init__(
@@ -87,14 +88,14 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         self.process, self._park, self._again = process, park, again
         self._workers: dict[int, Worker] = {}
         self._failure = ""
-        """Why the server is gone, or cannot fork."""
+        """The reason that the server is gone, or cannot fork."""
         self._absent = ""
-        """Packages to install, if one that atune requires is missing."""
+        """The message that names packages to install, if a package that atune requires is missing."""
         self._running = self._leaving = False
         self._first_loss = ""
-        """How the first server ended, if it was replaced."""
+        """The reason that the first server was lost, if it was replaced."""
         self.hangs = ""
-        """What the server did not do in time, so that no other run gets it; empty while it answers."""
+        """The step that the server did not complete in time, so that no other run gets it; empty while it answers."""
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[ForkServer, None]:
@@ -115,7 +116,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                         detached = await self._detach(CANCEL_S)
                     raise
                 detached = await self._detach()
-            finally:  # also if that was cancelled
+            finally:  # also if detaching was cancelled
                 if not detached:
                     await self._stop()
 
@@ -129,10 +130,10 @@ class ForkServer(anyio.AsyncContextManagerMixin):
     ) -> Worker:
         """Fork a worker, once the preload is done.
 
-        `cpus` limits it to these CPUs, `nice` is added to its niceness, and `env` extends the server's environment.
+        `cpus` limits the worker to these CPUs, `nice` is added to its niceness, and `env` extends its environment.
         Raises `ServerLost` if the server ends meanwhile, `MachineError` once its replacement has ended, and
-        `UsageError` if tilelang or torch is not installed. Raises `WorkerError`, with the tail of its log, if the
-        preload failed otherwise, or the server is gone or does not answer in time. Cancellation leaves no worker.
+        `UsageError` if tilelang or torch is not installed. Raises `WorkerError`, with the tail of the server's log, if
+        the preload fails otherwise, or if the server is gone or does not answer in time. Cancellation leaves no worker.
         """
         if not self._running:
             raise WorkerError("the fork server is not open")
@@ -161,31 +162,31 @@ class ForkServer(anyio.AsyncContextManagerMixin):
             raise ServerLost(message) if worker.with_server else WorkerError(message, read_tail(self.process.log))
         return worker
 
-    async def _answered(self, event: anyio.Event, what: str) -> None:
-        """Wait until the server has completed a step, or is gone. Raises `WorkerError` if it hangs and is the last."""
-        who = f"the fork server (process {self.process.pid}) did not {what}"
+    async def _answered(self, event: anyio.Event, step: str) -> None:
+        """Wait until the server has completed `step` or is gone. Raises `WorkerError` if its last process hangs."""
+        who = f"the fork server (process {self.process.pid}) did not {step}"
         first = self._again is not None and not self._first_loss
         came = await _comes(event, FIRST_TIMEOUT_S if first else START_TIMEOUT_S)
         if first and not came and (self._ready.is_set() or _stat(self.process.pid)[0] in "Tt"):
             self.hangs = f"{who} within {FIRST_TIMEOUT_S:g} s"  # importing may take longer
-            self._kill_all()  # `_listen` hears of the end, and has another started
+            self._kill_all()  # `_listen` notices the end, and starts another server
         if not (came or (first and await _comes(event, START_TIMEOUT_S))):
             self.hangs = who
             raise WorkerError(
                 f"{who} within {START_TIMEOUT_S:g} s: it hangs, or was stopped. Look for a file system that does not "
-                "answer, and for SIGSTOP",
+                "answer, or for a program that sends SIGSTOP",
                 read_tail(self.process.log),
             )
 
     def pids(self) -> list[int]:
-        """Return the pids of the server and of the living workers. They are process groups, too."""
+        """Return the pids of the server and of the living workers, which are also their process groups."""
         server = [self.process.pid] if self._running and self.process.returncode is None else []
         return server + [worker.pid for worker in self._workers.values() if worker.pid]
 
     async def _detach(self, within_s: float = REAP_S) -> bool:
-        """Leave the server parked for the next run; False if its state does not allow it.
+        """Park the server for the next run; return False if its state does not allow that.
 
-        A server that still imports has no workers, and is parked, too. The workers have `within_s` to end.
+        A server that is still importing has no workers, and is parked, too. The workers have `within_s` to end.
         """
         self._leaving = True
         if self._park is None or self._failure or self.hangs:
@@ -203,11 +204,11 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         return True
 
     async def order(self, message: dict[str, Any], fds: list[int]) -> None:
-        """Send the server a message, with descriptors. Raises `WorkerError` if it was closed."""
+        """Send the server a message, with descriptors. Raises `WorkerError` if the server was closed."""
         data, control = json.dumps(message).encode(), self._control
         while self._running:
             if control is not self._control:
-                return  # the server is gone, and the worker concerned knows
+                return  # the server is gone, and the worker concerned knows it
             try:
                 socket.send_fds(control, [data], fds)
                 return
@@ -215,21 +216,21 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 with suppress(anyio.ClosedResourceError):
                     await anyio.wait_writable(control)
             except (BrokenPipeError, ConnectionResetError):
-                return  # the server is gone; `_listen` tells everyone
+                return  # the server is gone, and `_listen` tells everybody
         raise WorkerError("the fork server was closed")
 
     def forget(self, number: int) -> None:
         self._workers.pop(number, None)
 
     async def _listen(self) -> None:
-        """Read the server's messages until it ends, and then those of its replacement.
+        """Read the server's messages until it ends, and then the messages of its replacement.
 
-        Shielded: the cleanup after a cancellation needs the reported exits.
+        This is shielded, because the cleanup after a cancellation needs the reported exits.
         """
         with self._listening:
             while True:
                 while data := await self._hear():
-                    with suppress(Exception):  # where a candidate's code wrote it, and not the server
+                    with suppress(Exception):  # in case a candidate's code wrote the message
                         self._on_message(json.loads(data))
                 self._kill_all()
                 with anyio.move_on_after(GRACE_S):
@@ -255,7 +256,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
             worker.set_ended(str(message["how"]), outside=bool(message.get("outside")))
 
     async def _hear(self) -> bytes:
-        """Return the server's next message; empty once it has hung up."""
+        """Return the server's next message, or no bytes once the server has hung up."""
         hung_up = select.poll()
         hung_up.register(self._control, select.POLLRDHUP)
         while True:
@@ -268,10 +269,10 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 return b""
 
     def _replaced(self, why: str) -> bool:
-        """Replace the lost server if that may help. Returns whether a new one was started.
+        """Replace the lost server if that may help. Returns whether a new server was started.
 
-        It does not help if the import itself fails. After a second loss it does not help either, because something
-        kills the processes.
+        A new server does not help if the import itself fails, nor after a second loss, which means that something kills
+        the processes.
         """
         may_help = self._ready.is_set() or from_outside(self.process.returncode)
         if self._again is None or not may_help or self._first_loss or self._failure or self._leaving:
@@ -286,13 +287,13 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         anyio.notify_closing(self._control)
         self._control.close()
         self.process.reap()
-        process.numbers = self.process.numbers  # no number, and no name, stands for two workers
+        process.numbers = self.process.numbers  # so that no two workers share a number or a name
         self.process, self._control, self.run_dir = process, process.control, process.folder
         waited_for.set()
         return True
 
     def _lost(self, why: str) -> None:
-        """Tell everyone who waits that the server is gone."""
+        """Tell every waiting task that the server is gone."""
         self._failure = self._failure or why
         self._ready.set()
         self._tell_all(why)
@@ -308,15 +309,15 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         if not self._first_loss or self._leaving:
             return WorkerError(self._failure, read_tail(self.process.log))
         return MachineError(
-            f"{self._failure}; the server before it was lost, too ({self._first_loss}). Look for what ends this run's "
-            "processes: too little memory (dmesg tells), or a limit of a container or a scheduler. Fewer compile "
-            "workers need less (--workers). What was measured stays, and `atune resume JOURNAL` continues the run"
+            f"{self._failure}; the server before it was lost, too ({self._first_loss}). Find out what ends this run's "
+            "processes: too little memory (see dmesg; fewer --workers need less), or a limit of a container or a "
+            "scheduler. The journal keeps all measurements, and `atune resume JOURNAL` continues the run"
         )
 
     def _kill_all(self) -> None:
-        """SIGKILL everything without the server's help.
+        """SIGKILL all processes without the server's help.
 
-        Closing the lifeline makes the kernel do it, without races. The rest covers a fork of this program that also
+        When the lifeline closes, the kernel kills them, without races. The rest covers a fork of this program that also
         holds the lifeline, and processes that left their worker's group.
         """
         workers = [worker.pid for worker in self._workers.values() if worker.pid]
@@ -330,12 +331,11 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 os.kill(pid, signal.SIGKILL)
 
     async def _stop(self) -> None:
-        """End every process: first through the server, so that all are reaped, then by `_kill_all`. Shielded and
-        bounded."""
+        """End every process through the server, which reaps them, and then with `_kill_all`. Shielded and bounded."""
         self._leaving = True
         with anyio.CancelScope(shield=True):
             try:
-                if self._ready.is_set():  # a server that still imports cannot listen
+                if self._ready.is_set():  # a server that is still importing cannot listen
                     with suppress(OSError):
                         self._control.shutdown(socket.SHUT_WR)
                     with anyio.move_on_after(GRACE_S):
@@ -355,30 +355,30 @@ class ForkServer(anyio.AsyncContextManagerMixin):
 
 
 class Worker:
-    """One process that answers calls, one at a time, as its parent sees it. Made by `ForkServer.spawn`."""
+    """The parent's view of a process that answers calls, one at a time. `ForkServer.spawn` makes it."""
 
     def __init__(
         self, server: ForkServer, number: int, name: str, sock: socket.socket, stderr: Path, mark: int
     ) -> None:
         self.name, self.stderr = name, stderr
         self.pid = 0
-        """The process, and its group."""
+        """The pid of the process, and of its process group. 0 before it exists."""
         self.printed = ""
-        """First lines that the last call printed, each once."""
+        """The first lines that the last call printed, without repetitions."""
         self._server, self._number = server, number
         self._sock, self._mark = sock, mark
         self._calls = 0
         self._busy = False
         self.forked = anyio.Event()
-        """Set once the process exists, or cannot start any more."""
+        """Set once the process exists, or cannot start anymore."""
         self.how_ended = ""
         self.with_server = False
-        """Whether it ended because its server did."""
+        """Whether it ended because its server ended."""
         self._outside = False
         self._exited = anyio.Event()
 
     async def ended(self) -> WorkerLost:
-        """Wait for the process to end, and return the error that says how it ended."""
+        """Wait for the process to end, and return an error with the reason."""
         await self._exited.wait()
         return self._lost(f"{self.name} is gone: {self.how_ended}")
 
@@ -394,12 +394,12 @@ class Worker:
         and `WorkerLost` if the process ended (`ServerLost` with its server). Their `detail` is the tail of the worker's
         output since the previous call.
 
-        Time in which this program itself is stopped does not count, and a waiting answer is still read. After anything
-        except a result or a `RemoteError`, also after cancellation, the worker and its compilers are dead. A process
-        that continues without its socket, or answers another request, is lost too: the code that it ran has broken it.
+        Time in which this program itself is stopped does not count, and a waiting answer is still read. If the call
+        ends in any other way than with a result or a `RemoteError`, the worker and its compilers are dead. A process
+        that continues without its socket, or answers another request, is lost, because the code that it ran broke it.
         """
         if self._busy:
-            raise RuntimeError(f"{self.name} is in a call already")
+            raise RuntimeError(f"{self.name} is already in a call")
         if not self.alive:
             raise self._lost(f"{self.name} is gone: {self.how_ended}")
         self._busy = True
@@ -419,10 +419,10 @@ class Worker:
             ) from None
         except OutOfTurn:
             await self.kill()
-            how = "something wrote to the socket that its answers go through"
-            raise WorkerLost(f"{self.name} answered out of turn in {entry}: {how}", self._tail()) from None
+            how = "something wrote to the socket for its replies"
+            raise WorkerLost(f"{self.name} sent an invalid reply to {entry}: {how}", self._tail()) from None
         except (OSError, EOFError, anyio.ClosedResourceError):
-            hung_up = self.alive and not _ends(self.pid)  # an end of file alone does not mean that it died
+            hung_up = self.alive and not _ends(self.pid)  # an end of file alone does not mean that the process died
             await self.kill()
             if hung_up:
                 raise WorkerLost(f"{self.name} died in {entry}: {HUNG_UP_WORDS}", self._tail()) from None
@@ -451,7 +451,7 @@ class Worker:
             await self._exited.wait()
         if self.alive:
             state, *fields = _stat(self.pid)
-            if state in "ZX" or not int(fields[5]) & PF_EXITING:  # else the kernel takes long to free its memory
+            if state in "ZX" or not int(fields[5]) & PF_EXITING:  # otherwise the kernel is freeing its memory
                 self._server.hangs = f"the fork server did not end {self.name}"
             if self.pid:
                 with suppress(ProcessLookupError):
@@ -459,14 +459,14 @@ class Worker:
             self.set_ended("killed by SIGKILL, not reaped")
 
     def set_ended(self, how: str, *, outside: bool = False, with_server: bool = False) -> None:
-        """Record that the process has ended: by a signal from `outside`, or `with_server`, because the server ended."""
+        """Record that the process has ended. `outside`: by a signal from outside. `with_server`: with its server."""
         if self.alive:
             self.how_ended = how
             self._outside, self.with_server = outside, with_server
             self._server.forget(self._number)
             self.forked.set()
             self._exited.set()
-            if self._busy:  # an answer from before the end can still be read; then comes the end of file
+            if self._busy:  # an earlier answer can still be read, before the end of file
                 with suppress(OSError):
                     self._sock.shutdown(socket.SHUT_RDWR)
             else:
@@ -487,7 +487,7 @@ class Worker:
 
 
 async def _comes(event: anyio.Event, within_s: float) -> bool:
-    """Wait for an event, and tell whether it came."""
+    """Wait for an event for at most `within_s` seconds, and tell whether it came."""
     deadline = Deadline(within_s)
     with suppress(TimeoutError):
         while not event.is_set():
@@ -496,11 +496,11 @@ async def _comes(event: anyio.Event, within_s: float) -> bool:
 
 
 class OutOfTurn(Exception):
-    """The received frame is no reply to the request."""
+    """The received frame is not a reply to the request."""
 
 
 async def send(sock: socket.socket, deadline: Deadline, number: int, *parts: bytes) -> None:
-    """Send request `number` over a non-blocking socket, in as many parts as it needs."""
+    """Send request `number` over a non-blocking socket."""
     for part in (REQUEST.pack(number, *map(len, parts)), *parts):
         view = memoryview(part)
         while view:
@@ -514,15 +514,15 @@ async def send(sock: socket.socket, deadline: Deadline, number: int, *parts: byt
 async def receive(sock: socket.socket, deadline: Deadline, number: int) -> list[bytes]:
     """Receive the reply to request `number` from a non-blocking socket.
 
-    A second reply to an earlier request is skipped, because it is not this request's fault. Raises `OutOfTurn` for
-    anything else, and `EOFError` if the stream ends.
+    A second reply to an earlier request is skipped, because this request did not cause it. Raises `OutOfTurn` for any
+    other frame, and `EOFError` if the stream ends.
     """
 
     async def exactly(size: int) -> bytes:
         try:
             buffer, filled = memoryview(bytearray(size)), 0
         except (MemoryError, OverflowError):
-            raise OutOfTurn from None  # not a size that atune sent
+            raise OutOfTurn from None  # atune sends no frame of this size
         while filled < size:
             try:
                 got = sock.recv_into(buffer[filled : filled + SLICE_BYTES])
@@ -545,7 +545,7 @@ async def receive(sock: socket.socket, deadline: Deadline, number: int) -> list[
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of a process from its state on; as of a dead one if it is gone."""
+    """Return the fields of ``/proc/PID/stat`` from the process's state on. A process that is gone counts as dead."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except OSError:
@@ -553,20 +553,20 @@ def _stat(pid: int) -> list[str]:
 
 
 def _cpu_of(pid: int) -> tuple[float, bool]:
-    """Return the CPU seconds of a process and all below it, and whether any of them runs, or waits for a CPU."""
-    stats = [_stat(one) for one in (pid, *descendants([pid]))]
+    """Return the CPU seconds of a process and its descendants, and whether any of them runs, or waits for a CPU."""
+    stats = [_stat(process) for process in (pid, *descendants([pid]))]
     ticks = sum(int(field) for stat in stats for field in stat[11:15])
     return ticks / os.sysconf("SC_CLK_TCK"), any(stat[0] == "R" for stat in stats)
 
 
 def _ends(pid: int) -> bool:
-    """Tell whether a process is dying or dead; then its end has closed the socket."""
+    """Tell whether a process is dying or dead, so that its end has closed the socket."""
     state, *fields = _stat(pid)
     return state in "ZX" or bool(int(fields[5]) & PF_EXITING)
 
 
 def read_printed(path: Path, start: int) -> str:
-    """Return the first lines of a log from `start` on, each once: a reference that is timed may print it often."""
+    """Return the first lines of a log from `start` on, without repetitions, because timed code may print them often."""
     with path.open("rb") as file:
         file.seek(start)
         lines = file.read(READ_BYTES).decode(errors="replace").splitlines()
@@ -575,7 +575,7 @@ def read_printed(path: Path, start: int) -> str:
 
 
 def read_tail(path: Path, start: int = 0) -> str:
-    """Return the tail of a log, from `start` on at the earliest; empty if the file is gone."""
+    """Return the tail of a log, but nothing before `start`; empty if the file is gone."""
     with suppress(OSError), path.open("rb") as file:
         file.seek(max(start, file.seek(0, os.SEEK_END) - TAIL_BYTES))
         return file.read(TAIL_BYTES).decode(errors="replace")

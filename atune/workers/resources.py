@@ -1,6 +1,6 @@
-"""Cores and memory that this process may use, and detection of shortages and killed compilers.
+"""The cores and the memory that this process may use, and how to detect shortages and killed compilers.
 
-Shortages show in exceptions and in compiler output. Neither is the fault of a candidate.
+Exceptions and compiler output show them. A candidate is not at fault if its compiler lacks a resource or is killed.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ def usable_cores() -> list[int]:
 
 
 WORKER_BYTES = 1 << 30
-"""Memory set aside for one compile worker, twice the memory seen for bf16 GEMMs in groups of up to twelve. The worker
-took 80 MiB of its own, as it shares its imports with the fork server. nvcc's cicc took 450 MiB, NVRTC 300 MiB."""
+"""Memory set aside for a compile worker, twice what it used for bf16 GEMMs in groups of up to twelve: 80 MiB for the
+worker itself, which shares its imports with the fork server, and 450 MiB for nvcc's cicc or 300 MiB for NVRTC."""
 
 
 def usable_memory_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the available bytes: the least of the machine (MemAvailable) and of each cgroup of this process.
+    """Return the available bytes, the minimum over the machine (MemAvailable) and each cgroup of this process.
 
     A cgroup's unused page cache (``inactive_file``) counts as free, as in MemAvailable. None if unknown.
     """
-    found: list[int] = []
+    rooms: list[int] = []
     try:
         lines = (proc / "meminfo").read_text().splitlines()
-        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+        rooms += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     except (OSError, ValueError):
         pass
     folder = _own_cgroup(proc, cgroups)
@@ -49,8 +49,8 @@ def usable_memory_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/f
         if not group.is_relative_to(cgroups):
             break
         if (room := _room_bytes(group)) is not None:
-            found.append(room)
-    return max(0, min(found)) if found else None
+            rooms.append(room)
+    return max(0, min(rooms)) if rooms else None
 
 
 def _own_cgroup(proc: Path, cgroups: Path) -> Path:
@@ -63,7 +63,7 @@ def _own_cgroup(proc: Path, cgroups: Path) -> Path:
 
 
 def _room_bytes(group: Path) -> int | None:
-    """Return the bytes that cgroup v2's ``memory.max`` leaves to `group`, or None without a limit."""
+    """Return the bytes that `group` may still use below its ``memory.max`` (cgroup v2), or None without a limit."""
     try:
         limit = int((group / "memory.max").read_text())
         used = int((group / "memory.current").read_text())
@@ -96,7 +96,7 @@ BY_TEXT: dict[Resource, re.Pattern[str]] = {
         "(?:fork|spawn|clone|thread)[^\\n]*Resource temporarily unavailable|can't start new thread|cannot fork"
     ),
 }
-"""Messages of the C library and of runtimes for these errors, as in compiler output."""
+"""Messages of the C library and of runtimes for these errors, which appear in compiler output."""
 
 
 KILLED = re.compile(
@@ -106,8 +106,8 @@ KILLED = re.compile(
 
 
 LEAST_BYTES = 32 << 20
-"""Free space below which a compiler's failure is the disk's: some do not say what was missing. nvcc's files of one
-library take several MiB, and are gone once it has failed."""
+"""Free disk space below which a compiler's failure is blamed on the disk, because some compilers do not name the cause.
+nvcc's temporary files of a library take several MiB, and are gone once it has failed."""
 
 
 class ShortOf(Exception):
@@ -119,9 +119,9 @@ class CompilerKilled(Exception):
 
 
 def check_machine(error: BaseException, output: str = "", *, but: Resource | None = None) -> None:
-    """Raise `ShortOf` or `CompilerKilled` if `error`, or the compiler output `output`, blames the machine.
+    """Raise `ShortOf` or `CompilerKilled` if `error`, or the compiler output `output`, shows that the machine failed.
 
-    `but`: resources whose shortage may also come from a candidate that ran in this process.
+    `but`: a resource to ignore, because a candidate that ran in this process may have used it up.
     """
     if isinstance(error, ShortOf | CompilerKilled):
         raise error
@@ -133,7 +133,7 @@ def check_machine(error: BaseException, output: str = "", *, but: Resource | Non
 
 
 def check_compiled(error: BaseException, output: str) -> None:
-    """Raise like `check_machine`, and raise `ShortOf` if compilers have hardly any disk space."""
+    """Check like `check_machine`, and also raise `ShortOf` if compilers have hardly any disk space."""
     check_machine(error, output)
     folder = os.environ.get("TMPDIR") or tempfile.gettempdir()
     if space_is_short(folder):
@@ -152,44 +152,44 @@ def space_is_short(folder: str) -> bool:
 def shortage_of(error: BaseException) -> Resource | None:
     """Return the resource whose shortage caused `error`, or None."""
     seen: set[int] = set()
-    one: BaseException | None = error
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        found: Resource | None = None
-        if isinstance(one, OSError):
-            found = BY_NUMBER.get(one.errno or 0)
-        elif isinstance(one, MemoryError):
-            found = "memory"
-        elif isinstance(one, RuntimeError) and "can't start new thread" in message_of(one):
-            found = "processes"
-        if found is not None:
-            return _confirmed(found)
-        one = one.__cause__ or one.__context__
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        short_of: Resource | None = None
+        if isinstance(cause, OSError):
+            short_of = BY_NUMBER.get(cause.errno or 0)
+        elif isinstance(cause, MemoryError):
+            short_of = "memory"
+        elif isinstance(cause, RuntimeError) and "can't start new thread" in message_of(cause):
+            short_of = "processes"
+        if short_of is not None:
+            return _confirmed(short_of)
+        cause = cause.__cause__ or cause.__context__
     return None
 
 
 def shortage_in(output: str) -> Resource | None:
     """Return the missing resource according to the English output of a compiler or a library, or None."""
-    for found, pattern in BY_TEXT.items():
+    for short_of, pattern in BY_TEXT.items():
         if pattern.search(output):
-            return _confirmed(found)
+            return _confirmed(short_of)
     return None
 
 
-def _confirmed(found: Resource) -> Resource | None:
-    """Report memory as short only if little is free. Too large a request fails on any machine."""
-    if found != "memory":
-        return found
+def _confirmed(short_of: Resource) -> Resource | None:
+    """Report memory as short only if little is free, because too large a request fails on any machine."""
+    if short_of != "memory":
+        return short_of
     room = usable_memory_bytes()
-    return found if room is not None and room < WORKER_BYTES else None
+    return short_of if room is not None and room < WORKER_BYTES else None
 
 
 def what_to_do(short_of: Resource, folder: str) -> str:
-    """Return a message that says what ran out, and what helps. `folder` holds the run's files."""
+    """Return a message that names the shortage and its remedy. `folder` holds the run's files."""
     fewer = "use fewer compile workers (--workers, CompileSettings(workers=…))"
     return {
         "space": f"no space is left on the disk of {folder}: make room there, or set TMPDIR to another place",
         "memory": f"memory ran out: end other programs, or {fewer}",
-        "files": f"no further file can be opened: end other programs, raise that limit (ulimit -n), or {fewer}",
-        "processes": "no further process can be started: end others, or raise the limit (ulimit -u)",
+        "files": f"no more files can be opened: end other programs, raise the limit (ulimit -n), or {fewer}",
+        "processes": "no more processes can be started: end other processes, or raise the limit (ulimit -u)",
     }[short_of]

@@ -1,13 +1,13 @@
-"""The result cache: a folder of journals, and nothing beside them.
+"""The result cache: a folder that contains nothing but journals.
 
-    journals/<kernel>/<key>-<time>.jsonl   the journal of a run that has the result of `key`, or is to have it
-    journals/<kernel>/<key>-<hash>.jsonl   a link to such a journal that lies elsewhere, or whose name lacks its key
+    journals/<kernel>/<key>-<time>.jsonl   the journal of a run that has the result of `key`, or will have it
+    journals/<kernel>/<key>-<hash>.jsonl   a link to a journal with this key that lies elsewhere or has another name
     journals/<name>-<time>.jsonl           a journal that began before its key was known
     journals/<name>-<time>/                the journals of a set's problems
 
-A look-up lists the names with its key, and reads the first and the last line of these journals. Many processes may use
-the cache at once: a run keeps its journal locked, and that lock is its claim of the work. If the folder cannot be used,
-runs go on without it.
+A look-up lists the names that begin with its key, and reads the first and the last line of these journals. Processes
+may share the cache: a run keeps its journal locked, and the lock is its claim on the work. Runs continue without the
+folder if it cannot be used.
 """
 
 from __future__ import annotations
@@ -48,30 +48,30 @@ from atune.model.folders import cache_folder, make_private_folder, untrusted
 from atune.workers.result_key import CacheEntry, ResultKey, exported, result_key, same_problem
 
 Begun = tuple[Journal | None, Sequence[AnyEvent]]
-"""The journal that was opened for a run, if its folder can be written, and the events in it."""
+"""The journal that was opened for a run, or None if its folder cannot be written, and the journal's events."""
 KnownOutcome = tuple[Entry, Outcome]
 """A configuration's entry and outcome in an earlier run."""
 Still = Callable[[Any, Sequence[tuple[Config, str]]], bool]
-"""Tells whether configurations, for a problem's arguments, are still the kernels of these `Lowered.ir_digest`."""
+"""Tells whether the kernels of configurations, for a problem's arguments, still have the given `Lowered.ir_digest`."""
 
 MOST_CACHE_BYTES = 256 << 20
-"""Most bytes of the cache's journals. The oldest are deleted, a set as one; the newest, and those that a run writes,
-stay."""
+"""Largest size of all journals, in bytes. If they exceed it, the oldest are deleted, the journals of a set together.
+The newest journal and the journals that runs are writing stay."""
 NEW_S = 60.0
-"""Seconds for which an empty journal stays: a run may be about to lock it."""
+"""Seconds for which an empty journal is kept, because a run may be about to lock it."""
 MOST_READ = 8
-"""Most journals that known outcomes are read from, the newest first."""
+"""Most journals from which known outcomes are read, beginning with the newest."""
 LASTING = ("lower", "codegen", "compile", "launch", "out_of_bounds", "mismatch", "non_finite", "unwritten")
-"""Kinds of failure that come back with the same code. The others (a deadline, a lost process, memory that was short)
-are tried again."""
+"""Kinds of failure that the same code always repeats. A candidate with another kind of failure (a deadline, a lost
+process, a shortage of memory) is tried again."""
 
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run, by the first and the last line of its journal. `time`: when it ended, in seconds since 1970.
+    """A run, read from the first and the last line of its journal. `time`: its end, in seconds since 1970.
 
-    `path`: the journal. `end`: its last event; None for a run that has not ended in order. `found`: what it found.
-    `roles`: of the kernel's parameters.
+    `path`: the journal. `end`: its last event; None if the run did not end normally. `found`: the run's findings.
+    `roles`: the roles of the kernel's parameters.
     """
 
     path: str
@@ -83,7 +83,7 @@ class StoredRun:
 
     @cached_property
     def parts(self) -> ResultKey | None:
-        """What the result depends on; None where the run uses no cache, or an older atune began it."""
+        """The key of the result; None if the run uses no cache, or an older atune began it."""
         return None if self.header.settings.get("cache") == "off" else result_key(self.header)
 
     @cached_property
@@ -97,12 +97,12 @@ class StoredRun:
 
     @property
     def library(self) -> Artifact | None:
-        """The winner's library, as the journal names it."""
+        """The winner's library as the journal describes it."""
         return None if self.end is None else self.end.kernel
 
     @property
     def entry(self) -> CacheEntry | None:
-        """The result as data; None for a run that answers no look-up: it has no winner of all that it asks for."""
+        """The result as data; None if the run cannot answer look-ups, because it has no winner or is incomplete."""
         if self.parts is None or self.config is None or not self.found.whole:
             return None
         return CacheEntry(
@@ -115,56 +115,56 @@ class StoredRun:
 
 
 def stored_run(path: str, *, whole: bool = False) -> StoredRun | None:
-    """Read the run of the journal at `path`; None where it has no whole header. Raises `JournalError` and `OSError`.
+    """Read the run of the journal at `path`; None if it has no complete header. Raises `JournalError` and `OSError`.
 
-    `whole`: read all of a run that has not ended, for what it has found so far. One that an older atune ended is read
-    so, too.
+    `whole`: read the whole journal of a run that has not ended, for its findings so far. The journal of an older atune
+    is always read as a whole.
     """
     header, last = ends(path)
     if header is None:
         return None
     end, written = last if isinstance(last, RunFinished) else None, os.stat(path).st_mtime
-    found, roles = (Found(), Roles()) if end is None else (end.found, end.roles)
-    if found is None or (end is None and whole):
+    findings, roles = (Found(), Roles()) if end is None else (end.found, end.roles)
+    if findings is None or (end is None and whole):
         state = State.of(JournalReader(path))
-        found = found_in(state)
+        findings = found_in(state)
         roles = Result.of(state).roles
     ended = written if end is None else min(end.time, written + 1)  # the clock that dates files lags
-    return StoredRun(path, ended, header, end, found, roles)
+    return StoredRun(path, ended, header, end, findings, roles)
 
 
 _read: dict[str, tuple[tuple[int, int, int], StoredRun | None]] = {}
-"""What this process has read, by path: the file's identity, time and size then, and its run. The run is None where the
-journal is damaged, or has not begun."""
+"""The journals that this process has read, by path: the identity, time and size that the file had, and its run, or None
+if the journal was damaged or had not begun."""
 
 
 def known_of(state: State) -> dict[str, KnownOutcome]:
-    """Return the lasting outcomes of a run by config key: measurements, and failures that would happen again."""
-    found = ((entry, state.outcome(entry.index)) for entry in state.entries.values() if entry.key)
+    """Return the lasting outcomes of a run by config key: measurements, and failures of the kinds in `LASTING`."""
+    outcomes = ((entry, state.outcome(entry.index)) for entry in state.entries.values() if entry.key)
     return {
         entry.key: (entry, outcome)
-        for entry, outcome in found
+        for entry, outcome in outcomes
         if outcome is not None and (not isinstance(outcome, BuildFailed | BenchmarkFailed) or outcome.kind in LASTING)
     }
 
 
 class ResultCache:
-    """The cache in `folder` (default: the user's). It is created with the first run."""
+    """The cache in `folder` (default: the user's cache). The first run creates the folder."""
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         self.folder = Path(os.path.abspath(folder)) if folder is not None else cache_folder()
         self.journals = self.folder / "journals"
         self._refused = set[str]()
-        """Journals whose results were said to be of another kernel."""
+        """Journals that a warning has named because their results are of another kernel."""
 
-    # Runs come in
+    # Adding runs
 
     def new_path(self, name: str) -> Path:
-        """Return the path for a new journal of a kernel called `name`, whose key is not known yet."""
+        """Return the path for a new journal of the kernel `name` before its key is known."""
         return self.journals / f"{_file_name(name)}-{_moment()}.jsonl"
 
     def open_new(self, name: str = "", at: Path | None = None) -> Journal | None:
-        """Return a new journal in the cache, for `name` or `at` a path; None, with a warning, where that fails."""
+        """Return a new journal in the cache, for the kernel `name` or `at` a path; None, with a warning, on failure."""
         path = at or self.new_path(name)
         try:
             make_private_folder(str(path.parent))
@@ -174,16 +174,16 @@ class ResultCache:
             return None
 
     def begin(self, header: RunStarted, still: Still | None = None, again: bool = False, own: str = "") -> Begun | None:
-        """Return the journal to write for a run of `header`, and its events: of an interrupted run of the same work,
-        or new. None where another process writes one. The journal is None where the folder cannot be written.
+        """Return the journal for a run of `header`, and the journal's events. It continues an interrupted run of the
+        same work, or is new. Return None if another process is doing this work or has the result.
 
-        `still`: as for `find`. `again`: begin anew though there is an interrupted one. `own`: a run's open journal.
+        `still`: as for `find`. `again`: continue no interrupted run. `own`: a journal that the run has already opened.
         """
         key = result_key(header)
-        assert key is not None, "this atune records all of a key's parts"
+        assert key is not None, "this atune records all parts of a key"
 
         def taken(mine: str) -> bool:
-            """Tell whether another run has the claim, or has ended with the result since it was looked up."""
+            """Tell whether another run has claimed the work, or has finished it since the result was looked up."""
             return self._is_claimed(key, mine) or (not again and self._search(key, header, still)[0] is not None)
 
         if taken(own):
@@ -194,7 +194,7 @@ class ResultCache:
         elif (begun := self._continued(key, header, still, again))[0] is None:
             begun = self.open_new(at=self._place(key, _moment())), []
         journal = begun[0]
-        # Each looks after it has locked its own, so of two that begin at once one sees the other, or both do.
+        # Each run looks after it has locked its own journal, so if two begin at once, at least one sees the other.
         if not taken(own if journal is None else journal.path):
             return begun
         if own:
@@ -204,7 +204,7 @@ class ResultCache:
         return None
 
     def _is_claimed(self, key: ResultKey, mine: str) -> bool:
-        """Tell whether a run of this key, or one without a header yet, writes a journal of the cache, but `mine`."""
+        """Tell whether a run of this key, or a run without a header yet, is writing a journal other than `mine`."""
         for real in self._own(key):
             with contextlib.suppress(OSError):
                 if str(real) != os.path.realpath(mine) and is_written(real):
@@ -214,7 +214,7 @@ class ResultCache:
         return False
 
     def _continued(self, key: ResultKey, header: RunStarted, still: Still | None, again: bool) -> Begun:
-        """Reopen the newest interrupted run of the same work that may be continued; no journal where there is none."""
+        """Reopen the newest interrupted run of the same work that may be continued; the journal is None without one."""
         for real in [] if again else self._own(key):
             run = self._run(str(real))
             if run is None or run.end is not None or run.key != key.text:
@@ -222,7 +222,7 @@ class ResultCache:
             try:
                 journal, past = Journal.reopen(real)
             except JournalError as error:
-                if not isinstance(error.__cause__, OSError):  # another run has just reopened it, or removed it
+                if not isinstance(error.__cause__, OSError):  # another run has just reopened or removed it
                     _leave_out(str(real), error)
                 continue
             if _continues(past, header, still):
@@ -231,13 +231,13 @@ class ResultCache:
         return None, []
 
     def add(self, path: str | os.PathLike[str]) -> None:
-        """Keep the journal at `path`, whose run has ended somehow, under its key, and all within `MOST_CACHE_BYTES`."""
+        """File the journal at `path`, whose run has ended, under its key, and delete old ones beyond the size limit."""
         run = self._run(os.path.realpath(path))
         self.note(path, None if run is None else run.parts)
         self._tidy()
 
     def note(self, path: str | os.PathLike[str], key: ResultKey | None = None) -> None:
-        """Link the journal at `path` where it is found, unless it lies there: by its `key`, or else by `runs` alone."""
+        """Link the journal at `path` so that look-ups of its `key`, or at least `runs`, find it."""
         real = Path(path).resolve()
         if self._owns(real) and (key is None or real.name.startswith(key.text)):
             return
@@ -246,7 +246,7 @@ class ResultCache:
             make_private_folder(str(link.parent))
             with contextlib.suppress(FileExistsError):
                 link.symlink_to(real)
-            # A journal has one link: what was at its path before may have had another key.
+            # A journal has only one link, but an earlier journal at its path may have had another key.
             for file in [] if key is None else self._files():
                 if file.name.endswith(unkeyed) and file.name != link.name and file.is_symlink():
                     os.unlink(file.path)
@@ -254,31 +254,31 @@ class ResultCache:
             self._warn_unusable(error)
 
     def discard(self, path: str | os.PathLike[str]) -> None:
-        """Forget a journal that its run did not keep, and delete it if it is the cache's own."""
+        """Forget a journal that its run did not keep, and delete it if it lies in the cache."""
         real = os.path.realpath(path)
         self._delete([Path(file.path) for file in self._files() if _real(file.path) == real])
 
     # Look-ups
 
     def find(self, key: ResultKey, header: RunStarted | None = None, still: Still | None = None) -> StoredRun | None:
-        """Return the newest run that has the result under `key`. Reads the ends of journals.
+        """Return the newest run that has the result under `key`. Reads only the first and the last line of journals.
 
-        A journal that is gone or damaged is no result, with a warning, and so is one of another kernel. `header`: of
-        the run that asks. `still`: None counts any kernel as the same.
+        Skips, with a warning, journals that are gone or damaged, and results of another kernel. `header`: the header of
+        the run that asks. `still`: compares kernels; None counts any kernel as the same.
         """
         run, other = self._search(key, header, still)
         if run is None and other is not None and other.path not in self._refused:
             self._refused.add(other.path)
             why = "its journal does not identify the kernel (an older atune wrote it, or it includes files of yours)"
             if other.found.ir_digest:
-                why = "something that the kernel uses, such as a helper or an environment variable, has changed since"
-            _warn(f"the result of {key.kernel} in {other.path} is not used, because {why}")
+                why = "something that the kernel uses has changed since, such as a helper or an environment variable"
+            _warn(f"atune does not use the result of {key.kernel} in {other.path}, because {why}")
         return run
 
     def _search(
         self, key: ResultKey, header: RunStarted | None, still: Still | None
     ) -> tuple[StoredRun | None, StoredRun | None]:
-        """Return the newest run that has the result under `key`; else None, and the newest of another kernel."""
+        """Return the newest run that has the result under `key`, or else None and the newest run of another kernel."""
         other: StoredRun | None = None
         for run in self._answering(key.text):
             if _serves(run, header):
@@ -289,7 +289,7 @@ class ResultCache:
         return None, other
 
     def events(self, run: StoredRun, header: RunStarted | None = None) -> list[Event]:
-        """Return the events of a run; empty, with a warning, where its journal is damaged. `header`: as for `find`."""
+        """Return the events of a run; none, with a warning, if its journal is damaged. `header`: as for `find`."""
         try:
             return _served_to(header, read(run.path))
         except JournalError as error:
@@ -297,39 +297,39 @@ class ResultCache:
             return []
 
     def result(self, run: StoredRun, header: RunStarted | None = None) -> TuneResult | None:
-        """Return the whole result of a run, with `cache_hit` set; None where its journal is damaged."""
+        """Return the whole result of a run, with `cache_hit` set; None if its journal is damaged."""
         events = self.events(run, header)
         result = Result.from_events(events, run.path, replayed=True) if events else None
         if isinstance(result, TuneResult):
             result.cache_hit = True
             return result
         if result is not None:
-            _leave_out(run.path, f"{run.path} has no winner, though its last line says so")
+            _leave_out(run.path, f"{run.path} has no winner, although its last line names one")
         return None
 
     def known(self, work: str, configs: Iterable[Config]) -> dict[str, KnownOutcome]:
         """Return the outcomes of `configs` in earlier runs of the same work, by config key."""
-        wanted, found = {config_key(config) for config in configs}, list[dict[str, KnownOutcome]]()
+        wanted, newest_first = {config_key(config) for config in configs}, list[dict[str, KnownOutcome]]()
         for run in self._runs_of(work=work)[:MOST_READ]:
             known = known_of(State.of(self.events(run)))
-            found.append({name: one for name, one in known.items() if name in wanted})
-        return {name: one for known in reversed(found) for name, one in known.items()}
+            newest_first.append({key: outcome for key, outcome in known.items() if key in wanted})
+        return {key: outcome for known in reversed(newest_first) for key, outcome in known.items()}
 
     def runs(self) -> list[tuple[Path, float]]:
-        """Return the journals of all runs, the last written first, and when that was; in seconds since 1970."""
-        found = dict[str, float]()
+        """Return the journals of all runs, each with the time of its last write in seconds since 1970, newest first."""
+        written = dict[str, float]()
         for file in self._files():
             with contextlib.suppress(OSError):
-                found[_real(file.path)] = file.stat().st_mtime
-        return [(Path(path), found[path]) for path in sorted(found, key=found.__getitem__, reverse=True)]
+                written[_real(file.path)] = file.stat().st_mtime
+        return [(Path(path), written[path]) for path in sorted(written, key=written.__getitem__, reverse=True)]
 
     def answers(
         self, *, kernel: str | None = None, key: str = "", work: str = "", source: str | None = None
     ) -> list[StoredRun]:
         """Return the newest run of each key that has a result, the newest first.
 
-        `kernel`: the kernel's name. `key`: the beginning of the key. `work`: the work's hash. `source`: also kernels of
-        another name with this source.
+        `kernel`: the kernel's name. `key`: the beginning of the key. `work`: the hash of the work. `source`: also
+        return runs of kernels with another name that have this source.
         """
         newest: dict[str, StoredRun] = {}
         for run in self._answering(key, work, kernel if source is None else None):
@@ -338,36 +338,36 @@ class ResultCache:
         return [*newest.values()]
 
     def entries(self, *, kernel: str | None = None, key: str = "") -> list[CacheEntry]:
-        """Return the results as data, newest first. `kernel`, `key`: as for `answers`."""
+        """Return the results as data, the newest first. `kernel` and `key`: as for `answers`."""
         return [run.entry for run in self.answers(kernel=kernel, key=key) if run.entry is not None]
 
     def export(self, *, kernel: str | None = None, key: str = "") -> bytes:
         """Return results as JSON that can be shipped with a library: keys, winners and latencies, no libraries."""
         return exported(self.entries(kernel=kernel, key=key))
 
-    # Runs go
+    # Removing runs
 
     def clear(self, results: Iterable[StoredRun] | None = None) -> int:
-        """Forget `results` and all runs of the same work, and delete their journals where these are the cache's own.
+        """Forget `results` and all runs of the same work, and delete their journals if these lie in the cache.
 
-        None: forget everything. Returns the number of results that answer no more.
+        None: forget everything. Returns the number of results that are no longer available.
         """
-        found = self.answers() if results is None else list(results)
+        forgotten = self.answers() if results is None else list(results)
         if results is None:
             files = [*self._files()]
         else:
-            works = {run.parts.work for run in found if run.parts is not None}
+            works = {run.parts.work for run in forgotten if run.parts is not None}
             named = [(work, file) for work in works for file in self._keyed(work=work)]
             files = [file for work, file in named if (run := self._run(file.path)) is None or run.key.endswith(work)]
         self._delete(Path(file.path) for file in files)
-        return len({run.key for run in found} - {run.key for run in self.answers()})
+        return len({run.key for run in forgotten} - {run.key for run in self.answers()})
 
     def _tidy(self) -> None:
-        """Delete the oldest journals beyond `MOST_CACHE_BYTES`, a set's folder as one, and what holds no run.
+        """Delete the oldest journals beyond `MOST_CACHE_BYTES`, a set's folder as a whole, and entries without a run.
 
-        Links to journals that it had hold none, and files that killed programs left empty. A link to what is gone
-        elsewhere stays until a look-up: its file system may come back. A journal that was dated by a clock that was
-        ahead becomes older than those that came after it.
+        These are empty files that killed programs left, and links to deleted journals of the cache. A broken link to a
+        journal elsewhere stays until a look-up, because its file system may come back. A journal with a time in the
+        future, from a clock that was wrong, gets the present time, so that it does not stay the newest.
         """
         units, empty = dict[Path, tuple[float, int, list[Path]]](), list[Path]()
         now, is_set = time.time(), cache(set_folder.is_set)
@@ -394,21 +394,21 @@ class ResultCache:
         self._delete([*empty, *(link for link in links if self._owns(link.resolve()))])
 
     def _delete(self, paths: Iterable[Path]) -> None:
-        """Delete the cache's own journals at `paths`, or linked there, but those that a run writes; and the links."""
+        """Delete the links at `paths`, and the cache's own journals there or behind them, unless a run writes these."""
         for path in paths:
             with contextlib.suppress(OSError):
                 real = path.resolve()
                 is_own = self._owns(real) and (is_journal(real) or _is_empty(real))
                 if is_own and is_written(real):
                     continue
-                for one, goes in ((real, is_own), (path, path.is_symlink())):
+                for file, goes in ((real, is_own), (path, path.is_symlink())):
                     if goes:
-                        self._remove(one)
+                        self._remove(file)
 
     def _remove(self, path: Path) -> None:
-        """Remove a journal of the cache's own, and its set's folder with the last; or a link. Raises `OSError`.
+        """Remove a link or a journal that lies in the cache, and the folder of a set with its last journal.
 
-        Where others may write what tells of it, or in its place, it stays, with a warning.
+        If other users may write to the journal or its folders, it stays, with a warning. Raises `OSError`.
         """
         folder = path.parent
         places = [self.folder, self.journals, folder, *([] if path.is_symlink() else [path])]
@@ -427,21 +427,21 @@ class ResultCache:
     # The folder
 
     def _files(self, folder: str | None = None) -> Iterator[os.DirEntry[str]]:
-        """Yield the files of journals, and the links to others, but what lies in other folders than `folder`, if given.
+        """Yield the journals and the links to journals. Does not follow links to folders.
 
-        Looks through no link to a folder.
+        `folder`: skip the files in folders of another name.
         """
-        for one in self._listed(os.path.realpath(self.journals)):
-            if not one.is_dir(follow_symlinks=False):
-                found: Collection[os.DirEntry[str]] = [one]
+        for entry in self._listed(os.path.realpath(self.journals)):
+            if not entry.is_dir(follow_symlinks=False):
+                files: Collection[os.DirEntry[str]] = [entry]
             else:
-                found = self._listed(one.path) if folder in (None, one.name) else ()
-            yield from (file for file in found if file.name.endswith(".jsonl"))
+                files = self._listed(entry.path) if folder in (None, entry.name) else ()
+            yield from (file for file in files if file.name.endswith(".jsonl"))
 
     def _keyed(self, key: str = "", work: str = "", kernel: str | None = None) -> Iterator[os.DirEntry[str]]:
-        """Yield the files whose names begin with a key: one that begins with `key`, and is of `work`.
+        """Yield the files whose names begin with a key that begins with `key` and has the hash `work`.
 
-        `kernel`: only those in the folder of kernels with this name.
+        `kernel`: only files in the folder of kernels with this name.
         """
         for file in self._files(None if kernel is None else _file_name(kernel)):
             if file.name.startswith(key) and file.name.startswith(work, 16) and KEYED.match(file.name):
@@ -449,8 +449,8 @@ class ResultCache:
 
     def _listed(self, folder: str) -> Collection[os.DirEntry[str]]:
         try:
-            with os.scandir(folder) as found:
-                return [*found]
+            with os.scandir(folder) as entries:
+                return [*entries]
         except FileNotFoundError:
             return ()
         except OSError as error:
@@ -458,29 +458,29 @@ class ResultCache:
             return ()
 
     def _own(self, key: ResultKey) -> list[Path]:
-        """Return the cache's own journals of a key, the last written first."""
-        found = []
+        """Return the journals of a key that lie in the cache, the last written first."""
+        own = []
         for file in self._keyed(key.text):
             with contextlib.suppress(OSError):
                 if self._owns(real := Path(_real(file.path))):
-                    found.append((file.stat().st_mtime, real))
-        return [real for _, real in sorted(found, reverse=True)]
+                    own.append((file.stat().st_mtime, real))
+        return [real for _, real in sorted(own, reverse=True)]
 
     def _runs_of(self, key: str = "", work: str = "", kernel: str | None = None) -> list[StoredRun]:
-        """Return the runs that have such a key, the newest first. The arguments are those of `_keyed`.
+        """Return the runs whose keys match, the newest first. Takes the arguments of `_keyed`.
 
-        A name is a first guess: since a journal was linked, a run of another key may have taken its path.
+        The names of files are only a first guess: a run of another key may have replaced a journal since it was linked.
         """
         runs = (self._run(file.path) for file in self._keyed(key, work, kernel))
-        found = (run for run in runs if run and run.key and run.key.startswith(key) and run.key.startswith(work, 16))
-        return sorted(found, key=lambda run: run.time, reverse=True)
+        matching = (run for run in runs if run and run.key and run.key.startswith(key) and run.key.startswith(work, 16))
+        return sorted(matching, key=lambda run: run.time, reverse=True)
 
     def _answering(self, key: str = "", work: str = "", kernel: str | None = None) -> list[StoredRun]:
-        """Return those of `_runs_of` that have a result."""
+        """Return the runs of `_runs_of` that have a result."""
         return [run for run in self._runs_of(key, work, kernel) if run.entry is not None]
 
     def _run(self, path: str) -> StoredRun | None:
-        """Return the run of the journal at `path`; None where it has not begun, or is damaged, with a warning once."""
+        """Return the run of the journal at `path`; None if it has not begun, or, with a warning once, is damaged."""
         real = _real(path)
         try:
             stamp = _stamp(real)
@@ -497,14 +497,14 @@ class ResultCache:
         return None
 
     def _owns(self, real: Path) -> bool:
-        """Tell whether a journal, by its path without links, is the cache's own, and not elsewhere."""
+        """Tell whether a journal lies in the cache. `real`: its path without links."""
         return real.is_relative_to(self.journals.resolve())
 
     def _place(self, key: ResultKey, name: str) -> Path:
         return self.journals / _file_name(key.kernel) / f"{key.text}-{name}.jsonl"
 
     def _link(self, journal: Path, key: ResultKey | None = None) -> Path:
-        """Return the place of the link to a journal."""
+        """Return the path of the link to a journal."""
         name = hashlib.sha256(os.fsencode(journal)).hexdigest()[:16]
         return self.journals / "elsewhere" / f"{name}.jsonl" if key is None else self._place(key, name)
 
@@ -513,16 +513,16 @@ class ResultCache:
 
 
 KEYED = re.compile(r"[0-9a-f]{32}-(.*\.jsonl)$")
-"""A journal's name that begins with its key."""
+"""The name of a journal's file that begins with a key."""
 
 
 def run_name(journal: Path) -> str:
-    """Return the name of a journal for people: a kernel's and a time, without the key between them."""
+    """Return a journal's name as people see it: the name of the kernel and a time, without the key between them."""
     return f"{journal.parent.name}-{keyed[1]}" if (keyed := KEYED.match(journal.name)) else journal.name
 
 
 def _file_name(name: str) -> str:
-    """Return a kernel's name as part of a file's."""
+    """Return a kernel's name in a form that can be part of a file's name."""
     return re.sub(r"^\.+|[^A-Za-z0-9_.-]", "_", name)[:80] or "_"
 
 
@@ -531,12 +531,12 @@ def _moment() -> str:
 
 
 def _real(path: str) -> str:
-    """Return the path of a listed journal, or of the one that it is a link to."""
+    """Return the path of a listed journal, or, for a link, the path of the journal that it points to."""
     return os.path.realpath(path) if os.path.islink(path) else path
 
 
 def _is_empty(real: Path) -> bool:
-    """Tell whether a journal has no byte yet, or its program was killed before it wrote one."""
+    """Tell whether a file is a journal without content, because its program has not written yet or was killed."""
     return real.suffix == ".jsonl" and real.is_file() and real.stat().st_size == 0
 
 
@@ -546,20 +546,20 @@ def _stamp(path: str) -> tuple[int, int, int]:
 
 
 def _serves(run: StoredRun, header: RunStarted | None) -> bool:
-    """Tell whether a winner serves the run of `header`: a default may be none there, or a constraint may refuse it."""
+    """Tell whether a winner serves the run of `header`: its default may be another, or a constraint may refuse it."""
     if header is None or run.found.winner != BASELINE or run.config is None:
         return True
     return header.baseline is not None and not header.refused and config_key(header.baseline) == config_key(run.config)
 
 
 def _is_same(run: StoredRun, still: Still | None) -> bool:
-    """Tell whether a run's winner is still the kernel that was measured; not where its journal does not identify it."""
+    """Tell whether a run's winner is still the kernel that was measured. False if its journal does not identify it."""
     digest = run.found.ir_digest
     return still is None or (bool(digest) and still(run.header.arguments, [(run.config or {}, digest)]))
 
 
 def _served_to(header: RunStarted | None, events: Sequence[Event]) -> list[Event]:
-    """Return the events of a run with the names of the run of `header`, which does the same work."""
+    """Return the events of a run under the names of the run of `header`, which does the same work."""
     if header is None or not events or not isinstance(first := events[0], RunStarted):
         return [*events]
     names = {name: getattr(header, name) for name in ("workload", "origin", "fingerprint", "kernel")}
@@ -567,9 +567,9 @@ def _served_to(header: RunStarted | None, events: Sequence[Event]) -> list[Event
 
 
 def _continues(past: Sequence[AnyEvent], header: RunStarted, still: Still | None) -> bool:
-    """Tell whether a run of `header` may continue one with these events.
+    """Tell whether a run of `header` may continue the run with the events `past`.
 
-    The same key may stand for other work or other kernels, and the run may have been continued with other work.
+    Runs with the same key may do different work or have different kernels, and a run may have continued another's work.
     """
     first = past[0] if past else None
     names = ("fingerprint", "strategy", "refused")
@@ -588,10 +588,10 @@ def _continues(past: Sequence[AnyEvent], header: RunStarted, still: Still | None
 
 
 def _leave_out(path: str, why: Exception | str) -> None:
-    """Count the journal at `path` as damaged until it is written, and say so."""
+    """Warn of the damaged journal at `path`, and skip it until its file changes."""
     with contextlib.suppress(OSError):
         _read[path] = _stamp(path), None
-    _warn(f"a run of the result cache is left out: {why}")
+    _warn(f"a run of the result cache is skipped: {why}")
 
 
 def _warn(message: str) -> None:

@@ -1,4 +1,4 @@
-"""The dependencies of a tuning's result, a result as data, and files of exported results."""
+"""The key of a tuning's result, which records its dependencies; a result as data; and files of exported results."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ EXPORT_SCHEMA = 1
 
 
 class ResultKey(msgspec.Struct, frozen=True, kw_only=True):
-    """All dependencies of a result, as `result_key` makes them of a run's header.
+    """All dependencies of a result. `result_key` takes them from a run's header.
 
-    `kernel`: its name, for people. `source`: SHA-256 of the kernel's source and closure alone, without the defaults of
-    what the space sets. `fingerprint`: that of all the kernel, with its callbacks. `problem`: the problem's key, as
-    data. `tuned_for`: the problem that was tuned, which stands for all of that key. `device`: the model. `measuring`:
-    settings that affect a measurement. `search`: settings that affect the choice of the winner. `space`: SHA-256 of the
-    candidates' keys in order.
+    `kernel`: the kernel's name, for people. `source`: SHA-256 of the kernel's source and closure alone, without the
+    defaults of tunable arguments. `fingerprint`: hash of the whole kernel with its callbacks. `problem`: the problem's
+    key, as data. `tuned_for`: the tuned problem, which represents all problems with this key. `device`: the model.
+    `measuring`: settings that affect a measurement. `search`: settings that affect the choice of the winner. `space`:
+    SHA-256 of the candidates' keys in order.
     """
 
     kernel: str
@@ -41,25 +41,25 @@ class ResultKey(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def work(self) -> str:
-        """Hash of the dependencies of a single measurement, 16 hex digits."""
+        """The hash of the dependencies of a single measurement, 16 hex digits."""
         return _digest(self, (*_FOR_PEOPLE, *_CHOICE))
 
     @property
     def text(self) -> str:
-        """Hash of the whole key, 32 hex digits, of which the last 16 are `work`."""
+        """The hash of the whole key, 32 hex digits, which ends with the 16 digits of `work`."""
         return _digest(self, _FOR_PEOPLE) + self.work
 
 
 _FOR_PEOPLE = ("kernel", "source", "tuned_for")
-"""Parts that the others imply, or that name the result alone."""
+"""Parts that follow from the other parts, or that only name the result."""
 _CHOICE = ("search", "space")
-"""Parts on which only the choice of the winner depends."""
+"""Parts that affect only the choice of the winner."""
 _DTYPE = "$dtype"
-"""The tag of a dtype of TileLang among a call's arguments."""
+"""The tag of a TileLang dtype among a call's arguments."""
 
 
 def result_key(header: RunStarted) -> ResultKey | None:
-    """Return what the result of a run depends on. None where an older atune began the run, which did not record it."""
+    """Return the key of a run's result; None if an older atune began the run, and did not record all parts."""
     if not header.code:
         return None
     compile, benchmark = header.settings.get("compile", {}), header.settings.get("benchmark", {})
@@ -96,7 +96,7 @@ def result_key(header: RunStarted) -> ResultKey | None:
 
 
 def plain_dtypes(value: Any) -> Any:
-    """Return a problem in which TileLang's dtypes are their names, as in a workload's arguments."""
+    """Return a problem with TileLang's dtypes replaced by their names, as in a workload's arguments."""
     if isinstance(value, Mapping):
         if len(value) == 1 and _DTYPE in value:
             return value[_DTYPE]
@@ -105,19 +105,20 @@ def plain_dtypes(value: Any) -> Any:
 
 
 def open_sizes(problem: Any, tuned_for: Any) -> dict[str, Any]:
-    """Return what a problem's key leaves open, as it was tuned: the shape that stands for all of that key."""
+    """Return the arguments of the tuned problem that its key leaves open, by name."""
     key = problem if isinstance(problem, Mapping) else {}
-    return {n: value for n, value in tuned_for.items() if n not in key} if isinstance(tuned_for, Mapping) else {}
+    tuned = tuned_for if isinstance(tuned_for, Mapping) else {}
+    return {name: value for name, value in tuned.items() if name not in key}
 
 
 def same_problem(one: Any, other: Any) -> bool:
-    """Tell whether two problems' keys are the same. The order of names does not count."""
+    """Tell whether two problems have the same key. The order of names does not count."""
     first, second = (msgspec.json.encode(plain_dtypes(each), order="deterministic") for each in (one, other))
     return first == second
 
 
 class CacheEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One result in the cache, as in `atune cache ls` and in exported files. Data only."""
+    """A result in the cache as plain data, which `atune cache ls` prints and exported files contain."""
 
     parts: ResultKey
     config: Config
@@ -139,21 +140,21 @@ class _Exported(msgspec.Struct):
 
 def exported(entries: Iterable[CacheEntry]) -> bytes:
     """Return results as JSON that can be shipped with a library."""
-    found = _Exported("atune results", EXPORT_SCHEMA, sorted(entries, key=lambda e: e.key))
-    return msgspec.json.format(msgspec.json.encode(found), indent=1)
+    content = _Exported("atune results", EXPORT_SCHEMA, sorted(entries, key=lambda entry: entry.key))
+    return msgspec.json.format(msgspec.json.encode(content), indent=1)
 
 
 def read_exported(data: bytes) -> list[CacheEntry]:
     """Return the entries of a file that `ResultCache.export` wrote. Raises `UsageError` on anything else."""
     try:
-        found = msgspec.json.decode(data, type=_Exported)
+        content = msgspec.json.decode(data, type=_Exported)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(
-            f"this is not a file of exported results ({error}): give one that `atune cache export` wrote"
+            f"this is not a file of exported results ({error}): give a file that `atune cache export` wrote"
         ) from None
-    if found.schema > EXPORT_SCHEMA:
-        raise UsageError(f"a newer atune exported these results (schema {found.schema}): update atune")
-    return [msgspec.structs.replace(entry, config=with_tuples(entry.config)) for entry in found.entries]
+    if content.schema > EXPORT_SCHEMA:
+        raise UsageError(f"a newer atune exported these results (schema {content.schema}): update atune")
+    return [msgspec.structs.replace(entry, config=with_tuples(entry.config)) for entry in content.entries]
 
 
 def _digest(key: ResultKey, without: Sequence[str]) -> str:

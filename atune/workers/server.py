@@ -1,7 +1,7 @@
 """The fork server's process, which may be started early, and stays warm for the next run.
 
-No event loop owns it. A run attaches to it, and parks it for the next run unless it was cancelled. The next run may
-use another loop or thread.
+No event loop owns it. A run attaches to it and, unless the run was cancelled, parks it for the next run, which may use
+another loop or thread.
 """
 
 from __future__ import annotations
@@ -35,45 +35,45 @@ PRELOAD = ("torch", "tilelang", "atune.stages.entry_points")
 SERVER_ENV = {
     "TILELANG_DISABLE_CACHE": "1",
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    # tilelang's import asks torch whether CUDA is available. Asking the driver would start it in the server,
-    # and then no fork of the server could use it. NVML answers without starting the driver.
+    # tilelang's import asks torch whether CUDA is available. If torch asked the driver, the driver would start in the
+    # server, and no fork of the server could use it. NVML answers without starting the driver.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 DEFAULT_ENV = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""Defaults of the environment. With transparent huge pages lowering, which makes many
-small allocations, takes 6 to 15 % less time."""
+"""Defaults of the environment. Transparent huge pages make lowering 6 to 15 % faster, because it allocates many small
+objects."""
 
 WARM_VARIABLE = "ATUNE_WARM"
-"""Environment variable. ``off``: start no process before a run or a call of `warm` needs it."""
+"""Environment variable. ``off`` means that no process starts before a run or a call of `warm` needs it."""
 SERVER_REAP_S = 0.5
 
 
 def in_worker() -> bool:
-    """Tell whether this process is a run's worker."""
+    """Tell whether this process is a worker of a run."""
     return os.environ.get(server_main.WORKER) == str(os.getpid())
 
 
 def refuse_in_worker() -> None:
-    """Raise `WorkloadError` in a worker: a file that tunes while it is loaded would load itself without end."""
+    """Raise `WorkloadError` in a worker, because a file that tunes while it is loaded would load itself forever."""
     if not in_worker():
         return
     stack = traceback.extract_stack(sys._current_frames().get(threading.main_thread().ident or 0))
     ours = os.path.dirname(server_main.__file__)
     files = [frame for frame in stack if frame.name == "<module>" and os.path.dirname(frame.filename) != ours]
     if not files:
-        raise WorkloadError("a function of the workload tunes, in a worker that tunes already: call it elsewhere")
+        raise WorkloadError("a function of the workload tunes in a worker of a tuning: call it outside the workload")
     raise WorkloadError(
-        f"{files[-1].filename}, line {files[-1].lineno}, tunes while a worker loads the file, and would do so again in "
+        f"{files[-1].filename}, line {files[-1].lineno}, tunes while a worker loads the file, and would tune again in "
         'each worker: put the call below `if __name__ == "__main__":`'
     )
 
 
 class ForkServerProcess:
-    """One fork server: its process, the control socket, and the lifeline, whose other end only this program holds.
+    """A fork server: its process, the control socket, and the lifeline, whose write end only this program holds.
 
-    Starting takes milliseconds; the server then imports `preload` on its own. `folder` receives its log and the stderr
-    of its workers. `remove_folder` is called after the process has ended. `env` is added to its environment. `facts`
-    holds what runs learned for the next run. Raises `WorkloadError` in a worker.
+    Starting takes milliseconds, after which the server imports `preload` on its own. Its log and the stderr of its
+    workers go to `folder`. `remove_folder` is called after the process has ended. `env` is added to its environment.
+    `facts` holds answers that runs keep for later runs. Raises `WorkloadError` in a worker.
     """
 
     def __init__(
@@ -150,24 +150,23 @@ class ForkServerProcess:
         return self.returncode
 
     def hang_up(self) -> None:
-        """Close the lifeline, so that the kernel SIGKILLs the server and every worker. Then SIGKILL the server
-        directly."""
+        """Close the lifeline, so that the kernel SIGKILLs the server and every worker, and SIGKILL the server, too."""
         if self.lifeline >= 0:
             os.close(self.lifeline)
             self.lifeline = -1
-        for kill in (os.killpg, os.kill):  # it may not have made its group yet
+        for kill in (os.killpg, os.kill):  # the server may not have made its group yet
             with suppress(ProcessLookupError):
                 if self.returncode is None:
                     kill(self.pid, signal.SIGKILL)
 
     def reap(self) -> None:
-        """Wait for the process after `hang_up`, blocking. It takes milliseconds, and half a second at most."""
+        """Wait for the process after `hang_up`. Blocks for milliseconds, at most for half a second."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(SERVER_REAP_S)
         self._remove_folder()
 
     def destroy(self) -> None:
-        """End a server that no run is attached to. Blocks for half a second at most."""
+        """End the server, to which no run is attached. Blocks for half a second at most."""
         self.hang_up()
         self.reap()
         self.control.close()
@@ -177,22 +176,22 @@ class ForkServerProcess:
         os.close(self.lifeline)
         self.lifeline = -1
         self.control.close()
-        self._process.returncode = 0  # not the child's own child: nothing to wait for
+        self._process.returncode = 0  # it is not a child of this process, which cannot wait for it
 
 
 _NOT_INHERITED = {
     "TVM_LIBRARY_PATH", "TL_CUTLASS_PATH", "TL_TEMPLATE_PATH",  # tilelang's import sets them, and reads them once
     TILELANG_FOLDER, CACHE_VARIABLE, "TILELANG_DISABLE_CACHE",  # workers get them from a run
-    "PYTHONPATH",  # the server gets `sys.path`
-    "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK",  # imports of the program's own set them, such as scikit-learn
+    "PYTHONPATH",  # the server gets `sys.path` instead
+    "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK",  # packages that the program imports set them, such as scikit-learn
 }  # fmt: skip
 
 
 def surroundings() -> tuple[object, ...]:
-    """Return what a process started now inherits: environment, working folder, limits, niceness and cores.
+    """Return the settings that a process started now inherits: environment, working folder, limits, niceness and cores.
 
-    Processes with equal values are interchangeable. What imports of tilelang set does not count, so that a process
-    started before them fits after them.
+    Processes with equal settings are interchangeable. Variables that importing tilelang sets are left out, so that a
+    process that was started before the import can be used after it.
     """
     environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     limits = [resource.getrlimit(value) for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
@@ -209,16 +208,16 @@ class Parked:
     def take(self) -> ForkServerProcess | None:
         """Return the parked server if it lives and was started in the present surroundings; otherwise end it."""
         with self._lock:
-            found, self.server = self.server, None
-        if found is None:
+            server, self.server = self.server, None
+        if server is None:
             return None
-        if found.returncode is None and found.folder.is_dir() and found.surroundings == surroundings():
-            return found
-        found.destroy()
+        if server.returncode is None and server.folder.is_dir() and server.surroundings == surroundings():
+            return server
+        server.destroy()
         return None
 
     def park(self, server: ForkServerProcess | None) -> None:
-        """Keep `server` for the next run, in place of the one before. None keeps none."""
+        """Keep `server` for the next run, and end the server that was parked before. None only ends that."""
         with self._lock:
             before, self.server = self.server, server
         if before is not None:
@@ -237,12 +236,12 @@ os.register_at_fork(after_in_child=parked.forget)
 
 
 def started(preload: Sequence[str] | None = None) -> ForkServerProcess:
-    """Start a fork server, and return while it still imports `preload`, or `PRELOAD`."""
+    """Start a fork server, and return while it is still importing `preload`, or `PRELOAD` by default."""
     return ForkServerProcess(PRELOAD if preload is None else preload, *server_folder(), env=SERVER_ENV)
 
 
 def taken() -> ForkServerProcess:
-    """Return the parked fork server, or a fresh one."""
+    """Return the parked fork server, or start one."""
     return parked.take() or started()
 
 
@@ -251,10 +250,9 @@ def warm() -> None:
 
     They import torch and tilelang while the program continues, and then wait. A tuning takes them over if its
     environment, working folder, limits, niceness and cores are the same. Otherwise it ends them and starts its
-    own. They end with the program, however it ends, or at `shutdown`. This does nothing if they already wait, or in a
-    worker.
+    own. They end with the program, however it ends, or at `shutdown`. A second call does nothing, nor does a worker's.
 
-    Raises `UsageError` if ``$TMPDIR`` cannot be used, and OSError if no process can be started.
+    Raises `UsageError` if ``$TMPDIR`` cannot be used, and `OSError` if no process can be started.
     """
     if not in_worker():
         parked.park(taken())
@@ -262,9 +260,9 @@ def warm() -> None:
 
 @functools.cache
 def warm_early() -> None:
-    """Do what `warm` does, once per program, on a sign that it will tune. Failures are silent.
+    """Call `warm` once per program, because something shows that it will tune. Ignore failures.
 
-    Does nothing in a child of `multiprocessing`, which runs the program's file only to load its functions.
+    Do nothing in a child of `multiprocessing`, which runs the program's file only to load its functions.
     """
     process = sys.modules.get("multiprocessing.process")
     if os.environ.get(WARM_VARIABLE) != "off" and (process is None or process.parent_process() is None):

@@ -1,19 +1,19 @@
-"""The fork server's program: imports the heavy modules once, then forks workers that have them.
+"""The fork server's program: it imports the heavy modules once, and then forks workers that have them.
 
 The server and each worker lead their own process group, so that one kill also reaches the compilers that a worker
 started. These mechanisms end all processes with the parent:
 
-- The lifeline, a pipe whose write end only the parent holds. The kernel itself SIGKILLs every worker's group when that
-  end closes. So this works even while native code holds the GIL. It is armed before anything heavy is imported. While
-  the server imports, its own group is killed, too. A serving server gets SIGCONT instead: even a stopped server then
-  cleans up after its workers.
-- The server watches the parent's pidfd, because a process forked from the parent may hold the write end too.
-- Each worker, and the server, is a subreaper. Processes that a worker started stay below it, even in another session.
-  After the worker's end they become the server's children, and the server kills and reaps them. No other processes come
-  to the server.
+- The lifeline is a pipe whose write end only the parent holds. When that end closes, the kernel itself SIGKILLs every
+  worker's group, even while native code holds the GIL. The lifeline is armed before any heavy module is imported. While
+  the server is importing, its own group is killed, too. Once it is serving, it gets SIGCONT instead, so that even a
+  stopped server cleans up after its workers.
+- The server watches the parent's pidfd, because a process forked from the parent may also hold the write end.
+- The server and each worker are subreapers. Processes that a worker started stay below it, even in another session.
+  When the worker ends they become the server's children, and the server kills and reaps them. No other process becomes
+  a child of the server.
 
-The module imports only the standard library, and it is run by its path, not as a module of its package. So nothing else
-is imported before the lifeline is armed.
+The module imports only the standard library, and it is run by its path, not as a module of its package. So no other
+module is imported before the lifeline is armed.
 """
 
 from __future__ import annotations
@@ -40,40 +40,40 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 REQUEST, REPLY = struct.Struct("!QIQ"), struct.Struct("!QIIQ")
-"""Headers of frames: the request's number, which its reply repeats, and the sizes of the parts. A request is (entry,
-payload). A reply is (nothing, nothing, result). If the entry point raised, it is (exception's class name, message,
-traceback's tail)."""
+"""Headers of frames: the request's number, which its reply repeats, and the sizes of the parts. The parts of a request
+are (entry, payload). The parts of a reply are (empty, empty, result) or, if the entry point raised an exception, (name
+of the exception's class, message, tail of the traceback)."""
 
 F_SETSIG = 10
 PR_SET_CHILD_SUBREAPER = 36
 CONTROL_BYTES = 1 << 18
 TRACEBACK_BYTES = 8192
 FIRST_PRIVATE_FD = 64
-"""Lowest descriptor for a worker's socket. If half of the worker's limit is lower, that half is used."""
+"""Lowest descriptor for a worker's socket, or half of the worker's limit if that is lower."""
 FILES = 4096
-"""Open files that a worker may have, if its user's limit allows that many."""
+"""Number of files that a worker may have open, if the user's limit allows that many."""
 WORKER = "ATUNE_WORKER"
-"""Environment variable of a worker: its own pid. Processes that it starts inherit the variable, but have other pids."""
+"""Environment variable that holds a worker's pid. Processes that it starts inherit the variable, with another pid."""
 HUNG_UP = 113
 """Exit status of a worker whose socket was closed by the code that it ran."""
-HUNG_UP_WORDS = "closed the socket that its answers go through"
+HUNG_UP_WORDS = "closed the socket for its replies"
 OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT})
-"""Signals that come from outside. Code itself causes others, such as SIGSEGV and SIGABRT."""
+"""Signals that come from outside. Others, such as SIGSEGV and SIGABRT, are caused by the code that the process runs."""
 FAULTS = signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT
-"""Signals that faulthandler reports. Workers drop the handlers that preloaded libraries installed for them. That of
-tvm_ffi allocates memory, and a process whose heap is damaged would wait in it for ever."""
+"""Signals that faulthandler reports. Workers drop the handlers that preloaded libraries installed for them, because
+tvm_ffi's handler allocates memory, and a process whose heap is damaged would wait in it forever."""
 SWEEP_S = 0.1
-"""Longest wait for the end of killed leftovers of workers. SIGKILL takes far less, unless the kernel hangs."""
+"""Longest wait, in seconds, until killed leftovers of workers end. SIGKILL takes far less unless the kernel hangs."""
 END_S = 2
 """Seconds after which the server exits, even if a process that it killed has not ended."""
 
 
 def main() -> NoReturn:
-    """Serve until the parent hangs up; then end, with the whole process group."""
+    """Serve until the parent hangs up, and then end with the whole process group."""
     config = json.loads(sys.argv[1])
     os.setpgid(0, 0)
     lifeline = arm_lifeline(config["lifeline"])
-    # It was inheritable only for our own exec; children and compilers of the preloaded modules do not get it.
+    # It was inheritable only for this program; children and compilers of the preloaded modules must not get it.
     os.set_inheritable(config["control"], False)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     set_limits()
@@ -83,7 +83,7 @@ def main() -> NoReturn:
     try:
         server.report(op="ready", **preload(config["preload"]))
         parent = os.pidfd_open(config["parent"])
-        if os.getppid() == config["parent"]:  # otherwise the number may be another process's by now
+        if os.getppid() == config["parent"]:  # otherwise another process may have the number by now
             server.serve(parent)
     except BrokenPipeError:
         pass  # the parent hung up in the middle of a report
@@ -93,7 +93,7 @@ def main() -> NoReturn:
 
 
 def set_limits() -> None:
-    """Disable core files of crashing candidates, and allow enough open files."""
+    """Disable core files for crashing candidates, and allow enough open files."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < FILES:
@@ -105,7 +105,7 @@ def set_limits() -> None:
 def arm_lifeline(lifeline: int) -> int:
     """Have the kernel SIGKILL this process group as soon as the parent's end of the pipe closes.
 
-    The signal's receiver is a property of the open file description. So each group reopens the pipe for its own. Closes
+    The receiver of the signal is a property of the open file description, so each group reopens the pipe. Closes
     `lifeline` and returns the descriptor that replaces it.
     """
     own = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK)
@@ -122,10 +122,10 @@ def arm_lifeline(lifeline: int) -> int:
 def preload(modules: list[str]) -> dict[str, Any]:
     """Import `modules`.
 
-    Returns the seconds that this took, the error's text or None, and the module that was not found or None.
+    Returns the seconds that this took, the text of an error, or None, and the missing module, or None.
     """
     start, error, absent = time.monotonic(), None, None
-    gc.disable()  # nearly all objects that imports make stay
+    gc.disable()  # nearly all objects that imports create stay alive
     try:
         for name in modules:
             importlib.import_module(name)
@@ -134,46 +134,46 @@ def preload(modules: list[str]) -> dict[str, Any]:
         kind, message, _ = failure(exc)
         error = f"{kind.decode()}: {message.decode()}"
         absent = exc.name if isinstance(exc, ModuleNotFoundError) else None
-    gc.freeze()  # later collections in a worker leave the shared pages shared; collecting here would take 0.3 s
+    gc.freeze()  # so that collections in a worker leave the shared pages shared; collecting here would take 0.3 s
     gc.enable()
     return {"seconds": time.monotonic() - start, "error": error, "absent": absent}
 
 
 def children_of(pid: int) -> set[int]:
-    """Return the children of a process, including adopted orphans; none if the process is gone."""
-    found: set[int] = set()
+    """Return the pids of a process's children, including adopted orphans; none if the process is gone."""
+    children: set[int] = set()
     with suppress(OSError):
         try:
             for task in os.listdir(f"/proc/{pid}/task"):
                 with suppress(ProcessLookupError), open(f"/proc/{pid}/task/{task}/children", "rb") as file:
-                    found.update(map(int, file.read().split()))
+                    children.update(map(int, file.read().split()))
         except FileNotFoundError:  # the task has ended, or this kernel has no such files
             if os.path.exists(f"/proc/{pid}"):
                 return {
                     child for child in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent_of(child) == pid
                 }
-    return found
+    return children
 
 
 def parent_of(pid: int) -> int:
-    """Return the parent of a process; 0 if the process is gone."""
+    """Return the pid of a process's parent; 0 if the process is gone."""
     with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
         return int(file.read().rpartition(b") ")[2].split()[1])
     return 0
 
 
 def descendants(pids: Iterable[int]) -> set[int]:
-    found: set[int] = set()
+    below: set[int] = set()
     queue = list(pids)
     while queue:
-        new = children_of(queue.pop()) - found
-        found |= new
+        new = children_of(queue.pop()) - below
+        below |= new
         queue += new
-    return found
+    return below
 
 
 class ForkServerMain:
-    """Forks, kills and reaps workers on the parent's orders, and reports every exit. Single-threaded, as fork needs."""
+    """Forks, kills and reaps workers on the parent's orders, and reports every exit. One thread, because it forks."""
 
     def __init__(self, control: socket.socket, lifeline: int, folder: str) -> None:
         self.control, self.lifeline, self.folder = control, lifeline, folder
@@ -182,9 +182,9 @@ class ForkServerMain:
         self.woken, self.wakeup = socket.socketpair()
         self.parent = -1
         self.pids: dict[int, int] = {}
-        """Pids by worker number, from the fork until the worker is reaped: such a pid can be signalled safely."""
+        """Pids by worker number, from the fork until the worker is reaped, while signals to them are safe."""
         self.own: set[int] = set()
-        """Processes that the imports started, which belong to no worker."""
+        """Pids of processes that the imports started, and that belong to no worker."""
 
     def adopt_orphans(self) -> None:
         """Make this process the parent of orphans below it."""
@@ -194,7 +194,7 @@ class ForkServerMain:
         self.control.send(json.dumps(message).encode())
 
     def serve(self, parent: int) -> None:
-        """Serve until the parent, a pidfd, has hung up or is gone."""
+        """Serve until the parent has hung up or is gone. `parent` is its pidfd."""
         self.wakeup.setblocking(False)
         signal.set_wakeup_fd(self.wakeup.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -211,12 +211,12 @@ class ForkServerMain:
                 return
             if self.woken.fileno() in ready:
                 self.woken.recv(4096)
-            with suppress(ValueError, TypeError, KeyError, RecursionError):  # code of a candidate's wrote the message
+            with suppress(ValueError, TypeError, KeyError, RecursionError):  # a candidate's code wrote the message
                 if self.control.fileno() in ready and not self.obey():
                     return
 
     def obey(self) -> bool:
-        """Carry out one message; False if the parent hung up."""
+        """Receive a message and do what it orders. Returns False if the parent hung up."""
         text, fds, _, _ = socket.recv_fds(self.control, CONTROL_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
         if not text:
             return False
@@ -234,7 +234,7 @@ class ForkServerMain:
         else:
             if pid == 0:
                 self.become_worker(message, fds)
-            with suppress(OSError):  # the child does so too; whichever is first, no kill can miss the group
+            with suppress(OSError):  # the child does the same; whichever is first, no kill can miss the group
                 os.setpgid(pid, pid)
             self.pids[message["id"]] = pid
             self.report(op="forked", id=message["id"], pid=pid)
@@ -243,7 +243,7 @@ class ForkServerMain:
         return True
 
     def kill(self, number: int) -> bool:
-        """SIGKILL the worker's process group; False if there is no such worker (any more)."""
+        """SIGKILL the worker's process group. Returns False if there is no worker with this number (anymore)."""
         if number in self.pids:
             with suppress(ProcessLookupError):
                 os.killpg(self.pids[number], signal.SIGKILL)
@@ -255,7 +255,7 @@ class ForkServerMain:
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | options)) is not None:
                 number = next((n for n, pid in self.pids.items() if pid == ended.si_pid), None)
                 if number is not None:
-                    self.kill(number)  # before the pid is free again: compilers must not outlive their worker
+                    self.kill(number)  # before the pid is free again, because compilers must not outlive their worker
                     del self.pids[number]
                 _, status = os.waitpid(ended.si_pid, 0)
                 self.own.discard(ended.si_pid)
@@ -265,34 +265,34 @@ class ForkServerMain:
                     self.report(op="exited", id=number, how=describe(code), outside=from_outside(code))
 
     def sweep(self) -> None:
-        """SIGKILL and reap the leftovers of ended workers, level by level; none of these pids is reused."""
+        """SIGKILL and reap the leftovers of ended workers, level by level. None of their pids can be reused yet."""
         give_up = time.monotonic() + SWEEP_S
         while orphans := children_of(os.getpid()) - self.own - set(self.pids.values()):
             for pid in orphans:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
             if time.monotonic() > give_up:
-                return  # SIGCHLD comes when they have ended
+                return  # SIGCHLD will tell when they have ended
             time.sleep(0.001)
             for pid in orphans:
                 with suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
 
     def end(self) -> NoReturn:
-        """Kill and reap every worker and its leftovers, then end with everything in our own group."""
-        signal.alarm(END_S)  # ends this process if the kernel hangs in one of them
+        """Kill and reap every worker and its leftovers, and then end with all processes of this group."""
+        signal.alarm(END_S)  # ends this process if the kernel hangs while it ends another
         self.own.clear()
         for number in self.pids:
             self.kill(number)
         self.sweep()
         while children_of(os.getpid()):
-            with suppress(OSError):  # nobody hears the reports any more
+            with suppress(OSError):  # nobody receives the reports anymore
                 self.reap(0)
         os.killpg(0, signal.SIGKILL)
         os._exit(0)
 
     def become_worker(self, order: dict[str, Any], fds: list[int]) -> NoReturn:
-        """Turn this freshly forked child into the worker that `order` describes; never return into the server."""
+        """Turn this freshly forked child into the worker that `order` describes. Never returns to the server's code."""
         try:
             os.setpgid(0, 0)
             arm_lifeline(self.lifeline)
@@ -304,7 +304,7 @@ class ForkServerMain:
             self.adopt_orphans()
             os.dup2(fds[1], 1)
             os.dup2(fds[1], 2)
-            # Far from the descriptors that native code writes to by number, and closed in every compiler.
+            # A high descriptor, because native code writes to low ones by number; closed in every compiler.
             most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             least = FIRST_PRIVATE_FD if most == resource.RLIM_INFINITY else min(FIRST_PRIVATE_FD, most // 2)
             replies = socket.socket(fileno=fcntl.fcntl(fds[0], fcntl.F_DUPFD_CLOEXEC, least))
@@ -320,7 +320,7 @@ class ForkServerMain:
             # If memory runs out, the kernel should kill a worker before the user's program.
             with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
                 file.write("500")
-            sys.modules["__main__"] = ModuleType("__main__")  # the program's, as far as it is sent
+            sys.modules["__main__"] = ModuleType("__main__")  # gets those parts of the program that are sent
             os.environ.update(order["env"])
             os.environ[WORKER] = str(os.getpid())
             os.nice(order["nice"])
@@ -334,7 +334,7 @@ class ForkServerMain:
 
 
 def work(replies: socket.socket, libc: ctypes.CDLL) -> NoReturn:
-    """Answer one request after another until the parent closes the socket."""
+    """Answer requests, one after the other, until the parent closes the socket."""
     pid = os.getpid()
     while True:
         number, (entry, payload) = receive(replies)
@@ -347,7 +347,7 @@ def work(replies: socket.socket, libc: ctypes.CDLL) -> NoReturn:
             with suppress(BaseException):  # closed, or replaced by the user
                 stream.flush()
         libc.fflush(None)
-        if os.getpid() != pid:  # the called code forked, and its child returned; only the worker itself may answer
+        if os.getpid() != pid:  # a child that the called code forked; only the worker itself may answer
             os._exit(0)
         try:
             replies.sendall(REPLY.pack(number, *map(len, reply)))
@@ -355,7 +355,7 @@ def work(replies: socket.socket, libc: ctypes.CDLL) -> NoReturn:
                 replies.sendall(part)
         except OSError:
             os._exit(HUNG_UP)
-        del payload, reply  # not kept while the worker waits, which may take long
+        del payload, reply  # free the memory, because the next request may come much later
 
 
 def failure(exc: BaseException) -> tuple[bytes, bytes, memoryview]:
@@ -367,7 +367,7 @@ def failure(exc: BaseException) -> tuple[bytes, bytes, memoryview]:
 
 
 def encoded(make: Callable[[], str], what: str) -> bytes:
-    """Return a text of a user's exception. Making the text may raise, too, or give text that cannot be encoded."""
+    """Return a text about a user's exception. Making the text may raise, too, or give text that cannot be encoded."""
     try:
         return str.encode(make(), errors="backslashreplace")
     except BaseException as broken:
@@ -375,7 +375,7 @@ def encoded(make: Callable[[], str], what: str) -> bytes:
 
 
 def receive(replies: socket.socket) -> tuple[int, list[bytes]]:
-    """Read one whole frame. If the parent has closed the socket, end the process."""
+    """Read a whole frame. If the parent has closed the socket, end the process."""
 
     def exactly(size: int) -> bytes:
         buffer, filled = memoryview(bytearray(size)), 0
@@ -394,12 +394,12 @@ def receive(replies: socket.socket) -> tuple[int, list[bytes]]:
 
 
 def from_outside(code: int | None) -> bool:
-    """Tell whether a process with exit code `code`, as in `describe`, was ended from outside."""
+    """Tell whether a process was ended from outside. `code`: as in `describe`."""
     return code is not None and -code in OUTSIDE
 
 
 def describe(code: int | None) -> str:
-    """Say how a process ended. `code`: its exit code as in `subprocess`, negative for a signal."""
+    """Describe the end of a process. `code`: its exit code as in `subprocess`, negative for a signal."""
     if code == HUNG_UP:
         return HUNG_UP_WORDS
     if code is None or code >= 0:

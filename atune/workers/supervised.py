@@ -1,4 +1,4 @@
-"""One supervised call: a process does a job by its deadline, or ends, and what fails in a used process is in doubt."""
+"""Supervised jobs: a process ends if it misses a job's deadline, and a failure in a used process is in doubt."""
 
 from __future__ import annotations
 
@@ -18,49 +18,49 @@ DOING: dict[type, str] = {
     LowerJob: "lowering", ElaborateJob: "elaborating", RolesJob: "elaborating",
     BuildJob: "compiling", CompareJob: "compiling", MeasureJob: "measuring",
 }  # fmt: skip
-"""Activity of a process by job, for messages."""
+"""The activity of a process during each job, for messages."""
 NOT_ALONE = "earlier candidates in its process may have caused this"
 STARVED = "it got hardly any CPU time"
 
 
 class Supervised:
-    """A process that does the jobs of one worker, one at a time.
+    """A process that does the jobs of a worker, one at a time.
 
-    The rule for all of them: a failure counts at once in a fresh process. Where the code of another candidate ran
-    before, which may have changed the process, the failure is in doubt, and the job is repeated once, in a fresh
-    process. What ran past its deadline counts at once everywhere, unless it got hardly any CPU time.
+    The same rule holds for all jobs. A failure counts immediately if the process is fresh. If the code of another
+    candidate ran in it before, which may have changed the process, the failure is in doubt, and the job is repeated
+    once in a fresh process. A missed deadline counts immediately in any process, unless the job got hardly any CPU.
     """
 
     died: FailureKind
-    """The failure of a candidate that ends the process."""
+    """The kind of failure of a candidate that ends the process."""
     raised: FailureKind
-    """The failure of a candidate where atune's own code raises in the process."""
+    """The kind of failure of a candidate whose job raises an exception in the process."""
 
     def __init__(self, workers: Workers) -> None:
         self.workers = workers
         self.ran = set[int | None]()
-        """The candidates whose code ran in the process; None for those of another run."""
+        """The candidates whose code ran in the process; None stands for candidates of another run."""
         self.printed = ""
-        """What the last job printed."""
+        """Output of the last job."""
         self._worker: Worker | None = None
         self._called = 0.0
         self._lost: int | None = None
-        """The candidate whose job was under way when the fork server was lost."""
+        """The candidate whose job was running when the fork server was lost."""
 
     @property
     def alive(self) -> bool:
         return self._worker is not None and self._worker.alive
 
     async def settled(self, job: Job[A], late: Failure, limit_s: float) -> A | Failure:
-        """Have the process do `job`, and return its answer, or why there is none, as its candidate's failure.
+        """Have the process do `job`, and return its answer, or the failure of its candidate.
 
-        `late`: the failure if that takes more than `limit_s`. A failure with a `doubt` may not be the candidate's
-        fault. Raises `UsageError` where the caller is at fault, and `MachineError` where the machine is.
+        `late`: the failure if the job takes more than `limit_s`. A failure with a `doubt` may not be the candidate's
+        fault. Raises `UsageError` if the caller is at fault, and `MachineError` if the machine is.
         """
         answer = await self._answered(job, late, limit_s)
         used = self._used_before(late.index)
         if not isinstance(job, BuildJob):  # its compilers run in processes of their own
-            self.ran |= {one.index for one in job.candidates} if isinstance(job, ElaborateJob) else {late.index}
+            self.ran |= {c.index for c in job.candidates} if isinstance(job, ElaborateJob) else {late.index}
         failure = failure_in(answer)
         if not used or failure is None or failure.doubt or failure.kind == "timeout" or await self._sound(failure):
             return answer
@@ -69,19 +69,19 @@ class Supervised:
     async def call(self, job: Job[A], limit_s: float) -> A:
         """Have the process do `job`, and wait while the machine is short of a resource.
 
-        Raises `WorkerTimeout` after `limit_s`, `WorkerLost` or `RemoteError`; and `MachineError` if the shortage lasts.
+        Raises `WorkerTimeout` after `limit_s`, `MachineError` if a shortage lasts, `WorkerLost` and `RemoteError`.
         """
         return decoded(job, await self.workers.until_it_works(lambda: self._send(job, limit_s)))
 
     async def kill(self) -> None:
-        """End the process, so that the next job has a fresh one."""
+        """End the process, so that the next job gets a fresh one."""
         self.ran.clear()
         worker, self._worker = self._worker, None
         if worker is not None:
             await worker.kill()
 
     async def _ready(self) -> Worker:
-        """Return the process; start it, if that is this method's to do."""
+        """Return the process. A subclass may start it here."""
         raise NotImplementedError
 
     async def _sound(self, failure: Failure) -> bool:
@@ -106,16 +106,16 @@ class Supervised:
         except ServerLost as error:
             twice, self._lost = self._lost == index and not isinstance(job, BuildJob), index
             return Failure(index, "worker_lost", str(error), error.detail, "" if twice else SERVER_LOST)
-        except WorkerLost as error:  # SIGKILL and SIGTERM come from outside; SIGSEGV is the candidate's
+        except WorkerLost as error:  # SIGKILL and SIGTERM come from outside, SIGSEGV from the candidate
             how = how_it_ended(error)
             if not error.outside:
                 return Failure(index, self.died, f"{doing} ended its process: {how}", error.detail)
             doubt = f"its process was lost: {how}"
             return Failure(index, "worker_lost", f"{doing} was killed: {how}", error.detail, doubt)
         except RemoteError as error:
-            builds, found = isinstance(job, BuildJob), translated(error)
-            if isinstance(found, UsageError) and not (builds or self._used_before(index)):
-                raise found from error
+            builds, original = isinstance(job, BuildJob), translated(error)
+            if isinstance(original, UsageError) and not (builds or self._used_before(index)):
+                raise original from error
             return Failure(index, "codegen" if builds else self.raised, str(error), error.detail)
 
     def _used_before(self, index: int) -> bool:
@@ -124,6 +124,6 @@ class Supervised:
 
 
 def failure_in(answer: Any) -> Failure | None:
-    """Return the failure that an answer is, or begins with; None if it is none."""
+    """Return the failure in an answer: the answer itself, or the first item of a list. None if that succeeded."""
     first = answer[0] if isinstance(answer, list) else answer
     return first if isinstance(first, Failure) else None

@@ -1,4 +1,4 @@
-"""Interrupts and standard streams at the command line."""
+"""Interrupts and standard streams of the command line."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def end_at_once(number: int, frame: FrameType | None) -> None:
-    """End the process at a signal, while a command is imported: nothing is open yet.
+    """End the process at a signal while a command is imported, when nothing is open yet.
 
-    A KeyboardInterrupt can be lost in one of the import system's destructors.
+    A KeyboardInterrupt could be lost in a destructor of the import system.
     """
     os.write(2, b"atune: interrupted\n")
     os._exit(130)
 
 
 class Interrupts:
-    """Turns the first of `SIGNALS` into one KeyboardInterrupt. Later signals are only counted.
+    """Turns the first of `SIGNALS` into a KeyboardInterrupt. Later signals are only counted.
 
-    Python does not raise what a destructor raises. If the signal came in one, the exception is raised shortly after.
+    Python drops an exception in a destructor. If the signal came in a destructor, the exception is raised soon after.
 
     A SIGHUP that is already ignored, for example by `nohup`, stays ignored. `keep`: leave the handlers installed on
     exit, for a process that is about to end.
@@ -37,10 +37,10 @@ class Interrupts:
         self.count = 0
         ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         self.signals = tuple(number for number in SIGNALS if not (ignored and number is signal.SIGHUP))
-        """Signals that interrupt."""
+        """The signals that interrupt this process."""
         self._keep = keep
         self._leaves = keep
-        """Whether a signal ends the process at once: while a command is imported."""
+        """Whether a signal ends the process immediately, as it does while a command is imported."""
         self._raises, self._raised = True, False
         self._before: dict[signal.Signals, Any] = {}
         self._report_unraisable = sys.unraisablehook
@@ -60,17 +60,17 @@ class Interrupts:
             sys.unraisablehook = self._report_unraisable
 
     def loaded(self) -> None:
-        """Raise `KeyboardInterrupt` at a signal from now on, for a command that is imported.
+        """Raise `KeyboardInterrupt` at a signal from now on, because the command is imported.
 
-        Before, nothing is open yet, and what imports would not survive an exception: msgspec crashes of one.
+        During the imports nothing is open yet, and an exception could crash a module such as msgspec.
         """
         self._leaves = False
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Only count signals inside the block. The event loop in it receives them and cancels its work.
+        """Only count signals inside the block, whose event loop receives them and cancels its work.
 
-        Raises `KeyboardInterrupt` if a signal came before, whose exception can have been lost in a destructor.
+        Raises `KeyboardInterrupt` if a signal came before the block, because a destructor may have lost its exception.
         """
         self._raises = False
         if self.count:
@@ -95,20 +95,20 @@ class Interrupts:
             return
         self._raised = False
         signal.signal(signal.SIGALRM, self._on_signal)
-        signal.setitimer(signal.ITIMER_REAL, 0.05)  # the last step here, as this cannot raise it either
+        signal.setitimer(signal.ITIMER_REAL, 0.05)  # last, because an exception raised here would be lost, too
 
 
 def prepare() -> None:
     """Make stdin, stdout and stderr usable.
 
-    A closed stream becomes the null device. Otherwise a journal could get its descriptor, and prints would go into
-    the journal. Characters that a stream cannot encode are written as escapes.
+    A closed stream becomes the null device. Otherwise a journal could get the stream's descriptor, and printed text
+    would end up in the journal. Characters that a stream cannot encode are written as escapes.
     """
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is `number`
     sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8")
     sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8")
     for stream in (sys.stdout, sys.stderr):
@@ -117,7 +117,7 @@ def prepare() -> None:
 
 
 def discard(stream: TextIO, number: int) -> None:
-    """Discard the rest of `stream`'s buffer and all later writes, on which Python would fail at exit."""
+    """Discard the rest of `stream`'s buffer and all later writes, because Python would fail on them at exit."""
     with suppress(OSError, ValueError):
         if stream.fileno() == number:
             fd = os.open(os.devnull, os.O_WRONLY)

@@ -1,4 +1,4 @@
-"""Waiting: deadlines that count only the time in which this program runs, and background tasks."""
+"""Deadlines that count only the time in which this program runs, and background tasks."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ TICK_S = 0.5
 
 
 class Deadline:
-    """Seconds to wait for something that may hang.
+    """A limit, in seconds, on waiting for something that may hang.
 
-    Waiting happens in ticks, of which only the planned time counts. So time in which this program does not run
-    (SIGSTOP, Ctrl-Z, a suspended machine) does not count, but for one tick.
+    Waiting happens in ticks, and no tick counts for more than its planned time. So the time in which this program does
+    not run (SIGSTOP, Ctrl-Z, a suspended machine) does not count, except for one tick.
     """
 
     def __init__(self, seconds: float) -> None:
         self._left_s = seconds
 
     async def wait(self, ready: Callable[[], Awaitable[object]]) -> None:
-        """Wait for `ready`, for one tick at most. The caller checks whether it came, and else calls again.
+        """Wait for `ready`, for at most one tick. The caller checks whether it came, and otherwise calls again.
 
-        Raises `TimeoutError` if no time is left. The caller always checks once more before that error.
+        Raises `TimeoutError` if no time is left, so the caller always checks once more before it gets the error.
         """
         if self._left_s <= 0:
             raise TimeoutError
@@ -37,10 +37,10 @@ class Deadline:
 
 @asynccontextmanager
 async def background(*, cancel: bool = True) -> AsyncGenerator[TaskGroup, None]:
-    """Yield a task group for background tasks. The body's exceptions come out as they were raised.
+    """Yield a task group for background tasks. Exceptions of the body are raised unchanged, not as a group.
 
-    Its tasks are cancelled when the body ends; without `cancel` the exit waits for them. If a task failed and the body
-    was cancelled for it, the group's own exceptions come out.
+    The tasks are cancelled when the body ends; without `cancel` the exit waits for them. If a task fails, which cancels
+    the body, the group's own exceptions are raised.
     """
     error: BaseException | None = None
     try:
@@ -55,11 +55,11 @@ async def background(*, cancel: bool = True) -> AsyncGenerator[TaskGroup, None]:
                     tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         cancelled = anyio.get_cancelled_exc_class()
-        others = group.split(lambda one: one is error or isinstance(one, cancelled))[1]
+        others = group.split(lambda part: part is error or isinstance(part, cancelled))[1]
         if error is None or (others is not None and isinstance(error, cancelled)):
             raise
     if error is not None:
         try:
             raise error
         finally:
-            del error  # its traceback holds this frame
+            del error  # its traceback refers to this frame

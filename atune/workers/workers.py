@@ -1,4 +1,4 @@
-"""Worker processes of one run, forked by the fork server, waiting for what is short, and questions about a space."""
+"""The worker processes of a run, waiting for scarce resources, and the process that lists a workload's space."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ from atune.workload.workload import WorkloadSpec
 T = TypeVar("T")
 
 FILE_TIMEOUT_S = 120.0
-"""Seconds for running the user's file, including its imports."""
+"""Time limit of running the user's file, including its imports."""
 ANSWER_TIMEOUT_S = 60.0
-"""Seconds for one call of a constraint, of a function of an axis or of the configurations, or of a generator."""
+"""Time limit of a call of a constraint, of a function of an axis or of the configurations, or of a generator."""
 NO_ANSWER = (
-    "had not answered after {:g} s and was ended. It hangs or is far too slow: it is called once for each configuration"
+    "did not answer within {:g} s and was ended. It hangs or is too slow, because it is called for every configuration"
 )
 
 PAUSES_S = (0.5, 2.0, 8.0)
 """Successive waits, in seconds, for a resource that the machine is short of."""
-STAYS = "What was measured stays, and `atune resume JOURNAL` continues the run"
+STAYS = "The journal keeps all measurements, and `atune resume JOURNAL` continues the run"
 
 
 def process_folders(run_dir: str) -> dict[str, str]:
-    """Make the folders that the processes of a run write to, and return their environment variables."""
+    """Make the folders that a run's processes write to, and return the environment variables that name them."""
     return {
         "TMPDIR": made_folder(run_dir, "tmp"),
         TILELANG_FOLDER: made_folder(run_dir, "tilelang"),
@@ -73,18 +73,18 @@ def process_folders(run_dir: str) -> dict[str, str]:
 
 
 def fork_server(warn: Callable[[str], None] = ignored) -> ForkServer:
-    """Start the fork server, or take the warm one that the previous run left. `warn` is told of a lost server."""
+    """Start the fork server, or take the warm one that the previous run left. A lost server is reported to `warn`."""
 
     def again() -> ForkServerProcess:
         process = started()
-        warn("the fork server was lost: another starts, and interrupted work is repeated")
+        warn("the fork server was lost. Another one starts, and atune repeats the interrupted work")
         return process
 
     return ForkServer(taken(), park=parked.park, again=again)
 
 
 class Workers:
-    """Forks the workers of one run from the fork server given to `attach`.
+    """Forks the workers of a run from the fork server that `attach` gets.
 
     `workload`: the reference that they load. `known`: its fingerprint in this program; empty if it is unknown.
     """
@@ -99,18 +99,18 @@ class Workers:
         self._background: TaskGroup
         self._forked: list[Worker] = []
         self.loaded_as = ""
-        """The fingerprint of the workload in the run's first worker."""
+        """The fingerprint of the workload as the run's first worker loaded it."""
         self._programs = "" if isinstance(workload, FileRef) else workload.loaded_as
         self._known = known or self._programs
         self._began = time.time()
         self._warned_of = set[str]()
         self.alone = anyio.Lock()
-        """Held by a job that is repeated because it got hardly any CPU, or because the fork server was lost."""
+        """Held by each job that is repeated because it got hardly any CPU, or because the fork server was lost."""
 
     def attach(
         self, server: ForkServer, run_dir: str, background: TaskGroup, warn: Callable[[str], None] = ignored
     ) -> None:
-        """Fork from `server` from now on. The workers write to `run_dir`. `background` ends with the run."""
+        """Fork workers from `server` from now on. They write to `run_dir`; `background` ends with the run."""
         self.server, self._env, self._background = server, process_folders(run_dir), background
         self.run_dir, self.warn = run_dir, warn
 
@@ -123,7 +123,7 @@ class Workers:
         self, role: str, *, env: Mapping[str, str] | None = None, cpus: Sequence[int] | None = None, nice: int = 0
     ) -> Worker:
         worker = await self.server.spawn(role, env={**self._env, **(env or {})}, cpus=cpus, nice=nice)
-        self._forked = [one for one in (*self._forked, worker) if one.alive]
+        self._forked = [forked for forked in (*self._forked, worker) if forked.alive]
         return worker
 
     async def end(self) -> None:
@@ -140,9 +140,9 @@ class Workers:
         self._forked.remove(worker)
 
     async def agree(self, worker: Worker, loaded_as: str) -> None:
-        """Raise `WorkloadError`, naming the edited files, if `worker` loaded another workload than the first one.
+        """Raise `WorkloadError`, naming the edited files, if `worker` loaded another workload than the first worker.
 
-        The program's own workload counts, too, if a file that it imports was written since the run began.
+        Also raise it if the program itself has another workload and a file of it was written since the run began.
         """
         self.loaded_as = self.loaded_as or loaded_as
         if loaded_as == self.loaded_as and loaded_as == (self._known or loaded_as):
@@ -153,21 +153,21 @@ class Workers:
             if self._programs:
                 self.warn_once(
                     "other work",
-                    f"the workers loaded {self.what} as other work than this program has. The program changed a global "
-                    "that the kernel uses, or a file that its modules read was edited. The result is for the workers' "
-                    "work; pass such values as arguments, or restart the program",
+                    f"the workers loaded another version of {self.what} than this program has, because the program "
+                    "changed a global that the kernel uses, or a file that its modules read was edited. The result is "
+                    "for the workers' version. Pass changed values as arguments, or restart the program",
                 )
             return
-        cause = "none of its Python files was written since: something else that it reads while loading changed"
+        cause = "no Python file of it was written since, so something else that it reads while loading changed"
         if written:
             cause = f"written since: {', '.join(written)}"
         raise WorkloadError(
-            f"{self.what} loads as other work than at the run's start ({cause}). A run measures one version. Earlier "
-            "measurements stay in the journal: undo the change and resume, or tune again with another journal"
+            f"{self.what} has changed since the run's start ({cause}), and a run measures only one version. The "
+            "journal keeps earlier measurements: undo the change and resume, or tune again with another journal"
         )
 
     async def begun(self, role: str, session: Session, nice: int) -> Worker:
-        """Fork a compile worker, which loads the workload if the session says so."""
+        """Fork a compile worker, which loads the workload if `session.load` is set."""
 
         async def begin() -> Worker:
             worker = await self.spawn(role, nice=nice)
@@ -183,15 +183,15 @@ class Workers:
 
     @asynccontextmanager
     async def asked(self, role: str) -> AsyncGenerator[Worker, None]:
-        """Fork a worker, and kill it afterwards, because the user's code may have started anything in it."""
+        """Fork a worker, and kill it afterwards, because the user's code may have started other processes in it."""
         worker = await self.spawn(role)
         try:
             yield worker
         finally:
-            self._background.start_soon(worker.kill)  # nobody waits until it is reaped
+            self._background.start_soon(worker.kill)  # without waiting until it is reaped
 
     async def ask_once(self, role: str, entry: str, payload: bytes) -> bytes:
-        """Return the answer of a new worker, which loads the workload."""
+        """Call `entry` in a new worker, and return the answer."""
 
         async def ask() -> bytes:
             async with self.asked(role) as worker:
@@ -200,10 +200,11 @@ class Workers:
         return await self.again_if_killed(ask)
 
     async def again_if_killed(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Load the workload with `ask`. Retry once if the process was killed from outside.
+        """Load the workload with `ask`, and return the result. Retry once if the process was killed from outside.
 
-        A lost fork server says nothing about the workload: retry too, and `spawn` raises at the second loss. Raises
-        `WorkloadError` if the workload's code ends or hangs its process, and `WorkerError` if a second one is killed.
+        Also retry if the fork server was lost, because the workload did not cause that; `spawn` raises at the second
+        loss. Raises `WorkloadError` if the workload's code ends or hangs its process, and `WorkerError` if a second
+        process is killed.
         """
         lost = False
         while True:
@@ -226,30 +227,30 @@ class Workers:
     async def until_it_works(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `attempt`, which is repeated while the machine is short of a resource.
 
-        Raises `MachineError` if the shortage lasts, or if files of the run were removed, so that no candidate is at
-        fault. Where a device's memory stays short, raises the last attempt's error.
+        Raises `MachineError` if the shortage lasts, or if files of the run were removed, so that no candidate is
+        blamed. If a device's memory stays short, raises the error of the last attempt.
         """
         pauses_s = [*PAUSES_S]
         while True:
             try:
-                found = await attempt()
-                self._has(self.run_dir)
-                return found
+                result = await attempt()
+                self._check_exists(self.run_dir)
+                return result
             except (OSError, WorkerError) as error:
-                self._has((isinstance(error, FileNotFoundError) and error.filename) or self.run_dir)
+                self._check_exists((isinstance(error, FileNotFoundError) and error.filename) or self.run_dir)
                 short_of = shortage(error)
                 if short_of is None or (short_of == "device memory" and not pauses_s):
                     raise
                 if not pauses_s:
                     raise machine_error(short_of, self.run_dir) from error
                 advice = str(error) if short_of == "device memory" else what_to_do(short_of, self.run_dir)
-            self.warn_once(short_of, f"waiting, up to {sum(PAUSES_S):g} s at a time: {advice}")
+            self.warn_once(short_of, f"waiting for up to {sum(PAUSES_S):g} s: {advice}")
             await anyio.sleep(pauses_s.pop(0))
 
-    def _has(self, path: str) -> None:
+    def _check_exists(self, path: str) -> None:
         if not os.path.exists(path):
-            what = f"{path} was removed while the run used it: keep it from what clears {tempfile.gettempdir()}"
-            raise MachineError(f"{what}, or set TMPDIR to another place. {STAYS}")
+            remedy = f"keep programs that clear {tempfile.gettempdir()} from it, or set TMPDIR to another place"
+            raise MachineError(f"{path} was removed while the run used it: {remedy}. {STAYS}")
 
 
 async def killed(workers: Iterable[Worker]) -> None:
@@ -261,36 +262,36 @@ async def killed(workers: Iterable[Worker]) -> None:
 
 
 def how_it_ended(error: WorkerLost) -> str:
-    """Return how a worker ended, without its name, so that failures of one kind can be counted together."""
+    """Describe the end of a worker without its name, so that failures of the same kind can be counted together."""
     return str(error).rpartition(": ")[2]
 
 
 def machine_error(short_of: Resource, folder: str) -> MachineError:
-    """Return the error that ends a run for want of a resource. `folder` holds the run's files."""
+    """Return the error that ends a run that lacks a resource. `folder` holds the run's files."""
     return MachineError(f"{what_to_do(short_of, folder)}. {STAYS}")
 
 
 def shortage(error: OSError | WorkerError) -> Resource | None:
-    """Return the resource that the machine is short of, from a worker's or the system's error. None: another cause."""
+    """Return the resource whose shortage caused a worker's or the system's error; None if the cause is another."""
     if isinstance(error, OSError):
         return shortage_of(error)
     if isinstance(error, RemoteError):
         if error.kind != ShortOf.__name__:
             return shortage_in(str(error)) if str(error).startswith("[Errno ") else None
         named = str(error).partition(":")[0]
-        return next((one for one in get_args(Resource) if one == named), None)
+        return next((resource for resource in get_args(Resource) if resource == named), None)
     return shortage_in(str(error)) if "did not start" in str(error) else None
 
 
-# ---- the process that evaluates a workload's space, or answers a question about a file: it isolates the user's code
+# ---- the process that describes a workload and its space, apart from the program because it runs the user's code
 
 
 async def described(workers: Workers, ref: WorkloadRef, known: WorkloadSpec | None, seed: int) -> WorkloadSpec:
-    """Load the workload in a process of its own, and describe its space, of which `seed` draws if it is large.
+    """Load the workload in a separate process, and return its description with the space.
 
-    `known`: the description without the space if the caller has it; otherwise the worker makes it. Raises
-    `WorkloadError` if loading fails or hangs. Raises `SpaceError`, with the function's name, if a function of the space
-    fails, hangs or ends the process.
+    `known`: the description without the space if the caller has it; otherwise the worker makes it. `seed`: for drawing
+    points of a large space. Raises `WorkloadError` if loading fails or hangs, and `SpaceError`, with the function's
+    name, if a function of the space fails, hangs or ends the process.
     """
     return await workers.again_if_killed(partial(_described, workers, ref, known, seed))
 
@@ -301,10 +302,10 @@ async def _described(workers: Workers, ref: WorkloadRef, known: WorkloadSpec | N
         try:
             await worker.call(LOAD_SPACE, msgspec.msgpack.encode(asked), FILE_TIMEOUT_S)
         except WorkerTimeout as error:
-            where = f": it hangs in {place}" if (place := _place(error.detail)) else ""
+            where = f" and hangs in {place}" if (place := _place(error.detail)) else ""
             raise WorkloadError(
-                f"loading {workers.what} was ended after {FILE_TIMEOUT_S:g} s{where}. Several processes load a "
-                'workload\'s file, which only defines the workload: put slow code under if __name__ == "__main__":'
+                f"loading {workers.what} takes more than {FILE_TIMEOUT_S:g} s{where}. Several processes load a "
+                'workload\'s file, which must only define the workload: put slow code under if __name__ == "__main__":'
             ) from error
         while True:
             part = await _next_part(worker, seed, workers.what)
@@ -320,7 +321,7 @@ async def _next_part(worker: Worker, seed: int, what: str) -> SpacePart:
         return msgspec.msgpack.decode(await worker.call(LIST_SPACE, payload, ANSWER_TIMEOUT_S), type=SpacePart)
     except WorkerTimeout as error:
         who = _place(error.detail) or "a constraint, or another function of the space"
-        raise SpaceError(f"the space of {what}: {who}, {NO_ANSWER.format(ANSWER_TIMEOUT_S)}") from error
+        raise SpaceError(f"the space of {what}: {who} {NO_ANSWER.format(ANSWER_TIMEOUT_S)}") from error
     except WorkerLost as error:
         if error.outside or isinstance(error, ServerLost):
             raise
@@ -332,7 +333,7 @@ _STACK_LINE = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
 
 def _place(stack: str) -> str:
-    """Return which of the user's functions was called and where it hangs, by faulthandler's `stack`, or nothing."""
+    """Return the called function of the user and the place where it hangs, from faulthandler's `stack`, or nothing."""
     ours = os.path.dirname(atune.__file__) + os.sep
     for thread in reversed(stack.split("Thread 0x")):
         frames = [frame for frame in _STACK_LINE.findall(thread) if not frame[0].startswith("<frozen ")]
@@ -344,7 +345,7 @@ def _place(stack: str) -> str:
 
 
 async def counted(ref: FileRef, seed: int) -> WorkloadSpec:
-    """Return the description of a workload and its space. Raises as `described`."""
+    """Return the description of a workload and its space. Raises the errors of `described`."""
     with run_folder() as run_dir:
         async with fork_server() as server, background(cancel=False) as tasks:
             workers = Workers(ref)

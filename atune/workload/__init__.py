@@ -1,5 +1,5 @@
-"""A kernel with its space, inputs and reference: its description, its fingerprint, and the way to the workers.
+"""Workloads, kernels with a space, inputs and a reference: their description, fingerprint and transport to workers.
 
-It imports `model` alone. tilelang is not asked here: `stages.frontend` elaborates what a workload holds, and
-`workers` carries what `ship` packs.
+It imports only `model`, and never tilelang: `stages.frontend` elaborates a workload's kernel, and `workers` carries
+the workloads that `ship` packs.
 """

@@ -1,6 +1,6 @@
-"""Identity of kernels: source texts, and fingerprints over a workload's source, closure and globals.
+"""Identity of kernels: their source texts, and fingerprints over a workload's source, closure and globals.
 
-Comments, docstrings and formatting decide nothing.
+Comments, docstrings and formatting do not count.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=ast.AST)
 PARSE_TRIES = 5
-"""CPython 3.11 may raise `SystemError` for right source while another thread parses (its issue 106905)."""
+"""CPython 3.11 may raise `SystemError` for correct source while another thread parses (its issue 106905)."""
 _SILENT = frozenset({"kind", "type_comment", "type_ignores", "str"})
-"""Fields of the syntax tree for spelling only: a string's prefix, type comments, a template's own text."""
+"""Fields of the syntax tree that only record spelling: a string's prefix, type comments, a template's text."""
 _NO_TREE = (SyntaxError, ValueError, RecursionError, MemoryError)
 ALONE = "atune_workload_"
-"""The prefix of module names under which workers run a file outside of any package."""
+"""Prefix of the module names under which workers run a file that is in no package."""
 BY_NAME_ALONE = frozenset({"atune", "tilelang", "torch", "tvm", "tvm_ffi"})
-"""Packages whose functions count by name only: their versions are known, and their sources are deep."""
+"""Packages whose functions count by name only, because their versions are recorded and their sources are deep."""
 
 
 def fingerprint(workload: Workload, *, problem: bool = True) -> str:
     """Return a SHA-256 over the kernel's source and closure, the problem, and the checks of results.
 
     Comments, docstrings and formatting do not count. `problem`: False omits the problem's arguments, for callers
-    with a separate key of the problem.
+    with a separate key for the problem.
     """
     digest = hashlib.sha256()
-    # Constraints do not count: the space has its own fingerprint, and may grow while the kernel stays.
+    # Constraints do not count: the space has its own fingerprint, and may grow while the kernel stays the same.
     for label, function in parts_of(workload)[: -len(workload.space.where) or None]:
         digest.update(f"\0{label}\0".encode())
         digest.update(identity(function))
@@ -58,8 +58,8 @@ def fingerprint(workload: Workload, *, problem: bool = True) -> str:
         workload.pass_configs,
     ]
     checks += [workload.supply, workload.restore, workload.zero]
-    known = workload.arguments if problem else None
-    digest.update(msgspec.json.encode([known, checks], order="deterministic", enc_hook=repr))
+    arguments = workload.arguments if problem else None
+    digest.update(msgspec.json.encode([arguments, checks], order="deterministic", enc_hook=repr))
     return digest.hexdigest()
 
 
@@ -72,11 +72,11 @@ def kernel_fingerprint(kernel: Any, *, without_defaults: Collection[str] = ()) -
 
 
 def identity(part: Any, depth: int = 0, without_defaults: Collection[str] = ()) -> bytes:
-    """Return what a function, or data, counts as in a fingerprint: the same in the program and in its workers."""
+    """Return the bytes that stand for a function or data in a fingerprint, equal in the program and its workers."""
     if callable(own := getattr(type(part), "cache_identity", None)):
         return bytes(own(part))
     if is_autotuned(part):
-        return identity(part.kernel, depth)  # whatever it knows by now
+        return identity(part.kernel, depth)  # without the results that it has collected
     function = function_of(part)
     if not inspect.isfunction(function):
         return _data_identity(part, depth)
@@ -104,7 +104,7 @@ def identity(part: Any, depth: int = 0, without_defaults: Collection[str] = ()) 
 
 
 def _taken(values: Iterable[Any], names: Collection[str], seen: list[ModuleType]) -> Iterator[Any]:
-    """Yield `values`, and in place of the user's own modules what code with these `names` may take of them."""
+    """Yield `values`, but instead of a user's module its values with these `names`, which code may take from it."""
     for value in values:
         if not isinstance(value, ModuleType):
             yield value
@@ -121,7 +121,7 @@ def _is_library(module: str, place: str = "") -> bool:
 def _data_identity(part: Any, depth: int) -> bytes:
     """Return a text that identifies data: values by content, tensors by metadata, functions by source.
 
-    For other objects, the type and what pickle sends count, because a `repr` may hold an address.
+    Other objects count by their type and pickled content, because a `repr` may hold an address.
     """
     if isinstance(part, bytes):
         return f"{len(part)} bytes: {hashlib.sha256(part).hexdigest()}".encode()
@@ -140,7 +140,7 @@ def _data_identity(part: Any, depth: int) -> bytes:
     if is_compiled(part):
         return str(part.prim_func).encode()
     if isinstance(own := getattr(type(part), "cache_identity", None), str):
-        return own.encode()  # the key already covers its content
+        return own.encode()  # the cache key covers its content
     if isinstance(part, MethodType):
         return identity(part.__func__, depth + 1) + b"@" + identity(part.__self__, depth + 1)
     if isinstance(part, BuiltinFunctionType | MethodDescriptorType):
@@ -165,13 +165,13 @@ _script: str | None = None
 
 
 def sent_from(script: str) -> None:
-    """Count classes that are sent to this process by value as classes of the program's own file."""
+    """Treat classes that come to this process by value as classes of the program's file `script`."""
     global _script
     _script = script
 
 
 def _named(kind: type) -> str:
-    """Return a class's name after its module's last part, or after its file's: workers rename a script's module."""
+    """Return a class's name with the last part of its module. A script counts by its file, as workers rename it."""
     module = kind.__module__
     if _is_library(module):
         return f"{module}.{kind.__qualname__}"
@@ -183,39 +183,39 @@ def _named(kind: type) -> str:
 
 
 def _content(part: Any) -> list[Any]:
-    """Return what an object is made of: what pickle sends, without fields that begin with ``_``, which are caches."""
-    made: Any = None, (), getattr(part, "__dict__", None)
+    """Return an object's parts as pickle sends them, without fields that begin with ``_``, which are caches."""
+    reduced: Any = None, (), getattr(part, "__dict__", None)
     if type(part).__module__.partition(".")[0] not in BY_NAME_ALONE:
-        reduce: Any = copyreg.dispatch_table.get(type(part), lambda one: one.__reduce_ex__(4))
-        with suppress(Exception):  # it cannot be sent
-            made = reduce(part)
-    if isinstance(made, str):  # the name of a global
-        return [made]
-    sent: list[Any] = [*made, None]
+        reduce: Any = copyreg.dispatch_table.get(type(part), lambda value: value.__reduce_ex__(4))
+        with suppress(Exception):  # it cannot be pickled
+            reduced = reduce(part)
+    if isinstance(reduced, str):  # the name of a global
+        return [reduced]
+    sent: list[Any] = [*reduced, None]
     fields = sent[2] if isinstance(sent[2], tuple) else (sent[2],)
     public = [{n: v for n, v in f.items() if str(n)[:1] != "_"} if isinstance(f, dict) else f for f in fields]
     return [sent[1], *public, *(list(items) for items in sent[3:5] if items is not None)]
 
 
 def _class_identity(kind: type, depth: int = 0) -> bytes:
-    """Return a text that identifies a class: its source, public values and bases; or its name, if it is a library's."""
+    """Return a text that identifies a class: its source, public values and bases, or only its name in a library."""
     text = _named(kind)
     if _is_library(kind.__module__):
         return text.encode()
-    with suppress(OSError, TypeError, KeyError):  # the last one by tvm, of a module that is gone
+    with suppress(OSError, TypeError, KeyError):  # tvm raises KeyError for a module that is gone
         text = f"{text}\n{normalised(inspect.getsource(kind))}"
     values = [v for n, v in vars(kind).items() if depth < 4 and n[:1] != "_" and not hasattr(type(v), "__get__")]
     return b"\0".join([text.encode(), *(identity(v, depth + 1) for v in (*values, *kind.__bases__))])
 
 
 def lambda_body(code: CodeType) -> str:
-    """Return the body of a lambda as written in its file. Raises `OSError` if there is no source."""
-    found = [p for p in code.co_positions() if None not in p and p[2] != p[3]]
+    """Return the body of a lambda as it stands in its file. Raises `OSError` if there is no source."""
+    positions = [p for p in code.co_positions() if None not in p and p[2] != p[3]]
     lines = [line.encode() for line in linecache.getlines(code.co_filename)]
-    if not found or not lines or code.co_filename == "<string>":  # where Python 3.13 keeps the text of `python -c`
+    if not positions or not lines or code.co_filename == "<string>":  # Python 3.13 keeps the text of `python -c` there
         raise OSError("no source")
-    start = min((p[0] or 0, p[2] or 0) for p in found)
-    end = max((p[1] or 0, p[3] or 0) for p in found)
+    start = min((p[0] or 0, p[2] or 0) for p in positions)
+    end = max((p[1] or 0, p[3] or 0) for p in positions)
     if end[0] > len(lines):
         raise OSError("no source")
     body = lines[start[0] - 1 : end[0]]
@@ -225,7 +225,7 @@ def lambda_body(code: CodeType) -> str:
 
 
 def constraint_text(constraint: Callable[..., Any]) -> str:
-    """Return a constraint as readable text: a lambda's source, or another function's name and place."""
+    """Return a constraint as text for people: a lambda's source, or a function's name, file and line."""
     code = getattr(constraint, "__code__", None)
     name = getattr(constraint, "__name__", type(constraint).__name__)
     if code is None:
@@ -240,7 +240,7 @@ def constraint_text(constraint: Callable[..., Any]) -> str:
 
 
 def _code_text(code: CodeType) -> str:
-    """Return a text that identifies code without source. Its `repr` holds an address."""
+    """Return a text that identifies code without source. A code object's `repr` would hold an address."""
     consts = [_code_text(c) if isinstance(c, CodeType) else _data_identity(c, 0) for c in code.co_consts]
     return repr((code.co_code, code.co_names, code.co_varnames, consts))
 
@@ -258,32 +258,32 @@ def _filled(cell: Any) -> bool:
 def function_of(kernel: Any) -> Any:
     """Return the Python function inside `@tilelang.jit`'s wrapper, or `kernel` itself."""
     inner = getattr(kernel, "func", None)
-    own = getattr(kernel, "orig_func", None)  # a PrimFunc or a macro
+    own = getattr(kernel, "orig_func", None)  # a PrimFunc or a macro has it
     if inspect.isfunction(own) or isinstance(kernel, functools.partial):
         return own or kernel
     return getattr(inner, "orig_func", None) or (inner if inspect.isfunction(inner) else kernel)
 
 
 def signature_of(kernel: Any) -> inspect.Signature:
-    """Return the parameters of `kernel`: those that it declares, or those of its function's signature."""
+    """Return the signature of `kernel`: its `workload_signature` if it declares one, else its function's."""
     own = getattr(kernel, "workload_signature", None)
     return own if isinstance(own, inspect.Signature) else inspect.signature(function_of(kernel))
 
 
 def launch_hints(kernel: Any) -> frozenset[str]:
-    """Return the hints for a launch that are no arguments of `kernel`."""
+    """Return the names of launch hints that `kernel` does not take as arguments."""
     parameters = inspect.signature(function_of(kernel)).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     return frozenset() if takes_any else LAUNCH_HINTS - parameters.keys()
 
 
 def is_compiled(kernel: Any) -> bool:
-    """Tell whether `kernel` is a `tilelang.JITKernel`, in place of the function that makes it."""
+    """Tell whether `kernel` is a compiled `tilelang.JITKernel` and not the function that makes it."""
     return hasattr(type(kernel), "prim_func") and hasattr(type(kernel), "adapter")
 
 
 def is_autotuned(kernel: Any) -> bool:
-    """Tell whether a kernel is under a tuning decorator. Its `workload_for` then returns a problem's workload."""
+    """Tell whether a kernel has a tuning decorator. Its `workload_for` then returns the workload of a problem."""
     return getattr(type(kernel), "is_autotuned", False) is True
 
 
@@ -295,7 +295,7 @@ def parts_of(workload: Workload) -> list[tuple[str, Any]]:
 
 
 def global_names(code: CodeType) -> Iterator[str]:
-    """Return the global names that `code` and its inner functions use, such as the PrimFunc's."""
+    """Yield the global names that `code` and its inner functions, such as the PrimFunc, use."""
     yield from code.co_names
     for const in code.co_consts:
         if isinstance(const, CodeType):
@@ -305,30 +305,30 @@ def global_names(code: CodeType) -> Iterator[str]:
 def annotation_names(function: Any) -> list[str]:
     """Return the global names in the annotations of `function` and of its inner functions, from their source.
 
-    Under ``from __future__ import annotations``, or in quotes, no code object uses them, but tilelang evaluates them. A
-    name that is local to `function` is none of them, even if a script has a variable of that name.
+    Under ``from __future__ import annotations``, or in quotes, no code object uses them, but tilelang evaluates them.
+    Names that are local to `function` do not count, even if a script has a variable of that name.
     """
     try:
         tree = parse_module(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
         return []
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for node in ast.walk(tree):
         annotation = getattr(node, "annotation", None) or getattr(node, "returns", None)
         if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
             with suppress(*_NO_TREE):
                 annotation = parse_expression(annotation.value).body
         if isinstance(annotation, ast.expr):
-            found.update((inner.id, None) for inner in ast.walk(annotation) if isinstance(inner, ast.Name))
+            names.update((inner.id, None) for inner in ast.walk(annotation) if isinstance(inner, ast.Name))
     code = function.__code__
-    return [name for name in found if name not in {*code.co_varnames, *code.co_cellvars, *code.co_freevars}]
+    return [name for name in names if name not in {*code.co_varnames, *code.co_cellvars, *code.co_freevars}]
 
 
 # ---- source texts
 
 
 def normalised(text: str, without_defaults: Collection[str] = ()) -> str:
-    """Return a text that ignores comments, docstrings and formatting.
+    """Return a text that is equal for sources that differ only in comments, docstrings and formatting.
 
     `text`: source of a function or a class, as `inspect` returns it. Text that is not Python is returned unchanged.
     Tuning decorators are removed, because their space is not part of the kernel. Defaults of the function's
@@ -337,7 +337,7 @@ def normalised(text: str, without_defaults: Collection[str] = ()) -> str:
     try:
         [top] = parsed(text).body
         if isinstance(top, ast.FunctionDef | ast.AsyncFunctionDef):
-            top.decorator_list = [one for one in top.decorator_list if not tunes(one)]
+            top.decorator_list = [decorator for decorator in top.decorator_list if not tunes(decorator)]
             if without_defaults:
                 _drop_defaults(top.args, without_defaults)
         return _written(top)
@@ -346,7 +346,7 @@ def normalised(text: str, without_defaults: Collection[str] = ()) -> str:
 
 
 def normalised_expression(text: str) -> str:
-    """Normalise one expression, such as a lambda's body, like `normalised`."""
+    """Normalise an expression, such as a lambda's body, like `normalised`."""
     try:
         return _written(parse_expression(f"({text}\n)").body)
     except _NO_TREE:
@@ -354,23 +354,23 @@ def normalised_expression(text: str) -> str:
 
 
 def parsed(text: str) -> ast.Module:
-    """Return the syntax tree of a piece of a file with any indentation. Raises `SyntaxError`."""
+    """Return the syntax tree of a piece of a file, which may be indented. Raises `SyntaxError`."""
     if not text[:1].isspace():
         return parse_module(text)
-    # textwrap.dedent would change the content of multi-line strings that begin further left.
+    # textwrap.dedent would change multi-line strings whose lines begin further left.
     [block] = parse_module(f"if 1:\n{text}").body
     assert isinstance(block, ast.If)
     return ast.Module(block.body, [])
 
 
 def tunes(decorator: ast.expr) -> bool:
-    """Tell by its name whether a decorator is atune's or another tuner's."""
+    """Tell by its name whether a decorator tunes, be it atune's or another tuner's."""
     called = decorator.func if isinstance(decorator, ast.Call) else decorator
     return ast.unparse(called).rpartition(".")[2] == "autotune"
 
 
 def _drop_defaults(arguments: ast.arguments, names: Collection[str]) -> None:
-    """Remove the defaults of `names`. Map the other defaults to parameter names instead of positions."""
+    """Remove the defaults of `names`, and store the other defaults by parameter name instead of by position."""
     positional = [*arguments.posonlyargs, *arguments.args]
     with_default = positional[len(positional) - len(arguments.defaults) :]
     kept = [(arg.arg, value) for arg, value in zip(with_default, arguments.defaults, strict=True)]
@@ -388,13 +388,13 @@ def _written(node: object) -> str:
         parts = (f"{name}={_written(value)}" for name, value in fields if value is not None and value != [])
         return f"{type(node).__name__}({', '.join(parts)})"
     if isinstance(node, list):
-        nodes = [one for one in node if not _is_text(one)] or [ast.Pass()]
+        nodes = [child for child in node if not _is_text(child)] or [ast.Pass()]
         return f"[{', '.join(map(_written, nodes))}]"
     return repr(node)
 
 
 def _is_text(node: object) -> bool:
-    """Tell whether a node is a bare string, such as a docstring. Python and tilelang ignore it."""
+    """Tell whether a node is a bare string, such as a docstring, which Python and tilelang ignore."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
@@ -404,7 +404,7 @@ def parse_module(text: str) -> ast.Module:
 
 
 def parse_expression(text: str) -> ast.Expression:
-    """Return the syntax tree of one expression. Raises `SyntaxError`."""
+    """Return the syntax tree of an expression. Raises `SyntaxError`."""
     return _tried(lambda: ast.parse(text, mode="eval"))
 
 
@@ -418,14 +418,14 @@ def _tried(parse: Callable[[], T]) -> T:
 
 
 def show(texts: Mapping[str, str]) -> None:
-    """Make inspect and tracebacks use `texts` as contents of the named files. tilelang reads kernels by inspect."""
+    """Make inspect, by which tilelang reads kernels, and tracebacks use `texts` as contents of the named files."""
     for name, text in texts.items():
-        # mtime None marks an entry without a file, which checkcache() keeps.
+        # An mtime of None marks an entry without a file, which checkcache() keeps.
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
 
 
 def keep_texts() -> None:
-    """Have inspect return the texts that it has read so far, also after their files were edited."""
+    """Make inspect return the texts that it has read so far, even after their files are edited."""
     for name, entry in linecache.cache.copy().items():
         if len(entry) == 4:
             linecache.cache[name] = (entry[0], None, entry[2], entry[3])

@@ -1,4 +1,4 @@
-"""Pickles for workers, which keep large tensors and arrays out of the stream, and what cannot be sent.
+"""Pickle values for workers, with large tensors and arrays outside the stream, and explain failures to pickle.
 
 `pack` returns a short stream and views of the large buffers. `write` puts both into a file, and may run in a thread.
 `unpack` maps that file, so that processes share its pages until they write to them.
@@ -29,11 +29,11 @@ from atune.workload.fingerprint import annotation_names, function_of, global_nam
 from atune.workload.workload import Workload
 
 LARGE_BYTES = 1 << 20
-"""Least bytes of a buffer outside the stream."""
+"""Least bytes of a buffer that is kept outside the stream."""
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """A pickled value: the stream and its large buffers, by value or in the file `path`.
+    """A pickled value: the stream and its large buffers, in memory or in the file `path`.
 
     `spans`: offset and size in the file, in bytes, of the stream and of each buffer.
     """
@@ -45,15 +45,15 @@ class Packed(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Size by value, in bytes."""
+        """Size in memory, in bytes."""
         return len(self.stream) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
 
 
 def pack(value: Any, *, annotations: bool = True) -> Packed:
-    """Pickle `value` with its functions and classes. Raises what pickling raises.
+    """Pickle `value` with its functions and classes. Pickling may raise any exception.
 
-    Large tensors and arrays are referenced and not copied. Their contents at the time of writing count. `annotations`:
-    functions bring the globals of their annotations, too.
+    Large tensors and arrays are not copied but referenced, so their contents at the time of writing count.
+    `annotations`: functions bring the globals of their annotations, too.
     """
     buffers: list[Any] = []
 
@@ -82,23 +82,23 @@ def _packer_class() -> Any:
             super().__init__(stream, protocol=5, buffer_callback=stays)
             self._annotations = annotations
 
-        def reducer_override(self, one: Any) -> Any:
-            if isinstance(one, functools._lru_cache_wrapper) or is_autotuned(one):
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, functools._lru_cache_wrapper) or is_autotuned(obj):
                 by_value = {"__main__", *cloudpickle.list_registry_pickle_by_value()}
-                if one.__module__ in by_value or "<locals>" in one.__qualname__:
-                    tuned = is_autotuned(one)
-                    return one.by_value() if tuned else (_remembering, (one.__wrapped__, one.cache_parameters()))
-            reduced = _storages(one) or _tilelangs(one) or _found_by_name(one) or super().reducer_override(one)
-            if not (self._annotations and isinstance(one, FunctionType) and isinstance(reduced, tuple)):
+                if obj.__module__ in by_value or "<locals>" in obj.__qualname__:
+                    tuned = is_autotuned(obj)
+                    return obj.by_value() if tuned else (_lru_cached, (obj.__wrapped__, obj.cache_parameters()))
+            reduced = _storage(obj) or _tilelang_object(obj) or _by_name(obj) or super().reducer_override(obj)
+            if not (self._annotations and isinstance(obj, FunctionType) and isinstance(reduced, tuple)):
                 return reduced
             make, parts, state, *_, fill = reduced
-            return make, parts, (fill, state, _annotation_globals(one)), None, None, _fill_annotated
+            return make, parts, (fill, state, _annotation_globals(obj)), None, None, _fill_annotated
 
     return Packer
 
 
 def _code(code: CodeType) -> tuple[Any, ...]:
-    """Reduce `code` as cloudpickle does, with the name of its file, which cloudpickle leaves out from 3.1.3 on."""
+    """Reduce `code` like cloudpickle, but with the name of its file, which cloudpickle leaves out since 3.1.3."""
     import cloudpickle
 
     make, parts = cloudpickle.Pickler.dispatch_table[CodeType](code)
@@ -110,18 +110,18 @@ def _in_file(name: str, make: Callable[..., CodeType], parts: tuple[Any, ...]) -
 
 
 def _annotation_globals(function: FunctionType) -> dict[str, Any]:
-    """Return the globals that only annotations of a function name, as far as they can be sent.
+    """Return the globals that a function's annotations name, as far as they can be pickled.
 
-    Under ``from __future__ import annotations`` these are strings, which cloudpickle does not parse.
+    Under ``from __future__ import annotations``, annotations are strings, which cloudpickle does not parse.
     """
-    found = {}
+    known = {}
     for name in annotation_names(function):
         value = function.__globals__.get(name)
         if value is not None and not isinstance(value, Workload):
             with suppress(Exception):  # pickling may raise anything
                 pack(value, annotations=False)
-                found[name] = value
-    return found
+                known[name] = value
+    return known
 
 
 def _fill_annotated(function: Any, filled: tuple[Callable[..., None], Any, dict[str, Any]]) -> None:
@@ -132,40 +132,40 @@ def _fill_annotated(function: Any, filled: tuple[Callable[..., None], Any, dict[
         names.update({name: value for name, value in annotated.items() if name not in names})
 
 
-def _remembering(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
-    """Return a function under `functools.lru_cache`, which pickle sends by name alone."""
+def _lru_cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    """Return a function under `functools.lru_cache`, which pickle itself sends only by name."""
     return functools.lru_cache(**parameters)(function)
 
 
-def _found_by_name(one: Any) -> tuple[Any, ...] | None:
-    """Reduce what a worker finds by its name alone; None for other objects.
+def _by_name(obj: Any) -> tuple[Any, ...] | None:
+    """Reduce an object that a worker can look up by its name; None for other objects.
 
-    These are modules of classes of their own, such as torch.backends, torch's operators, and classes of pybind11.
+    These are modules of a class of their own, such as torch.backends, torch's operators, and classes of pybind11.
     """
-    kind, name = type(one), ""
+    kind, name = type(obj), ""
     with suppress(Exception):
-        if isinstance(one, ModuleType) and kind is not ModuleType:
-            name = one.__name__
+        if isinstance(obj, ModuleType) and kind is not ModuleType:
+            name = obj.__name__
         elif kind.__module__ == "torch._ops":
-            name = f"torch.ops.{one}"
-        elif kind.__name__ == "pybind11_type":  # its own name may be another than where it stands
-            name = next(f"{one.__module__}.{n}" for n, v in vars(sys.modules[one.__module__]).items() if v is one)
-        if name and pkgutil.resolve_name(name) is one:
+            name = f"torch.ops.{obj}"
+        elif kind.__name__ == "pybind11_type":  # its module may hold it under another name
+            name = next(f"{obj.__module__}.{n}" for n, v in vars(sys.modules[obj.__module__]).items() if v is obj)
+        if name and pkgutil.resolve_name(name) is obj:
             return pkgutil.resolve_name, (name,)
     return None
 
 
-def _storages(one: Any) -> tuple[Any, ...] | None:
+def _storage(obj: Any) -> tuple[Any, ...] | None:
     """Reduce the memory of a tensor on the CPU, which several tensors may share; None for other objects.
 
-    torch itself sends a small one, unless its dtype is new, such as a float8: then it is untyped, and torch fails.
+    torch itself pickles small typed storages. It fails for untyped storages, which new dtypes such as float8 have.
     """
-    typed = type(one).__name__ == "TypedStorage"
-    untyped = one._untyped_storage if typed else one
+    typed = type(obj).__name__ == "TypedStorage"
+    untyped = obj._untyped_storage if typed else obj
     if type(untyped).__name__ != "UntypedStorage" or untyped.device.type != "cpu":
         return None
     if typed:
-        return (_typed, (untyped, one.dtype)) if untyped.nbytes() >= LARGE_BYTES else None
+        return (_typed, (untyped, obj.dtype)) if untyped.nbytes() >= LARGE_BYTES else None
     torch: Any = sys.modules["torch"]
     return _untyped, (pickle.PickleBuffer(torch.empty(0, dtype=torch.uint8, device="cpu").set_(untyped).numpy()),)
 
@@ -176,7 +176,7 @@ def _typed(storage: Any, dtype: Any) -> Any:
 
 
 def _untyped(memory: Any) -> Any:
-    """Return a storage of bytes: torch makes tensors of new dtypes from a typed one."""
+    """Return a typed storage of bytes, from which torch makes tensors of new dtypes."""
     torch = importlib.import_module("torch")
     storage = torch.UntypedStorage(0, device="cpu")
     if len(memory):
@@ -184,28 +184,28 @@ def _untyped(memory: Any) -> Any:
     return torch.storage.TypedStorage(wrap_storage=storage, dtype=torch.uint8, _internal=True)
 
 
-def _tilelangs(one: Any) -> tuple[Any, ...] | None:
-    """Reduce a kernel of tilelang to what made it, because what it compiled cannot be sent; None for other objects."""
-    if is_compiled(one):
+def _tilelang_object(obj: Any) -> tuple[Any, ...] | None:
+    """Reduce an object of tilelang to its inputs, because compiled code cannot be pickled; None for other objects."""
+    if is_compiled(obj):
         names = ("target", "target_host", "execution_backend", "verbose", "pass_configs", "compile_flags")
-        options = {name: getattr(one, name) for name in names}
-        tuned = {name: getattr(one, name) for name in ("latency", "config", "ref_latency")}
+        options = {name: getattr(obj, name) for name in names}
+        tuned = {name: getattr(obj, name) for name in ("latency", "config", "ref_latency")}
         again = importlib.import_module("atune.stages.jit_kernel").compiled_again
-        return again, (one.prim_func, one.out_idx, getattr(one, "roles", None), options, tuned)
-    kind = type(one)
-    if str(kind.__module__).startswith("tilelang.") and hasattr(kind, "__post_init__"):  # it makes the caches
-        fields = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
+        return again, (obj.prim_func, obj.out_idx, getattr(obj, "roles", None), options, tuned)
+    kind = type(obj)
+    if str(kind.__module__).startswith("tilelang.") and hasattr(kind, "__post_init__"):  # it creates the caches
+        fields = {field.name: getattr(obj, field.name) for field in dataclasses.fields(obj)}
         return copyreg.__newobj__, (kind,), fields, None, None, _fill  # type: ignore[attr-defined]
     return None
 
 
-def _fill(one: Any, fields: dict[str, Any]) -> None:
-    vars(one).update(fields)
-    one.__post_init__()
+def _fill(obj: Any, fields: dict[str, Any]) -> None:
+    vars(obj).update(fields)
+    obj.__post_init__()
 
 
 def unpack(packed: Packed) -> Any:
-    """Return the packed value. It is as writable as the original, and no other process sees the writes."""
+    """Return the packed value. It is writable like the original, and no other process sees its changes."""
     if packed.path:
         with open(packed.path, "rb") as file:
             whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
@@ -215,7 +215,7 @@ def unpack(packed: Packed) -> Any:
 
 
 def write(packed: Packed, path: str) -> Packed:
-    """Write a packed value into the new file `path`, and return the value as that file. Raises `OSError`."""
+    """Write a packed value into the new file `path`, and return the value that refers to it. Raises `OSError`."""
     spans: list[tuple[int, int]] = []
     with open(path, "xb") as file:
         for part in (packed.stream, *packed.buffers):
@@ -229,8 +229,8 @@ def write(packed: Packed, path: str) -> Packed:
 class LazyCallback:
     """A callback that a worker unpickles at its first call. `func` is the original, in the caller's process only.
 
-    Workers get a workload by value. Only device workers unpickle parts such as the reference. A CUDA tensor in a
-    callback's closure must not make a CUDA context in every compile worker.
+    Every worker gets the whole workload, but only device workers call parts such as the reference. A CUDA tensor in a
+    callback's closure must not create a CUDA context in every compile worker.
     """
 
     func: Callable[..., Any]
@@ -245,7 +245,7 @@ class LazyCallback:
         return self._function(*values, **named)
 
     def cache_identity(self) -> bytes:
-        """Return what it counts as in the workload's fingerprint."""
+        """Return the callback's part in the workload's fingerprint."""
         return identity(self.func) if self._sent is None else self._sent[0]
 
     @functools.cached_property
@@ -258,16 +258,16 @@ class LazyCallback:
             sent = self.cache_identity(), packed.stream, tuple(buffer.obj for buffer in packed.buffers)
         else:
             sent = self._sent
-        *known, buffers = sent
-        return _unopened, (self.__signature__, self.__name__, *known, tuple(map(pickle.PickleBuffer, buffers)))
+        *parts, buffers = sent
+        return _unopened, (self.__signature__, self.__name__, *parts, tuple(map(pickle.PickleBuffer, buffers)))
 
 
 def _unopened(signature: inspect.Signature, name: str, identity: bytes, stream: bytes, buffers: Any) -> LazyCallback:
-    """Return a lazy callback as a worker has it: without `func`."""
-    one = LazyCallback.__new__(LazyCallback)
-    one.__signature__, one.__name__ = signature, name
-    one._sent = identity, stream, tuple(buffers)
-    return one
+    """Return a worker's lazy callback, which has no `func`."""
+    callback = LazyCallback.__new__(LazyCallback)
+    callback.__signature__, callback.__name__ = signature, name
+    callback._sent = identity, stream, tuple(buffers)
+    return callback
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
@@ -277,11 +277,11 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
         return inspect.Signature([inspect.Parameter("values", inspect.Parameter.VAR_POSITIONAL)])
 
 
-# ---- what cannot be sent
+# ---- objects that cannot be pickled
 
 
 def can_be_sent(part: Any) -> bool:
-    """Tell whether `part` can be sent to other processes. A closure over a lock, for example, cannot."""
+    """Tell whether `part` can be sent to other processes. For example, a closure over a lock cannot."""
     try:
         pack(part)
     except Exception:  # pickling may raise anything
@@ -290,31 +290,31 @@ def can_be_sent(part: Any) -> bool:
 
 
 def refusal(parts: Iterable[tuple[str, Any]], error: Exception) -> str:
-    """Return which object in `parts` cannot be sent, where it is held, and what to do. `error`: what pickling raised.
+    """Explain the `error` of pickling: name the object in `parts` that cannot be sent, its holders, and a remedy.
 
     For example ``kernel → op → lock cannot be sent to the workers (…)``.
     """
     way, held, passed = [], dict(parts), set[int]()
-    while found := next(((n, one) for n, one in held.items() if id(one) not in passed and not can_be_sent(one)), None):
-        way.append(found[0])
-        passed.add(id(found[1]))
-        held = _held(found[1])
+    while culprit := next(((n, v) for n, v in held.items() if id(v) not in passed and not can_be_sent(v)), None):
+        way.append(culprit[0])
+        passed.add(id(culprit[1]))
+        held = _held(culprit[1])
     return (
         f"{' → '.join(way) or 'it'} cannot be sent to the workers ({message_of(error)}). Make it inside the function "
-        "that uses it: locks, files, CUDA streams and the like belong to one process"
+        "that uses it, because locks, files, CUDA streams and the like belong to a single process"
     )
 
 
-def _held(one: Any) -> dict[str, Any]:
-    """Return what a function uses of its surroundings, or what a container or another object holds, by name."""
-    if inspect.isfunction(one := function_of(one)):
-        with suppress(ValueError):  # a variable that is not set yet
-            used = {n: one.__globals__[n] for n in global_names(one.__code__) if n in one.__globals__}
-            return {**inspect.getclosurevars(one).nonlocals, **used, **vars(one)}
-    if isinstance(one, functools.partial):
-        return {"func": one.func, **one.keywords, "args": one.args}
-    if isinstance(one, MethodType):
-        return {"self": one.__self__}
-    if isinstance(one, list | tuple | set | frozenset):
-        return {f"[{place}]": value for place, value in enumerate(one)}
-    return {str(n): value for n, value in (one if isinstance(one, Mapping) else getattr(one, "__dict__", {})).items()}
+def _held(obj: Any) -> dict[str, Any]:
+    """Return the variables that a function uses from outside, or the values that an object holds, by name."""
+    if inspect.isfunction(obj := function_of(obj)):
+        with suppress(ValueError):  # a variable of the closure is not set yet
+            used = {n: obj.__globals__[n] for n in global_names(obj.__code__) if n in obj.__globals__}
+            return {**inspect.getclosurevars(obj).nonlocals, **used, **vars(obj)}
+    if isinstance(obj, functools.partial):
+        return {"func": obj.func, **obj.keywords, "args": obj.args}
+    if isinstance(obj, MethodType):
+        return {"self": obj.__self__}
+    if isinstance(obj, list | tuple | set | frozenset):
+        return {f"[{place}]": value for place, value in enumerate(obj)}
+    return {str(n): value for n, value in (obj if isinstance(obj, Mapping) else getattr(obj, "__dict__", {})).items()}

@@ -1,6 +1,6 @@
-"""Transport of a workload to the workers: as file and name, or as pickled functions with their source text.
+"""Send a workload to the workers: as file and name, or as pickled functions with their source text.
 
-tilelang reads the source of every kernel, even of one typed into a notebook.
+The source text must come along, because tilelang reads the source of every kernel, even of a notebook's.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from atune.workload.workload import Workload, tuned_by_calls
 
 
 class FileRef(msgspec.Struct, frozen=True, tag="file"):
-    """A workload by file and name. Loading it runs the file."""
+    """A reference to a workload by file and name. Loading it runs the file."""
 
     path: str
     name: str
-    """Empty for the file's only workload, or its WORKLOAD."""
+    """The workload's name; empty for the file's only workload, or its WORKLOAD."""
     typed: str = ""
     """The command and the file as the user typed them, for messages."""
     arguments: dict[str, Any] = {}
     """Arguments of the problem that replace the file's own; see `Workload.at`."""
     torch: dict[str, Any] = {}
-    """The program's `torch_state`, or that of the run that is resumed."""
+    """The `torch_state` of the program, or of the run that is resumed."""
 
     @property
     def origin(self) -> str:
@@ -52,7 +52,7 @@ class FileRef(msgspec.Struct, frozen=True, tag="file"):
 
 
 class PickleRef(msgspec.Struct, frozen=True, tag="pickle"):
-    """A workload by value. It passes only between a program and its own workers, and never enters a journal."""
+    """A workload by value. A program sends it only to its own workers, and never writes it into a journal."""
 
     packed: Packed
     sources: dict[str, str]
@@ -60,9 +60,9 @@ class PickleRef(msgspec.Struct, frozen=True, tag="pickle"):
     sys_path: tuple[str, ...]
     torch: dict[str, Any] = {}
     script: str = ""
-    """The program's own file, of which parts that are sent by value say that they come from it."""
+    """The program's own file, to which parts that are sent by value belong."""
     loaded_as: str = ""
-    """The program's own fingerprint of the workload, if a worker's must equal it."""
+    """The program's own fingerprint of the workload, if a worker's must equal it; else empty."""
 
 
 WorkloadRef = FileRef | PickleRef
@@ -71,8 +71,8 @@ WorkloadRef = FileRef | PickleRef
 def parse_file_ref(text: str, command: str = "") -> FileRef:
     """Parse ``FILE.py:NAME`` or ``package.module:NAME``, or either without a name for a file's only workload.
 
-    Raises `WorkloadError` for a missing file. `command`: the command that takes it, for the message about a file with
-    several.
+    Raises `WorkloadError` for a missing file. `command`: the command that gets the text, for the message about a file
+    with several workloads.
     """
     path, colon, name = text.rpartition(":")
     if not colon or text.endswith(".py"):
@@ -88,16 +88,16 @@ def parse_file_ref(text: str, command: str = "") -> FileRef:
 
 
 def _file_of_module(name: str) -> str:
-    """Return the file of a module, looked for in the working folder and on `sys.path`; empty if there is none."""
+    """Search the working folder and `sys.path` for the file of a module, and return its path; empty if it has none."""
     for folder in (working_folder(), *sys.path) if name.replace(".", "").isidentifier() else ():
         module = Path(folder, *name.split("."))
-        if found := [file for file in (module / "__init__.py", module.with_suffix(".py")) if file.is_file()]:
-            return str(found[0])
+        if files := [file for file in (module / "__init__.py", module.with_suffix(".py")) if file.is_file()]:
+            return str(files[0])
     return ""
 
 
 def edited_since(origin: str, when: float) -> str:
-    """Return the file of an `origin`, ``FILE.py:NAME``, if it was written after `when`; else an empty text."""
+    """Return the file of an `origin`, ``FILE.py:NAME``, if it was edited after `when`; else an empty text."""
     file = origin.rpartition(":")[0]
     return file if os.path.isfile(file) and os.path.getmtime(file) > when else ""
 
@@ -110,22 +110,22 @@ _RELATIVE = (
 
 
 def _hint(path: str, error: BaseException) -> str:
-    """Return what to do about an import in the file `path` that failed with `error`; empty if nobody knows."""
+    """Return advice on an import in the file `path` that failed with `error`; empty if there is none."""
     if "relative import" in message_of(error):
         return _RELATIVE
     top = str(getattr(error, "name", None)).partition(".")[0]
-    above = next((one for one in Path(path).parents if (one / top).is_dir() or (one / f"{top}.py").is_file()), None)
+    above = next((p for p in Path(path).parents if (p / top).is_dir() or (p / f"{top}.py").is_file()), None)
     missing = isinstance(error, ModuleNotFoundError) and above is not None and top not in sys.modules
     return f"; it is in {above}: set PYTHONPATH={shlex.quote(str(above))}" if missing else ""
 
 
 _one_at_a_time = threading.Lock()
-"""cloudpickle's list of modules to pickle by value is one setting of the whole process."""
+"""Held while cloudpickle's list of modules to pickle by value is changed, because the whole process shares the list."""
 
 
 @contextmanager
 def _by_value(functions: Iterable[Any]) -> Generator[None, None, None]:
-    """Have cloudpickle send by value, inside the block, what `functions` need of modules that no worker can import."""
+    """Make cloudpickle send the modules of `functions` by value inside the block, if workers cannot import them."""
     import cloudpickle
 
     named = (getattr(function, "__module__", None) or "" for function in functions)
@@ -141,12 +141,12 @@ def _by_value(functions: Iterable[Any]) -> Generator[None, None, None]:
 
 
 def ship(workload: Workload) -> PickleRef:
-    """Pack `workload` for the workers. Raises `WorkloadError`, naming the culprit, if pickling fails.
+    """Pack `workload` for the workers. Raises `WorkloadError`, which names the culprit, if pickling fails.
 
-    Large tensors, arrays and byte strings are referenced. Their contents at the time of sending count.
+    Large tensors, arrays and byte strings are referenced, so their contents at the time of sending count.
     """
     parts, shipped = [part for _, part in parts_of(workload)], copy.copy(workload)
-    shipped.amounts, shipped._first = {}, None  # functions whose results it has
+    shipped.amounts, shipped._first = {}, None  # workers need only the results of these functions
     vars(shipped).pop("_points", None)
     if workload.source is not None and not os.path.exists(name := function_of(workload.kernel).__code__.co_filename):
         show({name: workload.source})
@@ -167,7 +167,7 @@ def ship(workload: Workload) -> PickleRef:
 
 
 def load(ref: WorkloadRef) -> Workload:
-    """Return the workload that `ref` names. Runs its file or unpickles it. Raises `WorkloadError`."""
+    """Run the file of `ref`, or unpickle it, and return the workload. Raises `WorkloadError`."""
     if isinstance(ref, PickleRef):
         for entry in ref.sys_path:
             if entry not in sys.path:
@@ -177,18 +177,18 @@ def load(ref: WorkloadRef) -> Workload:
         workload = unpack(ref.packed)
         take_state(ref.torch)
     else:
-        take_state(ref.torch)  # the file may set more
+        take_state(ref.torch)  # before the file runs, which may change the settings
         module = _run_file((ref := chosen(ref)).path)
         if not hasattr(module, ref.name):
             there = _workloads_of(module)
-            hint = f"it has {', '.join(there)}{meant(ref.name, there)}" if there else "it has no Workload at all"
+            hint = f"it has {', '.join(there)}{meant(ref.name, there)}" if there else "it has no workloads"
             raise NoSuchWorkload(f"{ref.origin}: the file has no {ref.name!r}; {hint}")
         workload = getattr(module, ref.name)
         if is_autotuned(workload):
             try:
                 workload = workload.workload_for(ref.arguments)
             except TypeError as error:
-                raise NoSuchWorkload(f"{ref.origin}: {error}; --arg NAME=VALUE gives an argument") from error
+                raise NoSuchWorkload(f"{ref.origin}: {error}; pass it with --arg NAME=VALUE") from error
         elif not isinstance(workload, Workload):
             why = tuned_by_calls(workload) or f"is {type_of(workload)} and must be an atune.Workload"
             raise NoSuchWorkload(f"{ref.origin} {why}")
@@ -199,11 +199,10 @@ def load(ref: WorkloadRef) -> Workload:
 
 
 def chosen(ref: FileRef) -> FileRef:
-    """Return `ref` with a name: where it has none, that of its file's only workload, or WORKLOAD.
+    """Return `ref` with a name. If it has none, run its file and take the only workload, or WORKLOAD.
 
-    Without a workload, the only decorated kernel is meant.
-
-    Runs the file. Raises `WorkloadError`, with what to type, if it has several or none.
+    In a file without workloads, take the only decorated kernel. Raises `WorkloadError` if the file has several
+    workloads or none, with the commands to choose from.
     """
     if ref.name:
         return ref
@@ -217,15 +216,15 @@ def chosen(ref: FileRef) -> FileRef:
 
 
 PREFERRED = "WORKLOAD"
-"""The name of a file's workload that is meant where it has others, too."""
+"""Name of the workload to take from a file with several, if the user names none."""
 
 
 def _workloads_of(module: ModuleType) -> list[str]:
-    """Return the names of a module's workloads, or else of its decorated kernels, in its order, each once."""
+    """Return the names of a module's workloads, or else of its decorated kernels, in order, each object once."""
     names = list(reversed(vars(module).items()))
-    found = {id(value): name for name, value in names if isinstance(value, Workload)}
-    found = found or {id(value): name for name, value in names if is_autotuned(value)}
-    return list(reversed(found.values()))
+    by_id = {id(value): name for name, value in names if isinstance(value, Workload)}
+    by_id = by_id or {id(value): name for name, value in names if is_autotuned(value)}
+    return list(reversed(by_id.values()))
 
 
 def _comes_by_name(part: Any) -> bool:
@@ -234,29 +233,29 @@ def _comes_by_name(part: Any) -> bool:
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     if module is None or not isinstance(function, FunctionType) or not _importable(module):
         return False
-    with suppress(AttributeError):  # the function itself, and not a decorator's replacement
+    with suppress(AttributeError):  # the module has the function itself, and not a decorator's replacement
         if attrgetter(function.__qualname__)(module) is function:
             return True
     return getattr(module, function.__name__, None) is part
 
 
 def _importable(module: ModuleType) -> bool:
-    """Tell whether a worker can import the module by name. A module loaded from a path alone cannot be imported."""
+    """Tell whether a worker can import the module by name. It cannot if the module was loaded from a path."""
     if module.__name__ == "__main__":
         return False
     top = sys.modules.get(module.__name__.partition(".")[0], module)
-    try:  # importlib.util.find_spec would trust loaded modules
-        found = next((s for f in sys.meta_path if (s := f.find_spec(top.__name__, None)) is not None), None)
+    try:  # not importlib.util.find_spec, which trusts loaded modules
+        spec = next((s for f in sys.meta_path if (s := f.find_spec(top.__name__, None)) is not None), None)
     except (ImportError, ValueError):
         return False
     file = getattr(top, "__file__", None)
-    if found is None or file is None or found.origin is None:
-        return found is not None
-    return bool(os.path.realpath(file) == os.path.realpath(found.origin))
+    if spec is None or file is None or spec.origin is None:
+        return spec is not None
+    return bool(os.path.realpath(file) == os.path.realpath(spec.origin))
 
 
 class _Kept(io.StringIO):
-    """Keeps a copy of what a file writes on stderr while it is loaded."""
+    """Passes stderr on while a file is loaded, and keeps a copy."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -268,7 +267,7 @@ class _Kept(io.StringIO):
 
 
 def _run_file(path: str) -> ModuleType:
-    """Run a file as the module that it is in its package, or else alone. Raises `WorkloadError`."""
+    """Run a file as a module of its package, or alone if it is in none. Raises `WorkloadError`."""
     name = f"{ALONE}{hashlib.sha256(path.encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -279,9 +278,9 @@ def _run_file(path: str) -> ModuleType:
         top = top.parent
     if str(top) not in sys.path:
         sys.path.insert(0, str(top))
-    if str(folder) not in sys.path:  # for imports as in a script
+    if str(folder) not in sys.path:  # a script can import from its folder
         sys.path.append(str(folder))
-    argv, sys.argv = sys.argv, [path]  # as a script has it
+    argv, sys.argv = sys.argv, [path]  # a script has this argv
     try:
         with redirect_stderr(kept := _Kept()):
             return _run_member(path, ".".join(package), name)
@@ -297,10 +296,10 @@ def _run_file(path: str) -> ModuleType:
 
 
 def _run_member(path: str, package: str, alone: str) -> ModuleType:
-    """Run a file as a module of `package`, under its full name; without one under the name `alone`."""
+    """Run a file as a module of `package`, under its full name, or without a package under the name `alone`."""
     name, stem = alone, Path(path).stem
     places = getattr(importlib.import_module(package), "__path__", ()) if package else ()
-    if os.path.realpath(os.path.dirname(path)) in map(os.path.realpath, places):  # it is no namesake
+    if os.path.realpath(os.path.dirname(path)) in map(os.path.realpath, places):  # and not another package of that name
         name = package if stem == "__init__" else f"{package}.{stem if stem.isidentifier() else alone}"
         if name in sys.modules:
             return sys.modules[name]
@@ -310,7 +309,7 @@ def _run_member(path: str, package: str, alone: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # for pickle and inspect
     try:
-        # Read once, so that inspect shows the text that runs, and without Python's compiled file of an older text.
+        # Read the text once, so that inspect shows the text that runs, and no compiled file of an older text is used.
         text = Path(path).read_bytes()
         code = compile(text, path, "exec", dont_inherit=True)
         show({path: importlib.util.decode_source(text)})

@@ -1,4 +1,4 @@
-"""Where in the user's own files something was raised: read off an exception, or off a traceback's text."""
+"""Find the line of the user's own code that raised, in an exception or in the text of a traceback."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ FOREIGN_PATHS = re.compile(
 """Paths of code that is not the user's own."""
 _FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
 _STACK_FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$')
-"""A line of the stack that Python writes when a signal ends it: innermost first, and without the source."""
+"""A line of the stack that Python writes when a signal kills it. Innermost lines come first, without source."""
 REWRITTEN = "/tilelang/language/"
-"""Folder whose functions call kernels that tilelang has rewritten."""
+"""Folder of the functions that call kernels rewritten by tilelang."""
 EVALUATED = "<string>"
-"""File of text that Python evaluates."""
+"""File name of code from a string that Python evaluates."""
 DETAIL_FRAMES = 6
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A line of a source file. `source`: the line, stripped; `caret`: marks below its columns, empty where none are."""
+    """A line of a source file. `source`: the line, stripped. `caret`: the marks below its columns, or empty."""
 
     file: str
     line: int
@@ -42,21 +42,21 @@ class Place(msgspec.Struct, frozen=True):
     caret: str = ""
 
     def lines(self) -> list[str]:
-        """Return the place as Python shows it."""
+        """Return the place as lines of a Python traceback."""
         function = f", in {self.function}" if self.function else ""
         below = [f"  {text}" for text in (self.source, self.caret) if text]
         return [f'File "{self.file}", line {self.line}{function}', *below]
 
 
 def is_users(file: str) -> bool:
-    """Tell whether `file`, as a traceback names it, is neither a library's, nor Python's, nor atune's."""
+    """Tell whether a traceback's `file` is the user's: not of a library, of Python or of atune."""
     return (file.endswith(".py") or file.startswith("<")) and FOREIGN_PATHS.search(file) is None
 
 
 def place_in(text: str) -> Place | None:
-    """Return the innermost place of the user's own code that a traceback's `text`, or else a stack of Python, names.
+    """Return the innermost place of the user's own code in a traceback's `text`, or else in a stack that Python wrote.
 
-    None where it names none.
+    None if it has no such place.
     """
     lines = text.splitlines()
     frames = [_FRAME.match(line) for line in lines]
@@ -74,21 +74,21 @@ def place_in(text: str) -> Place | None:
 
 
 def _innermost(files: Sequence[str | None]) -> int | None:
-    """Return the place in `files`, outermost first, of the last of the user's own; None where there is none.
+    """Return the index of the user's innermost file in `files`, which begin with the outermost; None without one.
 
-    Text that Python evaluates, such as an annotation, counts only where nothing else is the user's.
+    Text that Python evaluates, such as an annotation, counts only if no other file is the user's.
     """
     users = [i for i, file in enumerate(files) if file is not None and is_users(file)]
     return max([i for i in users if files[i] != EVALUATED] or users, default=None)
 
 
 def place_of(error: BaseException) -> Place | None:
-    """Return the innermost place of the user's own code in `error`'s traceback, or None. Cannot fail."""
+    """Return the innermost place of the user's own code in `error`'s traceback, or None. Never raises."""
     return place_in(detail_of(error))
 
 
 def _place_of(error: BaseException) -> tuple[Place | None, str]:
-    """Return the innermost place of the user's own code, and how Python's traceback shows it."""
+    """Return the innermost place of the user's own code, and its text in Python's traceback."""
     steps, step = list[TracebackType](), error.__traceback__
     while step is not None:
         steps.append(step)
@@ -108,7 +108,7 @@ def _place_of(error: BaseException) -> tuple[Place | None, str]:
         elif place.caret:
             code = steps[number].tb_frame.f_code
             first = linecache.getline(code.co_filename, code.co_firstlineno)
-            indent = first[: len(first) - len(first.lstrip())]  # tilelang counts columns from there
+            indent = first[: len(first) - len(first.lstrip())]  # tilelang counts columns from the indent
             place = msgspec.structs.replace(place, caret=indent + place.caret)
     return place, shown
 
@@ -116,17 +116,17 @@ def _place_of(error: BaseException) -> tuple[Place | None, str]:
 def _line(step: TracebackType) -> int:
     """Return the line of a traceback's step in a function that tilelang has rewritten.
 
-    It gives calls in the head of a loop the line 1, and what it adds around a statement that of the whole function. The
-    line before, in the order of the code, is right then.
+    tilelang gives line 1 to calls in the head of a loop, and the function's first line to code that it adds around a
+    statement. The right line is then the line of the code before.
     """
     code, line = step.tb_frame.f_code, step.tb_lineno
-    before = [one for one, *_ in itertools.islice(code.co_positions(), step.tb_lasti // 2)]
+    before = [number for number, *_ in itertools.islice(code.co_positions(), step.tb_lasti // 2)]
     first = code.co_firstlineno
-    return line if line > first else next((one for one in reversed(before) if one and one > first), first)
+    return line if line > first else next((number for number in reversed(before) if number and number > first), first)
 
 
 def detail_of(error: BaseException) -> str:
-    """Return the end of the traceback, in which the innermost place of the user's own code is right. Cannot fail."""
+    """Return the end of the traceback, with the innermost place of the user's own code corrected. Never raises."""
     text = traceback_of(error, limit=-DETAIL_FRAMES)[-DETAIL_CHARACTERS:]
     try:
         place, shown = _place_of(error)
@@ -139,15 +139,15 @@ def detail_of(error: BaseException) -> str:
 
 
 def located(message: str, error: BaseException) -> str:
-    """Return `message`, and below it the place in the user's own code that raised `error`, where that is known."""
+    """Return `message`, and below it the place in the user's own code that raised `error`, if that is known."""
     place = place_of(error)
     return message if place is None else "\n".join([message, *(f"  {line}" for line in place.lines())])
 
 
 def ask(what: str, question: Callable[[], T], hint: str = "") -> T:
-    """Return the answer to `question`, which calls a function of a workload: `what`, in messages.
+    """Return the result of `question`, which calls a function of a workload. `what`: its name in messages.
 
-    Raises `WorkloadError` for whatever it raises, with its place. Without one the call itself fails: then with `hint`.
+    Raises `WorkloadError` if it raises, with the place in the user's code, or with `hint` if the call itself failed.
     """
 
     def raised(error: BaseException) -> WorkloadError:

@@ -1,4 +1,4 @@
-"""Settings of torch that change what it computes: workers take the program's, so that a reference computes alike."""
+"""Settings of torch that change results. Workers copy the program's, so that references compute the same."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from typing import Any
 
 TORCH_DEFAULTS: dict[str, tuple[Any, ...]] = {
     "default_dtype": ("float32",),
-    "float32_matmul_precision": ("highest", *(f"backends.{one}.matmul.fp32_precision" for one in ("cuda", "mkldnn"))),
+    "float32_matmul_precision": ("highest", *(f"backends.{name}.matmul.fp32_precision" for name in ("cuda", "mkldnn"))),
     "deterministic_debug_mode": (0,),
     "backends.cudnn.allow_tf32": (True, "backends.cudnn.conv.fp32_precision"),
 }
-"""Each setting with torch's default, and the flags that it stands for. Once a program has set one of these flags by
-itself, torch refuses to tell the setting as a whole; the flags are read in its place."""
+"""Each setting with torch's default and the flags that it stands for. Once a program has set such a flag by itself,
+torch refuses to report the whole setting, so the flags are read instead."""
 
 
 def torch_state() -> dict[str, Any]:
-    """Return the settings that are not torch's defaults, as plain data; none if the program has not imported torch."""
-    torch, found = sys.modules.get("torch"), dict[str, Any]()
+    """Return the settings that are not torch's defaults, as plain data; empty if the program has not imported torch."""
+    torch, state = sys.modules.get("torch"), dict[str, Any]()
     for name, (usual, *flags) in TORCH_DEFAULTS.items():
         try:
             value = attrgetter(name)(torch) if "." in name else getattr(torch, f"get_{name}")()
             plain = value if isinstance(value, int) else str(value).removeprefix("torch.")
             if plain != usual:
-                found[name] = plain
+                state[name] = plain
         except Exception:
-            with suppress(AttributeError):  # torch is not there, or older
-                found |= {flag: attrgetter(flag)(torch) for flag in flags}
-    return found
+            with suppress(AttributeError):  # torch is not imported, or older
+                state |= {flag: attrgetter(flag)(torch) for flag in flags}
+    return state
 
 
 def take_state(state: dict[str, Any]) -> None:
-    """Apply the settings in `state` to a torch that has its defaults."""
+    """Apply the settings in `state` to torch, which must have its defaults."""
     for name in (name for whole, (_, *flags) in TORCH_DEFAULTS.items() for name in (whole, *flags) if name in state):
         torch, (holder, _, flag) = importlib.import_module("torch"), name.rpartition(".")
-        with suppress(Exception):  # an older torch, or a strange journal: the run's description tells
+        with suppress(Exception):  # torch is older, or a stranger's journal is wrong: the run's description shows it
             take = partial(setattr, attrgetter(holder)(torch), flag) if holder else getattr(torch, f"set_{name}")
             take(getattr(torch, state[name]) if name == "default_dtype" else state[name])

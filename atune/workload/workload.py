@@ -1,6 +1,6 @@
-"""The work to tune, a kernel with its space, problem, inputs and reference; and its description.
+"""Workloads, a kernel with its space, problem, inputs and reference, and their description for the engine.
 
-The description has the candidates: all of the space in order, or a draw from a large one.
+The description lists the candidates: all points of the space in order, or a draw from a large space.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ from atune.workload.torch_state import torch_state
 from atune.workload.workload_options import WorkloadOptions, amount
 
 ENOUGH_LOOKS, ENOUGH_FOUND = 500_000, 1_000
-"""After this many looks no more is drawn if so many candidates were found."""
+"""Drawing ends after this many points if at least so many of them are candidates."""
 MOST_LOOKS = 5_000_000
-"""Looks at drawn points after which no more is drawn, however few were found."""
+"""Drawing ends after this many points, however few of them are candidates."""
 
 
 @documents(WorkloadOptions)
 class Workload:
-    """A kernel to tune.
+    """A kernel to tune, such as ``Workload(scale, Space(block=[64, 128]), arguments={"N": 4096}, reference=double)``.
 
     Raises `WorkloadError` or `SpaceError` for arguments that cannot work, such as an axis that the kernel does not
     take. Raises `UsageError`, which is a TypeError too, for an unknown option.
@@ -73,12 +73,12 @@ class Workload:
         A function that returns a TileLang PrimFunc, plain or under `@tilelang.jit`. Its parameters are the problem's
         arguments and the configuration.
     space
-        `Space`, or what `Space(...)` takes as its first argument.
+        A `Space`, or the first argument of `Space(...)`.
     {options}
     """
 
     _first: Workload | None = None
-    """The workload that this one is `at` another problem."""
+    """The workload from which `at` made this workload for another problem."""
 
     def __init__(self, kernel: Callable[..., Any], space: Space | Any, **options: Unpack[WorkloadOptions]) -> None:
         refuse_unknown("Workload", options, ["space", *WorkloadOptions.__annotations__])
@@ -98,22 +98,22 @@ class Workload:
         checked("Workload", {"flops": self.flops, "bytes": self.bytes}, WorkloadOptions, WorkloadError)
         self.kernel = kernel
         frame, _ = calling()
-        self._made_at = f'\n  File "{frame.f_code.co_filename}", line {frame.f_lineno}'  # no part of its identity
+        self._made_at = f'\n  File "{frame.f_code.co_filename}", line {frame.f_lineno}'  # the fingerprint ignores it
         self.space = space if isinstance(space, Space) else Space(space)
         self.name: str = given["name"] or str(getattr(function_of(kernel), "__name__", "kernel"))
         self.arguments = self._plain(problem)
         self.kernel_arguments = {str(name): as_written(value) for name, value in problem.items()}
-        """The arguments as they were written, which the kernel gets. `arguments` has their plain form."""
+        """The arguments as they were written, for the kernel. `arguments` has them as plain data."""
         self.key: Any = None
-        """Key of the result in the cache, as data; None: the problem."""
+        """Key of the result in the cache, as data. If it is None, the problem is the key."""
         self.inputs, self.reference = given["inputs"], given["reference"]
         self.check, self.setup = given["check"], given["setup"]
         self.out_idx = outputs_named(kernel, given["out_idx"])
-        """The outputs that the caller or `@tilelang.jit` names; None where neither does."""
+        """Positions of the outputs, from the caller or from `@tilelang.jit`; None if neither gives them."""
         self.kernels_out_idx = given["out_idx"] is None
         """Whether `out_idx` is the kernel's own. After a call, tilelang counts it from the front."""
         self.like_tilelang = False
-        """Whether the user's functions get what tilelang's tuner gives them, and only what is listed may win."""
+        """Whether the user's functions are called as by tilelang's tuner, and only listed configurations may win."""
         self.restore, self.zero = tuple(given["restore"] or ()), tuple(given["zero"] or ())
         self.rtol, self.atol, self.max_mismatched_ratio = given["rtol"], given["atol"], given["max_mismatched_ratio"]
         self.default = None if given["default"] is None else dict(given["default"])
@@ -123,13 +123,13 @@ class Workload:
         check_names(self)
 
     def _plain(self, problem: Mapping[Any, Any]) -> dict[str, Any]:
-        """Return arguments as plain data. Raises `SpaceError` for a value that is none."""
+        """Return arguments as plain data. Raises `SpaceError` for a value that is not plain data."""
         where = {name: f"Workload {self.name}: argument {name!r}" for name in problem}
         return {normalise(name, where[name]): normalise(value, where[name]) for name, value in problem.items()}
 
     @contextmanager
     def placed(self) -> Generator[None, None, None]:
-        """Have mistakes that are found inside name the user's line that made the workload, unless they name another."""
+        """Add the user's line that made the workload to errors raised inside, unless they name another line."""
         try:
             yield
         except (SpaceError, WorkloadError) as error:
@@ -137,10 +137,10 @@ class Workload:
             raise
 
     def at(self, arguments: Mapping[str, Any]) -> Workload:
-        """Return this workload for another problem, in which `arguments` replace its own of the same names.
+        """Return this workload for another problem, in which `arguments` replace its own arguments of the same names.
 
         `flops` and `bytes` that were given as numbers are unknown there. Raises `WorkloadError` for an argument that
-        the kernel does not take, and `SpaceError` for one that is no plain data.
+        the kernel does not take, and `SpaceError` for a value that is not plain data.
         """
         changed = {**self.arguments, **self._plain(arguments)}
         if key_of(changed) == key_of(self.arguments):
@@ -156,33 +156,33 @@ class Workload:
         return other
 
     def origin(self) -> str:
-        """Return ``FILE.py:NAME`` of a module that has this workload, or of the script with a line that begins so."""
-        own, found = self._first or self, [""]
+        """Return ``FILE.py:NAME`` of a module, or of a script with a line that begins so, that has this workload."""
+        own, places = self._first or self, [""]
         for module in [*sys.modules.values()]:
             names = vars(module).copy() if isinstance(module, ModuleType) else {}
             held, file = [name for name, value in names.items() if value is own], names.get("__file__")
             if held and file and (top := str(names.get("__name__")).partition(".")[0]) not in BY_NAME_ALONE:
                 text = "".join(linecache.getlines(file)) if top == "__main__" else "\n".join(held)
-                found += [f"{file}:{name}" for name in held if re.search(rf"(?m)^{name}\b", text)]
-        return max(found, key=lambda place: f'"{place.rpartition(":")[0]}"' in self._made_at)
+                places += [f"{file}:{name}" for name in held if re.search(rf"(?m)^{name}\b", text)]
+        return max(places, key=lambda place: f'"{place.rpartition(":")[0]}"' in self._made_at)
 
     def as_written(self, config: Mapping[str, Any]) -> Config:
-        """Return a configuration of plain values as the kernel gets it: as it was written.
+        """Return a configuration of plain values as the user wrote it, which is how the kernel gets it.
 
-        Of a computed space this calls the user's functions, once for each problem. Raises `SpaceError`.
+        For a computed space this calls the user's functions, once for each problem. Raises `SpaceError`.
         """
-        found = self._found(config)
-        return with_tuples(config) if found is None else found
+        written = self._written(config)
+        return with_tuples(config) if written is None else written
 
     def admits(self, config: Mapping[str, Any]) -> bool:
         """Tell whether the space has a configuration for the problem. The default need not be listed, only allowed.
 
         Raises `SpaceError` if a function of the space raises.
         """
-        found = self._found(config)
-        return found is not None and self._points[0].admits(found)
+        written = self._written(config)
+        return written is not None and self._points[0].admits(written)
 
-    def _found(self, config: Mapping[str, Any]) -> Config | None:
+    def _written(self, config: Mapping[str, Any]) -> Config | None:
         points, fit = self._points
         if (place := points.place(dict(config))) is not None:
             return points.raw(place)
@@ -193,7 +193,7 @@ class Workload:
         return self.space.points(self.kernel_arguments), ConfigCheck(self)
 
     def __repr__(self) -> str:
-        """Return what made it, without what is drawn or left at its default; none of the user's functions is called."""
+        """Return the name, the space and the given options. Calls none of the user's functions."""
         parts = [f"arguments={self.arguments!r}"] if self.arguments else []
         functions = {"inputs": self.inputs, "reference": self.reference, "check": self.check}
         parts += [f"{n}={getattr(f, '__name__', '…')}" for n, f in functions.items() if f is not None]
@@ -201,45 +201,45 @@ class Workload:
 
 
 def outputs_named(kernel: Any, out_idx: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    """Return the outputs that `out_idx` names, else those that `@tilelang.jit` was given; None where nobody says."""
+    """Return the positions of the outputs by `out_idx`, or else by `@tilelang.jit`; None if neither has them."""
     named = getattr(kernel, "out_idx", None) if out_idx is None else out_idx
     return (named,) if isinstance(named, int) else None if named is None else tuple(named)
 
 
 def tuned_by_calls(kernel: Any) -> str:
-    """Return why a kernel is tuned when it is called, and is no workload's; empty for others."""
+    """Explain why a kernel that is tuned when it is called cannot be a workload's; empty for other kernels."""
     if is_autotuned(kernel):
-        return "is a decorated kernel; call it, or its tune(…). A Workload takes its .kernel, the function under it"
+        return "is a decorated kernel; call it, or its tune(…). For a Workload, pass its .kernel, the function under it"
     if getattr(getattr(kernel, "func", None), "tensor_args", None):
         return "takes tensors (eager style): put @atune.autotune(space=…) above its @tilelang.jit, and call it"
     return ""
 
 
 def check_names(workload: Workload) -> None:
-    """Raise `SpaceError` or `WorkloadError` where the kernel does not take an axis, or an argument of the problem.
+    """Raise `SpaceError` or `WorkloadError` if the kernel does not take an axis, or an argument of the problem.
 
-    Asks no function of the user's: axes that are computed go by their names, and configurations that are computed are
-    looked at once they are.
+    Calls none of the user's functions: of computed axes only the names are checked, and computed configurations are
+    checked later, when they are computed.
     """
     try:
         fit = ConfigCheck(workload)
     except (TypeError, ValueError):
-        return  # a kernel whose signature Python does not know
+        return  # Python does not know the kernel's signature
     for number, names in workload.space.names():
         place = "" if number is None else f", config {number}"
         fit.check_known(names, f"Workload {workload.name}{place}")
 
 
 def not_taken(name: str, parameters: Iterable[str]) -> str:
-    """Return that a kernel takes no argument `name`, but `parameters`, and what to do."""
+    """Return the message that a kernel takes `parameters` but no argument `name`, with a suggestion."""
     known = list(parameters)
     return f"takes no argument {name!r}; it takes {', '.join(known)}{meant(name, known)}"
 
 
 def _expected(parameter: inspect.Parameter, value: Any, own: Any) -> str:
-    """Return what a parameter takes if `value` is none of it, else an empty text.
+    """Return the type that a parameter expects, such as ``a number``, if `value` has another; else an empty text.
 
-    Its annotation or default says it, or else the value that the workload's `own` problem has.
+    The parameter's annotation or default decides, or else the value in the workload's `own` problem.
     """
     kind = (
         parameter.annotation if isinstance(parameter.annotation, str) else getattr(parameter.annotation, "__name__", "")
@@ -254,7 +254,7 @@ def _expected(parameter: inspect.Parameter, value: Any, own: Any) -> str:
 
 
 class ConfigCheck:
-    """Checks that configurations fit the kernel's parameters, and finds the default among them."""
+    """Checks that configurations fit the kernel's parameters, and recognises the default."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
@@ -266,14 +266,14 @@ class ConfigCheck:
             n for n, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
         }
         self._fitting: set[tuple[str, ...]] = set()
-        """Names of configurations that fit."""
+        """Tuples of axis names for which configurations fit."""
         self._default_keys: dict[tuple[object, ...], str] = {}
         own = (workload._first or workload).arguments
         for name, value in workload.arguments.items():
             if name in self._no_arguments - RESERVED:
                 check_reserved(name, value, f"Workload {workload.name}", hint=True)
             elif name not in parameters and not self._takes_any:
-                other = "; a symbolic dimension (T.dynamic) has its size from inputs"
+                other = "; a symbolic dimension (T.dynamic) gets its size from the inputs"
                 raise UnknownArgument(
                     f"Workload {workload.name}: the kernel takes no argument {name!r}; it takes {', '.join(parameters)}"
                     f"{meant(name, parameters) or other}"
@@ -283,21 +283,21 @@ class ConfigCheck:
 
     @property
     def names(self) -> set[str]:
-        """Names in the configurations that were checked."""
+        """The axis names of the configurations that were checked."""
         return {name for names in self._fitting for name in names}
 
     def problem(self) -> dict[str, Any]:
-        """Return the problem's arguments with the kernel's defaults, as far as these are plain data."""
-        found, given = dict[str, Any](), self._workload.arguments
+        """Return the problem's arguments, and the kernel's defaults of other parameters if they are plain data."""
+        values, given = dict[str, Any](), self._workload.arguments
         for name, parameter in self._parameters.items():
             value = given.get(name, parameter.default)
             if name not in self.names and value is not parameter.empty:
                 with suppress(SpaceError):
-                    found[name] = normalise(value, name)
-        return {**found, **given}
+                    values[name] = normalise(value, name)
+        return {**values, **given}
 
     def check(self, config: Config, where: str) -> None:
-        """Raise `SpaceError`, naming `where`, for a configuration that does not fit the kernel."""
+        """Raise `SpaceError`, beginning with `where`, if a configuration does not fit the kernel."""
         if (names := tuple(config)) not in self._fitting:
             self._check_names(config, where)
             self._fitting.add(names)
@@ -305,7 +305,7 @@ class ConfigCheck:
             check_reserved(name, config[name], where, hint=True)
 
     def check_known(self, names: Iterable[str], where: str) -> None:
-        """Raise `SpaceError`, naming `where`, for a name of the space that the kernel does not take."""
+        """Raise `SpaceError`, beginning with `where`, if the kernel does not take a name of the space."""
         arguments = self._workload.arguments
         wrong = (n for n in names if n not in {*self._parameters, *self._no_arguments} and not self._takes_any)
         if unknown := sorted(wrong):
@@ -323,14 +323,14 @@ class ConfigCheck:
             )
 
     def given_default(self, config: Mapping[str, Any]) -> Config:
-        """Return the default among configurations with the names of `config`, in the values that were given.
+        """Return the default configuration with the axis names of `config`, in the values that the user wrote.
 
-        An empty pass configuration has several spellings; the one of `config` is used. No hint is the default.
+        It has no launch hints. An empty pass configuration is spelled as in `config`.
         """
         given = self._workload.default
         if given is None:
             given = {n: self._parameters[n].default for n in config if n in self._parameters}
-            # These mean the same: None, and a pass configuration without options.
+            # None means the same as a pass configuration without options.
             nothing = {**dict.fromkeys(self._no_arguments), PASS_CONFIGS: config.get(PASS_CONFIGS) and {}}
             given |= {n: value for n, value in nothing.items() if n in config}
         return given
@@ -343,9 +343,9 @@ class ConfigCheck:
             return None
 
     def no_default(self, config: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> str:
-        """Return why the kernel has no default with the names of `config`; empty if it has one, or one was given.
+        """Return the reason that no default has the axis names of `config`; empty if there is a default.
 
-        A parameter whose default is None has none, unless that is one of its axis' values.
+        A parameter whose default is None counts as having no default, unless None is a value of its axis.
         """
         if self._workload.default is not None:
             return ""
@@ -355,14 +355,14 @@ class ConfigCheck:
         lacking = [
             name
             for name, value in values.items()
-            if value is empty or (value is None and not any(one is None for one in axes.get(name, ())))
+            if value is empty or (value is None and not any(listed is None for listed in axes.get(name, ())))
         ]
         if lacking:
             return f"{' and '.join(lacking)} {'has' if len(lacking) == 1 else 'have'} no default value"
-        return "" if self.default(config) is not None else "the default values are no plain data"
+        return "" if self.default(config) is not None else "the default values are not plain data"
 
     def default_key(self, config: Config) -> str:
-        """Return the key of the result of `default`, or an empty text for None."""
+        """Return the key of the configuration that `default` returns; empty if that is None."""
         alike = (config.get(PASS_CONFIGS) is None, *config)
         if alike not in self._default_keys:
             default = self.default(config)
@@ -370,19 +370,19 @@ class ConfigCheck:
         return self._default_keys[alike]
 
 
-# ---- its description
+# ---- descriptions
 
 
 class WorkloadSpec(msgspec.Struct, frozen=True):
-    """Description of a workload for the engine: plain data without code."""
+    """The description of a workload for the engine: plain data without code."""
 
     name: str
     origin: str
     arguments: dict[str, Any]
     configs: tuple[Config, ...]
-    """The candidates in order: all of the space, or a draw from a large one."""
+    """The candidates in order: all points of the space, or a draw from a large space."""
     default: int | None
-    """Index of the default configuration, `BASELINE` where the space does not list it; None where there is none."""
+    """Index of the default configuration; `BASELINE` if the space does not list it, None if there is none."""
     fingerprint: str
     flops: float | None = None
     bytes: float | None = None
@@ -391,31 +391,31 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     problem: Any = None
     """Identity of the problem: the arguments with the kernel's defaults, or a caller's own key."""
     kernel: str = ""
-    """SHA-256 of the kernel's source and closure alone, without defaults of the parameters that the space sets."""
+    """SHA-256 of the kernel's source and closure alone, without defaults of parameters that the space sets."""
     space: str = ""
-    """SHA-256 over the configurations' keys in order; empty while they are not known."""
+    """SHA-256 over the configurations' keys in order; empty while the configurations are unknown."""
     points: int | None = None
-    """Points of a space, before its constraints, of which the configurations are a draw; None if they are all."""
+    """Number of points of a space, before its constraints, from which the configurations are drawn; None if all are."""
     remarks: tuple[str, ...] = ()
     """Remarks on the space for the user."""
     layout_axes: tuple[str, ...] = ()
     """Names of the axes that lay out fragments and loops."""
     baseline: Config | None = None
-    """The default configuration, where the space does not list it."""
+    """The default configuration, if the space does not list it."""
     refused: str = ""
-    """Why the baseline must not win: which constraint refuses it; empty where none does."""
+    """The reason that the baseline must not win, such as the constraint that refuses it; empty if it may win."""
     no_default: str = ""
-    """Why there is no default configuration; empty where there is."""
+    """The reason that there is no default configuration; empty if there is one."""
     asks: tuple[str, ...] = ()
     """Arguments of the problem that the space's functions take."""
     torch: dict[str, Any] = {}
-    """What torch computes by, where functions of the user's make the inputs or check the outputs."""
+    """The program's `torch_state`, if functions of the user make the inputs or check the outputs."""
     refusals: tuple[tuple[str, int], ...] = ()
     """The constraints, each with the number of points that it refused first."""
 
     @property
     def default_config(self) -> Config | None:
-        """The default configuration; None where there is none."""
+        """The default configuration; None if there is none."""
         if self.default is None or self.default == BASELINE:
             return self.baseline
         return self.configs[self.default]
@@ -427,7 +427,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
 
 
 def head(workload: Workload, origin: str = "") -> WorkloadSpec:
-    """Describe `workload` without its space, and call none of its functions. Raises `WorkloadError`."""
+    """Describe `workload` without its space, calling none of its functions. Raises `WorkloadError`."""
     judges = workload.reference, workload.check, workload.setup, workload.inputs
     return WorkloadSpec(
         name=workload.name,
@@ -449,18 +449,18 @@ def describe(workload: Workload, origin: str = "", seed: int = 0) -> WorkloadSpe
 
 
 def with_space(spec: WorkloadSpec, workload: Workload, seed: int = 0) -> WorkloadSpec:
-    """Return `spec` with the candidates of `workload`, which `seed` draws of a large space. Raises as `describe`."""
+    """Return `spec` with the candidates of `workload`, drawn by `seed` from a large space. Raises like `describe`."""
     candidates = Candidates(workload, seed)
     configs = tuple(candidate.config for candidate in candidates.listed() if candidate is not None)
     return candidates.complete(msgspec.structs.replace(spec, configs=configs))
 
 
 class Candidates:
-    """The candidates of `workload`, in order. Creating this object asks no constraint.
+    """The candidates of `workload`, in order. Creating this object calls no constraint.
 
-    Of a space of more than `LARGE` points they are a draw: its default configuration, then what `seed` draws and
-    constraints admit, `LARGE` at most. Raises `SpaceError` and `WorkloadError` for configurations that do not fit the
-    kernel.
+    In a space with more than `LARGE` points, the candidates are the default configuration, and then the points, drawn
+    with `seed`, that satisfy the constraints, at most `LARGE`. Raises `SpaceError` and `WorkloadError` for
+    configurations that do not fit the kernel.
     """
 
     def __init__(self, workload: Workload, seed: int = 0) -> None:
@@ -473,7 +473,7 @@ class Candidates:
         self._default: int | None = None
 
     def listed(self) -> Iterator[Candidate | None]:
-        """Yield every candidate, in order; None for a drawn point that is none, as there may be many in a row.
+        """Yield every candidate, in order, and None for each drawn point that is no candidate, so callers may pause.
 
         Raises `SpaceError` for duplicates and for an empty space.
         """
@@ -504,32 +504,32 @@ class Candidates:
         return zip(map(constraint_text, self.workload.space.where), self.points.refused, strict=True)
 
     def _drawn(self) -> Iterator[Config | None]:
-        points, found = self.points, set[int]()
+        points, taken = self.points, set[int]()
         default = self._fit.default(points.plain(0))
         first = None if default is None else points.place(default)
         for looks, place in enumerate(chain([] if first is None else [first], points.drawn(self._seed))):
-            if len(found) == LARGE or looks >= (ENOUGH_LOOKS if len(found) >= ENOUGH_FOUND else MOST_LOOKS):
+            if len(taken) == LARGE or looks >= (ENOUGH_LOOKS if len(taken) >= ENOUGH_FOUND else MOST_LOOKS):
                 return
-            new = place not in found and points.admits(points.raw(place))
-            found.update([place] if new else [])
+            new = place not in taken and points.admits(points.raw(place))
+            taken.update([place] if new else [])
             yield points.plain(place) if new else None
 
     def complete(self, spec: WorkloadSpec) -> WorkloadSpec:
-        """Return `spec` with what is known of the space once all was listed, except the configurations.
+        """Return `spec` with the facts that are known once all candidates were listed, except the configurations.
 
-        Raises `WorkloadError` if the default that was given has other names than the space's configurations.
+        Raises `WorkloadError` if the given default has other axes than the space's configurations.
         """
         default, baseline, no_default, refusals = self._default, None, "", tuple(self._refusals())
         if default is None:
             default, baseline, no_default = self._baseline()
         work = self.workload
-        found = {n: types for n, types in forms_of(work.kernel_arguments).items() if types != {"dtype"}}  # is its name
+        forms = {n: types for n, types in forms_of(work.kernel_arguments).items() if types != {"dtype"}}
         axes = {n: () if isinstance(values, range) else (*values,) for n, values in self.points.axes.items()}
-        found |= {**forms_of(work.default or {}), **forms_of(axes)}
-        drawn = f"the run searches {len(self._keys):,} candidates that its seed draws"
+        forms |= {**forms_of(work.default or {}), **forms_of(axes)}
+        drawn = f"so the run searches {len(self._keys):,} candidates, drawn with its seed"
         return msgspec.structs.replace(
             spec,
-            code=hashlib.sha256(key_of((spec.code, found))).hexdigest() if found else spec.code,
+            code=hashlib.sha256(key_of((spec.code, forms))).hexdigest() if forms else spec.code,
             default=default,
             baseline=baseline,
             refused="" if baseline is None else self._refused(baseline),
@@ -538,24 +538,24 @@ class Candidates:
             kernel=kernel_fingerprint(self.workload.kernel, without_defaults=self._fit.names),
             space=space_hash(self._keys),
             points=self.points.size if self.large else None,
-            remarks=(f"the space has {self.points.size:,} points: {drawn}",) if self.large else (),
+            remarks=(f"the space has {self.points.size:,} points, {drawn}",) if self.large else (),
             layout_axes=self.points.layout_axes,
             asks=self.workload.space.asks(self.workload.arguments),
             refusals=refusals,
         )
 
     def _baseline(self) -> tuple[int | None, Config | None, str]:
-        """Return the default that the space does not list, with its index; or why there is none."""
+        """Return index and configuration of a default that the space does not list, or the reason that it has none."""
         given, axes = self.workload.default, self.points.axes
         if given is not None and (why := wrong_names(given, axes)):
             raise WorkloadError(f"Workload {self.workload.name}: the default {given} does not fit the space: {why}")
         if why := self._fit.no_default(self._first, axes):
             return None, None, why
         config = self._fit.default(self._first)
-        return (None, None, "the default is no plain data") if config is None else (BASELINE, config, "")
+        return (None, None, "the default is not plain data") if config is None else (BASELINE, config, "")
 
     def _refused(self, baseline: Config) -> str:
-        """Return which constraint refuses the baseline, or raises for it; empty where all admit it."""
+        """Return the reason that the baseline must not win: the constraint that refuses it, or raises; else empty."""
         if self.workload.like_tilelang or not (where := self.workload.space.where):
             return "configs does not list it" * self.workload.like_tilelang
         place = self.points.place(baseline)
@@ -568,14 +568,14 @@ class Candidates:
 
 
 def wrong_names(default: Mapping[str, Any], axes: Mapping[str, Any]) -> str:
-    """Return why `default` is no configuration of these axes, and what was probably meant; empty if it is one."""
+    """Return the reason that `default` is not a configuration of these axes, with a suggestion; empty if it is."""
     if unknown := [name for name in default if name not in axes]:
-        return f"it has no axis {unknown[0]!r}; its axes are {', '.join(axes)}{meant(unknown[0], axes)}"
+        return f"the space has no axis {unknown[0]!r}; its axes are {', '.join(axes)}{meant(unknown[0], axes)}"
     if lacking := [name for name in axes if name not in default]:
         return f"the default has no {lacking[0]!r}; give a value of every axis"
     return ""
 
 
 def candidates_of(workload: Workload) -> list[Candidate]:
-    """Enumerate the space, or draw from a large one. Raises `SpaceError` for what does not fit the kernel."""
+    """List the candidates of a space, or draw them from a large space. Raises `SpaceError` if they do not fit."""
     return [candidate for candidate in Candidates(workload).listed() if candidate is not None]

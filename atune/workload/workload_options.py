@@ -1,4 +1,4 @@
-"""The options of a workload, which `@autotune` has too. A wrong value is refused where it is given."""
+"""The options of a workload, most of which `@autotune` has too. Wrong values are refused when they are passed."""
 
 import inspect
 import reprlib
@@ -18,7 +18,7 @@ SUPPLIES = ("auto", "integer", "uniform", "normal", "randn", "zero", "one")
 
 
 def supply_name(value: Any) -> str:
-    """Return atune's name of a supply type, which may be tilelang's own `TensorSupplyType`."""
+    """Return atune's name for a supply type, which may be a `TensorSupplyType` of tilelang."""
     return str(getattr(value, "name", value)).lower()
 
 
@@ -34,7 +34,7 @@ def _amount(where: str, value: Any) -> Any:
 
 
 def check_inputs(where: str, value: Any) -> Any:
-    """Return `value`. Raises `WorkloadError` unless it is a list or a function."""
+    """Return `value`. Raises `WorkloadError` if it is neither a list nor a function."""
     if callable(value) or (isinstance(value, Sequence) and not isinstance(value, (str, bytes))):
         return value
     raise WorkloadError(f"{where} must be a list of tensors, or a function that returns one, got {reprlib.repr(value)}")
@@ -45,18 +45,18 @@ _POSITIONS = "must be positions of parameters, such as [0]"
 
 
 class SharedOptions(TypedDict, total=False):
-    """Options of a workload that `@autotune` has too."""
+    """Options that a workload and `@autotune` share."""
 
     # fmt: off
     reference: Annotated[Callable[..., Any] | None, option(
-        "A function of the inputs that returns the expected output, or a tuple of them. Without it no value is "
-        "checked. For inputs that are updated in place, it writes into them likewise, or returns what they become. A "
-        "reference that takes every parameter writes into the outputs.",
+        "A function of the inputs that returns the expected output, or a tuple of outputs. Without a reference no "
+        "value is checked. If the kernel updates inputs in place, the reference updates them too, or returns their "
+        "new values. A reference that takes every parameter writes into the outputs.",
         must=_FUNCTION,
     )]
     out_idx: Annotated[int | Sequence[int] | None, option(
         "Positions of the output parameters; an empty list for none. The default is `@tilelang.jit`'s `out_idx`, or "
-        "what an eager kernel returns; else the parameters that the kernel writes and never reads, and `zero`.",
+        "the tensors that an eager kernel returns; else the parameters that the kernel only writes, and `zero`.",
         must="must be a position of an output, such as -1, or several",
     )]
     rtol: Annotated[Amount | None, option(
@@ -64,40 +64,40 @@ class SharedOptions(TypedDict, total=False):
     )]
     atol: Annotated[Amount | None, option("Absolute tolerance of the check, like `rtol`.")]
     max_mismatched_ratio: Annotated[Share, option(
-        "Share of elements that may lie outside the tolerances.", default=0.0, must="must be a share, from 0 to 1",
+        "Share of elements that may be outside the tolerances.", default=0.0, must="must be a share, from 0 to 1",
     )]
     check: Annotated[Callable[..., Any] | None, option(
-        "A function that judges the outputs. It returns False, or raises, if they are wrong; else True or nothing. "
-        "With a reference it gets ``(outputs, reference_outputs)``, like tilelang's `manual_check_prog`. Without one "
-        "it gets ``(inputs, outputs)``. All are lists of tensors.",
+        "A function that judges the outputs. If they are wrong, it returns False or raises; else it returns True or "
+        "None. With a reference it gets ``(outputs, reference_outputs)``, like tilelang's `manual_check_prog`; without "
+        "a reference it gets ``(inputs, outputs)``. All are lists of tensors.",
         must="must be a function of the outputs",
     )]
     supply: Annotated[Any, option(
-        "The name of a supply type of tilelang, such as ``'integer'`` or ``'uniform'``, for drawing inputs.",
+        "The supply type that draws inputs, by tilelang's name, such as ``'integer'`` or ``'uniform'``.",
         check=_supply,
     )]
     setup: Annotated[Callable[..., Any] | None, option(
-        "A function of the inputs. It is called after they are made on a device, and may change them in place. No call "
-        "of the tuned kernel does that, so that a kernel whose inputs it changed is not handed out.",
+        "A function of the inputs, which is called after they are made on a device and may change them in place. Calls "
+        "of the tuned kernel do not repeat it, so atune does not hand out a kernel whose inputs it changed.",
         must=_FUNCTION,
     )]
     restore: Annotated[Sequence[int] | None, option(
         "Positions of parameters to restore before each call. Inputs that the kernel writes into are detected and "
-        "restored without this. A parameter that is named here is no output, unless `out_idx` names it.",
+        "restored anyway. A parameter in this list is not an output, unless `out_idx` has it.",
         default=(), must=_POSITIONS,
     )]
     zero: Annotated[Sequence[int] | None, option(
-        "Positions of parameters to set to zero before each call: outputs, and inputs where `out_idx` leaves them out. "
-        "The tuned kernel does so, too, but for outputs that the caller gives.",
+        "Positions of parameters to set to zero before each call: outputs, or inputs that `out_idx` leaves out. Calls "
+        "of the tuned kernel set them to zero, too, except outputs that the caller passes.",
         default=(), must=_POSITIONS,
     )]
     flops: Annotated[Work, option(
-        "The least operations of one call: a number, or a function of arguments of the problem, by name. Rooflines are "
-        "computed from it. A timing faster than the device's peak is measured again in a fresh process.",
+        "The least number of operations of a call: a number, or a function of the problem's arguments, by name. It is "
+        "the basis of rooflines, and a timing faster than the device's peak is measured again in a fresh process.",
         check=_amount,
     )]
     bytes: Annotated[Work, option(
-        "The least bytes that one call moves to and from memory, like `flops`.", check=_amount,
+        "The least number of bytes that a call moves to and from memory, given like `flops`.", check=_amount,
     )]
     default: Annotated[Mapping[str, Any] | None, option(
         "The configuration to compare the winner with. The default is the kernel's own parameter defaults.",
@@ -112,10 +112,10 @@ class WorkloadOptions(SharedOptions, total=False):
 
     # fmt: off
     inputs: Annotated[Inputs, option(
-        "Tensors for the kernel's input parameters, or a function that returns them, or the only one. It gets the "
-        "arguments of the problem that it names. If it names ``parameters``, it gets the kernel's input parameters "
-        "with dtypes and shapes. torch is seeded before the call. By default, inputs are drawn from the parameters' "
-        "shapes and dtypes.",
+        "A list of tensors for the kernel's input parameters, or a function that returns the list, or the only tensor. "
+        "The function gets the arguments of the problem that it names, and if it names ``parameters``, the kernel's "
+        "input parameters with dtypes and shapes. torch is seeded before the call. By default, inputs are drawn from "
+        "the parameters' shapes and dtypes.",
         check=check_inputs,
     )]
     arguments: Annotated[Mapping[str, Any] | None, option(
@@ -127,24 +127,24 @@ class WorkloadOptions(SharedOptions, total=False):
         must=MUST_BE_PASS_CONFIGS,
     )]
     source: Annotated[str | None, option(
-        "The kernel module's source text, for kernels made by `exec`, whose source Python cannot find.",
+        "The source text of the kernel's module, for kernels made by `exec`, whose source Python cannot find.",
         must="must be the source text of the kernel's module",
     )]
     # fmt: on
 
 
 def amount(label: str, given: Work, arguments: Mapping[str, Any]) -> float | None:
-    """Return the number `given`, or call the function `given` with those of `arguments` that it names.
+    """Return `given` if it is a number, or call the function `given` with the `arguments` that it names.
 
-    Raises `WorkloadError` if the function names other arguments, raises, or returns no number.
+    Raises `WorkloadError` if the function names other arguments, raises, or does not return a number.
     """
     if not callable(given):
         return given
     raised = lambda error: WorkloadError(f"Workload: {label} raised {name_and_message(error)}")  # noqa: E731
     names = asked(lambda: inspect.signature(given).parameters, raised)
     if unknown := [name for name in names if name not in arguments]:
-        raise WorkloadError(f"Workload: {label} names {unknown[0]!r}, which is none of the arguments")
-    found = asked(lambda: given(**{name: arguments[name] for name in names}), raised)
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        raise WorkloadError(f"Workload: {label} must return a number, got {found!r}")
-    return found
+        raise WorkloadError(f"Workload: {label} takes {unknown[0]!r}, which is not an argument of the problem")
+    number = asked(lambda: given(**{name: arguments[name] for name in names}), raised)
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise WorkloadError(f"Workload: {label} must return a number, got {number!r}")
+    return number

@@ -78,7 +78,7 @@ def test_module_that_tunes_while_it_is_imported(tmp_path: Path, monkeypatch: pyt
 
 def test_kernel_that_tunes_fails_alone(tmp_path: Path) -> None:
     file = written(tmp_path, "", "if x == 0: atune.run(WORKLOAD, target='c')")
-    with pytest.raises(NoWinner, match="failed to lower: WorkloadError: a function of the workload tunes, in a worker"):
+    with pytest.raises(NoWinner, match="failed to lower: WorkloadError: a function of the workload tunes in a worker"):
         run(f"{file}:WORKLOAD", target="c", **QUICK)
 
 

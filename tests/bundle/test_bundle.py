@@ -61,7 +61,7 @@ def test_it_imports_nothing_else_of_atune(tmp_path: Path) -> None:
 
 
 def test_sizes_outside_the_problems_are_an_error(tmp_path: Path) -> None:
-    message = r"no problem of such tensors has n=65; the bundle \w{12} has n=64; n=1024$"
+    message = r"no problem for these tensors has n=65; the bundle \w{12} has n=64; n=1024$"
     with pytest.raises(OutsideProblems, match=message):
         load(write(tmp_path))(ones(65))
 
@@ -74,7 +74,7 @@ def test_the_nearest_in_log_sizes_runs_and_of_equals_the_smaller(
     n: int, kernel: str, order: Any, tmp_path: Path
 ) -> None:
     found = load(write(tmp_path, order), on_miss="nearest")
-    with pytest.warns(RuntimeWarning, match=f"no problem of the bundle has n={n}: the kernel of n=") as warned:
+    with pytest.warns(RuntimeWarning, match=f"no problem of the bundle has n={n}, so the kernel of n=") as warned:
         assert runs(found(ones(n))) == kernel
     assert warned[0].filename == __file__
     with warnings.catch_warnings(action="error"):
@@ -92,7 +92,7 @@ def test_a_kernel_of_fixed_sizes_takes_no_others(on_miss: Any, tmp_path: Path) -
     with pytest.raises(OutsideProblems, match=message):
         found(ones(65))
     if on_miss == "error":  # a size that is named wrongly
-        with pytest.raises(OutsideProblems, match="no problem of such tensors has N=32; "):
+        with pytest.raises(OutsideProblems, match="no problem for these tensors has N=32; "):
             found(ones(64), N=32)
 
 
@@ -109,18 +109,18 @@ def test_what_no_kernel_takes_is_named_before_the_sizes(tmp_path: Path) -> None:
     ("call", "message"),
     [
         (lambda f: f(torch.ones(64, dtype=torch.float64)), "parameter 0: the kernel takes float32; got float64"),
-        (lambda f: f(torch.ones(128)[::2]), r"takes a contiguous tensor; got one with strides \[2\]"),
-        (lambda f: f(torch.ones(64, device="meta")), "takes tensors on cpu; got one on meta"),
+        (lambda f: f(torch.ones(128)[::2]), r"takes a contiguous tensor; got strides \[2\]"),
+        (lambda f: f(torch.ones(64, device="meta")), "takes tensors on cpu; got a tensor on meta"),
         (lambda f: f(torch.ones(64), torch.ones(64, device="meta")), "parameter 1: the kernel takes tensors on cpu"),
         (lambda f: f(), "takes 1 input, or all 2 parameters; got 0 arguments"),
         (lambda f: f(3), r"parameter 0: the kernel takes a tensor of float32 \['n'\]; got 3"),
         (lambda f: f([1.0]), "torch tensors and numbers; got an argument of <class 'list'>"),
-        (lambda f: f(torch.ones(64), N=64), "no problem of the bundle has 'N': by name a call gives n"),
+        (lambda f: f(torch.ones(64), N=64), "no problem of the bundle has 'N': a call may name n"),
         (lambda f: f(torch.ones(64, 2)), r"parameter 0: the kernel takes 1 dimension; got float32 \[64, 2\]"),
         (lambda f: f(torch.ones(64), n=[64]), "got the problem"),
         (lambda f: f(None), "torch tensors and numbers; got an argument of <class 'NoneType'>"),
-        (lambda f: f(torch.ones(64), n=1024), "n=1024 is given by name, and the tensors have n=64"),
-        (lambda f: f(torch.ones(64), n="64"), "n='64' is given by name, and the tensors have n=64"),
+        (lambda f: f(torch.ones(64), n=1024), "the call names n=1024, but the tensors have n=64"),
+        (lambda f: f(torch.ones(64), n="64"), "the call names n='64', but the tensors have n=64"),
         (lambda f: f(torch.ones(64), torch.ones(65)), r"float32 \[65\] disagrees with the tensors before it: n=64"),
     ],
 )
@@ -137,13 +137,13 @@ def test_what_else_tells_problems_apart_must_be_named_for_all_sizes(on_miss: Any
         entry(symbol, {"n": n, "far": symbol == "tenfold"}) for symbol in ("twice", "tenfold") for n in (64, 1024)
     ]
     found = load(write(tmp_path, problems), on_miss=on_miss)
-    with pytest.raises(WrongArguments, match="4 problems take these tensors: give far=False or far=True, by name"):
+    with pytest.raises(WrongArguments, match="4 problems take these tensors: pass far=False or far=True by name"):
         found(ones(100))
     assert runs(found(ones(64), far=False)) == "twice" and runs(found(ones(64), far=True)) == "tenfold"
     if on_miss == "nearest":
         with pytest.warns(RuntimeWarning, match=r"the kernel of n=64, far=True runs"):
             assert runs(found(ones(100), far=True)) == "tenfold"
-        with pytest.raises(OutsideProblems, match="no problem of such tensors has n=100, far=3"):
+        with pytest.raises(OutsideProblems, match="no problem for these tensors has n=100, far=3"):
             found(ones(100), far=3)
 
 
@@ -165,16 +165,16 @@ def test_the_nearest_is_of_the_kernels_that_take_the_call(tmp_path: Path) -> Non
 @pytest.mark.parametrize("on_miss", ["error", "nearest"])
 def test_where_the_space_asks_for_a_size_the_tuned_sizes_are_served_alone(on_miss: Any, tmp_path: Path) -> None:
     """A bundle holds no functions, so that nothing says which of its kernels another size may use."""
-    why = "where= takes n, and a bundle holds no functions: it serves the tuned sizes alone"
+    why = "where= takes n, and a bundle has no functions, so it serves only the tuned sizes"
     write(tmp_path, asks=["n"])
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         found = load(tmp_path, on_miss=on_miss)
-    said = [f"on_miss={on_miss!r} of {tmp_path} does nothing: {why}"] if on_miss != "error" else []
+    said = [f"on_miss={on_miss!r} of {tmp_path} has no effect: {why}"] if on_miss != "error" else []
     assert [str(one.message) for one in warned] == said and all(one.filename == __file__ for one in warned)
     assert runs(found(ones(64))) == "twice" and runs(found(ones(1024))) == "tenfold"
     for n in (63, 65, 256, 2000):
-        with pytest.raises(OutsideProblems, match=rf"no problem of such tensors has n={n}; .*; {re.escape(why)}$"):
+        with pytest.raises(OutsideProblems, match=rf"no problem for these tensors has n={n}; .*; {re.escape(why)}$"):
             found(ones(n))
 
 
@@ -199,16 +199,16 @@ def test_declared_strides_and_sizes_that_are_computed(tmp_path: Path) -> None:
     total = found(wide[:, :5])
     assert total.shape == (3, 1) and total.stride() == (2, 1)
     assert torch.equal(total[:, 0], wide[:, :5].sum(1)) and torch.equal(found(wide)[:, 0], wide.sum(1))
-    with pytest.raises(WrongArguments, match=r"with strides \['stride', 1\]; got one with strides \[1, 3\]"):
+    with pytest.raises(WrongArguments, match=r"with strides \['stride', 1\]; got strides \[1, 3\]"):
         found(torch.ones(5, 3).t())
-    with pytest.raises(WrongArguments, match=r"1: float32 \[3, 2\] disagrees .* n - n \+ 1 is 2, and must be 1"):
+    with pytest.raises(WrongArguments, match=r"1: float32 \[3, 2\] disagrees .* n - n \+ 1 is 2, but must be 1"):
         found(wide, torch.ones(3, 2))
 
 
 def test_an_output_whose_size_no_input_tells(tmp_path: Path) -> None:
     unknown = {"dtype": "float32", "shape": ["k"], "strides": None}
     found = load(write(tmp_path, [entry("twice", {"n": 64}, params=[VECTOR, unknown])]))
-    with pytest.raises(WrongArguments, match="output 1: the inputs do not tell its 'k': give every parameter"):
+    with pytest.raises(WrongArguments, match="output 1: the inputs do not determine its 'k': pass every parameter"):
         found(ones(64))
     found(ones(64), out := torch.empty(64))
     assert runs(out) == "twice"
@@ -219,7 +219,7 @@ def test_a_dtype_that_names_something_else_of_torch(dtype: str, tmp_path: Path) 
     """Nothing that torch has by a stranger's name is taken for a dtype, whether it is an input's or an output's."""
     strange = {**VECTOR, "dtype": dtype}
     found = load(write(tmp_path, [entry("twice", {"n": 64}, params=[VECTOR, strange])]))
-    with pytest.raises(WrongArguments, match=f"torch has no dtype {dtype}, which an output has"):
+    with pytest.raises(WrongArguments, match=f"torch lacks an output's dtype, {dtype}"):
         found(ones(64))
     found = load(write(tmp_path / "input", [entry("twice", {"n": 64}, params=[strange, VECTOR])]))
     with pytest.raises(WrongArguments, match=f"the kernel takes {dtype}; got float32"):
@@ -257,14 +257,14 @@ def test_a_library_of_the_runtime_that_the_manifest_does_not_name_is_refused(tmp
     """Loading it would run what the bundle's digest does not vouch for."""
     (write(tmp_path) / "runtime").mkdir()
     (tmp_path / "runtime" / "libstub_other.so").write_bytes(b"")
-    with pytest.raises(DamagedBundle, match=r"libstub_other\.so is no part of the bundle: remove it"):
+    with pytest.raises(DamagedBundle, match=r"libstub_other\.so is not part of the bundle: remove it"):
         load(tmp_path)
 
 
 def test_a_manifest_that_was_changed_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path) / "manifest.json"
     path.write_text(path.read_text().replace('"n"', '"m"', 1))
-    with pytest.raises(DamagedBundle, match=r"manifest.json was changed: its SHA-256 is \w{64}, and it says \w{64}"):
+    with pytest.raises(DamagedBundle, match=r"manifest.json was changed: its SHA-256 is \w{64}, but it says \w{64}"):
         load(tmp_path)
 
 
@@ -294,7 +294,7 @@ def test_what_is_no_manifest_is_refused(content: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_manifest_with_other_content_is_refused(fields: Any, tmp_path: Path) -> None:
-    with pytest.raises(DamagedBundle, match="is no bundle's manifest"):
+    with pytest.raises(DamagedBundle, match="is not the manifest of a bundle"):
         load(write(tmp_path, fields.pop("problems", TWO), **fields))
 
 
@@ -305,11 +305,11 @@ def test_a_library_that_does_not_load_is_named_by_its_digest(tmp_path: Path) -> 
 
 
 def test_what_is_no_bundle_and_what_is_newer(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match=r"is no bundle: it has no manifest.json"):
+    with pytest.raises(BundleError, match=r"is not a bundle: it has no manifest.json"):
         load(tmp_path)
-    with pytest.raises(BundleError, match="none is no bundle: there is no such folder"):
+    with pytest.raises(BundleError, match="none is not a bundle: there is no such folder"):
         load(tmp_path / "none")
-    with pytest.raises(BundleError, match="has schema 2, and this atune reads up to 1: install a newer one"):
+    with pytest.raises(BundleError, match="has schema 2, but this atune reads schemas up to 1: install a newer atune"):
         load(write(tmp_path, schema=2))
     with pytest.raises(BundleError, match="on_miss must be 'error' or 'nearest', got 'warn'"):
         load(write(tmp_path), on_miss="warn")  # type: ignore[arg-type]
@@ -321,10 +321,10 @@ def test_what_is_no_bundle_and_what_is_newer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"cpu": {"machine": "sparc64", "name": "", "features": []}}, "is for sparc64, and this machine is"),
+        ({"cpu": {"machine": "sparc64", "name": "", "features": []}}, "is for sparc64, but this machine is"),
         (
             {"cpu": this_cpu() | {"name": "a CPU", "features": ["avx9000"]}},
-            "compiled on a CPU, and this CPU, .* lacks avx9000",
+            "compiled on a CPU, but this CPU, .* lacks avx9000",
         ),
         ({"requires": {"no-such-package": ">=1"}}, "needs no-such-package: pip install 'no-such-package>=1'"),
     ],
@@ -336,7 +336,7 @@ def test_a_machine_that_cannot_run_it(fields: Any, message: str, tmp_path: Path)
 
 def test_without_a_cuda_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(WrongMachine, match="for CUDA devices of sm_90a, and torch finds no CUDA device"):
+    with pytest.raises(WrongMachine, match="for CUDA devices of sm_90a, but torch finds no CUDA device"):
         load(write(tmp_path, target="cuda", arch="sm_90a"))
 
 
@@ -354,7 +354,7 @@ def test_code_for_another_device(arch: str, capability: Any, fits: bool, monkeyp
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     if fits:
         return check_device(arch, "cuda:0")
-    with pytest.raises(WrongMachine, match=rf"is for {arch}, and cuda:0 is a GPU, sm_{capability[0]}{capability[1]}"):
+    with pytest.raises(WrongMachine, match=rf"is for {arch}, but cuda:0 is a GPU, sm_{capability[0]}{capability[1]}"):
         check_device(arch, "cuda:0")
 
 

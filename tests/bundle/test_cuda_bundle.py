@@ -163,7 +163,7 @@ def test_it_holds_the_runtime_with_licences_and_the_range_of_tvm_ffi(bundle: Pat
 @needs_nvcc
 def test_it_loads_without_tilelang_by_its_own_runtime(bundle: Path) -> None:
     first, second, loaded = run(WITHOUT + LOADS, bundle, PATH="/nowhere").splitlines()
-    assert first == "parameter 0: the kernel takes tensors on cuda; got one on cpu"
+    assert first == "parameter 0: the kernel takes tensors on cuda; got a tensor on cpu"
     assert re.search("device_type mismatch, expected cuda", second)
     assert loaded == "/memfd:libtvm_runtime.so"  # what was compared with its digest
 

@@ -31,7 +31,7 @@ def test_the_report_of_a_kernel_without_a_gpu(capsys: pytest.CaptureFixture[str]
 def test_a_configuration_that_does_not_lower_is_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", WEIGHTED, "--target", "sm_90a", "--config", "rows=no", "--json"]) == 1
     out, err = capsys.readouterr()
-    assert "1 of 1 configurations failed to compile:" in err and "for example candidate 0: rows='no'" in err
+    assert "1 of 1 configurations failed to compile:" in err and "for example, candidate 0: rows='no'" in err
     error = json.loads(out)["error"]
     assert error["kind"] == "CompileFailed" and error["where"]["file"] == WEIGHTED.partition(":")[0]
 

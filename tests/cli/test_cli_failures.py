@@ -31,12 +31,12 @@ def test_a_broken_kernel_is_shown_with_its_line_and_a_caret(tmp_path: Path, caps
     assert main(tuned) == 1
     out, err = capsys.readouterr()
     lines, number = err.splitlines(), line_of("A[bx * block + q]")
-    at = lines.index("    for example candidate 0: block=16")
+    at = lines.index("    for example, candidate 0: block=16")
     assert lines[at - 1] == "  2 failed to lower: NameError: name 'q' is not defined"
     assert lines[at + 1] == f'      File "{KERNELS}", line {number}, in main'
     source, caret = lines[at + 2 : at + 4]
     assert source[caret.index("^")] == "q" and caret.strip() == "^"
-    assert lines[at + 4] == f"    all of it: atune show {journal} 0"
+    assert lines[at + 4] == f"    full output: atune show {journal} 0"
     [group] = json.loads(out.splitlines()[-1])["failures"]
     assert (group["kind"], group["count"]) == ("lower", 2)
     assert (group["where"]["file"], group["where"]["line"]) == (str(KERNELS), number)
@@ -79,7 +79,7 @@ def test_a_reference_that_hangs_is_told_of_with_what_to_do(tmp_path: Path, capsy
     tuned = ["tune", f"{KERNELS}:HANGING", "--target", "c", "--quiet", "--journal", journal, "--timeout", "2"]
     assert main(tuned) == 2
     printed, *rest = capsys.readouterr().err.splitlines()
-    assert "running the reference ran past benchmark_timeout_s=2: one of them hangs, or needs more time" in printed
+    assert "running the reference took more than benchmark_timeout_s=2. If neither hangs, allow more time" in printed
     assert "--timeout" in printed and rest == [f"  journal: {journal}"]
 
 
@@ -193,4 +193,4 @@ def test_what_nobody_checked_is_said_once(tmp_path: Path, capsys: pytest.Capture
     assert printed[off] == ["outputs    not checked: the check was switched off (--skip-check)"]
     assert printed[unknown] == printed[checked] == []
     page = report(lacking).replace("<wbr>", "")
-    assert "Its outputs were not checked: the workload has no reference" in page
+    assert "The winner's outputs were not checked: the workload has no reference" in page

@@ -128,4 +128,4 @@ def test_an_output_in_the_place_of_a_kernels_source_is_refused(
 ) -> None:
     (source := tmp_path / "kernel.py").write_text("x = 1")
     assert main([str(journal) if word == "J" else word.format(source) for word in command.split()]) == 2
-    assert source.read_text() == "x = 1" and "kernel.py is a source file of Python" in capsys.readouterr().err
+    assert source.read_text() == "x = 1" and "kernel.py is a Python source file" in capsys.readouterr().err

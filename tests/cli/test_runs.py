@@ -186,8 +186,9 @@ def test_a_set_is_one_run(set_folder: Path, capsys: Any) -> None:
 def test_replay_of_a_set_shows_the_table(set_folder: Path, capsys: Any) -> None:
     assert main(["replay", str(set_folder)]) == 1  # one problem was not begun
     shown = capsys.readouterr().out.splitlines()
-    assert "unfinished 1 of 3 problems; 1 not begun" in shown and not [line for line in shown if "failed" in line]
-    assert "problems   2 of 3 with a winner; 4 measured" in shown
+    assert "unfinished 1 of 3 problems, 1 of them not begun" in shown
+    assert not [line for line in shown if "failed" in line]
+    assert "problems   2 of 3 have a winner; 4 candidates measured" in shown
     assert shown[-1] == f"next       atune resume {set_folder}"
 
 
@@ -201,7 +202,7 @@ def test_a_finished_set_is_shown_and_nothing_runs(set_folder: Path, tmp_path: Pa
         write_journal(str(set_folder / f"{number:04}.jsonl"), [header, *events])
     assert main(["resume", str(set_folder)]) == 0
     out, err = capsys.readouterr()
-    assert "problems   3 of 3 with a winner" in out and len(err.splitlines()) == 1
+    assert "problems   3 of 3 have a winner" in out and len(err.splitlines()) == 1
     assert f"the run of {set_folder} is finished: nothing is left to do" in err
     assert f"{file} was edited since: atune tune {file} tunes the new version" in err
 
@@ -214,11 +215,12 @@ def test_an_interrupted_set_says_how_it_goes_on(set_folder: Path, capsys: Any) -
     write_journal(str(set_folder / "0000.jsonl"), [msgspec.structs.replace(header, origin=""), *events])
     assert main(["replay", str(set_folder)]) == 1
     shown = capsys.readouterr().out.splitlines()
-    assert "unfinished 3 of 3 problems; 2 not begun" in shown and shown[1].endswith("block=0 (so far)")
-    assert shown[-1] == f"next       tune the set again, with {set_folder} as its journal"
+    assert "unfinished 3 of 3 problems, 2 of them not begun" in shown and shown[1].endswith("block=0 (so far)")
+    assert shown[-1] == f"next       tune the set again with journal={set_folder}"
 
 
 @pytest.mark.parametrize("command", ["show", "explain", "watch"])
 def test_where_one_journal_is_wanted_a_set_names_one(set_folder: Path, command: str, capsys: Any) -> None:
     assert main([command, NAME]) == 2
-    assert f"it is a folder: give a journal in it, such as {set_folder / '0000.jsonl'}" in capsys.readouterr().err
+    why = f"is not a journal, it is a folder: give a journal in it, such as {set_folder / '0000.jsonl'}"
+    assert why in capsys.readouterr().err

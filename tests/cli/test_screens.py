@@ -65,7 +65,7 @@ def test_lines_are_broken_between_words_on_a_narrow_terminal(monkeypatch: pytest
 
 def test_commands_and_numbers_with_their_units_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     on_terminal(monkeypatch, 40)
-    command = "             all of it: atune show /a/journal/with/a/path.jsonl 17"
+    command = "             full output: atune show /a/journal/with/a/path.jsonl 17"
     shown = fitted([Line("winner     x=1"), Line(command)], sys.stdout).splitlines()
     assert shown[-1] == "    atune show /a/journal/with/a/path.jsonl 17"
     counts = [Line("candidates 288: 243 measured, 45 failed; 9 s")]
@@ -122,7 +122,7 @@ def test_who_tunes_a_kernel_that_lowers_for_no_cpu_is_told_what_needs_no_gpu() -
     command = "atune tune toy.py:WORKLOAD --compile-only --target sm_90a"
     assert command in failing("by tvm") and "resume" not in failing("by tvm")
     ended = failing("by tvm", reason="unlowered")
-    assert "the run ended after 2 equal failures; the others are tried by: atune resume j" in ended
+    assert "the run stopped after 2 identical failures; to try the other candidates: atune resume j" in ended
     own = failing('  File "mine.py", line 3, in kernel\n    raise')
     for other in (own, failing("by tvm", "sm_90a"), failing("by tvm", message="TypeError: the kernel returned None")):
         assert "--compile-only" not in other
@@ -133,7 +133,7 @@ def test_who_tunes_a_kernel_that_lowers_for_no_cpu_is_told_what_needs_no_gpu() -
     [
         (["finished"], None),
         (["interrupted"], "interrupted"),
-        ([], "not yet: the run is under way, or was killed"),
+        ([], "not yet: the run is still going, or it was killed"),
         (["interrupted", "resumed", "finished"], None),
     ],
 )
@@ -152,7 +152,7 @@ def test_a_folder_and_a_cache_folder_that_cannot_be_used_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["replay", str(tmp_path)]) == 2
-    assert f"{tmp_path} is no folder of a set's journals: it has no set.json\n" in capsys.readouterr().err
+    assert f"{tmp_path} is not the folder of a set: it has no set.json\n" in capsys.readouterr().err
     (tmp_path / "file").touch()
     monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "file"))
     assert main(["tune", f"{KERNELS}:SCALED", "--target", "c", "--quiet"]) == 2

@@ -200,5 +200,5 @@ async def test_what_nodes_measure_with(answers: Any, nvcc: bool, devices: list[s
 async def test_a_run_without_devices_or_on_several_models_is_refused() -> None:
     with pytest.raises(TargetError, match="no CUDA GPU is there"):
         await found_by(NO_GPU, NO_GPU)
-    with pytest.raises(TargetError, match="do not compare: NVIDIA H100, NVIDIA H200"):
+    with pytest.raises(TargetError, match="cannot be compared: NVIDIA H100, NVIDIA H200"):
         await found_by(node(SM_90, "NVIDIA H100"), node(SM_90, "NVIDIA H200"), node(SM_90, "NVIDIA H200"))

@@ -108,5 +108,5 @@ async def test_a_cancelled_run_leaves_no_process_on_any_node(cluster: Any, mark:
 
 
 async def test_a_cluster_that_is_not_there_is_a_clear_error() -> None:
-    with pytest.raises(UsageError, match=r"cluster '127.0.0.1:1' cannot be joined: .*ray start --head"):
+    with pytest.raises(UsageError, match=r"cannot join cluster '127.0.0.1:1', because .*ray start --head"):
         await tune(SCALED, cluster="127.0.0.1:1", **QUICK)

@@ -93,4 +93,4 @@ def test_the_command_line_tunes_a_decorated_kernel(
     assert kernel.tune(256).cache_hit
     assert "(tuned for n=320)" in repr(atune.tunings())
     assert main(["tune", f"{tmp_path}/scaled_kernel.py:scaled", "--target", "c", "--quiet"]) == 2
-    assert "scale lacks the argument 'n'; --arg NAME=VALUE gives an argument" in capsys.readouterr().err
+    assert "scale lacks the argument 'n'; pass it with --arg NAME=VALUE" in capsys.readouterr().err

@@ -65,14 +65,14 @@ def of(run: Any, kind: type[Any]) -> list[Any]:
 
 
 def test_a1_the_pipeline_can_be_switched_off(run: Any) -> None:
-    """`use_pipeline=False` starts measuring once everything is compiled."""
+    """With `use_pipeline=False`, measuring starts only once everything is compiled."""
     assert of(run, events.ArtifactBuilt)[-1].seq < of(run, events.BenchmarkStarted)[0].seq
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("pipeline", [True, False])
 async def test_a2_measuring_runs_beside_compiling(pipeline: bool) -> None:
-    """With the pipeline, candidates and references are measured while others compile."""
+    """With the pipeline, candidates and references are measured while other candidates compile."""
     machine = FakeMachine(200, Script(library_s=5.0), workers=3, devices=2)  # more than the artifacts' stream holds
     run = await finish(machine, pipeline=pipeline)
     built, references = run.of(events.ArtifactBuilt), run.of(events.ReferenceMeasured)
@@ -91,20 +91,20 @@ def test_a3_several_configurations_are_compiled_into_one_library(run: Any) -> No
 
 
 def test_a4_the_group_size_can_be_chosen(run: Any) -> None:
-    """`group_compile_size` is the largest number of configurations that are compiled together."""
+    """`group_compile_size` limits how many configurations are compiled together."""
     assert sorted(len(event.indices) for event in of(run, events.ArtifactBuilt)) == [1, 2]
 
 
 @pytest.mark.parametrize(("given", "alone"), [({}, False), ({"enable_grouped_compile": False}, True)])
 def test_a5_grouped_compilation_can_be_switched_off(given: dict[str, Any], alone: bool) -> None:
-    """`enable_grouped_compile=False` compiles each configuration alone; unset, the engine chooses the groups."""
+    """`enable_grouped_compile=False` compiles each configuration alone; by default the engine forms the groups."""
     machine = FakeMachine(40)
     atune.run(machine=machine, compile=planned(**given).compile)
     assert (max(map(len, machine.groups)) == 1) == alone
 
 
 def test_a6_every_way_of_compiling_and_measuring_finds_the_same() -> None:
-    """With and without pipeline and groups the same candidates are measured, and the same one wins."""
+    """The same candidates are measured, and the same one wins, with and without the pipeline and groups."""
     found = []
     for pipeline, size in ((True, None), (True, 4), (False, 1)):
         machine = FakeMachine(20, Script(latency_ms=valley(7), fails={3: "compile", 5: "mismatch"}), devices=2)
@@ -114,7 +114,7 @@ def test_a6_every_way_of_compiling_and_measuring_finds_the_same() -> None:
 
 
 def test_a7_each_configuration_of_a_library_has_its_own_kernel(run: Any) -> None:
-    """Each configuration computes its own outputs, which are checked by themselves."""
+    """Each configuration in a group computes its own outputs, which are checked separately."""
     assert [one.status for one in run.tuning.records] == ["measured", "measured", "failed", "failed"]
     assert [(e.index, e.kind) for e in of(run, events.BenchmarkFailed)] == [(2, "mismatch")]  # it multiplies by 3
 
@@ -122,7 +122,7 @@ def test_a7_each_configuration_of_a_library_has_its_own_kernel(run: Any) -> None
 @pytest.mark.anyio
 @pytest.mark.parametrize("bad", [[2], [0, 5], [1, 2, 3, 4, 5]])
 async def test_a8_a_bad_member_of_a_group_fails_alone(bad: list[int]) -> None:
-    """A group that does not compile is compiled in parts, until those that fail stand alone."""
+    """A group that does not compile is split until only the failing members stand alone."""
     machine = FakeMachine(6, Script(fails=dict.fromkeys(bad, "compile")), workers=2)
     run = await finish(machine, compile=CompileSettings(group_size=6))
     assert sorted((e.index, e.kind) for e in run.of(events.BuildFailed)) == [(index, "compile") for index in bad]
@@ -131,19 +131,19 @@ async def test_a8_a_bad_member_of_a_group_fails_alone(bad: list[int]) -> None:
 
 
 def test_a9_kernels_of_one_library_have_names_of_their_own(run: Any) -> None:
-    """Kernels of the same name in the source get a name for each configuration."""
+    """Kernels that share a name in the source get a separate name for each configuration."""
     assert f"atune_kernel_{run.tuning.best.key}" in run.libcode and "main_kernel" not in run.libcode
 
 
 def test_a10_a_configuration_that_cannot_be_elaborated_fails_alone(run: Any) -> None:
-    """Where the kernel function itself fails for a configuration, the others are compiled and measured."""
+    """If the kernel function fails for one configuration, the others are still compiled and measured."""
     assert [(e.index, e.kind) for e in of(run, events.BuildFailed)] == [(3, "lower")] and run.tuning.measured == 2
 
 
 @pytest.mark.parametrize("target", ["c", "sm_90a"])
 @pytest.mark.parametrize("backend", ["torch", "dlpack", "cutedsl"])
 def test_a11_an_execution_backend_that_the_target_lacks_is_refused(target: str, backend: str) -> None:
-    """An execution backend that the target lacks is refused with those that it has, and never replaced."""
+    """An execution backend that the target lacks is refused with a list of its backends, and never replaced."""
     match = rf"^execution_backend must be one of auto, .* for target .*, got '{backend}'$"
     with pytest.raises(ArgumentError, match=match):
         AutoTuner(scaled, BLOCKS).set_compile_args(target=target, execution_backend=backend)
@@ -153,7 +153,7 @@ def test_a11_an_execution_backend_that_the_target_lacks_is_refused(target: str, 
 
 
 def test_a12_devices_can_be_named() -> None:
-    """`benchmark_devices` names the GPUs to measure on; at the command line `--devices` can be repeated."""
+    """`benchmark_devices` names the GPUs to measure on; on the command line, repeat `--devices`."""
     assert planned(benchmark_multi_gpu=True, benchmark_devices=[1, 0, 1]).devices == ("1", "0")
     given = make_parser().parse_args(["tune", "gemm.py", "--devices", "0", "--devices", "1"])
     assert given.devices == ["0", "1"]
@@ -172,7 +172,7 @@ def test_a14_all_gpus_are_used_where_none_is_named() -> None:
 
 
 def test_a15_a_free_gpu_takes_what_is_ready() -> None:
-    """All GPUs take from one queue, so one that hangs or is slow keeps no candidate from the others."""
+    """All GPUs take work from one queue, so a GPU that hangs or is slow keeps no candidate from the others."""
     machine = FakeMachine(40, Script(hangs={0: "measure"}, lower_s=0.01, compile_s=0.01), devices=2, default=0)
     assert atune.run(machine=machine).measured == 39
     assert min(map(len, machine.measured.values())) <= 5
@@ -181,7 +181,7 @@ def test_a15_a_free_gpu_takes_what_is_ready() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_a16_each_gpu_has_inputs_of_its_own() -> None:
-    """Tensors of `set_autotune_inputs` are copied to each GPU on which candidates are measured."""
+    """The tensors of `set_autotune_inputs` are copied to every GPU on which candidates are measured."""
     one = AutoTuner.from_kernel(few_blocks, [{"blocks": 1 << n} for n in range(8)])
     one.set_compile_args(out_idx=[-1], target="cuda").set_kernel_parameters(((1 << 23, 2.0), {}), {})
     with compat.set_autotune_inputs([torch.randn(1 << 23, device="cuda:1")]):
@@ -193,7 +193,7 @@ def test_a16_each_gpu_has_inputs_of_its_own() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("slow", ["fake-0", "fake-1", "fake-2"])
 async def test_a17_a_gpu_that_is_not_as_fast_as_the_others_is_left_out(slow: str) -> None:
-    """Each GPU times the reference; where one differs its figures do not count, and others measure again."""
+    """Each GPU times the reference; if one deviates, its figures do not count, and the others measure again."""
     script = Script(latency_ms=valley(9), slowdown={slow: 0.9}, lower_s=0.01, compile_s=0.01)
     run = await finish(FakeMachine(24, script, devices=3))
     [excluded] = run.of(events.DeviceExcluded)
@@ -209,7 +209,7 @@ async def test_a17_a_gpu_that_is_not_as_fast_as_the_others_is_left_out(slow: str
 
 
 def test_a18_a_kernel_that_never_ends_is_killed_at_its_deadline() -> None:
-    """`timeout` is a deadline: a kernel that hangs is killed, and its GPU measures the next candidate at once."""
+    """`timeout` is a deadline: a kernel that hangs is killed, and its GPU goes on with the next candidate at once."""
     head, *rows = json.loads((RESULTS / "faults" / "faults.json").read_text())["rows"]
     [endless] = [dict(zip(head, row, strict=True)) for row in rows if row[0] == "endless"]
     assert endless["named"] == "timeout" and "killed" in endless["words"]
@@ -224,7 +224,7 @@ def test_a18_a_kernel_that_never_ends_is_killed_at_its_deadline() -> None:
     [("fault", 1), ("worker_lost", 1), *((kind, 0) for kind in ("mismatch", "unwritten", "load", "out_of_memory"))],
 )
 async def test_a19_a_candidate_that_fails_or_ends_its_process_disturbs_no_other(kind: Any, lost: int) -> None:
-    """Where a candidate ends its process, a new one measures the others; other failures cost nothing."""
+    """If a candidate ends its process, a new one measures the rest; other failures cost no process."""
     machine = FakeMachine(10, Script(fails={3: kind}))
     run = await finish(machine)
     assert [(e.index, e.kind) for e in run.of(events.BenchmarkFailed)] == [(3, kind)]
@@ -237,7 +237,7 @@ async def test_a19_a_candidate_that_fails_or_ends_its_process_disturbs_no_other(
 
 @pytest.mark.anyio
 async def test_a20_leaving_a_run_early_cancels_what_is_under_way() -> None:
-    """A run that is left early cancels its compiles and measurements, and begins no more of them."""
+    """Leaving a run early cancels its compiles and measurements, and starts no more of them."""
     machine = FakeMachine(500)
     async with atune.Tuner(machine=machine) as tuner:
         async for event in tuner.events():
@@ -248,14 +248,14 @@ async def test_a20_leaving_a_run_early_cancels_what_is_under_way() -> None:
 
 @pytest.mark.parametrize("name", ["warmup", "rep", "group_compile_size", "benchmark_devices", "use_pipeline"])
 def test_a21_wrong_arguments_are_refused_before_anything_starts(name: str) -> None:
-    """`run` refuses a wrong value of any of its arguments by name, and says what it must be."""
+    """`run` refuses a wrong argument by name, and says what its value must be."""
     with pytest.raises(ArgumentError, match=rf"^{name} must be .*, got -1$"):
         AutoTuner(scaled, BLOCKS).run(**{name: -1})
 
 
 @pytest.mark.parametrize("given", [{"group_compile_size": 4}, {"early_stop_factor": 3.0, "early_stop": False}])
 def test_a22_what_has_no_effect_is_said(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """An argument without effect, such as `group_compile_size` alone, is named in a warning and in the result."""
+    """A warning and the result name every argument without effect, such as `group_compile_size` alone."""
     monkeypatch.setattr(compat.environment, "_warned", set())
     said = f"{next(iter(given))}: has no effect with"
     with pytest.warns(compat.CompatWarning, match=f"^{said}"):
@@ -264,7 +264,7 @@ def test_a22_what_has_no_effect_is_said(given: dict[str, Any], monkeypatch: pyte
 
 
 def test_a23_a_second_run_of_a_tuner_forgets_the_first_ones_arguments() -> None:
-    """What one `run` of a tuner was asked for does not hold for its next one."""
+    """The arguments of one `run` of a tuner do not carry over to the next."""
     one = cpu_tuner()
     asked = ({"use_pipeline": False, "rep": 9}, {})
     first, second = (one.call_of(TilelangKernel(one.fn), given).options.plan.settings for given in asked)
@@ -273,7 +273,7 @@ def test_a23_a_second_run_of_a_tuner_forgets_the_first_ones_arguments() -> None:
 
 
 def test_a24_the_programs_current_gpu_is_the_one_that_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without `benchmark_multi_gpu`, candidates are measured on the GPU that the program has chosen."""
+    """Without `benchmark_multi_gpu`, candidates are measured on the program's current GPU."""
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     monkeypatch.setattr("torch.cuda.current_device", lambda: 3)
     assert planned().devices == ("3",)
@@ -298,7 +298,7 @@ LINE = """--m 512 --n 256 --k 128 --with-roller --topk 5 --warmup 1 --rep 2 --ti
 
 
 def test_a26_the_example_hands_all_its_options_to_atune(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`examples/gemm.py` has the command line of TileLang's example."""
+    """`examples/gemm.py` has the command line of TileLang's own example."""
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     gemm = importlib.import_module("gemm")
 
@@ -322,7 +322,7 @@ def test_a26_the_example_hands_all_its_options_to_atune(monkeypatch: pytest.Monk
 
 
 def test_a27_warmup_and_rep_count_calls_of_kernel_and_reference_alike(run: Any) -> None:
-    """`warmup` and `rep` are numbers of calls, for the kernels and for the reference."""
+    """`warmup` and `rep` count calls, both for the kernels and for the reference."""
     timings = [event.timing for event in of(run, events.ReferenceMeasured) + of(run, events.CandidateMeasured)]
     assert [len(timing.samples_us) for timing in timings] == [6] * 3
 
@@ -344,7 +344,7 @@ def test_a27_warmup_and_rep_count_calls_of_kernel_and_reference_alike(run: Any) 
     ],
 )
 def test_a28_each_option_of_the_pull_request_is_taken_or_answered(options: str, answer: str) -> None:
-    """`atune tune` takes the options of the pull request, or names what to write in their place."""
+    """`atune tune` takes each option of the pull request, or says what to write in its place."""
     wrong = pytest.raises(UsageError, match=re.escape(f"{answer} (see atune tune --help)"))
     for one in options.split(", "):
         with wrong if answer else nullcontext():
@@ -355,7 +355,7 @@ def test_a28_each_option_of_the_pull_request_is_taken_or_answered(options: str, 
 
 
 def test_a29_all_configurations_of_the_roller_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All 20 configurations that TileLang's roller recommends for a product of 4096 are compiled and measured."""
+    """All 20 configurations that TileLang's roller recommends for a product of size 4096 compile and are measured."""
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     recommended = importlib.import_module("gemm_roller").recommended
     stored = Result(read_state(RESULTS / "roller20" / "atune.jsonl"))
@@ -379,29 +379,30 @@ def said(page: Path = RESULTS / "README.md") -> str:
 
 
 def test_a30_the_pipeline_ends_a_tuning_earlier() -> None:
-    """The pipeline alone ends the tuning of the roller's 20 configurations earlier."""
-    assert f"pipeline ends the tuning of the roller's 20 candidates {gains(ROLLER, END, 'pipeline')[0]}" in said()
+    """The pipeline alone shortens the tuning of the roller's 20 configurations."""
+    [gain] = gains(ROLLER, END, "pipeline")
+    assert f"With the pipeline the tuning of the roller's 20 candidates ends {gain} times as early" in said()
 
 
 def test_a31_a_second_gpu_about_halves_the_time_to_measure() -> None:
-    """Two equal GPUs measure about twice as fast as one, while compiling bounds the time of the run."""
+    """Two equal GPUs measure about twice as fast as one, but compiling limits how much earlier the run ends."""
     [most], [few] = (gains(folder, "benchmark_wall_s", "2 devices") for folder in ("gemm288", ROLLER))
     [run], page = gains("gemm288", END, "2 devices"), said(ROOT / "docs" / "concepts.md")
     assert f"288 candidates {most} times as fast" in said() and f"20 candidates {few} times" in said()
-    assert f"[{most} times as fast]" in page and f"ended only {run} times as early" in page
+    assert f"[{most} times as fast]" in page and f"the whole run was only {run} times as fast" in page
 
 
 def test_a32_groups_compile_faster() -> None:
-    """Larger groups take less time to compile."""
+    """The larger the groups, the less time compiling takes."""
     found = gains(ROLLER, "compile_wall_s", *GROUPS)
-    assert found == sorted(found) and "these compile {}, {} and {} times as fast".format(*found) in said()
+    assert found == sorted(found) and "compiles {}, {} and {} times as fast".format(*found) in said()
 
 
 def test_a33_all_features_together_end_a_tuning_earlier() -> None:
-    """Pipeline, groups and two GPUs together end the tuning of a whole space earlier than two GPUs alone."""
+    """Pipeline, groups and two GPUs together tune a whole space in less time than two GPUs alone."""
     two, four, default = gains("gemm288", END, "2 devices", "all, groups of 4", "all")
     assert float(two) < float(four) < float(default)
-    assert f"the 288 end {four} times as early in groups of 4, and {default} times with cicc" in said()
+    assert f"the 288 ends {four} times as early in groups of 4, and {default} times as early with cicc" in said()
 
 
 TWO = {
@@ -417,7 +418,7 @@ TWO = {
 
 
 def test_a34_each_experiment_turns_one_feature_on_and_all_every_one() -> None:
-    """`bench/seed000.py` runs the experiments: each turns one feature on, and the last one all of them."""
+    """`bench/seed000.py` runs the experiments: each turns on one feature, and the last turns on all of them."""
     assert {one.label: " ".join(one.arguments) for one in seed000.chosen("", ["0", "1"])} == TWO
     assert [one.label for one in seed000.chosen("groups", ["0", "1"])] == ["nothing", *list(TWO)[3:6]]
     assert "2 devices" not in [one.label for one in seed000.chosen("", ["0"])]
@@ -428,15 +429,17 @@ def test_a34_each_experiment_turns_one_feature_on_and_all_every_one() -> None:
 
 
 def test_a35_groups_end_a_tuning_earlier() -> None:
-    """Groups alone end the tuning of the roller's 20 configurations earlier, the earlier the larger they are."""
+    """Groups alone shorten the tuning of the roller's 20 configurations, and larger groups shorten it more."""
     found = gains(ROLLER, END, *GROUPS)
-    assert found == sorted(found) and "and automatic ones {}, {} and {} times".format(*found) in said()
+    assert (
+        found == sorted(found) and "and automatic groups it ends {}, {} and {} times as early".format(*found) in said()
+    )
 
 
 def test_a36_the_experiments_have_the_settings_of_the_pull_request(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Experiments have 3 warm-up calls, 180 s for a candidate, no check, new inputs and no cached result."""
+    """Every experiment uses 3 warm-up calls, 180 s a candidate, no check, new inputs and no cached result."""
     path = tmp_path / "journal.jsonl"
     ref = f"{ROOT / 'examples' / 'gemm_cpu.py'}:WORKLOAD"
     seed000.tune([ref, "--target", "c", "--devices", "cpu", "--rep", "3", "--budget", "2", "--journal", str(path)])

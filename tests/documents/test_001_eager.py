@@ -64,21 +64,21 @@ def tuned() -> SimpleNamespace:
 
 
 def test_e1_a_kernel_in_eager_style_is_tuned_by_its_first_call(tuned: SimpleNamespace) -> None:
-    """The first call of a kernel in eager style tunes it, and returns its outputs as every later call does."""
+    """The first call of an eager kernel tunes it, and returns its outputs just as later calls do."""
     assert torch.equal(tuned.out, tuned.A + 1)
     known = len(tuned.eager.results)
     assert torch.equal(tuned.eager(torch.ones(64)), torch.full((64,), 2.0)) and len(tuned.eager.results) == known
 
 
 def test_e2_compile_gives_the_tuned_kernel(tuned: SimpleNamespace) -> None:
-    """`compile` takes sizes or tensors, and gives the kernel that was tuned for them without running it."""
+    """`compile` takes sizes or tensors, and returns the kernel tuned for them without running it."""
     kernel, A = tuned.eager.compile(n=128, by=4), torch.randn(128)
     assert isinstance(kernel, tilelang.JITKernel) and torch.equal(kernel(A), A + 4)
     assert torch.equal(tuned.eager.compile(tuned.A)(tuned.A), tuned.out)
 
 
 def test_e3_a_call_may_ask_for_the_kernel(tuned: SimpleNamespace) -> None:
-    """A lazy kernel's call returns the compiled kernel; in eager style it does where it asks for it."""
+    """Calling a lazy kernel returns the compiled kernel; an eager one returns it on request."""
     assert isinstance(tuned.kernel, tilelang.JITKernel) and torch.equal(tuned.kernel(tuned.A), tuned.A * 2)
     assert tuned.lazy(64, __return_kernel=True) is tuned.kernel is tuned.lazy(64, __return_kernel=False)
     found = tuned.eager(tuned.A, __return_kernel=True)
@@ -86,7 +86,7 @@ def test_e3_a_call_may_ask_for_the_kernel(tuned: SimpleNamespace) -> None:
 
 
 def test_e4_symbolic_dimensions_are_tuned_on_both_paths() -> None:
-    """A kernel with a symbolic dimension is tuned by its call and by `compile`, and then takes other sizes."""
+    """A kernel with a symbolic dimension is tuned by a call or by `compile`, and then takes other sizes."""
     in_place, named = (tilelang.autotune(configs=BLOCKS, **QUICK)(kernel) for kernel in (twice, shift))
     A, B, longer, out = torch.randn(64), torch.zeros(64), torch.randn(96), torch.zeros(96)
     with set_autotune_inputs([A, B]):
@@ -98,14 +98,14 @@ def test_e4_symbolic_dimensions_are_tuned_on_both_paths() -> None:
 
 
 def test_e5_a_kernel_is_kept_with_its_configuration(tuned: SimpleNamespace) -> None:
-    """The cache of a tuned function has each kernel together with the configuration that was chosen for it."""
+    """The cache of a tuned function keeps each kernel together with the configuration chosen for it."""
     assert tuned.lazy._tuner_cache[((64,), ())] == (tuned.kernel, tuned.kernel.config) and tuned.kernel.config in BLOCKS
     found = tuned.eager.compile(tuned.A)
     assert tuned.eager._tuner_cache[TENSORS] == (found, found.config)
 
 
 def test_e6_a_saved_result_keeps_its_outputs(tmp_path: Path) -> None:
-    """A saved result has the positions of its outputs in `out_idx.json`; TileLang's loader and atune's return those."""
+    """`out_idx.json` of a saved result names its outputs, which TileLang's loader and atune's both return."""
     A, folder = torch.randn(64), tmp_path / "ours"
     cpu_tuner(ref_prog=doubled).run().save_to_disk(folder)
     saved = json.loads((folder / "out_idx.json").read_text())
@@ -116,7 +116,7 @@ def test_e6_a_saved_result_keeps_its_outputs(tmp_path: Path) -> None:
 
 
 def test_e7_a_result_without_that_file_is_loaded(tmp_path: Path) -> None:
-    """What an older TileLang saved, without `out_idx.json`, is loaded with the outputs of the caller's arguments."""
+    """A result that an older TileLang saved without `out_idx.json` loads with the outputs that the caller names."""
     saved_by_tilelang(tmp_path)
     (tmp_path / "out_idx.json").unlink()
     A, found = torch.randn(64), AutotuneResult.load_from_disk(str(tmp_path), dataclasses.replace(ON_CPU, out_idx=[-1]))
@@ -124,13 +124,13 @@ def test_e7_a_result_without_that_file_is_loaded(tmp_path: Path) -> None:
 
 
 def test_e8_arguments_may_be_written_in_any_form(tuned: SimpleNamespace) -> None:
-    """A call is the same however its arguments are written; of tensors dtype, shape and strides make the key."""
+    """Equal calls have one key, however they are written; a tensor counts by its dtype, shape and strides."""
     assert tuned.lazy(n=64) is tuned.kernel is tuned.lazy(64, factor=2.0)
     assert next(iter(tuned.eager._tuner_cache)) == TENSORS
 
 
 def test_e9_configurations_are_asked_for_with_each_calls_own_arguments(tuned: SimpleNamespace) -> None:
-    """A function of configurations gets the arguments of each call as they are, and is asked anew for others."""
+    """A function of configurations gets each call's own arguments, and is asked again for different ones."""
     [first, *_] = tuned.asked
     assert first[0][0] is tuned.A and first[1] == {}
     tuned.lazy.call_of((32,), {})
@@ -146,21 +146,21 @@ def test_e9_configurations_are_asked_for_with_each_calls_own_arguments(tuned: Si
 
 
 def test_e10_another_program_finds_what_was_tuned(tuned: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results are kept on disk: another program that decorates the same kernel tunes nothing."""
+    """Results are kept on disk, so another program that decorates the same kernel tunes nothing."""
     monkeypatch.setattr(winners, "tune_work", None)  # nothing may be tuned
     again = tilelang.autotune(configs=BLOCKS, **QUICK)(shift)
     assert torch.equal(again(tuned.A), tuned.out) and again.compile(tuned.A).config in BLOCKS
 
 
 def test_e11_the_configurations_count_in_the_key(tuned: SimpleNamespace) -> None:
-    """The key of a result has the configurations themselves, whether a list or a function gives them."""
+    """The key of a result includes the configurations, whether a list or a function gives them."""
     same, other = (tilelang.autotune(configs=one, **QUICK)(shift) for one in (BLOCKS, BLOCKS[:1]))
     own, listed, fewer = (one.call_of((tuned.A,), {}).tuned.work.key for one in (tuned.eager, same, other))
     assert own == listed and own.space != fewer.space
 
 
 def test_e12_given_tensors_are_tuned_on(tuned: SimpleNamespace) -> None:
-    """Inside `set_autotune_inputs` a kernel in eager style is checked and timed on the tensors that it gives."""
+    """Inside `set_autotune_inputs`, an eager kernel is checked and timed on the tensors given there."""
     kernel = tilelang.autotune(configs=BLOCKS, ref_prog=lambda A: A + A.unique(), **QUICK)(shift)
     with set_autotune_inputs(torch.ones(64)):
         assert torch.equal(kernel(tuned.A), tuned.out)
@@ -179,7 +179,8 @@ def test_e13_every_door_takes_a_decorated_kernel_or_says_what_to_give(tmp_path: 
     assert main(["tune", *command, "--dry-run"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["candidates"] == 2
     kernel = atune.autotune(scale, space={"block": [16, 32]})
-    configs, sizes, why = [{"block": 16}], [{"n": 64}], r"a decorated kernel; call it, .* A Workload takes its \.kernel"
+    configs, sizes = [{"block": 16}], [{"n": 64}]
+    why = r"a decorated kernel; call it, .* For a Workload, pass its \.kernel"
     for door in (atune.Workload, atune.compile_all):
         with pytest.raises(WorkloadError, match=f"^Workload: the kernel is {why}"):
             door(kernel, configs)
@@ -190,7 +191,7 @@ def test_e13_every_door_takes_a_decorated_kernel_or_says_what_to_give(tmp_path: 
 
 
 def test_e14_a_cleared_cache_has_the_next_call_ask_again(tuned: SimpleNamespace) -> None:
-    """The cache of a tuned function can be cleared as TileLang's can: the next call asks for it again."""
+    """The cache of a tuned function can be cleared as in TileLang, and the next call then looks it up again."""
     known = len(tuned.asked)
     tuned.eager._tuner_cache.clear()
     assert len(tuned.eager._tuner_cache) == 0

@@ -89,7 +89,7 @@ def hung() -> AutotuneResult:
     ids=lambda function: function.__qualname__,
 )
 def test_b1_functions_take_what_tilelangs_take_in_their_order(ours: Any, theirs: Any) -> None:
-    """Both ways take TileLang's arguments, in its order and with its defaults, or None where the engine decides."""
+    """Both interfaces take TileLang's arguments in its order, with its defaults, or None to let the engine decide."""
     mine, others = inspect.signature(ours).parameters, inspect.signature(theirs).parameters
     assert [*mine][: len(others)] == [*others]
     for name, parameter in others.items():
@@ -99,14 +99,14 @@ def test_b1_functions_take_what_tilelangs_take_in_their_order(ours: Any, theirs:
 
 
 def test_b2_the_decorated_function_returns_the_best_kernel(guide: SimpleNamespace) -> None:
-    """A function under `autotune` and `tilelang.jit` tunes when it is called, and returns the best kernel."""
+    """Calling a function under `autotune` and `tilelang.jit` tunes it and returns the best kernel."""
     kernel = guide.tuned_kernel
     assert isinstance(kernel, tilelang.JITKernel) and kernel.latency > 0
     close(kernel(guide.A, guide.B), product_of(guide.A, guide.B))
 
 
 def test_b3_configs_may_be_generated_once_and_serve_every_problem() -> None:
-    """Configurations are a list, a generator or a function; arguments of the kernel need not be data."""
+    """Configurations come from a list, a generator or a function, and a kernel's arguments need not be data."""
 
     def kernel(policy: Any, n: int = 64, block: int = 16) -> Any:
         return scaled(n, 2.0 if policy is T.GemmWarpPolicy.Square else 3.0, block)
@@ -119,7 +119,7 @@ def test_b3_configs_may_be_generated_once_and_serve_every_problem() -> None:
 
 
 def test_b4_a_function_of_configs_gets_the_call() -> None:
-    """A function of configurations gets the call's arguments as they are written; a known call is not tuned again."""
+    """A function of configurations gets the call's arguments as written, and a known call is not tuned again."""
     asked: list[Any] = []
     kernel = lazy(lambda *args, **kwargs: asked.append((args, kwargs)) or BLOCKS)
     first = kernel(64, factor=2.0)
@@ -130,14 +130,14 @@ def test_b4_a_function_of_configs_gets_the_call() -> None:
 
 
 def test_b5_every_configuration_is_tried(guide: SimpleNamespace) -> None:
-    """Every configuration of the guide's space is compiled, checked and measured, or has the code of another one."""
+    """Every configuration of the guide's space is compiled, checked and measured, or shares another's code."""
     tuning = guide.artifact.tuning
     assert tuning.total == len(guide.tuner.configs) == tuning.measured + tuning.duplicates
     assert all(one.checked for one in tuning.measurements)
 
 
 def test_b6_without_a_gpu_the_guides_kernel_says_so() -> None:
-    """For the CPU a kernel that is written for CUDA fails, and the error says how to compile it without a GPU."""
+    """A kernel written for CUDA fails on the CPU, with an error that says how to compile it without a GPU."""
     configs = [*tiles(64, 64, 64, gpu=True)][:2]
     made = Place("c").tuner(product, configs, arguments={"M": 64, "N": 64, "K": 64, "gpu": True})
     with pytest.raises(compat.TuningFailed, match=r"2 failed to lower(.|\n)*written for CUDA(.|\n)*--compile-only"):
@@ -145,7 +145,7 @@ def test_b6_without_a_gpu_the_guides_kernel_says_so() -> None:
 
 
 def test_b7_keys_of_a_configuration_are_arguments_of_the_kernel() -> None:
-    """A key that is no argument of the kernel is an error that names its arguments."""
+    """If a configuration names something that is not an argument of the kernel, the error lists its arguments."""
     with pytest.raises(compat.ConfigError, match="scaled takes no argument 'tile'; it takes n, factor, block"):
         AutoTuner(scaled, [{"tile": 1}]).run()
     for configs in ("block", {"block": 16}, [16]):
@@ -154,12 +154,12 @@ def test_b7_keys_of_a_configuration_are_arguments_of_the_kernel() -> None:
 
 
 def test_b8_the_best_kernel_writes_into_the_output_that_it_is_given(guide: SimpleNamespace) -> None:
-    """The best kernel takes its outputs, too, although `out_idx` names them."""
+    """The best kernel writes into outputs that you pass, even if `out_idx` names them."""
     close(guide.C, product_of(guide.A, guide.B))
 
 
 def test_b9_each_argument_tuple_is_tuned_once() -> None:
-    """A program tunes once for each tuple of arguments, and remembers the kernels under TileLang's keys."""
+    """A program tunes once for each tuple of arguments, and keeps the kernels under TileLang's keys."""
     kernel = lazy()
     assert isinstance(kernel._tuner_cache, Mapping) and len(kernel._tuner_cache) == 0
     assert kernel(64) is kernel(n=64) is kernel(64, factor=2.0)
@@ -172,7 +172,7 @@ def test_b9_each_argument_tuple_is_tuned_once() -> None:
 
 @pytest.mark.parametrize("step", ["set_profile_args", "run"])
 def test_b10_a_block_around_either_step_gives_its_tensors(step: str) -> None:
-    """`set_autotune_inputs` gives the tensors to tune on; without it they are drawn by `supply_type`."""
+    """`set_autotune_inputs` gives the tensors to tune on; without it, `supply_type` says how they are drawn."""
     block, A = {step: set_autotune_inputs(torch.ones(64))}, torch.ones(64)
     made = AutoTuner.from_kernel(scaled, [{"block": 16}]).set_compile_args(out_idx=[-1], target="c")
     made.set_kernel_parameters(((64,), {}), {})
@@ -191,7 +191,7 @@ def test_b11_the_programmatic_path_runs_as_it_stands(guide: SimpleNamespace) -> 
 
 
 def test_b12_the_result_has_kernel_latency_and_configuration(guide: SimpleNamespace) -> None:
-    """The result has the best kernel, its latency in milliseconds, and its configuration, one of those given."""
+    """A result has the best kernel, its latency in milliseconds, and its configuration, one of those given."""
     found = guide.artifact
     assert isinstance(found.kernel, tilelang.JITKernel) and found.config in guide.tuner.configs
     assert found.latency == found.kernel.latency == found.tuning.latency_ms > 0
@@ -201,7 +201,7 @@ def test_b12_the_result_has_kernel_latency_and_configuration(guide: SimpleNamesp
 
 
 def test_b13_who_gives_the_tensors_comes_in_the_guides_order() -> None:
-    """`set_autotune_inputs` comes before `supply_prog`, and that before `supply_type`; what is unused is warned of."""
+    """`set_autotune_inputs` beats `supply_prog`, which beats `supply_type`; a warning names what is unused."""
     given, supplied = torch.zeros(64), torch.ones(64)
     made = cpu_tuner(supply_prog=lambda params: [supplied], supply_type="zero")
     with pytest.warns(compat.CompatWarning, match="^supply_type: has no effect together with supply_prog$"):
@@ -212,7 +212,7 @@ def test_b13_who_gives_the_tensors_comes_in_the_guides_order() -> None:
 
 
 def test_b14_a_supply_program_gets_dtypes_and_shapes(place: Place, tmp_path: Path) -> None:
-    """`supply_prog` gets the parameters' dtypes and shapes, and returns the tensors that every candidate gets."""
+    """`supply_prog` gets the parameters' dtypes and shapes, and returns the tensors for every candidate."""
     log = tmp_path / "log"
 
     def supply(params: list[Any]) -> list[torch.Tensor]:
@@ -229,13 +229,13 @@ def test_b14_a_supply_program_gets_dtypes_and_shapes(place: Place, tmp_path: Pat
 
 
 def test_b15_supply_types_have_tilelangs_names() -> None:
-    """Inputs are drawn by any of TileLang's supply types; `Auto` is the default."""
+    """Inputs can be drawn by each of TileLang's supply types, of which `Auto` is the default."""
     for supply in tilelang.TensorSupplyType:
         assert workload_of(cpu_tuner(supply_type=supply)).supply == supply.name.lower()
 
 
 def test_b16_drawing_needs_static_shapes(place: Place) -> None:
-    """Where a dimension is symbolic, and nobody gives tensors, the error says how to give them."""
+    """If a dimension is symbolic and you give no tensors, the error says how to give them."""
     with pytest.raises(ArgumentError, match=r"dimension 'm' is symbolic.*: give tensors and scalars with `with"):
         place.scaled(n=T.dynamic("m")).run()
 
@@ -243,7 +243,7 @@ def test_b16_drawing_needs_static_shapes(place: Place) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8", "bfloat16"])
 def test_b17_dtypes_that_only_some_devices_have(dtype: str) -> None:
-    """Inputs of the float8 dtypes are drawn, too."""
+    """Inputs can be drawn for the float8 dtypes as well."""
     Place("cuda").tuner(typed, [{"block": 16}], arguments={"dtype": dtype, "threads": 16}).run()
 
 
@@ -251,7 +251,7 @@ def test_b17_dtypes_that_only_some_devices_have(dtype: str) -> None:
 
 
 def test_b18_each_configuration_is_checked() -> None:
-    """Each configuration's outputs are checked; where nothing works, the error counts the reasons."""
+    """Each configuration's outputs are checked; if nothing works, the error counts the reasons."""
     made = cpu_tuner(picky, [{"block": 12}, {"block": 24}, {"block": 48}])
     with pytest.raises(RuntimeError, match="no candidate worked") as caught:
         made.run()
@@ -264,7 +264,7 @@ def test_b18_each_configuration_is_checked() -> None:
 
 
 def test_b19_a_reference_gets_the_inputs_that_candidates_get() -> None:
-    """`ref_prog` gets the inputs that the candidates get; what it returns is compared, and it is timed."""
+    """`ref_prog` gets the candidates' inputs; its outputs are compared with theirs, and it is timed as well."""
 
     def reference(A: torch.Tensor) -> torch.Tensor:
         assert bool((A == 3).all())
@@ -283,7 +283,7 @@ def test_b19_a_reference_gets_the_inputs_that_candidates_get() -> None:
     ],
 )
 def test_b20_a_reference_may_judge(reference: Any, why: str) -> None:
-    """`ref_prog` of every parameter may judge: it returns True or False, or raises what is wrong."""
+    """A `ref_prog` of every parameter may judge: it returns True or False, or raises what is wrong."""
     found = cpu_tuner(configs=WRONG, ref_prog=reference).run()
     [failure] = found.tuning.failures
     assert found.config == {"factor": 2} and failure.kind == "mismatch" and failure.message.startswith(why)
@@ -293,7 +293,7 @@ def test_b20_a_reference_may_judge(reference: Any, why: str) -> None:
 
 
 def test_b21_a_manual_check_is_called_with_the_outputs() -> None:
-    """`manual_check_prog` alone is called with the outputs, and refuses a candidate by raising or returning False."""
+    """If given, only `manual_check_prog` judges the outputs: to refuse, it raises or returns False."""
 
     def check(outputs: list[torch.Tensor]) -> None:
         if outputs[0].max() > 2:
@@ -308,13 +308,13 @@ def test_b21_a_manual_check_is_called_with_the_outputs() -> None:
 
 
 def test_b22_checks_can_be_skipped() -> None:
-    """`skip_check=True` checks no outputs."""
+    """`skip_check=True` turns off the check of outputs."""
     found = cpu_tuner(configs=WRONG, ref_prog=doubled, skip_check=True).run()
     assert found.tuning.measured == 2 and not any(one.checked for one in found.tuning.measurements)
 
 
 def test_b23_tolerances_are_the_guides() -> None:
-    """`rtol` and `atol` are 1e-2, and 1 % of the elements may differ, unless they are given."""
+    """By default `rtol` and `atol` are 1e-2, and 1 % of the elements may differ."""
     names, given = ("rtol", "atol", "max_mismatched_ratio"), (1e-4, 1e-6, 0.5)
     for values, options in (((1e-2, 1e-2, 0.01), {}), (given, dict(zip(names, given, strict=True)))):
         work = workload_of(cpu_tuner(ref_prog=doubled, manual_check_prog=close, **options))
@@ -326,13 +326,13 @@ def test_b23_tolerances_are_the_guides() -> None:
 
 
 def test_b24_threads_may_be_a_tuple() -> None:
-    """Tile sizes, stages and threads are tuned, also where threads are a tuple."""
+    """Tile sizes, stages and threads can be tuned, even if threads are a tuple."""
     configs = [{"block": 256, "threads": (64, 2)}, {"block": 256, "threads": (128, 1)}]
     assert [*workload_of(cpu_tuner(configs=configs)).space.points({}).walk()] == configs
 
 
 def test_b25_dtypes_may_be_tuned() -> None:
-    """A configuration may set a dtype: each candidate gets inputs of its own."""
+    """A configuration may set a dtype, and each candidate then gets inputs of its own."""
     found = cpu_tuner(typed, [{"dtype": dtype} for dtype in ("float32", "int32", "int8")], ref_prog=torch.clone).run()
     assert found.tuning.measured == 3
 
@@ -346,13 +346,13 @@ def test_b26_what_exceeds_the_device_is_not_compiled() -> None:
 
 
 def test_b27_the_best_configuration_can_be_read_again(guide: SimpleNamespace, capsys: Any) -> None:
-    """`atune show` prints the best configuration of a journal, so that it can become the default."""
+    """`atune show` prints the best configuration of a journal, ready to become the default."""
     assert main(["show", guide.artifact.tuning.journal, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["config"].items() >= guide.artifact.config.items()
 
 
 def test_b28_workers_compile(guide: SimpleNamespace) -> None:
-    """Worker processes lower and compile the candidates, several in one library, and not your program."""
+    """Worker processes, not your program, lower and compile the candidates, several in one library."""
     events = read(guide.artifact.tuning.journal)
     lowered = {event.worker for event in events if isinstance(event, CandidateLowered)}
     assert lowered and not {name for name in lowered if not name.startswith("compile")}
@@ -367,12 +367,12 @@ def test_b29_the_current_device_is_measured_on(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_b30_a_kernel_that_never_ends_fails_alone(hung: AutotuneResult) -> None:
-    """A configuration that runs past `timeout` fails with that limit, and the others are measured."""
+    """A configuration that runs past `timeout` fails and names that limit, and the others are measured."""
     [failure] = hung.tuning.failures  # type: ignore[union-attr]
     assert (failure.config, failure.kind, hung.config) == ({"mode": "loop"}, "timeout", {"mode": "ok"})
     assert failure.message.startswith("ran past benchmark_timeout_s=1")
 
 
 def test_b31_deadlines_need_no_signals(hung: AutotuneResult) -> None:
-    """Deadlines use no signals, which the main thread alone gets, and so hold in every thread of your program."""
+    """Deadlines need no signals, which only the main thread gets, so they hold in every thread of your program."""
     assert hung.tuning.finished and hung.tuning.failed == 1  # type: ignore[union-attr]

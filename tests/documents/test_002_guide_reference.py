@@ -61,7 +61,7 @@ def same_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("same_server")
 def test_b32_no_log_file_appears_and_errors_reach_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No autotuner.log is written: the result has what failed and why, and its journal stays in the cache folder."""
+    """There is no autotuner.log: the result says what failed and why, and its journal is in the cache folder."""
     of_workers = Path("autotuner.log").resolve()  # they stay in the folder in which their server was started
     before = of_workers.exists() and of_workers.stat()
     monkeypatch.chdir(tmp_path)
@@ -74,7 +74,7 @@ def test_b32_no_log_file_appears_and_errors_reach_the_caller(tmp_path: Path, mon
 
 
 def test_b33_the_best_kernels_are_kept_in_memory() -> None:
-    """The best kernels are kept in memory; once `_tuner_cache` is cleared, the next call asks again."""
+    """The best kernels stay in memory; once `_tuner_cache` is cleared, the next call looks them up again."""
     asked: list[int] = []
     kernel = lazy(lambda n: asked.append(n) or BLOCKS)
     kernel(64)
@@ -85,7 +85,7 @@ def test_b33_the_best_kernels_are_kept_in_memory() -> None:
 
 
 def test_b34_the_key_covers_outputs_inputs_checks_and_callbacks() -> None:
-    """The key of a result covers the problem, the arguments of both setters, and the callbacks' sources."""
+    """The key of a result covers the problem, the arguments of both setters, and the sources of the callbacks."""
     keys = [
         key(),
         key(128),
@@ -103,7 +103,7 @@ def test_b34_the_key_covers_outputs_inputs_checks_and_callbacks() -> None:
 
 
 def test_b35_results_lie_in_a_folder_of_their_own() -> None:
-    """Results are no folder for each key; the migration page says where they are kept."""
+    """Results have no folder for each key; the migration page says where they are kept instead."""
     assert "| `TILELANG_CACHE_DIR` | results and libraries are kept in its subfolder `atune` |" in MIGRATION
 
 
@@ -122,7 +122,7 @@ def test_b36_a_saved_result_has_the_guides_files(tmp_path: Path) -> None:
 def test_b37_tilelangs_cache_folder_moves_results_and_libraries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TILELANG_CACHE_DIR moves results and libraries, which are found again there."""
+    """TILELANG_CACHE_DIR moves results and libraries, and they are found again there."""
     own, theirs = tmp_path / "own", tmp_path / "theirs"
     monkeypatch.setenv("ATUNE_CACHE_DIR", str(own))
     monkeypatch.setenv("TILELANG_CACHE_DIR", str(theirs))
@@ -138,7 +138,7 @@ def test_b37_tilelangs_cache_folder_moves_results_and_libraries(
 
 
 def test_b38_a_disabled_cache_keeps_nothing_of_the_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TILELANG_DISABLE_CACHE=1 keeps and uses neither results nor libraries."""
+    """With TILELANG_DISABLE_CACHE=1, neither results nor libraries are kept or used."""
     monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "atune"))
     monkeypatch.setenv("TILELANG_DISABLE_CACHE", "1")
     found, A = cpu_tuner(n=160).run(), torch.randn(160)
@@ -154,7 +154,7 @@ def first_column(heading: str) -> set[str]:
 
 
 def test_b39_the_migration_page_has_every_parameter_and_variable() -> None:
-    """The migration page has each parameter and variable of the guide; TILELANG_TMP_DIR has no effect, it says."""
+    """The migration page lists every parameter and variable of the guide; TILELANG_TMP_DIR has no effect."""
     taken = {
         name
         for function in (tuner.autotune, tuner.AutoTuner.run, tuner.AutoTuner.set_profile_args)
@@ -183,7 +183,7 @@ def test_b39_the_migration_page_has_every_parameter_and_variable() -> None:
 def test_b40_variables_set_the_number_of_compile_processes(
     variables: dict[str, str], expected: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three variables set the compile processes, as a number, a share and a limit; an error names the wrong one."""
+    """Three variables (number, share, limit) set how many compile processes run; an error names the wrong one."""
     for name, value in variables.items():
         monkeypatch.setenv(f"TILELANG_AUTO_TUNING_{name}", value)
     assert planned(target="c").compile.workers == expected
@@ -196,7 +196,7 @@ def test_b40_variables_set_the_number_of_compile_processes(
 
 @pytest.mark.usefixtures("same_server")
 def test_b41_without_the_tuners_cache_libraries_are_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TILELANG_AUTO_TUNING_DISABLE_CACHE=1 keeps no results; libraries are used again."""
+    """With TILELANG_AUTO_TUNING_DISABLE_CACHE=1, no results are kept, but libraries are used again."""
     monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TILELANG_AUTO_TUNING_DISABLE_CACHE", "1")
     cpu_tuner(n=224).run()
@@ -208,7 +208,7 @@ def test_b41_without_the_tuners_cache_libraries_are_used_again(tmp_path: Path, m
 
 
 def test_b42_results_are_kept_on_disk_with_callbacks_too(tmp_path: Path) -> None:
-    """Results are kept on disk, where TileLang keeps some in memory alone: those with callbacks and given inputs."""
+    """Results with callbacks or given inputs are kept on disk, while TileLang keeps them only in memory."""
     log = tmp_path / "log"
 
     def supply(params: list[Any]) -> list[torch.Tensor]:
@@ -241,7 +241,7 @@ def test_b42_results_are_kept_on_disk_with_callbacks_too(tmp_path: Path) -> None
 
 
 def test_b43_what_tilelang_compiles_itself_gets_backend_and_host_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The nvrtc backend, and a host target, count for what TileLang compiles itself; a warning says so."""
+    """The nvrtc backend and a host target apply only to what TileLang compiles itself; a warning says so."""
 
     class Compiled(Exception):
         pass
@@ -271,7 +271,7 @@ def test_b44_an_adapter_that_the_target_lacks_is_refused_and_never_replaced(targ
 
 
 def test_b45_configurations_are_compiled_for_a_sweep_of_your_own() -> None:
-    """`atune.compile_all` compiles configurations in parallel, in their order, for measuring them yourself."""
+    """`atune.compile_all` compiles configurations in parallel and in order, for you to measure."""
     configs = [{"factor": factor, "block": block} for factor in (2, 3, 5) for block in (8, 16)]
     unstored = CompileSettings(store=False)
     kernels = atune.compile_all(scaled, configs, arguments={"n": 64}, target="c", compile=unstored)
@@ -287,7 +287,7 @@ def test_b45_configurations_are_compiled_for_a_sweep_of_your_own() -> None:
 
 
 def test_b46_saved_results_go_both_ways(tmp_path: Path) -> None:
-    """What atune saves TileLang loads, and the other way round; nothing is left beside the folder."""
+    """TileLang loads what atune saves, and atune what TileLang saves; no other file is left behind."""
     A, given = torch.randn(64), {"target": "c", "execution_backend": "cython", "out_idx": [-1]}
     ours = cpu_tuner(ref_prog=doubled).run()
     ours.save_to_disk(tmp_path / "ours")
@@ -307,7 +307,7 @@ def test_b46_saved_results_go_both_ways(tmp_path: Path) -> None:
 
 
 def test_b47_spaces_follow_from_the_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function of configurations gets what TileLang gives it: the problem, by name, with the kernel's defaults."""
+    """A function of configurations gets what TileLang gives it: the problem by name, with the kernel's defaults."""
     monkeypatch.setattr(tuner, "_init_logger_handlers", lambda: None)  # it writes a file in the folder it is run in
     asked: list[dict[str, Any]] = []
 
@@ -337,14 +337,14 @@ def test_b48_other_targets_are_refused(target: str) -> None:
 def test_b49_without_a_gpu_the_target_auto_says_so(
     target: Any, seen: list[str], given: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`target='auto'` is CUDA where TileLang sees a GPU; otherwise the engine says that there is none."""
+    """`target='auto'` means CUDA if TileLang sees a GPU; otherwise the engine says that there is none."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(compat.environment, "visible_gpus", lambda: seen)
     assert planned(target=target).target == given
 
 
 def test_b50_pass_configs_reach_the_candidates() -> None:
-    """`pass_configs` of `set_compile_args` hold for every candidate, and a configuration may have its own."""
+    """`pass_configs` of `set_compile_args` apply to every candidate, and a configuration may add its own."""
     passes = {"tl.disable_safe_memory_legalize": True}
     made = cpu_tuner(configs=[{"block": 16, "pass_configs": passes}])
     assert [*workload_of(made).space.points({}).walk()] == made.configs
@@ -352,7 +352,7 @@ def test_b50_pass_configs_reach_the_candidates() -> None:
 
 
 def test_b51_what_means_the_same_warns_of_nothing() -> None:
-    """Several GPUs, groups and time limits mean what they mean in TileLang, and warn of nothing."""
+    """Options for several GPUs, groups and time limits mean the same as in TileLang, without a warning."""
     asked = planned(
         target={"kind": "cuda", "arch": "sm_90a"}, execution_backend="tvm_ffi", warmup=10, rep=20, timeout=30,
         use_pipeline=True, enable_grouped_compile=True, group_compile_size=4, benchmark_devices=[0, 1],
@@ -374,13 +374,13 @@ def test_b51_what_means_the_same_warns_of_nothing() -> None:
 
 @pytest.mark.parametrize("configs", [[], lambda **_: [], (c for c in ())], ids=["list", "callable", "generator"])
 def test_b52_no_configurations_to_tune(configs: Any) -> None:
-    """An empty list, generator or function is the guide's error, «No configurations to tune»."""
+    """An empty list, generator or function raises the guide's error, «No configurations to tune»."""
     with pytest.raises(ValueError, match="No configurations to tune"):
         AutoTuner(scaled, configs).run()
 
 
 def test_b53_a_timeout_holds_for_every_configuration() -> None:
-    """`timeout`, `warmup` and `rep` of `set_profile_args` hold for every configuration, unless `run` gives others."""
+    """`timeout`, `warmup` and `rep` of `set_profile_args` apply to every configuration, unless `run` overrides them."""
     made = cpu_tuner(warmup=7, rep=11, timeout=13)
     calls = [made.call_of(TilelangKernel(made.fn), given) for given in ({}, {"rep": 17})]
     calls.append(made.set_profile_args(rep=3).call_of(TilelangKernel(made.fn), {}))
@@ -389,7 +389,7 @@ def test_b53_a_timeout_holds_for_every_configuration() -> None:
 
 
 def test_b54_given_tensors_size_symbolic_dimensions(place: Place) -> None:
-    """With tensors of `set_autotune_inputs` a kernel with symbolic dimensions is tuned, and serves every size."""
+    """With the tensors of `set_autotune_inputs`, a kernel with symbolic sizes is tuned, and serves every size."""
     with set_autotune_inputs(torch.randn(128, device=place.device)):
         found = place.scaled(n=T.dynamic("m"), ref_prog=doubled).run()
     for n in (32, 320):
@@ -398,7 +398,7 @@ def test_b54_given_tensors_size_symbolic_dimensions(place: Place) -> None:
 
 
 def test_b55_stored_programs_found_tilelangs_winners() -> None:
-    """Four kernels of TileLang's examples, tuned by both: the winners are the same, and atune has them sooner."""
+    """For four kernels of TileLang's examples, both tuners find the same winners, and atune finds them sooner."""
     rows = json.loads((ROOT / "bench" / "results" / "compat" / "compat.json").read_text())["rows"]
     theirs, ours = ({row["example"]: row for row in rows if row["tuner"] == name} for name in ("tilelang", "atune"))
     assert len(theirs) == 4 and theirs.keys() == ours.keys()

@@ -52,7 +52,7 @@ def all_ones(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
 
 
 def test_d1_a_call_tunes_and_runs_the_winner(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call of a kernel under `@autotune(space=…)` tunes it, and runs the winner; the next one runs it at once."""
+    """A call of a kernel under `@autotune(space=…)` tunes it and runs the winner; the next call runs it at once."""
     kernel = tuned(shift, reference=plus)
     A = torch.randn(256)
     before = A.clone()
@@ -67,14 +67,14 @@ def test_d1_a_call_tunes_and_runs_the_winner(tuned: Any, monkeypatch: pytest.Mon
 
 
 def test_d2_a_list_is_tried_as_it_stands(tuned: Any, unbuilt: Engine) -> None:
-    """A list of configurations, or what yields them, is tried as it stands."""
+    """A list of configurations, or a generator of them, is tried as it stands."""
     configs = [{"block": 64}, {"block": 16}, {"block": 32}]
     for space in (configs, iter(configs), lambda n: configs):
         assert [one.config for one in tuned(space=space, cache=False).tune(64).records] == configs
 
 
 def test_d3_axes_are_multiplied(tuned: Any, unbuilt: Engine) -> None:
-    """Axes with their values are every combination, in a stable order."""
+    """Axes with their values give every combination, in a stable order."""
     records = tuned(space={"factor": (1, 2), "block": (16, 64)}).tune(64).records
     assert [[*one.config.values()] for one in records] == [[1, 16], [1, 64], [2, 16], [2, 64]]
     assert [*records[0].config] == ["factor", "block"]
@@ -82,7 +82,7 @@ def test_d3_axes_are_multiplied(tuned: Any, unbuilt: Engine) -> None:
 
 
 def test_d4_a_space_of_ones_own_has_its_constraints(tuned: Any, unbuilt: Engine) -> None:
-    """Constraints on configuration and call come with a `Space` of your own, or beside axes."""
+    """Constraints on the configuration and the call can be part of a `Space`, or stand beside axes."""
     space = atune.Space(block=[16, 32, 64], where=lambda block, n: block <= n)
     for kernel in (tuned(space=space), tuned(space=lambda n: space)):
         assert kernel.tune(32).total == 2
@@ -101,12 +101,12 @@ def test_d5_the_grid_follows_the_configuration() -> None:
 
 
 def test_d6_names_of_the_configuration_are_constants_of_the_kernel() -> None:
-    """Names of the configuration are constants inside the kernel."""
+    """Inside the kernel, the names of the configuration are constants."""
     assert "for i in range(16)" in str(elaborate(scale, {"n": 256}, {"block": 16, "factor": 3}))
 
 
 def test_d7_a_decorator_without_a_space_is_refused() -> None:
-    """A decorator without a space is refused where it is written, with how to give one."""
+    """A decorator without a space is refused where it is written, with advice on how to give one."""
     bare: Any = atune.autotune
     with pytest.raises(SpaceError, match=r"autotune: give a space, such as @atune\.autotune\(space={"):
         bare(scale_jit)
@@ -116,7 +116,7 @@ HINTED = workload(atune.Space(occupancy=[None, 2], num_ctas=[None, 4]))
 
 
 def test_d8_occupancy_and_num_ctas_are_hints_for_the_launch(tmp_path: Path) -> None:
-    """`occupancy` and `num_ctas` are hints for the launch of a kernel without such arguments; None is no hint."""
+    """`occupancy` and `num_ctas` are launch hints for kernels without such parameters; None means no hint."""
     with session_of(FileRef(__file__, "HINTED"), tmp_path) as candidates:
         blobs = [msgspec.msgpack.decode(lower(candidate).blob, type=Blob) for candidate in candidates]
     bounds = ["__launch_bounds__(128, 2)" in blob.source for blob in blobs]
@@ -139,7 +139,7 @@ def test_d8_occupancy_and_num_ctas_are_hints_for_the_launch(tmp_path: Path) -> N
 
 
 def test_d9_a_hint_is_the_same_in_every_configuration(tuned: Any, unbuilt: Engine) -> None:
-    """A hint gives an argument, flags or passes the same value in every configuration."""
+    """A hint gives an argument, the flags or the passes one value for all configurations."""
     kernel = tuned(hints={"factor": 3, "compile_flags": ["-O1"], "pass_configs": {"a": 1}, "occupancy": 2})
     kernel.tune(64)
     [(work, options)] = unbuilt.runs
@@ -148,7 +148,7 @@ def test_d9_a_hint_is_the_same_in_every_configuration(tuned: Any, unbuilt: Engin
 
 
 def test_d10_a_hint_may_depend_on_the_target(tuned: Any, unbuilt: Engine) -> None:
-    """A hint may be a function of the target, which decides its value for each architecture."""
+    """A hint may be a function of the target, and so have another value on each architecture."""
     hints = {"factor": lambda target: {"c": 3}[target], "compile_flags": lambda target: [f"-D{target}"]}
     tuned(hints=hints).tune(64)
     [(work, options)] = unbuilt.runs
@@ -158,7 +158,7 @@ def test_d10_a_hint_may_depend_on_the_target(tuned: Any, unbuilt: Engine) -> Non
 
 
 def test_d11_a_hint_that_is_an_axis_is_refused_at_the_decorator(tuned: Any) -> None:
-    """A hint that is an axis as well is refused where the decorator is written."""
+    """A hint that is also an axis is refused where the decorator is written."""
     for name in ("block", "occupancy"):
         for space in ({name: [1]}, [{name: 1}], atune.Space({name: [1]})):
             with pytest.raises(SpaceError, match=f"'{name}' is a hint and an axis"):
@@ -166,14 +166,14 @@ def test_d11_a_hint_that_is_an_axis_is_refused_at_the_decorator(tuned: Any) -> N
 
 
 def test_d12_a_computed_axis_that_is_a_hint_is_refused_at_the_call(tuned: Any) -> None:
-    """A hint that turns out to be an axis of a computed space is refused at the call."""
+    """If a computed space turns out to have an axis for a hint, the call is refused."""
     for name in ("block", "occupancy"):
         with pytest.raises(SpaceError, match=f"'{name}' is a hint and an axis"):
             tuned(space=lambda n, name=name: {name: [1]}, hints={name: 2}).tune(64)
 
 
 def test_d13_hints_count_in_the_key(tuned: Any, unbuilt: Engine) -> None:
-    """Hints are part of the key: other hints are another tuning, and the same ones find its result."""
+    """Hints are part of the key: different hints are tuned separately, and equal ones share a result."""
     for n, key in ((64, None), (128, ["n"]), (256, lambda n: n // 64)):
         hits = [tuned(key=key, hints={"factor": value}).tune(n).cache_hit for value in (2, 3, 2)]
         assert hits == [False, False, True]
@@ -186,7 +186,7 @@ def test_d13_hints_count_in_the_key(tuned: Any, unbuilt: Engine) -> None:
     ids=["names", "name", "function", "do_not_specialize"],
 )
 def test_d14_calls_of_one_key_share_a_tuning(options: dict[str, Any], tuned: Any, unbuilt: Engine) -> None:
-    """`key=`, names or a function of the call, says which calls share a tuning."""
+    """`key=` decides which calls share a tuning, by names or by a function of the call."""
     kernel = tuned(**options)
     hits = [kernel.tune(64).cache_hit, kernel.tune(128).cache_hit, kernel.tune(128, factor=2).cache_hit]
     assert hits == [False, True, False]
@@ -196,7 +196,7 @@ def test_d14_calls_of_one_key_share_a_tuning(options: dict[str, Any], tuned: Any
 
 
 def test_d15_the_cache_is_cleared_of_a_kernel_or_a_key(tuned: Any, unbuilt: Engine) -> None:
-    """`clear_cache` forgets all kernels' results, one kernel's, or those of one key."""
+    """`clear_cache` forgets the results of all kernels, of one kernel, or of one key."""
     kernel, other, buckets = tuned(), tuned(shift), tuned(key=lambda n: n // 64, hints={"factor": 2})
 
     def hits() -> list[bool]:
@@ -216,7 +216,7 @@ def test_d15_the_cache_is_cleared_of_a_kernel_or_a_key(tuned: Any, unbuilt: Engi
 
 
 def test_d16_every_argument_that_is_not_tuned_makes_the_key(tuned: Any, unbuilt: Engine) -> None:
-    """A second call with the same arguments finds the winner of the first; other arguments are tuned."""
+    """A second call with the same arguments finds the winner of the first, and different arguments are tuned."""
     kernel = tuned()
     assert [kernel.tune(64).cache_hit, kernel.tune(128).cache_hit, kernel.tune(64, 2).cache_hit] == [False] * 3
     assert [kernel.tune(n=64).cache_hit, kernel.tune(64, factor=1).cache_hit] == [True] * 2
@@ -225,7 +225,7 @@ def test_d16_every_argument_that_is_not_tuned_makes_the_key(tuned: Any, unbuilt:
 
 
 def test_d17_of_many_that_ask_at_once_one_tunes(tuned: Any, unbuilt: Engine, anyio_backend: str) -> None:
-    """Of many that ask for a key at once one tunes, and the others are told that they found its result."""
+    """If many ask for a key at the same time, one tunes, and the others get its result as a cache hit."""
     unbuilt.seconds = 0.2
     kernel, results = tuned(), list[atune.TuneResult]()
 
@@ -256,7 +256,7 @@ def test_d18_presets_and_options() -> None:
 
 
 def test_d19_setup_check_and_launch_arguments(tuned: Any) -> None:
-    """Inputs are set up and outputs checked by your functions; tuning may get other arguments than the launch."""
+    """Your functions set up inputs and check outputs, and a launch may get other arguments than the tuning."""
     result = tuned(shift, setup=ones, check=all_ones).tune(torch.randn(64))
     assert result.measured == 2
     for wrong in ({"check": all_ones}, {"reference": doubled}):
@@ -278,14 +278,14 @@ def piped() -> tuple[FakeMachine, Run]:
 
 
 def test_d20_the_first_is_timed_while_the_others_compile(piped: tuple[FakeMachine, Run]) -> None:
-    """The first configuration is timed the moment that it is compiled, while the others still compile."""
+    """The first configuration is timed as soon as it is compiled, while the others still compile."""
     at = dict(zip(map(id, piped[1].events), piped[1].seconds, strict=True))
     built, started = piped[1].of(ArtifactBuilt), piped[1].of(BenchmarkStarted)
     assert at[id(started[0])] == at[id(built[0])] < at[id(built[-1])] / 2
 
 
 def test_d21_one_process_times_one_at_a_time(piped: tuple[FakeMachine, Run]) -> None:
-    """A device's own process times one candidate at a time, however many compile beside it."""
+    """A device's own process times one candidate at a time, no matter how many compile beside it."""
     assert piped[0].most_at_once["build"] == 8
     assert piped[0].most_at_once["measure"] == 1 and piped[0].starts == {"fake-0": 1}
 
@@ -307,20 +307,20 @@ def cancelled(machine: FakeMachine, journal: Path, built: int = 0) -> list[int]:
 
 
 def test_d22_cancelling_starts_nothing_more(tmp_path: Path) -> None:
-    """After a run is cancelled it compiles and measures nothing more."""
+    """Once a run is cancelled, it compiles and measures nothing more."""
     assert len(cancelled(machine := FakeMachine(500, workers=3), tmp_path / "run.jsonl")) == 1
     assert len(machine.lowered) < 100
 
 
 def test_d23_full_buffers_hold_no_cancellation_up(tmp_path: Path) -> None:
-    """Compile workers that wait for a busy device end with the run, too."""
+    """Compile workers that wait for a busy device end when the run is cancelled."""
     machine = FakeMachine(600, Script(hangs={0: "measure"}, compile_s=0.001), workers=3, default=0)
     assert cancelled(machine, tmp_path / "run.jsonl", built=ARTIFACTS_PER_DEVICE) == []
     assert machine.cancelled["measure"] == 1
 
 
 def test_d24_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
-    """Ctrl-C ends `run` at once: once all of its workers have ended, KeyboardInterrupt comes out."""
+    """Ctrl-C ends `run` at once: its workers end, and then it raises KeyboardInterrupt."""
     hanging = Script(hangs=dict.fromkeys(range(20), "measure"))
     patient = atune.BenchmarkSettings(benchmark_timeout_s=1e9)
     machine = FakeMachine(20, hanging, benchmark=patient, clock=FakeClock(pace=1.0))
@@ -337,14 +337,14 @@ def test_d24_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
 
 
 def test_d25_candidates_are_measured_as_their_compiles_end(piped: tuple[FakeMachine, Run]) -> None:
-    """Candidates are measured in the order in which their compiles end; the result lists them in the space's."""
+    """Candidates are measured in the order in which they compile, and listed in the order of the space."""
     built = [index for event in piped[1].of(ArtifactBuilt) for index in event.indices]
     assert [event.index for event in piped[1].of(CandidateMeasured)] == built == [*reversed(range(8))]
     assert [one.index for one in piped[1].result.records] == [*range(8)]
 
 
 def test_d26_what_was_measured_before_a_cancellation_is_kept(tmp_path: Path) -> None:
-    """What was measured before a cancellation is in the journal, and is not measured again."""
+    """Measurements from before a cancellation are in the journal, and are not made again."""
     journal, machine = tmp_path / "run.jsonl", FakeMachine(20)
     kept = cancelled(FakeMachine(20), journal)
     assert atune.run(machine=machine, journal=journal).measured == 20
@@ -352,7 +352,7 @@ def test_d26_what_was_measured_before_a_cancellation_is_kept(tmp_path: Path) -> 
 
 
 def test_d27_a_program_imports_tilelang_once() -> None:
-    """A program's runs fork their workers from one process, which imports tilelang once."""
+    """All runs of a program fork their workers from one process, which imports tilelang once."""
     if parked.server is None or parked.server.imports != ", ".join(PRELOAD):
         atune.shutdown()
     atune.run(f"{WORKLOADS}:SCALE", target="c")
@@ -371,7 +371,7 @@ SLOW = Script(lower_s=0.1, compile_s=2.0)
 
 @pytest.mark.parametrize(("total", "budget"), [(2, None), (15, None), (36, 4)])
 def test_d28_compiles_run_beside_each_other(total: int, budget: int | None) -> None:
-    """Compiles run at once, a few candidates each by a worker of its own."""
+    """Compiles run side by side: if candidates are few, each gets a worker of its own."""
     machine, candidates = FakeMachine(total, SLOW, workers=16), budget or total
     run = anyio.run(lambda: finish(machine, strategy="exhaustive", budget=budget))
     assert sorted(map(len, machine.groups)) == [1] * candidates
@@ -394,7 +394,7 @@ def test_d29_calls_that_give_the_tunables_are_plain_calls(tuned: Any, engine: En
 
 
 def test_d30_compiling_beside_measuring_halves_the_time() -> None:
-    """A stored run of 288 products took less than half of what its compiles and measurements take one by one."""
+    """A stored run of 288 products took less than half the time of its compiles and measurements one by one."""
     events = read(STORED / "gemm288" / "atune.jsonl")
     steps = [e.seconds for e in events if isinstance(e, (CandidateLowered, ArtifactBuilt, CandidateMeasured))]
     assert len(steps) > 600 and events[-1].mono < sum(steps) / 2
@@ -402,7 +402,7 @@ def test_d30_compiling_beside_measuring_halves_the_time() -> None:
 
 @pytest.mark.parametrize("workers", [1, 16])
 def test_d31_one_configuration_is_compiled_and_measured_once(workers: int) -> None:
-    """A single configuration needs no pipeline: it is compiled once, and is the winner without a final."""
+    """A single configuration needs no pipeline: it is compiled once, and wins without a final."""
     machine = FakeMachine(1, SLOW, workers=workers)
     run = anyio.run(lambda: finish(machine))
     assert (machine.lowered, machine.groups, machine.compared, machine.finals) == ([0], [(0,)], [], [])

@@ -88,19 +88,19 @@ def test_l1_explain_shows_the_layout_that_inference_chose(inferred: Lowered) -> 
     found = layouts_in(inferred)
     assert {one.name: one.replication for one in found.fragments} == {"S_frag": 1, "A_frag": 128, "B_frag": 1}
     assert [(one.slots, one.redundant, one.width, one.uneven) for one in found.loops] == [(4, 0, 4, False)] * 2
-    assert "fragment A_frag: 4 float32: 4 slots a thread, each element in 128 threads" in told(found)
-    assert told(found)[-1] == "loop 1: 128×4: 4 iterations a thread, 4 wide, stores out (global)"
+    assert "fragment A_frag: 4 float32: 4 slots per thread, each element in 128 threads" in told(found)
+    assert told(found)[-1] == "loop 1: 128×4: 4 iterations per thread, 4 wide, stores out (global)"
 
 
 def test_l2_three_fragments_have_four_slots_a_thread(inferred: Lowered) -> None:
-    """A loop that reads what all threads hold is shared out among them: 4 slots a thread, not 512."""
+    """The threads share a loop that reads a fragment they all hold: 4 slots a thread, not 512."""
     slots = dict(re.findall(r"float (\w+_frag)\[(\d+)\];", source_of(inferred)))
     assert slots == {"S_frag": "4", "A_frag": "4", "B_frag": "4"}
     assert re.search(r"__launch_bounds__\(128\b", source_of(inferred))
 
 
 def test_l3_repeated_work_is_counted_before_a_kernel_runs(replicated: Lowered) -> None:
-    """A layout under which all threads do the same work is found when the kernel is lowered, and counted."""
+    """Lowering finds layouts under which all threads do the same work, and counts the repeated work."""
     found = [(loop.slots, loop.redundant, loop.replication) for loop in layouts_in(replicated).loops]
     assert found == [(512, 508, 128)] * 2
 
@@ -115,7 +115,7 @@ def test_l4_a_declared_layout_takes_fewer_registers_and_less_time() -> None:
 
 
 def test_l5_both_candidates_can_be_declared(inferred: Lowered, folder: Path) -> None:
-    """The even share that inference plans, and the layout of a fragment, are values of a space's axes."""
+    """A space's axes can name both candidates of inference: the even share, and the layout of a fragment."""
     axes = atune.Space(held=layout.fragments(), loop=layout.loops(2, 4)).axes
     assert axes == {"held": ("compiler", "replicated"), "loop": ("compiler", "vector2", "vector4")}
     pairs, share = (lowered(folder, loop=how).code_key for how in ("vector2", "vector4"))
@@ -123,10 +123,11 @@ def test_l5_both_candidates_can_be_declared(inferred: Lowered, folder: Path) -> 
 
 
 def test_l6_explain_shows_the_candidate_that_inference_did_not_take(inferred: Lowered, replicated: Lowered) -> None:
-    """`atune explain` shows what the candidate costs that inference did not take, where a loop reads a fragment."""
+    """If a loop reads a fragment, `atune explain` shows the cost of the candidate that inference did not take."""
     loops = ([line for line in told(layouts_in(one)) if "loop " in line[:5]] for one in (inferred, replicated))
     [taken, same], [other, _] = loops
-    assert "not laid out as A_frag (512 a thread)" in taken and "laid out as A_frag, not evenly (4 a thread)" in other
+    assert "not laid out as A_frag (512 per thread)" in taken
+    assert "laid out as A_frag, not evenly (4 per thread)" in other
     assert "laid out" not in same  # both candidates cost the same
 
 
@@ -163,20 +164,20 @@ def test_l7_a_layout_that_does_not_validate_is_never_chosen() -> None:
 
 
 def test_l8_a_layout_that_contains_another_is_passed_over() -> None:
-    """A layout is preferred whose threads are among those of another, in each of the iterations looked at."""
+    """A layout is passed over if, in every iteration looked at, another needs only some of its threads."""
     assert better(1, model.CONTAINED, ALL, ONE, own=0) and better(0, model.CONTAINED, ONE, ALL, own=1)
     assert better(1, model.CONTAINED, OWN, FEW_LONG)  # whose few threads have more iterations each
 
 
 def test_l9_where_none_contains_the_other_the_least_work_decides() -> None:
-    """Where no layout contains the other, the one whose threads do the least redundant work is preferred."""
+    """If no layout contains the other, the one with the least redundant work is preferred."""
     assert better(1, model.REDUNDANT, OWN, OTHER, own=0) and better(0, model.REDUNDANT, THIN, REPEATED)
     for other in (layouts(range(4), 16, loops=2), LONGER):  # other loops are compared by work alone
         assert chosen(other, ONE).rejected[0].why == model.REDUNDANT
 
 
 def test_l10_where_work_is_equal_registers_accesses_and_the_compiler_decide() -> None:
-    """Among layouts of equal work fewer registers, then wider accesses, then the compiler's own are preferred."""
+    """With equal work, fewer registers are preferred, then wider accesses, then the compiler's own layout."""
     assert better(1, model.REGISTERS, MANY, ONE, own=0) and better(1, model.NARROW, THIN, WIDE, own=0)
     assert better(1, model.TIED, ONE, OTHER, own=1) and better(0, model.TIED, ONE, OTHER)
     fragments = (FragmentFacts("a", "float16", (64,), 3), FragmentFacts("b", "bool", (4,), 4))
@@ -184,13 +185,13 @@ def test_l10_where_work_is_equal_registers_accesses_and_the_compiler_decide() ->
 
 
 def test_l11_where_none_validates_the_compilers_own_is_left() -> None:
-    """Where no layout of a configuration validates, the compiler's own is tried, so that its failure is told."""
+    """If no layout of a configuration is valid, the compiler's own is tried, so that you see why it fails."""
     found = [Alternative(0, ONE, valid=False), Alternative(1, ALL, valid=False, own=True)]
     assert choose(found) == LayoutSelection((1,), {})
 
 
 def test_l12_of_threads_that_hold_the_same_element_one_stores_it(tmp_path: Path) -> None:
-    """Of the threads that hold copies of an element, a single one stores it, so that nothing is added twice."""
+    """If several threads hold copies of an element, only one of them stores it, so nothing is added twice."""
     with session_of(FileRef(str(TESTS / "contract_kernels.py"), "MOODY_GPU"), tmp_path) as candidates:
         code = source_of(lower(candidates[MODES.index("replicated")]))
     assert "float held[1];" in code and re.search(r"__launch_bounds__\(128\b", code)
@@ -201,13 +202,13 @@ def test_l12_of_threads_that_hold_the_same_element_one_stores_it(tmp_path: Path)
 
 @pytest.mark.gpu
 def test_l13_a_kernel_with_less_replication_is_right_on_a_gpu() -> None:
-    """A kernel whose loop is shared out among threads computes what its reference does, on a GPU."""
+    """On a GPU, a kernel whose loop is shared among the threads computes the same as its reference."""
     result = atune.run(f"{KERNELS}:WEIGHTED", target="cuda", devices=["0"])
     assert result.measured == 1 and result.measurements[0].checked
 
 
 def test_l14_choosing_before_measuring_finds_the_winner_of_all() -> None:
-    """The best layout of each configuration, chosen unmeasured, is as fast as the best of all, if all are measured."""
+    """Measuring only the best layout of each configuration finds a winner as fast as measuring all layouts."""
     every, one = (replay(STORED / f"uneven_{name}.jsonl") for name in ("all", "one"))
     assert one.total == every.total == 72 and one.measured < every.measured / 3 + 1 and one.wall_s < every.wall_s
     assert one.latency_ms is not None and every.latency_ms is not None and one.latency_ms / every.latency_ms < 1.02
@@ -219,7 +220,7 @@ def test_l14_choosing_before_measuring_finds_the_winner_of_all() -> None:
 def test_l15_a_preview_says_which_layouts_are_kept_and_why(
     how: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`--dry-run` and `--compile-only` with `--layouts` show which layouts are kept or passed over, and why."""
+    """With `--layouts`, `--dry-run` and `--compile-only` show which layouts are kept or passed over, and why."""
     by_loop = {"compiler": ALL, "vector2": OWN, "vector8": ONE}
     script = Script(facts=lambda config: StaticFacts(layouts=by_loop[config["loop"]]), fails={4: "lower"})
     machine = FakeMachine(atune.Space(x=[1, 2], loop=layout.loops(2, 8)), script)
@@ -229,7 +230,7 @@ def test_l15_a_preview_says_which_layouts_are_kept_and_why(
         async with machine.open():
             yield machine, Run()
 
-    monkeypatch.setattr(machine, "found", SimpleNamespace(target="sm_90a", fallback=""), raising=False)
+    monkeypatch.setattr(machine, "discovery", SimpleNamespace(target="sm_90a", fallback=""), raising=False)
     monkeypatch.setattr(preview, "compilers", compilers)
     monkeypatch.setattr(preview, "counted", lambda *_: machine.describe())
     command = ["tune", f"{KERNELS}:WEIGHTED", "--layouts", "1", how]
@@ -245,7 +246,7 @@ def test_l15_a_preview_says_which_layouts_are_kept_and_why(
 
 
 def test_l16_layouts_of_ones_own_are_fragments(folder: Path) -> None:
-    """Functions that return a `T.Fragment` are layouts of your own; what returns another layout is refused."""
+    """Your own layouts are functions that return a `T.Fragment`; a function that returns another is refused."""
     pairs, rows = lowered(folder, held="pairs"), lowered(folder, held="rows")
     assert FragmentFacts("B_frag", "float32", (128, 4), 8, 2) in layouts_in(pairs).fragments
     assert pairs.code_key != rows.code_key
@@ -264,7 +265,7 @@ def test_l17_layouts_that_conflict_cost_one_candidate(folder: Path) -> None:
 
 
 def test_l18_a_layout_that_does_not_fit_is_refused_at_the_loops_line(folder: Path) -> None:
-    """A layout that does not suit a shape is refused at the loop's line, with the numbers that do not fit."""
+    """A layout that does not suit a shape is refused at the line of the loop, with the numbers that do not fit."""
     [head] = [n for n, line in enumerate(BROADCAST.read_text().splitlines(), 1) if "in layout.parallel(" in line]
     with pytest.raises(ValueError, match="256 threads do not share 2 rows of 320 vectors of 8 evenly") as raised:
         lowered(folder, BROADCAST, "UNEVEN", block_rows=2, loop="vector8")
@@ -275,17 +276,17 @@ def test_l18_a_layout_that_does_not_fit_is_refused_at_the_loops_line(folder: Pat
 
 
 def test_l19_widths_that_tilelang_replaces_are_refused_or_told(folder: Path) -> None:
-    """A `coalesced_width` that is no power of two is refused; the page says which others tilelang replaces."""
+    """A `coalesced_width` that is not a power of two is refused; the page says which others tilelang replaces."""
     with pytest.raises(ValueError, match="coalesced_width 3 is not a power of two: give 1, 2, 4 or 8"):
         layout.parallel("compiler", 4, 64, threads=32, coalesced_width=3)
     narrow = {"block_rows": 2, "threads": 64, "held": "replicated"}
     code = {width: lowered(folder, BROADCAST, "UNEVEN", **narrow, coalesced=width).code_key for width in (0, 2, 16)}
-    assert code[16] == code[0] != code[2] and "of 16 float16 numbers 8" in PAGE.read_text()
+    assert code[16] == code[0] != code[2] and "16 float16 numbers becomes 8" in PAGE.read_text()
 
 
 @pytest.mark.parametrize("width", [3, 0, True, "2"])
 def test_l20_a_vector_divides_its_loop(width: Any) -> None:
-    """The widths of `layout.loops` are powers of two, and divide the loop's last extent; others are refused."""
+    """Widths of `layout.loops` must be powers of two that divide the last extent of the loop."""
     with pytest.raises(SpaceError, match=f"layout.loops: width {width!r} is not a power of two"):
         layout.loops(2, width)
     with pytest.raises(ValueError, match=r"vectors of 8 do not divide .* 100"):
@@ -297,7 +298,7 @@ def test_l20_a_vector_divides_its_loop(width: Any) -> None:
     [(64, "Out (global)", True), (64, "s (local.fragment)", False), (7, "Out (global)", False)],
 )
 def test_l21_repeated_work_is_warned_of(slots: int, stores: str, warns: bool) -> None:
-    """`atune explain`, `atune show` and the page warn of a loop that stores what many threads compute."""
+    """`atune explain`, `atune show` and the page warn of a loop that stores values which many threads compute."""
     found = Layouts(loops=(LoopFacts((512,), slots, redundant=slots - 4, stores=(stores,)),))
     warning = "warning: loop 0: each thread does 16 times its even share, and stores Out (global)"
     assert (warning in told(found)) is warns
@@ -305,11 +306,11 @@ def test_l21_repeated_work_is_warned_of(slots: int, stores: str, warns: bool) ->
 
 @pytest.mark.anyio
 async def test_l22_a_summary_says_how_much_slower_the_compilers_own_layouts_are() -> None:
-    """Summary, replay and page of a run say how much slower the compiler's own layouts are, and name `explain`."""
+    """A run's summary, replay and page say how much slower the compiler's own layouts are, and name `explain`."""
     result = replay(STORED / "wide.jsonl")
     first = {one.index: one.timing.latency_ms for one in result.measurements}  # 24 was not in the final
-    line = f"he compiler's own layouts are {first[24] / first[28]:.2f} times slower at their best; "
-    line += f"what differs: atune explain {STORED / 'wide.jsonl'} 24 28"
+    line = f"he compiler's own layouts are at best {first[24] / first[28]:.2f} times slower; "
+    line += f"to see the difference: atune explain {STORED / 'wide.jsonl'} 24 28"
     assert f"layouts    t{line}\n" in summary_text(result) and f"T{line}" in card(result)["notes"]
     for gain, says in ((1.1, False), (3.0, True), (0.5, False)):
         latency = {"compiler": gain, "vector2": 1.0, "vector8": 1.0}
@@ -319,14 +320,14 @@ async def test_l22_a_summary_says_how_much_slower_the_compilers_own_layouts_are(
 
 
 def test_l23_the_best_few_layouts_come_best_first() -> None:
-    """Of a configuration's layouts as many are kept as you ask for, the best first; unknown ones come in addition."""
+    """The best N layouts of a configuration are kept, best first, together with layouts of unknown cost."""
     assert chosen(ALL, OWN, OTHER, most=2) == LayoutSelection((2, 1), {0: model.RejectedLayout(2, model.CONTAINED)})
     assert chosen(ALL, OWN, ONE, most=5).kept == (2, 1, 0)
     assert chosen(ALL, None, ONE) == LayoutSelection((2, 1), {0: model.RejectedLayout(2, model.CONTAINED)})
 
 
 def test_l24_a_candidate_says_for_which_layout_it_was_passed_over() -> None:
-    """`atune show` says which layouts a candidate was preferred to, or for which it was passed over, and why."""
+    """`atune show` says which layouts a candidate was preferred to or passed over for, and why."""
     passed = Record(index=0, key="k", config={}, status="pruned", message="likely: too much", instead=2)
     records = [passed, *(Record(index=index, key="k", config={}, status="measured") for index in (1, 2))]
     said = [dict(facts_of(record, "", records)).get("choice") for record in records]
@@ -353,7 +354,7 @@ def test_l26_journals_keep_the_layouts_of_each_candidate() -> None:
 
 
 def test_l27_every_candidate_can_be_compared_by_what_its_layout_costs() -> None:
-    """Tables and exports have a candidate's redundant iterations and registers of fragments beside its latency."""
+    """Tables and exports show a candidate's redundant iterations and fragment registers beside its latency."""
     found = [row for row in rows(replay(STORED / "wide.jsonl")) if row["latency_ms"]]
     lean = [row["latency_ms"] for row in found if row["redundant"] == 0 and row["fragment_registers"] == 4]
     assert len(lean) > 20 and min(row["latency_ms"] for row in found if row["redundant"]) > 4 * max(lean)

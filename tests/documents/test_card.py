@@ -42,7 +42,7 @@ STORED = ROOT / "tests" / "data" / "schema-1.jsonl"
 
 
 async def test_c1_one_task_group_compiles_and_measures() -> None:
-    """Compile workers and devices work side by side in one task group, which an error in any of them ends."""
+    """One task group runs compile workers and devices side by side, and ends when any of them fails with an error."""
     busy: list[int] = []
     machine = FakeMachine(40, workers=5, devices=3)
     await atune.tune(machine=machine, on_event=lambda event: busy.append(machine.running))
@@ -54,7 +54,7 @@ async def test_c1_one_task_group_compiles_and_measures() -> None:
 
 
 async def test_c2_a_stuck_device_holds_the_compilers_back() -> None:
-    """Bounded memory streams join the parts, so compilers wait for a device that is behind."""
+    """Bounded memory streams connect the parts, so compilers wait for a device that falls behind."""
     script = Script(hangs={0: "measure"}, lower_s=0.001, library_s=0.001, compile_s=0.001)
     machine = FakeMachine(600, script, workers=3, default=0)
     seen: list[tuple[int, int]] = []
@@ -71,7 +71,7 @@ async def test_c2_a_stuck_device_holds_the_compilers_back() -> None:
 
 
 async def test_c3_each_worker_is_a_process_group_of_its_own(tmp_path: Path) -> None:
-    """A fork server makes a process for each worker, each the head of a process group that can be killed."""
+    """A fork server starts each worker as the head of its own process group, which can be killed as a whole."""
     big = os.urandom(5_000_000)
     async with fork_server(str(tmp_path / "run"), ["json"]) as server:
         async with anyio.create_task_group() as tasks:
@@ -92,7 +92,7 @@ async def test_c3_each_worker_is_a_process_group_of_its_own(tmp_path: Path) -> N
 
 @pytest.mark.gpu
 def test_c4_each_device_has_a_cuda_stream_of_its_own() -> None:
-    """Inputs, launches and timing of a device are on one CUDA stream, whose handle `device_ready` has."""
+    """Each device has a CUDA stream of its own for inputs, launches and timing; `device_ready` gives its handle."""
     import torch
     from guide_kernels import scaled
 
@@ -119,7 +119,7 @@ def test_c4_each_device_has_a_cuda_stream_of_its_own() -> None:
 
 @pytest.mark.parametrize("moment", STAGES)
 async def test_c5_a_cancelled_run_leaves_its_journal_and_nothing_else(moment: type[ev.Event], tmp_path: Path) -> None:
-    """Cancelling a run in any stage, on asyncio or trio, leaves its whole journal and nothing else."""
+    """Cancelling a run at any stage, on asyncio or trio, leaves a whole journal and nothing else."""
     machine = FakeMachine(60, workers=3, devices=2)
     path = tmp_path / "run.jsonl"
     with anyio.CancelScope() as scope:
@@ -136,7 +136,7 @@ async def test_c5_a_cancelled_run_leaves_its_journal_and_nothing_else(moment: ty
 
 
 async def test_c6_a_timeout_has_the_tail_and_beats_the_gil(tmp_path: Path) -> None:
-    """Deadlines are hard: a worker that runs past its own is killed at once, also where it holds the GIL."""
+    """Deadlines are hard: a worker that misses its deadline is killed at once, even while it holds the GIL."""
     async with fork_server(str(tmp_path / "run")) as server:
         worker = await server.spawn("test")
         with pytest.raises(WorkerTimeout) as caught:
@@ -151,7 +151,7 @@ async def test_c6_a_timeout_has_the_tail_and_beats_the_gil(tmp_path: Path) -> No
 
 
 def test_c7_events_are_read_back_as_they_were(tmp_path: Path) -> None:
-    """Each event is a line of JSON with its checksum in the journal, and is read back as it was."""
+    """The journal keeps each event as a line of JSON with a checksum, and reads it back unchanged."""
     stream = Stream(total=2, default=0).ready(3.0).candidate(0, 2.0, tile=[1, 2]).candidate(1, 1.0)
     events = stream.final({1: [1.0, 1.1], 0: [2.0, 2.2]}).finished().events
     path = write(tmp_path / "run.jsonl", events)
@@ -161,7 +161,7 @@ def test_c7_events_are_read_back_as_they_were(tmp_path: Path) -> None:
 
 
 async def test_c8_the_programs_own_structlog_tells_runs_apart(configured: list[Any], tmp_path: Path) -> None:
-    """Each run is in the log of a program that configured structlog, with its name, unless `log=False` says no."""
+    """If your program has configured structlog, its log tells runs apart by name; `log=False` turns that off."""
     async with anyio.create_task_group() as tasks:
         for name in ("one", "two"):
             tasks.start_soon(partial(atune.tune, machine=FakeMachine(4), journal=tmp_path / f"{name}.jsonl"))
@@ -175,7 +175,7 @@ async def test_c8_the_programs_own_structlog_tells_runs_apart(configured: list[A
 
 
 def test_c9_after_sigkill_nothing_is_lost_or_measured_twice(tmp_path: Path) -> None:
-    """A run that was killed goes on from its journal: nothing is lost or measured twice, and the end is the same."""
+    """A killed run continues from its journal, loses and repeats no measurement, and ends with the same result."""
     whole, rounds = tmp_path / "whole.jsonl", [Crash() for _ in range(3)]
     anyio.run(finish, whole)
     with ThreadPoolExecutor() as pool:
@@ -184,7 +184,7 @@ def test_c9_after_sigkill_nothing_is_lost_or_measured_twice(tmp_path: Path) -> N
 
 
 def test_c10_replay_is_the_same_byte_for_byte_each_time() -> None:
-    """`atune replay` prints the same result of a journal each time, byte for byte."""
+    """`atune replay` prints the same result for a journal every time, byte for byte."""
 
     def text() -> str:
         done = python("-m", "atune", "replay", STORED, "--json", "--table")
@@ -196,7 +196,7 @@ def test_c10_replay_is_the_same_byte_for_byte_each_time() -> None:
 
 
 async def test_c11_a_workload_is_pickled_beside_the_loop() -> None:
-    """The event loop stays free: what takes long, such as pickling a workload's tensors, is done in a thread."""
+    """Slow work, such as pickling a workload's tensors, happens in a thread and leaves the event loop free."""
     here, threads = threading.get_ident(), list[int]()
 
     class Large:
@@ -211,12 +211,12 @@ async def test_c11_a_workload_is_pickled_beside_the_loop() -> None:
 
 
 async def test_c12_run_works_inside_a_running_loop() -> None:
-    """`run` blocks, and works inside a running event loop, too, such as a notebook's."""
+    """`run` blocks until the result is there, even inside a running event loop such as a notebook's."""
     assert atune.run(machine=FakeMachine(6, Script(latency_ms=valley(2)))).best_config == {"x": 2}
 
 
 def test_c13_the_packages_are_those_of_the_card() -> None:
-    """atune is built on anyio, msgspec and structlog, and names the versions that it needs of these and others."""
+    """atune is built on anyio, msgspec and structlog, and declares which versions of each package it needs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert sorted(f"{name}{versions}" for name, versions in REQUIRES.items()) == sorted(project["dependencies"])
     assert {"anyio", "msgspec", "structlog", "tilelang"} <= REQUIRES.keys()

@@ -198,7 +198,7 @@ async def test_where_nothing_of_the_space_works_the_default_is_no_winner(
     fails = Script(fails=dict.fromkeys(range(4), "mismatch"), latency_ms=lambda c: 0.5, reference_ms=check)
     with pytest.raises(NoWinner) as raised:
         await tune(machine=FakeMachine(4, fails, default=OUTSIDE, refused=refused), journal=tmp_path / "j")
-    told = "nothing in the space worked; this is your default: x=1000 (0.5 ms)" + (f"; {refused}" if refused else "")
+    told = "nothing in the space worked, but your default did: x=1000 (0.5 ms)" + (f"; {refused}" if refused else "")
     assert str(raised.value).splitlines()[:2] == [told, "no candidate worked: 4 failed"]
     for result in (raised.value.result, replay(tmp_path / "j")):
         assert not isinstance(result, TuneResult) and result.best_config is result.latency_ms is result.kept is None
@@ -227,7 +227,7 @@ async def test_a_winner_that_fails_in_the_final_gives_way_to_what_may_win(refuse
     run = await finish(FakeMachine(2, script, default=OUTSIDE, refused=refused))
     assert (run.result.best_index, run.result.failed) == (best, 1)
     if not refused:
-        with pytest.raises(NoWinner, match="nothing in the space worked; this is your default: x=1000"):
+        with pytest.raises(NoWinner, match="nothing in the space worked, but your default did: x=1000"):
             await tune(machine=FakeMachine(1, script, default=OUTSIDE))
 
 
@@ -245,7 +245,7 @@ async def test_a_candidate_with_the_baselines_code_counts_and_the_strategy_gets_
     if not fails:
         assert (run.result.measured, run.result.duplicates, run.result.built) == (8, 0, 8)
         assert run.result.baseline is not None and run.result.baseline.same_as == 4 == run.result.best_index
-        assert default_line(run.result) == "no configuration beats the default, which has the winner's code"
+        assert default_line(run.result) == "no configuration beats the default; candidate 4 compiles to the same code"
     assert own.outcomes == dict.fromkeys(range(8), (1.0, "")) | {4: outcome}
     tried = read_recording(tmp_path / "j").tried
     assert {x: (one.latency_ms, one.reason) for x, one in tried.items()} == own.outcomes

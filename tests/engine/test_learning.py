@@ -150,7 +150,7 @@ async def test_the_summary_says_which_values_were_left_for_the_end() -> None:
     result = await tune(machine=FakeMachine(CONFIGS, Script(**own), workers=1), budget=40)
     lines = [line for line in summary_text(result).splitlines() if "left for the end" in line]
     assert len(lines) == 1 and re.match(
-        r"last       order='row' was left for the end: all \d+ .* alike \(timeout\)", lines[0]
+        r"last       order='row' was left for the end, because all \d+ .* failed in the same way \(timeout\)", lines[0]
     )
     assert sum(record.status == "failed" for record in result.records) < 20
     other = await tune(machine=FakeMachine(CONFIGS, Script(**own), workers=1), budget=40, strategy="random")

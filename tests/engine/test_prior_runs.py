@@ -197,7 +197,7 @@ async def test_it_ends_once_what_is_left_is_hardly_better(tmp_path: Path) -> Non
     assert asked[0] == MANY - 1 and min(asked) > MANY - 40 and len(asked) == 16
     assert result.header is not None and result.header.strategy == "bayesian"
     assert result.header.settings["budget"]["auto"]
-    said = f"enough is tried: none of the last 8 was 2 % faster, and {MANY - len(asked)} are left"
+    said = f"stopped early, because none of the last 8 candidates was 2 % faster; {MANY - len(asked)} were not tried"
     assert said in summary_text(result) and said in summary_text(replay(tmp_path / "j"))
     again = judged()
     await resume(tmp_path / "j", machine=again, budget="auto")
@@ -218,7 +218,7 @@ async def test_a_run_that_goes_on_ends_at_the_same(tmp_path: Path, count: int) -
 async def test_where_each_batch_brings_more_it_tries_a_tenth(tmp_path: Path) -> None:
     result = await tune(machine=judged(far), budget="auto", journal=tmp_path / "j")
     assert result.reason == "budget" and result.measured == 20
-    assert "used up: auto tries a tenth at most, or 16 if that is more" in summary_text(result)
+    assert "used up: auto tries at most a tenth of the candidates, or 16 if that is more" in summary_text(result)
     result = await resume(tmp_path / "j", machine=judged(far), budget="100%")
     assert result.measured == MANY and "auto" not in summary_text(result)
 
@@ -228,7 +228,7 @@ async def test_where_each_batch_brings_more_it_tries_a_tenth(tmp_path: Path) -> 
 async def test_where_nothing_tells_it_tries_a_tenth(target: str, options: Any, n: int, most: int) -> None:
     result = await tune(machine=judged(target=target, n=n), budget="auto", **options)
     assert result.measured == most and result.reason == ("budget" if n > most else "exhausted")
-    told = "used up: auto tries a tenth at most, or 16 if that is more"
+    told = "used up: auto tries at most a tenth of the candidates, or 16 if that is more"
     assert (told in summary_text(result)) == (n > most)
 
 
@@ -275,7 +275,7 @@ async def test_a_resumed_run_draws_the_same_and_tries_nothing_twice(tmp_path: Pa
     assert all(record.config["d0"] <= record.config["d1"] for record in result.records)
     [header] = of_kind(journal, RunStarted)
     assert (header.total, header.points) == (DRAWN, 10**9)
-    assert any("has 1,000,000,000 points: the run searches 3,000" in e.message for e in of_kind(journal, Warned))
+    assert any("has 1,000,000,000 points, so the run searches 3,000" in e.message for e in of_kind(journal, Warned))
     assert strategy == "bayesian" or proposed(journal) == whole
     assert (await resume(journal, machine=large(), budget=30)).measured == 30
 

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.anyio
 SAME = BenchmarkSettings(same_bits="default")
 THIRDS = Script(latency_ms=lambda c: 4.0 - 0.1 * c["x"], bits=lambda c, seed: f"{c['x'] % 3}")
 """The larger x, the faster. The default, x=0, has the bits of each third one."""
+THREE_OF_EIGHT = "the default's bits; 3 of 8 measured candidates do; 3 distinct outputs"
 
 
 def machine(script: Script = THIRDS, **given: Any) -> FakeMachine:
@@ -38,7 +39,7 @@ async def test_a_run_says_how_many_have_the_defaults_bits(tmp_path: Path) -> Non
     assert run.result.best_config == {"x": 7} and run.result.best.bits == "1"
     bits = run.result.same_bits
     assert (bits.asked, bits.winner, bits.same, bits.measured, bits.classes, bits.seeds) == (False, False, 3, 8, 3, 1)
-    line = "same bits  as the default: no; 3 of 8 measured, 3 classes"
+    line = f"same bits  the winner does not have {THREE_OF_EIGHT}"
     assert line in summary_text(run.result).splitlines() and line in summary_text(replay(tmp_path / "j")).splitlines()
     assert summary(run.result)["same_bits"]["classes"] == 3
     run = await finish(machine(replace(THIRDS, bits=lambda c, seed: "0")))
@@ -52,7 +53,7 @@ async def test_only_those_with_the_defaults_bits_win(n_final: int, tmp_path: Pat
     assert run.result.best_config == {"x": 6} and run.result.measured == 8
     seeds = 3 if n_final else 1
     drawn = "; compared on 3 draws of the inputs" if n_final else ""
-    assert bits_line(run.result) == f"as the default: yes; 3 of 8 measured, 3 classes{drawn}"
+    assert bits_line(run.result) == f"the winner has {THREE_OF_EIGHT}{drawn}"
     assert {e.index for f in run.of(FinalOrdered) for e in f.entries} <= {BASELINE, 0, 3, 6}
     again = await resume(tmp_path / "j", machine=machine(benchmark=settings))
     assert again.best_config == {"x": 6} and again.same_bits.seeds == seeds
@@ -90,7 +91,7 @@ async def test_what_changes_its_bits_from_call_to_call_does_not_win() -> None:
     script = replace(THIRDS, bits=lambda c, seed: f"{c['x'] % 3} {next(calls) if c['x'] == 6 else 0}")
     run = await finish(machine(script, benchmark=SAME), benchmark=SAME)
     assert run.result.best_config == {"x": 3}
-    assert "; 1 changes from call to call" in bits_line(run.result)
+    assert "; 1 varies from call to call" in bits_line(run.result)
 
 
 async def test_compare_says_which_winners_changed_bits(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ async def test_what_the_cache_has_of_the_same_work_is_returned(tmp_path: Path, m
     ResultCache().add(journal)
     found = await tune(machine=FakeMachine(N), cached=True, journal=again)
     assert found.cache_hit and found.best_config == {"x": 21} and read(again) == read(journal)
-    assert "from the result cache: nothing was run" in summary_text(found)
+    assert "the result comes from the result cache; nothing was measured" in summary_text(found)
     assert (await tune(machine=FakeMachine(N), cached=True, on_miss="error")).best_config == {"x": 21}
     with pytest.raises(
         CacheMiss, match="the result cache has no result for this version of fake: drop on_miss='error'"

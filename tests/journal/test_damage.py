@@ -52,7 +52,7 @@ def test_cut_at_every_byte_it_has_the_contents_of_its_whole_lines(path: Path, tr
             if b"\n" in whole[cut - 2 : cut]:
                 assert contents(path) == truths[lines - 1]
         else:
-            with pytest.raises(JournalError, match="no journal of atune"):
+            with pytest.raises(JournalError, match="not a journal of atune"):
                 replay(path)
 
 
@@ -103,7 +103,7 @@ def test_the_command_line_names_the_damaged_line_and_how_to_keep_those_before_it
     path.write_bytes(b"".join([*lines[:5], b"x" + lines[5], *lines[6:]]))
     assert main(["replay", str(path)]) == 2
     err = capsys.readouterr().err
-    assert "line 6: damaged" in err and "`head -n 5` keeps them" in " ".join(err.split())
+    assert "line 6: damaged" in err and "`head -n 5` saves them" in " ".join(err.split())
     path.write_bytes(b"".join(lines[:5]))
     assert [record.index for record in replay(path).records] == [0]
 

@@ -38,9 +38,9 @@ def test_a_timing_is_printed_without_its_samples_and_its_latency_without_noise()
 
 def test_samples_that_scatter_more_than_usual_are_reported_with_the_device() -> None:
     [sign] = noise_of([], [timed(0.05), timed(0.04), timed(0.001)])
-    assert sign.startswith("the best candidates' samples scatter by 4.0%") and "stop what else runs on device 0" in sign
+    assert sign.startswith("the best candidates' samples vary by 4 %") and "Stop other programs on device 0" in sign
     [sign] = noise_of([], [timed(0.2, "perf_counter")])
-    assert "stop what else runs on the CPU" in sign
+    assert "Stop other programs on the CPU" in sign
     for usual in ([timed(0.03)], [timed(0.09, "perf_counter")], [timed(0.5), *[timed()] * 2]):
         assert noise_of([], usual) == []
 
@@ -49,11 +49,13 @@ def test_clocks_that_moved_or_were_lowered_are_reported_with_their_reasons() -> 
     quiet = timed(sm_mhz=1980)
     hot = timed(sm_mhz=1500, throttle=("temperature", "application clocks"))
     [sign] = noise_of([quiet, hot, timed(sm_mhz=1980, throttle=("power cap",))], [])
-    assert sign.startswith("device 0's clock moved between 1500 and 1980 MHz (power cap, temperature): cool it")
+    moved = "the clock of device 0 moved between"
+    assert sign.startswith(f"{moved} 1500 and 1980 MHz (power cap, temperature). Cool the GPU")
     [sign] = noise_of([timed(sm_mhz=1980, throttle=("power cap",))], [])
-    assert sign.startswith("device 0's clock was lowered (power cap): cool it, raise its power limit, or lock it")
+    do = "Cool the GPU, raise its power limit, or lock the clock"
+    assert sign.startswith(f"the clock of device 0 was lowered (power cap). {do}")
     [sign] = noise_of([timed(sm_mhz=1980), timed(sm_mhz=1900)], [])
-    assert sign == ("device 0's clock moved between 1900 and 1980 MHz: lock it with nvidia-smi -lgc, then tune again")
+    assert sign == f"{moved} 1900 and 1980 MHz. Lock the clock with nvidia-smi -lgc, and tune again"
 
 
 @pytest.mark.parametrize(
@@ -69,13 +71,13 @@ def test_a_noisy_run_says_so_in_its_summary_and_its_json() -> None:
     wide = [1.0, 2.0] * 5
     stream = Stream(total=3).candidate(0, 1.0).candidate(1, 1.1).candidate(2, 9.0)
     result = Result.from_events(stream.final({0: wide, 1: wide[::-1], 2: [9.0] * 2}).finished().events)
-    assert result.noise == tuple(summary(result)["noise"]) and "scatter" in result.noise[0]
+    assert result.noise == tuple(summary(result)["noise"]) and "samples vary" in result.noise[0]
     assert f"\nnoise      {result.noise[0]}" in summary_text(result)
-    assert "scatter" not in summary_text(Result.from_events(Stream().candidate(0, 1.0).finished().events))
+    assert "samples vary" not in summary_text(Result.from_events(Stream().candidate(0, 1.0).finished().events))
 
 
 def test_another_user_of_the_device_is_told_as_noise_and_stands_on_the_page_once(tmp_path: Path) -> None:
-    other, rest = f"device 0 is also used by process 7 (python, 9 MiB): that {DISTURBS}; end it", "slower than asked"
+    other, rest = f"device 0 is also used by process 7 (python, 9 MiB), which {DISTURBS}; end it", "slower than asked"
     stream = Stream(total=1).add(Warned, message=other).add(Warned, message=rest).candidate(0, 1.0).finished()
     result = Result.from_events(stream.events)
     assert result.noise == (other,)
@@ -136,7 +138,7 @@ def test_axes_that_add_up_explain_what_they_vary() -> None:
     total = 2 / 3 + 1 / 16
     assert importance.shares == pytest.approx({"a": 2 / 3 / total, "b": 1 / 16 / total, "c": 0.0}, abs=1e-3)
     assert list(importance.shares) == ["a", "b", "c"] and importance.candidates == 36
-    assert importance.describe() == ("a 91 %, b 9 %; combinations, other axes and noise 0 % (by 36 candidates)")
+    assert importance.describe() == ("a 91 %, b 9 %; combinations, other axes and noise 0 % (from 36 candidates)")
 
 
 def test_what_only_a_combination_decides_is_no_axis_by_itself() -> None:

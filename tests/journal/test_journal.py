@@ -43,7 +43,7 @@ def test_the_file_and_the_cache_s_folders_it_needs_are_private(tmp_path: Path) -
 
 
 def test_elsewhere_no_folder_is_made(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match=f"there is no folder {tmp_path}/a/b; make it first"):
+    with pytest.raises(JournalError, match=f"there is no folder {tmp_path}/a/b; create it first"):
         Journal.create(tmp_path / "a" / "b" / "run.jsonl")
     assert not list(tmp_path.iterdir())
 
@@ -51,13 +51,15 @@ def test_elsewhere_no_folder_is_made(tmp_path: Path) -> None:
 def test_missing_and_moved_lines_are_errors(path: Path) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:2] + lines[3:]))
-    with pytest.raises(JournalError, match=r"line 3: event 3 stands where 2 belongs; .*`head -n 2` keeps"):
+    with pytest.raises(JournalError, match=r"line 3: this is event 3 instead of event 2; .*`head -n 2` saves"):
         read(path)
     path.write_bytes(b"".join(lines[1:]))
-    with pytest.raises(JournalError, match=r"line 1: event 1 stands where 0 belongs; lines are missing or were moved$"):
+    with pytest.raises(
+        JournalError, match=r"line 1: this is event 1 instead of event 0; lines are missing or were moved$"
+    ):
         read(path)
     path.write_bytes(b"".join([*lines, lines[0]]))
-    with pytest.raises(JournalError, match=f"line {len(lines) + 1}: event 0 stands where"):
+    with pytest.raises(JournalError, match=f"line {len(lines) + 1}: this is event 0 instead"):
         read(path)
 
 
@@ -71,7 +73,7 @@ def test_a_journal_of_a_newer_atune_is_refused_by_its_schema(tmp_path: Path) -> 
     ("content", "message"),
     [
         (b"", "it is empty"),
-        (b"hello\nworld\n", "line 1: no journal of atune"),
+        (b"hello\nworld\n", "line 1: this is not a journal of atune"),
         (b"[" * 500_000 + b"\n\n", "line 1"),
         (b"x" * (9 << 20), "longer than 8 MiB"),
         (b'{"crc":"00000000","event":{}}\n\n', "line 1"),
@@ -136,7 +138,7 @@ def test_another_writer_is_refused_until_it_is_gone_also_by_sigkill(tmp_path: Pa
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
         for open_it in (Journal.create, Journal.reopen):
-            with pytest.raises(JournalError, match="being written by another run"):
+            with pytest.raises(JournalError, match="another run is writing the journal"):
                 open_it(path)
         assert len(read(path)) == 1  # reading needs no lock
         holder.send_signal(signal.SIGKILL)

@@ -186,6 +186,6 @@ def test_a_result_writes_its_report(tmp_path: Path) -> None:
     result = replay(path)
     result.report(str(tmp_path / "x.html"))
     assert (tmp_path / "x.html").read_text() == report(path)
-    with pytest.raises(AtuneError, match=r"the run kept no journal; give journal="):
+    with pytest.raises(AtuneError, match=r"the run kept no journal; pass journal="):
         folded(Stream(total=1).candidate(0, 1.0).finished()).report(tmp_path / "x")
     assert not (tmp_path / "x").exists()

@@ -34,7 +34,7 @@ def test_both_readers_of_a_set_read_the_journals_that_it_lists_in_its_order(tmp_
 
 def test_a_run_keeps_others_out_of_its_set_until_it_has_ended(tmp_path: Path) -> None:
     _, lock = open_set_folder(tmp_path, PROBLEMS[:2])
-    with pytest.raises(JournalError, match="lock is being written by another run: wait for it"):
+    with pytest.raises(JournalError, match=r"another run is writing the journal .*lock: wait until it ends"):
         open_set_folder(tmp_path, PROBLEMS)
     lock.close()
     open_set_folder(tmp_path, PROBLEMS)[1].close()
@@ -43,7 +43,7 @@ def test_a_run_keeps_others_out_of_its_set_until_it_has_ended(tmp_path: Path) ->
 
 def test_what_is_refused_is_not_locked(tmp_path: Path) -> None:
     (tmp_path / "set.json").write_text("{}")
-    with pytest.raises(UsageError, match="no folder of a set's journals"):
+    with pytest.raises(UsageError, match="is not the folder of a set"):
         open_set_folder(tmp_path, PROBLEMS)
     (tmp_path / "set.json").unlink()
     open_set_folder(tmp_path, PROBLEMS)[1].close()
@@ -51,7 +51,7 @@ def test_what_is_refused_is_not_locked(tmp_path: Path) -> None:
 
 def test_a_folder_of_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(UsageError, match="is no set's folder, and is not empty: give a new folder"):
+    with pytest.raises(UsageError, match="is not the folder of a set, and is not empty: give a new folder"):
         open_set_folder(tmp_path, PROBLEMS)
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
 
@@ -62,7 +62,7 @@ def test_where_nothing_has_begun_the_problems_are_replaced(tmp_path: Path) -> No
     lock.close()
     assert [str(row.problem) for row in tuned_problems(tmp_path)] == ["M=1"]
     finished(path)
-    with pytest.raises(UsageError, match=f"journal {tmp_path}: m=1 and M=1 differ in the names"):
+    with pytest.raises(UsageError, match=f"journal {tmp_path}: m=1 and M=1 have arguments of different names"):
         open_set_folder(tmp_path, [Problem({"m": 1})])
 
 

@@ -254,4 +254,4 @@ def test_standard_input_may_be_a_pipe(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_strangers_set_is_read_or_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "set.json").write_bytes(text.encode(errors="surrogatepass"))
     assert main(["replay", str(tmp_path)]) == 2
-    assert "is no folder of a set's journals" in capsys.readouterr().err
+    assert "is not the folder of a set" in capsys.readouterr().err

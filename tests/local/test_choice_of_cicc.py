@@ -38,7 +38,7 @@ def machine(found: Discovery = FOUND, **settings: Any) -> LocalMachine:
     """Return a machine that knows what discovery found, with four compile workers."""
     compile = CompileSettings(workers=4, **settings)
     one = LocalMachine(FileRef("x.py", "X"), target=found.target, devices=(), compile=compile)
-    one.found = found
+    one.discovery = found
     one.use(found.no_cicc)
     return one
 
@@ -89,7 +89,7 @@ def test_devices_that_measure_take_cores_from_compilers(monkeypatch: pytest.Monk
     monkeypatch.setattr("atune.workers.local_machine.usable_cores", lambda: list(range(6)))
     monkeypatch.setattr("atune.workers.local_machine.usable_memory_bytes", lambda: None)
     one = LocalMachine(FileRef("x.py", "X"), target=FOUND.target)
-    one.found = FOUND
+    one.discovery = FOUND
     assert len(one.compile_workers()) == 6
     assert [one.hints(measuring).resting for measuring in (0, 1, 2)] == [0, 1, 2]
     asked = machine()

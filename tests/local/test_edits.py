@@ -150,7 +150,7 @@ def test_an_edited_file_ends_the_run_and_is_named(
     """What was measured stays in the journal."""
     journal = tmp_path / "journal.jsonl"
     file = work[0] if which == "main" else work[0].with_name(f"{work[1]}.py")
-    with pytest.raises(WorkloadError, match=rf"than at the run's start \(written since: {file}\)\. .* resume"):
+    with pytest.raises(WorkloadError, match=rf"has changed since the run's start \(written since: {file}\), .* resume"):
         tuned(given(work[0]), once(when, lambda: edit(work, which)), journal=journal)
     events = [json.loads(line)["event"]["event"] for line in journal.read_text().splitlines()]
     assert events[-1] == "run_interrupted"
@@ -177,7 +177,8 @@ def test_other_data_that_a_worker_reads_as_it_loads_ends_the_run(
 ) -> None:
     """What was measured stays; `resume` refuses the other work, and goes on where the change was undone."""
     journal, data = tmp_path / "journal.jsonl", tmp_path / "data.json"
-    with pytest.raises(WorkloadError, match=r"loads as other work .*\(none of its Python files was written.*resume"):
+    cause = r"no Python file of it was written since"
+    with pytest.raises(WorkloadError, match=rf"has changed since the run's start \({cause}.*resume"):
         tuned(given(work[0]), once(when, lambda: data.write_text("200.0")), journal=journal)
     events = [json.loads(line)["event"]["event"] for line in journal.read_text().splitlines()]
     assert events[-1] == "run_interrupted"
@@ -196,4 +197,5 @@ def test_workers_that_have_other_work_than_the_program_are_warned_of(work: Found
     log = work[0].with_name("run.log")
     result = tuned(workload, once(RunStarted, lambda: log.write_text("")))
     assert result.kernel(torch.zeros(N)).tolist() == [211.0] * N
-    assert [warning for warning in result.warnings if "as other work than this program has" in warning]
+    said = "the workers loaded another version of the workload than this program has"
+    assert [warning for warning in result.warnings if said in warning]

@@ -126,8 +126,8 @@ async def test_kernels_that_meddle_with_their_worker_are_named_and_cost_no_other
     """`os.fork()` that returns twice, a socket that is closed, and an answer that nobody asked for."""
     result = await tune(f"{HOSTILE}:MEDDLING", target="c", compile=CompileSettings(workers=1), benchmark=UNRANKED)
     failed = {record.config["mode"]: (record.kind, record.message) for record in result.failures}
-    closed = "lowering ended its process: closed the socket that its answers go through"
-    written = "lowering ended its process: something wrote to the socket that its answers go through"
+    closed = "lowering ended its process: closed the socket for its replies"
+    written = "lowering ended its process: something wrote to the socket for its replies"
     assert failed == {
         "closes its socket": ("crash", closed),
         "closes its socket and stays": ("crash", closed),

@@ -103,7 +103,7 @@ async def test_runs_on_several_devices_do_not_wait_for_each_other(monkeypatch: p
 def test_on_the_cpu_a_limit_is_said_to_hold_for_gpus_alone(tmp_path: Path) -> None:
     settings = BenchmarkSettings(memory_limit="1GiB")
     result = atune.run(f"{KERNELS}:SCALED", target="c", benchmark=settings, journal=tmp_path / "j", progress=False)
-    assert "memory_limit holds for GPUs alone, and the kernels run on the CPU" in result.warnings
+    assert "memory_limit has no effect: it applies only to GPUs, and the kernels run on the CPU" in result.warnings
     assert result.memory_bytes == 0
 
 

@@ -94,7 +94,7 @@ class OnAGpu(LocalMachine):
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
         target, [device] = await super().discover()
         device = msgspec.structs.replace(device, uuid="GPU-fake")
-        self.found = msgspec.structs.replace(self.found, devices=(device,))
+        self.discovery = msgspec.structs.replace(self.discovery, devices=(device,))
         return target, [device]
 
 
@@ -127,9 +127,9 @@ def warnings_of_a_run() -> list[str]:
 @pytest.mark.parametrize(
     ("listed", "busy", "warning"),
     [
-        ("SELF {program} {stranger}", 0, "is also used by process {stranger} (sleep, 300 MiB): that "),
+        ("SELF {program} {stranger}", 0, "is also used by process {stranger} (sleep, 300 MiB), which "),
         ("SELF", 0, ""), ("1 2 3", 0, ""), ("no such list", 0, ""), ("SELF", 43, ""),
-        ("1 2 3", 43, "was 43 % busy before anything was measured on it: another program computes there and "),
+        ("1 2 3", 43, "was 43 % busy before the run used it, because another program computes there and "),
     ],
     ids=["a stranger", "itself", "another namespace", "an error", "busy by itself", "busy, and nobody is named"],
 )  # fmt: skip

@@ -63,8 +63,8 @@ class Attempts:
     [
         (FULL, "no space is left on the disk of", "make room there, or set TMPDIR"),
         (RemoteError("[Errno 28] No space left on device", kind="OSError"), "no space is left", "TMPDIR"),
-        (RemoteError("files: x", kind="ShortOf"), "no further file can be opened", "ulimit -n"),
-        (WorkerError("compile-0-1 did not start: cannot fork: [Errno 11] x"), "no further process", "ulimit -u"),
+        (RemoteError("files: x", kind="ShortOf"), "no more files can be opened", "ulimit -n"),
+        (WorkerError("compile-0-1 did not start: cannot fork: [Errno 11] x"), "no more processes", "ulimit -u"),
         (RemoteError("memory: x", kind="ShortOf"), "memory ran out", "fewer compile workers"),
     ],
 )

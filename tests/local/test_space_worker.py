@@ -42,7 +42,7 @@ async def machine(request: pytest.FixtureRequest) -> AsyncGenerator[LocalMachine
 @pytest.mark.parametrize(
     ("machine", "message"),
     [
-        ("HOLDS_THE_LOCK", r"holds_the_lock \(space_kernels\.py, line \d+\), had not answered after 1 s"),
+        ("HOLDS_THE_LOCK", r"holds_the_lock \(space_kernels\.py, line \d+\) did not answer within 1 s"),
         (
             "CALLS_WHAT_SLEEPS",
             r"calls_what_sleeps \(space_kernels\.py, line \d+\), in sleeps \(space_kernels\.py",
@@ -88,7 +88,7 @@ async def test_tune_asks_no_constraint_in_the_program_itself() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("import time\ntime.sleep(1e6)", r"was ended after 3 s: it hangs in <module> \(w\.py, line 2\)\. .*__main__"),
+        ("import time\ntime.sleep(1e6)", r"takes more than 3 s and hangs in <module> \(w\.py, line 2\)\. .*__main__"),
         ("import os\nos.kill(os.getpid(), 11)", "loading .*w.py:W failed: .*SIGSEGV"),
         ("import sys\nsys.exit('no licence')", "w.py cannot be loaded: SystemExit: no licence"),
     ],
@@ -114,7 +114,7 @@ async def test_a_budget_of_a_billion_points_is_tuned_by_real_processes(tmp_path:
     [
         ("[{'block': 64}, 5]", "config 1 is 5; a config is a dict of arguments"),
         ("atune.Space(block=[64], where=lambda block: block > 64)", "refused by lambda block: block > 64"),
-        ("atune.Space(block=[64]), default={'blok': 64}", "it has no axis 'blok'"),
+        ("atune.Space(block=[64]), default={'blok': 64}", "the space has no axis 'blok'"),
     ],
 )
 async def test_a_mistake_of_the_space_is_shown_with_the_line_of_the_file(space: str, told: str, tmp_path: Path) -> None:

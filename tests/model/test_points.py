@@ -83,7 +83,7 @@ def test_of_a_large_space_the_seed_draws() -> None:
     for name in space.axes:
         counts = [sum(config[name] == value for config in spec.configs) for value in range(10)]
         assert sum(counts) == 500 and (name in ("d0", "d1") or min(counts) > 15)
-    assert "the space has 1,000,000,000 points: the run searches 500 candidates" in spec.remarks[0]
+    assert "the space has 1,000,000,000 points, so the run searches 500 candidates" in spec.remarks[0]
 
 
 @pytest.mark.usefixtures("small_draw")

@@ -137,10 +137,12 @@ def test_workers_are_as_many_as_fit_unless_a_number_was_asked_for(monkeypatch: p
         settings = CompileSettings(workers=workers)
         machine = local_machine.LocalMachine(FileRef("x.py", "X"), target="sm_90a", devices=(), compile=settings)
         machine.workers.warn = warnings.append
-        machine.found = Discovery(target=Target("cuda", "sm_90a"), devices=())
+        machine.discovery = Discovery(target=Target("cuda", "sm_90a"), devices=())
         assert len(machine.compile_workers()) == wanted
     [warning] = warnings
-    assert warning.startswith("3 compile workers on 32 cores: 3.0 GiB are free, with 1 GiB set aside for each")
+    assert warning.startswith(
+        "3 compile workers on 32 cores, because 3.0 GiB of memory are free, and each worker gets 1 GiB"
+    )
 
 
 # ---- folders

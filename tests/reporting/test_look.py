@@ -60,7 +60,10 @@ def test_conflicts_are_decided_and_explained(tmp_path: Path) -> None:
     found = {r.config["x"]: (r.status, r.latency_ms) for r in merged.records}
     assert found == {5: ("measured", 4.0), 6: ("measured", 1.0), 7: ("measured", 4.0)}
     notes = [text for text in merged.warnings if "several outcomes" in text]
-    assert len(notes) == 1 and "in the 2 journals: 3; a measurement counts before a failure" in notes[0]
+    assert (
+        len(notes) == 1
+        and "3 candidates have several outcomes in the 2 journals; a measurement counts before a failure" in notes[0]
+    )
 
 
 def test_what_failed_in_one_journal_is_a_duplicate_where_another_measured_its_code(tmp_path: Path) -> None:
@@ -75,12 +78,12 @@ def test_other_work_is_not_merged(tmp_path: Path) -> None:
     one, two = run(tmp_path / "1", [1]), tmp_path / "2"
     machine = FakeMachine(2, fingerprint="g" * 64)
     anyio.run(lambda: tune(machine=machine, journal=two))
-    with pytest.raises(JournalError, match=r"other work than .*: another kernel"):
+    with pytest.raises(JournalError, match=r"it records other work: another kernel"):
         merge([one, two])
     anyio.run(lambda: tune(machine=FakeMachine(11), journal=tmp_path / "3"))
     with pytest.raises(JournalError, match="another space"):
         merge([one, tmp_path / "3"])
-    with pytest.raises(UsageError, match="as a list of paths"):
+    with pytest.raises(UsageError, match="give a list of paths of journals"):
         merge(str(one))  # type: ignore[arg-type]
 
 
@@ -132,7 +135,7 @@ def test_csv_and_json_have_a_row_for_each_record(tmp_path: Path, capsys: pytest.
     assert [str(row["index"]) for row in rows] == [row["index"] for row in table]
     formula = write(tmp_path / "j", Stream(total=1).candidate(0, 1.0, mode="=HYPERLINK(1)").finished().events)
     assert "'=HYPERLINK(1)" in export(formula, "csv").decode()
-    with pytest.raises(UsageError, match="give one of csv, json"):
+    with pytest.raises(UsageError, match="unknown format; give csv or json"):
         export(DATA, "xlsx")
 
 

@@ -129,9 +129,9 @@ def test_failures_have_their_output_and_an_example() -> None:
     found = parts_of(report(DATA))["failures"]["items"]
     for group, one in zip(failure_groups(replay(DATA).records), found, strict=True):
         assert one["title"] == f"{group.count:,} {what_failed(group.kind)}" and group.message in one["text"]
-    assert found[0]["written"] and found[0]["example"].startswith("For example candidate ")
+    assert found[0]["written"] and found[0]["example"].startswith("For example, candidate ")
     example = parts_of(report(LAYOUTS))["failures"]["items"][0]["example"]
-    assert example.startswith("For example candidate 40: block_rows=2")
+    assert example.startswith("For example, candidate 40: block_rows=2")
 
 
 def test_the_card_says_how_much_faster_where_when_and_by_which_command() -> None:

@@ -134,7 +134,7 @@ def test_the_plots_are_of_the_axes_that_matter_most(seen: dict[int, Any]) -> Non
 def test_the_table_has_a_column_for_each_axis_and_fact_that_differs(seen: dict[int, Any]) -> None:
     heads = [head.rstrip("\u00a0↕↑↓") for head in seen[1440]["heads"]]
     assert heads[:5] == ["candidate", "latency, ms", "× winner", "spread, %", "mark"]
-    assert {"registers", "threads a block", "occupancy, blocks", "loop"} < set(heads)
+    assert {"registers", "threads per block", "occupancy, blocks", "loop"} < set(heads)
     differing = {name for name, value in replay(LAYOUTS).records[0].config.items()
                  if any(record.config[name] != value for record in replay(LAYOUTS).records)}  # fmt: skip
     assert differing == set(heads) & replay(LAYOUTS).records[0].config.keys()

@@ -59,7 +59,7 @@ def test_a_problem_without_a_winner_is_left_out() -> None:
 
 def test_what_is_no_set_of_problems_is_refused(tmp_path: Path) -> None:
     one = run_of({"M": 1}, FIRSTS)
-    with pytest.raises(UsageError, match="different kernels, 'toy' and 'other'"):
+    with pytest.raises(UsageError, match="results of two kernels, 'toy' and 'other'"):
         regret_matrix([one, run_of({"M": 2}, FIRSTS, workload="other")])
     with pytest.raises(UsageError, match="the problem M=1 comes twice"):
         regret_matrix([one, one])
@@ -119,7 +119,7 @@ def test_what_is_no_size_must_be_equal() -> None:
         ({"N": 8}, None),
     ):
         assert rule.pick({**problems[0], **change}) == picked, change
-    with pytest.raises(UsageError, match="a rule over M was asked for dtype='half': give M too"):
+    with pytest.raises(UsageError, match="the rule needs M, but got dtype='half': give M too"):
         rule.pick({"dtype": "half"})
 
 
@@ -142,7 +142,7 @@ def test_a_rule_asks_the_space_for_sizes_never_tuned(space: Space) -> None:
     wanted = {64: 0, 1024: 2, 2048: 2, 960: 1, 128: 0, 1040: 0, 1000: None}
     assert {M: rule.pick({"M": M}) for M in wanted} == wanted
     assert alone.pick({"M": 1024}) == 2
-    with pytest.raises(UsageError, match=r"M=960 was never tuned, and where= takes M: give the space"):
+    with pytest.raises(UsageError, match=r"M=960 was never tuned, and where= takes M: pass the space"):
         alone.pick({"M": 960})
     with pytest.raises(SpaceError, match="raised"):
         dispatch_rule(matrix, space=Space(block=[0], where=lambda M: 1 // 0)).pick({"M": 960})

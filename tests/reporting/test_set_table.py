@@ -67,12 +67,12 @@ def test_page_and_screen_say_the_same_of_cover_and_rule(tmp_path: Path) -> None:
     assert len(found.cover().configs) == 2
     few, rule, shown = found.cover(), found.rule(), str(found)
     assert rule.regret is not None and rule.worst_regret is not None
-    worst, left = f"{100 * few.worst_regret:.2g} %", f"{rule.tested} left out in turn"
-    regret = f"{100 * rule.regret:.2g} % slower on average, {100 * rule.worst_regret:.2g} % at most"
+    worst, left = f"{100 * few.worst_regret:.2g} %", f"leaving out each of {rule.tested} in turn"
+    regret = f"{100 * rule.regret:.2g} % slower on average, {100 * rule.worst_regret:.2g} % at worst"
     for text in (
-        f"{len(few.configs)} configurations serve all, at most {worst} slower than the winners; chosen greedily",
-        f"other problems get the winner of the nearest: {regret}, on {left}",
-        "8 of 8 with a winner",
+        f"{len(few.configs)} configurations serve all problems, at most {worst} slower than the winners (chosen",
+        f"other problems use the nearest problem's winner; {left}: {regret}",
+        "8 of 8 have a winner",
     ):
         assert text in shown and text in without_script(page)
         assert any(text in item for item in parts_of(page)["list"]["items"])
@@ -104,6 +104,6 @@ def test_a_result_and_the_command_line_write_the_same_page(
     assert capsys.readouterr().out == f"report     {tmp_path}/gemm-1.5.html\n"
     assert (tmp_path / "gemm-1.5.html").read_text() == (tmp_path / "page.html").read_text() == set_report(folder)
     monkeypatch.chdir(folder)
-    assert main(["report", ".", "-o", "-"]) == 0 and "3 of 3 with a winner" in capsys.readouterr().out
-    with pytest.raises(UsageError, match="no folder of a set's journals"):
+    assert main(["report", ".", "-o", "-"]) == 0 and "3 of 3 have a winner" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="is not the folder of a set"):
         set_report(tmp_path)

@@ -59,10 +59,10 @@ def test_decorated_kernels_and_the_drop_in_are_in_the_programs_own_structlog(con
 
 
 REFUSALS = [
-    ({"processors": [lambda *_: {}["run"]]}, "an entry is lost: KeyError: 'run'; log=False: no log"),
+    ({"processors": [lambda *_: {}["run"]]}, "lost an entry: KeyError: 'run'; log=False turns it off"),
     ({"logger_factory": lambda: structlog.ReturnLogger()}, ""),
-    ({"logger_factory": lambda name: structlog.ReturnLogger()}, "structlog takes no entry: TypeError: "),
-    ({"wrapper_class": structlog.BoundLoggerBase}, "structlog takes no entry: AttributeError: "),
+    ({"logger_factory": lambda name: structlog.ReturnLogger()}, "structlog failed: TypeError: "),
+    ({"wrapper_class": structlog.BoundLoggerBase}, "structlog failed: AttributeError: "),
 ]
 
 
@@ -95,9 +95,9 @@ class Awaited:
 
 @pytest.mark.parametrize("what", [True, print, 3, "info", Awaited()])
 def test_what_takes_no_fields_is_refused(what: Any) -> None:
-    with pytest.raises(UsageError, match=r"log: give a logger of structlog, such as .*, or of logging, got"):
+    with pytest.raises(UsageError, match=r"log: must be a logger of structlog, such as .*, or of logging, got"):
         event_log(what)
-    with pytest.raises(UsageError, match="log: give a logger of structlog"):
+    with pytest.raises(UsageError, match="log: must be a logger of structlog"):
         atune.autotune(space={"a": [1]}, log=what)
 
 

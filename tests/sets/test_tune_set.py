@@ -136,7 +136,8 @@ def test_a_problem_without_a_winner_does_not_end_the_others(tmp_path: Path) -> N
 def test_where_nobody_asks_a_set_says_a_line_a_minute(
     after_s: float, shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr("atune.reporting.progress.SELDOM_S", after_s)
+    monkeypatch.setattr("atune.frontends.tune_set.SELDOM_S", after_s)
+    monkeypatch.setattr("atune.frontends.tune_set.INTERVAL_S", 60.0)  # the first line, however busy the machine is
     atune.run_set(SCALE, [{"n": 256}], journal=tmp_path / "s", **FAST)
     told = capsys.readouterr().err
     assert ("[0/1] n=256 is being tuned\n" in told) == shown == bool(told)
@@ -219,7 +220,7 @@ def test_the_command_line_tunes_one_problem_or_a_set(tmp_path: Path, capsys: Any
     Path(shapes).write_text("n\n256\n1024\n")
     capsys.readouterr()
     assert main([*tune, "--problems", shapes, "--journal", several]) == 0
-    assert "2 of 2 with a winner" in capsys.readouterr().out
+    assert "2 of 2 have a winner" in capsys.readouterr().out
     assert main([*tune, "--arg", "n=1,2", "--dry-run"]) == 2
     assert "--dry-run takes a single problem" in capsys.readouterr().err
 

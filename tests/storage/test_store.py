@@ -227,7 +227,7 @@ def test_a_second_run_compiles_nothing() -> None:
         result = atune.run(f"{WORKLOADS}:SCALE", target="c", compile=settings, on_event=events.append)
         assert (result.measured, result.failed) == (2, 4)
         builds.append([e for e in events if isinstance(e, ArtifactBuilt)])
-        reused = "reused     6 of 6 libraries of kernels, from the artifact store" in summary_text(result)
+        reused = "reused     6 of 6 kernel libraries, from the artifact store" in summary_text(result)
         assert reused == (len(builds) == 2)
         assert "* 2.0" in result.kernel_source and "* 3.0" not in result.kernel_source
     assert all(e.seconds > 0 and e.compiler == "g++" for e in builds[0])

@@ -147,7 +147,7 @@ def problem(space: Any, **options: Any) -> Any:
         (lambda: Workload(5, Space(a=[1])), "kernel must be a function that returns a PrimFunc, got 5"),  # type: ignore[arg-type]
         (
             lambda: Workload(kernel, Space(block=[1]), arguments={"M": 1}),
-            "a symbolic dimension (T.dynamic) has its",
+            "a symbolic dimension (T.dynamic) gets its",
         ),
         (
             lambda: Workload(kernel, Space(block=[1]), arguments={"n": 1}),
@@ -347,7 +347,7 @@ def test_work_may_be_numbers_or_functions_of_the_arguments_that_they_name() -> N
 
 
 def test_a_function_of_what_is_no_argument_is_refused_by_name() -> None:
-    with pytest.raises(WorkloadError, match="'K', which is none of the arguments"):
+    with pytest.raises(WorkloadError, match="'K', which is not an argument of the problem"):
         work_of(flops=lambda K: K)
 
 

@@ -114,8 +114,8 @@ async def _compile_space(workload: FileRef, plan: RunPlan, builds: bool = True) 
     artifacts = [each.artifact for each in compiled if each.artifact is not None]
     failures = [each.record for each in compiled if each.record.kind]
     return {
-        "target": str(machine.found.target),
-        "fallback": machine.found.fallback,
+        "target": str(machine.discovery.target),
+        "fallback": machine.discovery.fallback,
         "total": len(candidates),
         "compiled": len(artifacts),
         "codes": len({(artifact.path, artifact.symbol) for artifact in artifacts}),
@@ -200,9 +200,9 @@ async def _compile_configs(
 ) -> tuple[list[tuple[Record, str]], Discovery]:
     """Compile configurations. Returns their records and sources, and the machine's devices. Raises `CompileFailed`."""
     async with compilers(ref, target, settings) as (machine, run):
-        found = await compile_candidates(machine, numbered(configs), run, 1)
-        raise_failures([record for record, _ in found])
-        return [(record, _source(artifact)) for record, artifact in found if artifact is not None], machine.found
+        compiled = await compile_candidates(machine, numbered(configs), run, 1)
+        raise_failures([record for record, _ in compiled])
+        return [(record, _source(artifact)) for record, artifact in compiled if artifact is not None], machine.discovery
 
 
 def _source(artifact: Artifact) -> str:

@@ -1,6 +1,6 @@
-"""The stages on many machines, behind the engine's own interface: nodes, their workers, and the messages that travel.
+"""The machine of a run on a cluster: its nodes, their workers, and the messages between the engine and the nodes.
 
-Decisions stay with the one engine. A node's agent is in `ray_cluster`.
+The engine makes all decisions. A node's agent is in `ray_cluster`.
 """
 
 from __future__ import annotations
@@ -35,43 +35,42 @@ from atune.version import installed_versions
 from atune.workers.local_machine import compile_hints
 from atune.workers.messages import Discovery
 from atune.workers.waiting import Deadline, background
+from atune.workers.workers import STAYS
 from atune.workload.pickling import WorkloadRef
 from atune.workload.workload import WorkloadSpec
 
 T = TypeVar("T")
 STALL_S = 30.0
-"""Seconds without a sign of life after which a node is lost. Its agent gives one every `ray_cluster.NOTICE_S`."""
+"""Seconds after which a silent node counts as lost. Its agent answers at least every `ray_cluster.NOTICE_S`."""
 
 
 class NodeLost(AtuneError):
-    """The node ended, or cannot be reached, before it answered. Its open calls must be repeated."""
+    """The node ended, or became unreachable, before it answered. Its open calls must be repeated."""
 
 
 def none_left(causes: Iterable[str]) -> MachineError:
-    """Return the error of a run that has lost all its nodes: why, and how to go on."""
-    return MachineError(
-        f"every node was lost: {'; '.join(causes)}. What was measured stays; `atune resume JOURNAL` continues the run"
-    )
+    """Return the error of a run that has lost all its nodes, with the causes and the way to continue."""
+    return MachineError(f"every node was lost: {'; '.join(causes)}. {STAYS}")
 
 
 class Agent(Protocol):
-    """The way to one node's agent."""
+    """The connection to a node's agent."""
 
     name: str
-    """The node's name, which no other node of the run has."""
+    """The node's name, which is unique in the run."""
 
-    async def ask(self, what: str, *given: Any) -> Reply:
-        """Return the reply of the agent's method. Raises `NodeLost`. Cancelling it ends the call there."""
+    async def ask(self, method: str, *arguments: Any) -> Reply:
+        """Call a method of the agent, and return its reply. Raises `NodeLost`. Cancelling ends the call there."""
 
     def kill(self) -> None:
         """End the agent, with all its processes, without waiting. Open calls raise `NodeLost` at once."""
 
 
-# ---- what travels: Ray pickles it
+# ---- the messages, which Ray pickles
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """The first message to an agent: the work, the settings, and how many of the node's cores it may use."""
+    """The first message to an agent: the work, the settings, and the number of the node's cores that it may use."""
 
     workload: WorkloadRef
     target: str
@@ -82,16 +81,16 @@ class Opening(msgspec.Struct, frozen=True):
 
 
 class Library(msgspec.Struct, frozen=True):
-    """A library that travels, with the sources of its members by symbol."""
+    """A library in a message, with the sources of its members by symbol."""
 
     data: bytes
     sources: dict[str, bytes]
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """An agent's answer with its libraries by path, or the error that it ended with.
+    """An agent's answer with its libraries by path, or the error that the call raised.
 
-    `alive`: the devices whose processes run.
+    `alive`: the devices whose processes are running.
     """
 
     answer: Any = None
@@ -101,28 +100,28 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 def sendable(error: Exception) -> AtuneError:
-    """Return `error` as it travels: a `WorkerError` with its traceback if atune has no such class."""
+    """Return `error`, or a `WorkerError` with its traceback if the error's class is not atune's."""
     return error if isinstance(error, AtuneError) else WorkerError(name_and_message(error), traceback_of(error))
 
 
 async def libraries_of(value: object) -> dict[str, Library]:
     """Return the libraries of a job or an answer, by path. Raises `OSError`."""
-    found = list[Artifact]()
+    artifacts = list[Artifact]()
 
     def note(artifact: Artifact) -> Artifact:
-        found.append(artifact)
+        artifacts.append(artifact)
         return artifact
 
     with_artifacts(value, note)
-    return await anyio.to_thread.run_sync(_read, found, abandon_on_cancel=True) if found else {}
+    return await anyio.to_thread.run_sync(_read, artifacts, abandon_on_cancel=True) if artifacts else {}
 
 
 def _read(artifacts: list[Artifact]) -> dict[str, Library]:
     sources: dict[str, dict[str, bytes]] = {}
-    for one in artifacts:
-        source, of_library = Path(source_path(one.path, one.symbol)), sources.setdefault(one.path, {})
+    for artifact in artifacts:
+        source, of_library = Path(source_path(artifact.path, artifact.symbol)), sources.setdefault(artifact.path, {})
         if source.exists():
-            of_library[one.symbol] = source.read_bytes()
+            of_library[artifact.symbol] = source.read_bytes()
     return {path: Library(Path(path).read_bytes(), texts) for path, texts in sources.items()}
 
 
@@ -132,18 +131,18 @@ async def arrived(value: T, libraries: Mapping[str, Library], run_dir: str) -> T
         return value
     folder = made_folder(run_dir, "libraries")
     paths = await anyio.to_thread.run_sync(
-        lambda: {path: _write(one, folder) for path, one in libraries.items()}, abandon_on_cancel=True
+        lambda: {path: _write(library, folder) for path, library in libraries.items()}, abandon_on_cancel=True
     )
-    return with_artifacts(value, lambda one: msgspec.structs.replace(one, path=paths[one.path]))
+    return with_artifacts(value, lambda artifact: msgspec.structs.replace(artifact, path=paths[artifact.path]))
 
 
 def _write(library: Library, folder: str) -> str:
     """Write a library under the SHA-256 of its content, and return the path."""
     path = Path(folder) / f"{hashlib.sha256(library.data).hexdigest()}.so"
-    named = (symbol for symbol in library.sources if symbol.isidentifier())  # a name, never a path elsewhere
+    named = (symbol for symbol in library.sources if symbol.isidentifier())  # a path might lead out of the folder
     files = {Path(source_path(str(path), symbol)): library.sources[symbol] for symbol in named}
     for file, data in files.items() if path.exists() else (*files.items(), (path, library.data)):
-        with whole_file(file) as part:  # several messages may bring it at once
+        with whole_file(file) as part:  # several messages may bring it at the same time
             Path(part).write_bytes(data)
     return str(path)
 
@@ -154,7 +153,7 @@ def with_artifacts(value: T, change: Callable[[Artifact], Artifact]) -> T:
     if isinstance(value, Artifact):
         changed = change(value)
     elif isinstance(value, list | tuple):
-        changed = type(value)(with_artifacts(one, change) for one in value)
+        changed = type(value)(with_artifacts(item, change) for item in value)
     elif isinstance(value, Job):
         fields = {name: with_artifacts(getattr(value, name), change) for name in value.__struct_fields__}
         changed = msgspec.structs.replace(value, **fields)
@@ -165,29 +164,29 @@ def with_artifacts(value: T, change: Callable[[Artifact], Artifact]) -> T:
 
 
 class Node:
-    """One node of a run. `found` and `compilers`: what it has, once it was asked. `run_dir`: the engine's folder."""
+    """A node of a run. `discovery`, `compilers`: its devices, and the number of its compile workers."""
 
     def __init__(self, agent: Agent, run_dir: str, on_loss: Callable[[Node], None]) -> None:
         self.agent, self.name = agent, agent.name
         self.lost = ""
-        """Why it is used no more; empty while it is."""
-        self.found: Discovery
+        """The reason that the node is no longer used; empty while it is used."""
+        self.discovery: Discovery
         self.compilers = 0
         self._run_dir, self._on_loss = run_dir, on_loss
         self._alive: tuple[str, ...] = ()
         self._silence = Deadline(STALL_S)
 
-    async def ask(self, what: str, *given: Any) -> Any:
-        """Call a method of the agent. Raises `NodeLost`, and what was raised there."""
+    async def ask(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the agent. Raises `NodeLost`, and the errors of the method."""
         if self.lost:
             raise NodeLost(self.lost)
         try:
-            reply = await self.agent.ask(what, *given)
+            reply = await self.agent.ask(method, *arguments)
         except NodeLost as error:
             self.lose(str(error))
             raise NodeLost(self.lost) from error
         self._alive = reply.alive
-        if isinstance(reply.error, MachineError):  # it lacks disk or memory, which other nodes may have
+        if isinstance(reply.error, MachineError):  # the node lacks disk space or memory, which other nodes may have
             self.lose(str(reply.error))
             raise NodeLost(self.lost) from reply.error
         if reply.error is not None:
@@ -198,12 +197,12 @@ class Node:
         libraries = {} if self.lost else await libraries_of(job)
         return cast(A, await self.ask("run", job, worker, libraries))
 
-    async def discover(self, *given: Any) -> None:
-        """Have the agent find what the node has for the run."""
-        self.found, self.compilers = await self.ask("discover", *given)
+    async def discover(self, *arguments: Any) -> None:
+        """Have the agent find the node's devices, and make its workers."""
+        self.discovery, self.compilers = await self.ask("discover", *arguments)
 
     async def watch(self, notice: Callable[[str], None]) -> None:
-        """Pass on the agent's messages, until the node is lost, also by keeping silent for `STALL_S`.
+        """Pass on the agent's messages until the node is lost. A node that is silent for `STALL_S` counts as lost.
 
         Time in which this program is stopped does not count.
         """
@@ -223,14 +222,14 @@ class Node:
                     notice(f"{self.name}: {message}")
 
     def lose(self, why: str) -> None:
-        """Use the node no more. Twice is fine."""
+        """Stop using the node. A second call does nothing."""
         if not self.lost:
             self.lost = f"node {self.name} was lost: {why}"
             self.agent.kill()
             self._on_loss(self)
 
     def alive(self, device: str) -> bool:
-        """Tell whether a device's process ran when the node last answered."""
+        """Tell whether a device's process was running when the node last answered."""
         return not self.lost and device in self._alive
 
     def named(self, info: DeviceInfo) -> DeviceInfo:
@@ -239,16 +238,16 @@ class Node:
 
 
 class ClusterCompileWorker:
-    """One compile worker of a node; of another one, which repeats the job, once its node is lost.
+    """A compile worker of a node. If the node is lost, a worker of another node repeats the job and replaces it.
 
-    `places`: the node and number of all of the run's, of which this is the one at `index`.
+    `places`: the node and the number of each compile worker of the run. This worker's place is at `index`.
     """
 
     def __init__(self, index: int, places: Sequence[tuple[Node, int]]) -> None:
         self.name, self._index, self._places = f"compile-{index}", index, places
 
     async def run(self, job: Job[A]) -> A:
-        """Have the node do `job`. Raises what was raised there, and `MachineError` without a node."""
+        """Have the node do `job`. Raises the job's errors, and `MachineError` if no node is left."""
         while True:
             node, number = self._place()
             try:
@@ -265,7 +264,7 @@ class ClusterCompileWorker:
 
 
 class ClusterDeviceWorker:
-    """One device of a node. `info` is as the node knows it; the run calls it ``NODE/ID``."""
+    """A device of a node. `info` describes it under the node's name for it; the run calls it ``NODE/ID``."""
 
     def __init__(self, node: Node, info: DeviceInfo) -> None:
         self.node, self._id = node, info.id
@@ -277,7 +276,7 @@ class ClusterDeviceWorker:
         return self.node.alive(self._id)
 
     async def run(self, job: Job[A]) -> A:
-        """Have the device's process do `job`. If its node is lost, the candidate has no part in that."""
+        """Have the device's process do `job`. Raises `WorkerError`, which blames no candidate, if the node is lost."""
         try:
             answer: Any = await self.node.run(job, self._id)
         except NodeLost as error:
@@ -289,35 +288,35 @@ class ClusterDeviceWorker:
         return cast(A, answer)
 
 
-NO_NVCC = "it has no such device, and no nvcc to compile with"
+NO_NVCC = "it has neither a device like the run's nor nvcc to compile with"
 
 
-def target_of(found: Iterable[Discovery]) -> Target:
-    """Return the run's target, by what nodes have: GPUs count before CPUs.
+def target_of(discoveries: Iterable[Discovery]) -> Target:
+    """Return the run's target, by the devices of the nodes. GPUs take precedence over CPUs.
 
-    Raises `TargetError` where devices are of several models.
+    Raises `TargetError` if the devices are of several models.
     """
-    found = list(found)
-    kind = "cuda" if any(one.target.kind == "cuda" for one in found) else "c"
-    pool = [one for one in found if one.target.kind == kind]
-    with_devices = [one for one in pool if one.devices]
-    models = sorted({device.name for one in with_devices for device in one.devices})
+    discoveries = list(discoveries)
+    kind = "cuda" if any(node.target.kind == "cuda" for node in discoveries) else "c"
+    of_kind = [node for node in discoveries if node.target.kind == kind]
+    with_devices = [node for node in of_kind if node.devices]
+    models = sorted({device.name for node in with_devices for device in node.devices})
     if len(models) > 1:
         raise TargetError(
-            f"the cluster has devices of several models, whose timings do not compare: {', '.join(models)}. Start a "
-            "Ray cluster of each model's nodes"
+            f"the cluster has devices of several models, whose timings cannot be compared: {', '.join(models)}. Start "
+            "a separate Ray cluster for the nodes of each model"
         )
-    return min((one.target for one in with_devices or pool), key=str)
+    return min((node.target for node in with_devices or of_kind), key=str)
 
 
 Connect = Callable[[Opening], AbstractAsyncContextManager[tuple[Sequence[Agent], Sequence[str]]]]
-"""Starts an agent on every node; gives the agents, and why nodes were left out. Leaving ends the agents."""
+"""Starts an agent on every node, and gives the agents and the reasons that nodes were left out. Leaving ends them."""
 
 
 class ClusterMachine:
-    """Compile workers and device workers of one run, on the nodes that `connect` finds.
+    """Compile workers and device workers of a run, on the nodes that `connect` finds.
 
-    The parameters are those of `LocalMachine`. `CompileSettings.workers` and `devices` hold for each node.
+    The other parameters are as in `LocalMachine`. `CompileSettings.workers` and `devices` apply to each node.
     """
 
     def __init__(
@@ -336,9 +335,9 @@ class ClusterMachine:
         self._opening = Opening(workload, target, tuple(devices), self.compile, self.benchmark, cores=0)
         self.nodes: list[Node] = []
         self._warn: Callable[[str], None] = ignored
-        self._found: Discovery
+        self._discovery: Discovery
         self._fingerprint = ""
-        """The workload's fingerprint, as a node described it."""
+        """The workload's fingerprint on the node that described it."""
         self._describing = anyio.Lock()
         self._wake: Callable[[], None] = ignored
 
@@ -346,7 +345,7 @@ class ClusterMachine:
     async def open(
         self, warn: Callable[[str], None] = ignored, wake: Callable[[], None] = ignored
     ) -> AsyncGenerator[None, None]:
-        """Start an agent on every node; end them, and with them every process, on leaving."""
+        """Start an agent on every node. On leaving, end the agents and with them every process."""
         self._warn, self._wake = warn, wake
         with run_folder() as run_dir:
             async with self._connect(self._opening) as (agents, left_out), background() as tasks:
@@ -366,7 +365,7 @@ class ClusterMachine:
             while not self._fingerprint:
                 if not self._living:
                     raise none_left(node.lost for node in self.nodes)
-                with suppress(NodeLost):  # another node describes it then
+                with suppress(NodeLost):  # then another node describes the workload
                     spec: WorkloadSpec = await self._living[0].ask("describe", seed)
                     self._fingerprint = spec.fingerprint
                     if self.spec is None or not self.spec.configs:
@@ -375,9 +374,9 @@ class ClusterMachine:
         return self.spec
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
-        """Ask every node for its devices, and choose those of the run.
+        """Ask every node for its devices, and choose the run's target and devices.
 
-        A node without the target's devices only compiles. Raises `TargetError`: see `target_of`.
+        A node without devices of the target only compiles. Raises `TargetError` as `target_of` does.
         """
         await self.describe()
         without: dict[str, TargetError] = {}
@@ -389,29 +388,28 @@ class ClusterMachine:
                 without[node.name] = error
 
         await self._everywhere(ask)
-        there = [node.found for node in self._living if node.name not in without]
-        if not there:
+        discoveries = [node.discovery for node in self._living if node.name not in without]
+        if not discoveries:
             raise without[min(without)]
-        target = target_of(there)
+        target = target_of(discoveries)
         await self._everywhere(lambda node: self._have_compile(node, target, without.get(node.name)))
-        found = [node.found for node in self._living]
-        devices = tuple(node.named(info) for node in self._living for info in node.found.devices)
-        self._found = msgspec.structs.replace(found[0], devices=devices)
-        for remark in filter(None, (self._found.untested, self._found.fallback)):
+        devices = tuple(node.named(info) for node in self._living for info in node.discovery.devices)
+        self._discovery = msgspec.structs.replace(self._living[0].discovery, devices=devices)
+        for remark in filter(None, (self._discovery.untested, self._discovery.fallback)):
             self._warn(remark)
         return target, list(devices)
 
     async def _have_compile(self, node: Node, target: Target, why: TargetError | None) -> None:
-        """Have a node without the run's devices compile for them. Leave it out where it cannot.
+        """Have a node without devices of the run compile for them, or leave it out if it cannot.
 
-        `why`: what the node said of the devices that were asked for; None where it has some.
+        `why`: the node's error about the requested devices; None if it has some.
         """
-        if why is None and node.found.target == target:
+        if why is None and node.discovery.target == target:
             return
         lacks = str(why) if target.kind == "c" else ""  # it has no g++
         if not lacks:
             await node.discover(self._fingerprint, target.arch, ())
-            lacks = "" if node.found.nvcc else NO_NVCC
+            lacks = "" if node.discovery.nvcc else NO_NVCC
         if lacks:
             self.nodes.remove(node)
             node.lost = f"node {node.name} is left out: {lacks}"
@@ -421,40 +419,40 @@ class ClusterMachine:
             self._warn(f"node {node.name} only compiles: {why}")
 
     async def prepare(self, candidates: int) -> None:
-        """Do nothing: each node has its workers by now, and decides by itself whether it uses cicc."""
+        """Do nothing, because each node already has its workers, and decides by itself whether it uses cicc."""
 
     def compile_workers(self) -> list[ClusterCompileWorker]:
-        """Return one worker for each of the nodes'. Successive ones are of different nodes."""
+        """Return a worker for each compile worker of the nodes. Successive workers are on different nodes."""
         places = [(node, number) for node in self._living for number in range(node.compilers)]
         places.sort(key=lambda place: place[1])
         return [ClusterCompileWorker(index, places) for index in range(len(places))]
 
     def device_workers(self) -> list[ClusterDeviceWorker]:
-        return [ClusterDeviceWorker(node, info) for node in self._living for info in node.found.devices]
+        return [ClusterDeviceWorker(node, info) for node in self._living for info in node.discovery.devices]
 
     def versions(self) -> dict[str, str]:
         return installed_versions()
 
     def hints(self, measuring: int) -> CompileHints:
-        """Return the hints; each node keeps cores free by itself."""
-        return compile_hints(self._found)
+        """Return the hints. Each node keeps cores free by itself."""
+        return compile_hints(self._discovery)
 
     @property
     def _living(self) -> list[Node]:
         return [node for node in self.nodes if not node.lost]
 
     def _lose(self, node: Node) -> None:
-        """Go on without a node, and say so in one line."""
+        """Continue without a node, and warn of its loss in one line."""
         left = len(self._living)
-        rest = f"{left} of {len(self.nodes)} nodes are left; what it had under way is done again there"
+        rest = f"{left} of {len(self.nodes)} nodes are left, which repeat its unfinished work"
         self._warn(f"{node.lost}. {rest if left else 'No node is left'}")
         self._wake()
 
     async def _everywhere(self, ask: Callable[[Node], Awaitable[None]]) -> None:
-        """Ask all nodes at once; those that are lost meanwhile are left out. Raises the first node's mistake."""
+        """Ask all nodes at the same time, except nodes that are lost. Raises the error of the first node by name."""
         errors: dict[str, Exception] = {}
 
-        async def one(node: Node) -> None:
+        async def ask_node(node: Node) -> None:
             try:
                 await ask(node)
             except NodeLost:
@@ -464,7 +462,7 @@ class ClusterMachine:
 
         async with anyio.create_task_group() as tasks:
             for node in self._living:
-                tasks.start_soon(one, node)
+                tasks.start_soon(ask_node, node)
         if errors:
             raise errors[min(errors)]
         if not self._living:

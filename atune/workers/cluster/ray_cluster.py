@@ -1,11 +1,11 @@
-"""The nodes of a Ray cluster: the agent that runs a node's stages, its actor, and the way to it from the engine.
+"""The nodes of a Ray cluster: the agent that runs a node's workers, its actor, and the engine's connection to it.
 
-Everything that may crash or hang is a process of the node's own fork server. So deadlines are kept there, whatever the
-network does, and nothing outlives the agent: the fork server ends with the process that it belongs to.
+All code that may crash or hang runs in processes of the node's own fork server. So the node enforces deadlines whatever
+the network does, and no process outlives the agent, because the fork server ends with the process that it belongs to.
 
-One actor a node holds the node's cores and GPUs. An actor of Ray is never restarted and no call is retried: the engine
-decides what is done again. Ray reports a lost node late; the agents' signs of life (`cluster_machine.STALL_S`) tell of
-one that hangs or cannot be reached.
+An actor per node holds the node's cores and GPUs. Ray restarts no actor and retries no call, because the engine decides
+what is repeated. Ray reports a lost node late, so the engine counts an agent that gives no sign of life for
+`cluster_machine.STALL_S` as lost.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from atune.workers.messages import Discovery
 from atune.workload.workload import WorkloadSpec
 
 READY_S = 60.0
-"""Seconds that an agent may take to start. Where the resources it asks for are taken, Ray lets it wait for ever."""
+"""Seconds that an agent may take to start. Ray itself would let it wait forever for resources that are in use."""
 REACH_S = 5.0
 """Seconds that connecting to a cluster's address may take."""
 NODE_CANCEL_S = 5.0
 """Seconds that a cancelled call may take to end on its node."""
 SETTLE_S = 3.0
-"""Seconds to wait for cores and GPUs that are taken: Ray tells late of those that an ended run gave back."""
+"""Seconds to wait for cores and GPUs that are in use, because Ray reports late that an ended run has freed them."""
 NOTICE_S = 5.0
-"""Seconds after which an agent without messages answers all the same: so the engine knows that it lives."""
+"""Seconds after which an agent answers even without messages, so that the engine knows that it lives."""
 
 
 def versions_here() -> dict[str, str]:
@@ -68,7 +68,7 @@ def versions_here() -> dict[str, str]:
 
 
 class NodeAgent(anyio.AsyncContextManagerMixin):
-    """The stages of one node. Entering starts them, leaving kills every process."""
+    """The workers of a node. Entering starts their fork server, leaving kills every process."""
 
     def __init__(self, opening: Opening) -> None:
         o = opening
@@ -78,7 +78,7 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         self._compilers: list[LocalCompileWorker] = []
         self._devices: dict[str, LocalDeviceWorker] = {}
         self._turns = defaultdict[int | str, anyio.Lock](anyio.Lock)
-        """Held by each worker's job. A cancelled one may still be ending when the next arrives."""
+        """A lock per worker, held by its job, because a cancelled job may still be ending when the next one arrives."""
         self._notices: list[str] = []
         self._noticed = anyio.Event()
 
@@ -87,14 +87,14 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         async with self._machine.open(self._notice):
             yield self
 
-    async def answer(self, what: str, *given: Any) -> Reply:
-        """Call the method `what`. Cancelling it ends what that started. Raises nothing of its own."""
+    async def answer(self, method: str, *arguments: Any) -> Reply:
+        """Call `method`, and return its answer or its error. Cancelling ends the work of the method."""
         try:
-            answer = await getattr(self, what)(*given)
+            answer = await getattr(self, method)(*arguments)
             reply = Reply(answer, await libraries_of(answer))
         except Exception as error:
             reply = Reply(error=sendable(error))
-        return msgspec.structs.replace(reply, alive=tuple(name for name, one in self._devices.items() if one.alive))
+        return msgspec.structs.replace(reply, alive=tuple(name for name, dev in self._devices.items() if dev.alive))
 
     async def describe(self, seed: int) -> WorkloadSpec:
         return await self._machine.describe(seed=seed)
@@ -102,10 +102,10 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
     async def discover(
         self, fingerprint: str, target: str = "", devices: tuple[str, ...] = ()
     ) -> tuple[Discovery, int]:
-        """Find the node's devices, make its workers, and return the number of those that compile.
+        """Find the node's devices, make its workers, and return the discovery and the number of compile workers.
 
-        `target`: the run's, with which only `devices` take part; empty: as in `Opening`. Workers that load work of
-        another `fingerprint` are refused.
+        `target`: the run's target, with which only `devices` take part; empty: target and devices of the `Opening`.
+        Workers that load a workload with another `fingerprint` are refused.
         """
         machine = self._machine
         machine.workers.loaded_as = fingerprint
@@ -114,22 +114,22 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         await machine.discover()
         self._compilers = machine.compile_workers()
         self._devices = {device.info.id: device for device in machine.device_workers()}
-        return machine.found, len(self._compilers)
+        return machine.discovery, len(self._compilers)
 
     async def notices(self) -> list[str]:
-        """Return messages for the user, once there are some; after `NOTICE_S` at the latest."""
+        """Wait for messages for the user, for at most `NOTICE_S`, and return them."""
         with anyio.move_on_after(NOTICE_S):
             await self._noticed.wait()
         notices, self._notices, self._noticed = self._notices, [], anyio.Event()
         return notices
 
     async def run(self, job: Job[Any], worker: int | str, libraries: Mapping[str, Library]) -> Any:
-        """Have a compile worker, by number, or a device, by id, do `job`, which came with `libraries`."""
+        """Have `worker`, a compile worker's number or a device's id, do `job`, which came with `libraries`."""
         job = await arrived(job, libraries, self._machine.run_dir)
         async with self._turns[worker]:
             if isinstance(worker, str):
                 return await self._devices[worker].run(job)
-            if isinstance(job, LowerJob):  # another node may build it, so that its code must be in the answer
+            if isinstance(job, LowerJob):  # another node may build the kernel, so the answer must have its code
                 job = msgspec.structs.replace(job, anew=True)
             return await self._compilers[worker].run(job)
 
@@ -139,25 +139,25 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
 
 
 class Actor:
-    """The Ray actor of a node: an agent, entered in a task of its own. Ray calls its methods."""
+    """The Ray actor of a node. It runs an agent in a separate task, and Ray calls its methods."""
 
     def __init__(self) -> None:
         self._agent: NodeAgent
         self._ended: asyncio.Task[None]
 
     async def versions(self) -> dict[str, str]:
-        """Return the versions of this node that must be those of the engine's program."""
+        """Return the versions on this node, which must equal the versions of the engine's program."""
         return versions_here()
 
     async def open(self, opening: Opening) -> None:
-        """Start the agent. Raises where its fork server cannot be started."""
+        """Start the agent. Raises the error if its fork server cannot be started."""
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._leave = asyncio.Event()
         self._ended = asyncio.create_task(self._serve(opening, opened))
         await opened
 
     async def _serve(self, opening: Opening, opened: asyncio.Future[None]) -> None:
-        """Run the agent until the engine ends it. End this process if it fails or is left: the node is lost."""
+        """Run the agent until the engine ends it. If that fails or is cancelled, end this process: the node is lost."""
         try:
             async with NodeAgent(opening) as self._agent:
                 opened.set_result(None)
@@ -170,13 +170,13 @@ class Actor:
             else:
                 os._exit(1)
 
-    async def call(self, *asked: Any) -> Reply:
-        """Have the agent answer. Ray cancels this task; the answer's own ends first then, and in order."""
+    async def call(self, *arguments: Any) -> Reply:
+        """Have the agent answer. If Ray cancels this task, first end the task of the answer in an orderly way."""
         scope = anyio.CancelScope()
 
         async def answer() -> Reply:
             with scope:
-                return await self._agent.answer(*asked)
+                return await self._agent.answer(*arguments)
             return Reply()
 
         task = asyncio.create_task(answer())
@@ -193,16 +193,16 @@ class Actor:
 
 
 class RayAgent:
-    """The way to an actor."""
+    """The connection to an actor."""
 
     def __init__(self, ray: Any, actor: Any, name: str, local: bool) -> None:
         self._ray, self.actor, self.name, self.local = ray, actor, name, local
         self._calls = set[anyio.Event]()
-        """Calls under way. The event of one is set when it ends, or its agent is killed."""
+        """An event for each running call, which is set when the call ends or the agent is killed."""
         self.killing: threading.Thread | None = None
 
-    async def ask(self, what: str, *given: Any) -> Reply:
-        reference = self.actor.call.remote(what, *given)
+    async def ask(self, method: str, *arguments: Any) -> Reply:
+        reference = self.actor.call.remote(method, *arguments)
         try:
             return cast(Reply, await self.answered(reference))
         except anyio.get_cancelled_exc_class():
@@ -212,14 +212,14 @@ class RayAgent:
             raise
 
     async def answered(self, reference: Any) -> Any:
-        """Wait for what a remote call returns, on whichever event loop. Raises `NodeLost`."""
+        """Wait for the result of a remote call, on any event loop. Raises `NodeLost`."""
         ended, loop = anyio.Event(), anyio.lowlevel.current_token().native_token
         soon: Callable[[Callable[[], None]], object]
         soon = loop.run_sync_soon if hasattr(loop, "run_sync_soon") else loop.call_soon_threadsafe  # type: ignore[attr-defined]
 
         def wake(_: object) -> None:
-            """Runs in a thread of Ray's, which must not wait for the loop: the loop may wait for Ray."""
-            with suppress(RuntimeError):  # the loop has ended, and nobody waits
+            """Set `ended`. Runs in a thread of Ray, which must not wait for the loop, as the loop may wait for Ray."""
+            with suppress(RuntimeError):  # the loop has ended, and no task waits
                 soon(ended.set)
 
         future = reference.future()
@@ -241,7 +241,7 @@ class RayAgent:
             with suppress(Exception):  # it may be gone
                 self._ray.kill(self.actor, no_restart=True)
 
-        if self.killing is None:  # Ray may take seconds
+        if self.killing is None:  # in a thread, because Ray may take seconds
             self.killing = threading.Thread(target=kill, name=f"kill {self.name}", daemon=True)
             self.killing.start()
             for ended in self._calls:
@@ -250,11 +250,11 @@ class RayAgent:
 
 @asynccontextmanager
 async def ray_agents(opening: Opening, *, address: str) -> AsyncGenerator[tuple[list[Agent], list[str]], None]:
-    """Join the cluster at `address`, and start an agent on every node that can take part.
+    """Join the cluster at `address`, start an agent on every node that can take part, and yield the agents.
 
-    `address`: ``auto`` for the one that RAY_ADDRESS names or that runs here, or what `ray.init` takes, such as
-    ``ray://HOST:10001``. Raises `UsageError` where Ray or the cluster is not there, and
-    `MachineError` where no node can take part.
+    Also yields the reasons that nodes were left out. `address`: ``auto`` for the cluster that RAY_ADDRESS names or that
+    runs here, or an address for `ray.init`, such as ``ray://HOST:10001``. Raises `UsageError` if Ray or the cluster
+    cannot be found, and `MachineError` if no node can take part.
     """
     ray = optional("a cluster", "ray")
     joined = await opened_aside(partial(_join, ray, address), lambda joined: joined and ray.shutdown())
@@ -287,7 +287,7 @@ async def ray_agents(opening: Opening, *, address: str) -> AsyncGenerator[tuple[
 
 
 def _leave(ray: Any, agents: Sequence[RayAgent]) -> None:
-    """Leave the cluster once Ray got the kills of `agents`: a later `ray.kill` would join or start a cluster again."""
+    """Leave the cluster after Ray has killed `agents`, as a later `ray.kill` would join or start a cluster again."""
     until = time.monotonic() + NODE_CANCEL_S
     for agent in agents:
         if agent.killing is not None:
@@ -301,10 +301,10 @@ async def _close(agent: RayAgent) -> None:
 
 
 async def _started(ray: Any, node: Mapping[str, Any], opening: Opening, started: list[RayAgent]) -> RayAgent:
-    """Start the agent of one node, and add it to `started`. Raises `NodeLost` with the reason where that fails."""
+    """Start the agent of a node, and add it to `started`. Raises `NodeLost`, with the reason, if that fails."""
     claim = _claim(node, opening.compile.workers)
     if claim["num_cpus"] < 1:
-        raise NodeLost("other programs hold all its cores, or Ray was given none")
+        raise NodeLost("other programs of the Ray cluster use all its cores, or Ray got no cores there")
     strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
     remote = ray.remote(Actor).options(
         **claim, max_restarts=0, max_task_retries=0, max_concurrency=100_000, scheduling_strategy=strategy
@@ -322,22 +322,22 @@ async def _started(ray: Any, node: Mapping[str, Any], opening: Opening, started:
         if isinstance(error, NodeLost):
             raise
         raise NodeLost(
-            f"its agent did not start within {READY_S:g} s; is another program using {claim['num_cpus']:g} cores or "
-            "its GPUs there? `ray status` tells"
+            f"its agent did not start within {READY_S:g} s. Another program may be using its GPUs or some of the "
+            f"{claim['num_cpus']:g} cores that the agent needs: see `ray status`"
         ) from error
     return agent
 
 
 def _differs(there: Mapping[str, str]) -> str:
-    """Return in what a node's versions differ from those here; empty where in nothing."""
+    """Return a message that names the differences between a node's versions and the versions here, or nothing."""
     here = versions_here()
     pairs = {name: (here.get(name, "none"), there.get(name, "none")) for name in {**here, **there}}
-    other = [f"{name} {theirs} and not {ours}" for name, (ours, theirs) in pairs.items() if ours != theirs]
-    return f"it has {', '.join(other)}: install the same versions there" if other else ""
+    differences = [f"{name} {theirs} and not {ours}" for name, (ours, theirs) in pairs.items() if ours != theirs]
+    return f"it has {', '.join(differences)}: install the same versions there" if differences else ""
 
 
 async def _settled(ray: Any, opening: Opening) -> list[dict[str, Any]]:
-    """Return the nodes, once what the run wants of each is free, or `SETTLE_S` have passed."""
+    """Return the nodes as soon as the resources that the run wants are free, or after `SETTLE_S`."""
     nodes: list[dict[str, Any]] = []
     claim = partial(_claim, workers=opening.compile.workers)
     with anyio.move_on_after(SETTLE_S):
@@ -348,15 +348,15 @@ async def _settled(ray: Any, opening: Opening) -> list[dict[str, Any]]:
 
 
 def _claim(node: Mapping[str, Any], workers: int | None) -> dict[str, Any]:
-    """Return what an agent asks of Ray on `node`: all that is free, or a core for each of `workers` and each device."""
+    """Return an agent's request for resources of `node`: all free ones, or a core per device and per `workers`."""
     cores, gpus = (int(node["Free"].get(name, 0)) for name in ("CPU", "GPU"))
     claim: dict[str, Any] = {"num_cpus": cores if workers is None else min(cores, workers + (gpus or 1))}
     return claim | ({"num_gpus": gpus} if gpus else {})
 
 
 def _nodes(ray: Any) -> list[dict[str, Any]]:
-    """Return the nodes that live, each with its name and what is free on it."""
-    state = importlib.import_module("ray._private.state")  # Ray has no public name for it
+    """Return the living nodes, each with its name as `Name` and its free resources as `Free`."""
+    state = importlib.import_module("ray._private.state")  # Ray has no public function for this
     free = state.available_resources_per_node()
     nodes = [dict(node) for node in ray.nodes() if node["Alive"]]
     hosts = [node["NodeManagerHostname"] for node in nodes]
@@ -368,11 +368,11 @@ def _nodes(ray: Any) -> list[dict[str, Any]]:
 
 
 def _join(ray: Any, address: str) -> bool:
-    """Connect this program to a cluster; tell whether it was not connected before."""
+    """Connect this program to a cluster. Returns False if it was already connected."""
     if ray.is_initialized():
         return False
     _reach(address)
-    worker = logging.getLogger("ray._private.worker")  # in a thread it warns that signals are not its own, as is wanted
+    worker = logging.getLogger("ray._private.worker")  # in a thread it warns that it handles no signals, which is right
     level = worker.level
     worker.setLevel(logging.ERROR)
     try:
@@ -380,7 +380,7 @@ def _join(ray: Any, address: str) -> bool:
     except Exception as error:
         first_line = message_of(error).strip().partition("\n")[0]
         raise UsageError(
-            f"cluster {address!r} cannot be joined: {first_line}. Start Ray (`ray start --head`), or give its address"
+            f"atune cannot join cluster {address!r}: {first_line}. Start Ray (`ray start --head`), or give its address"
         ) from error
     finally:
         worker.setLevel(level)
@@ -388,7 +388,7 @@ def _join(ray: Any, address: str) -> bool:
 
 
 def _reach(address: str) -> None:
-    """Raise `UsageError` where nothing listens at ``HOST:PORT``: Ray itself would try for minutes."""
+    """Raise `UsageError` if no server listens at ``HOST:PORT``, because Ray itself would try for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdigit():
         return
@@ -396,6 +396,6 @@ def _reach(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
     except OSError as error:
         raise UsageError(
-            f"cluster {address!r} cannot be joined: {host}:{port} cannot be reached ({error}). Start Ray there "
-            "(`ray start --head`), or give the address that it printed"
+            f"atune cannot join cluster {address!r}, because {host}:{port} cannot be reached ({error}). Start Ray "
+            "there (`ray start --head`), or give the address that it printed"
         ) from error

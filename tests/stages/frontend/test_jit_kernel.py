@@ -61,7 +61,7 @@ def test_an_output_whose_size_is_an_expression() -> None:
     for n in (3, 8):
         assert torch.equal(kernel(numbers(n)), torch.cat([numbers(n)] * 2))
         for wrong in (2 * n - 1, 2 * n + 1):  # the C function would write beyond it
-            with pytest.raises(ValueError, match=rf"the tensors disagree: .* is {wrong}, and must be {2 * n}"):
+            with pytest.raises(ValueError, match=rf"the tensors disagree: .* is {wrong}, but must be {2 * n}"):
                 kernel(numbers(n), torch.zeros(wrong))
 
 
