@@ -359,7 +359,7 @@ def child_retime(job: dict[str, Any]) -> None:
         arguments.fill_outputs(POISONS[0])
         kernel(*arguments.values)
         timer.synchronise()
-        mismatch, error = judged(work, arguments, expected, arguments.kept(POISONS[0]))
+        mismatch, error = judged(work, arguments, expected, arguments.still_holding(POISONS[0]))
         found.append((entry["label"], None if expected is None else mismatch is None, error or 0.0))
         calls.append(Timed(functools.partial(kernel, *arguments.values)))
     samples = timer.interleaved(calls, job["rounds"], 10)
