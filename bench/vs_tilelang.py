@@ -33,7 +33,7 @@ from atune.journal.reader import JournalReader
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, with_tuples
 from atune.model.measurement import Timing, ratio_interval
 from atune.model.settings import BenchmarkSettings
-from atune.stages.gpu import none_found, visible_gpus
+from atune.stages.gpu import no_gpu_reason, visible_gpus
 from atune.workload.workload import candidates_of
 
 BENCH = Path(__file__).resolve().parent
@@ -468,7 +468,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.target == "c" and tuners != ["atune"]:
         raise SystemExit("--target c: tilelang's own tuner does not run without a GPU; use --tuners atune")
     if options.target == "cuda" and not visible_gpus():
-        print(f"vs_tilelang.py compares two tuners on a CUDA GPU, and finds none: {none_found()}", file=sys.stderr)
+        print(f"vs_tilelang.py compares two tuners on a CUDA GPU, and finds none: {no_gpu_reason()}", file=sys.stderr)
         return 2
     space_of(options.space)
     if options.cores:
