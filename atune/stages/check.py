@@ -27,8 +27,7 @@ RTOL = {
 """Default relative tolerance by output dtype: some units in the last place, with room for another order of summation.
 The default absolute tolerance is this times the reference's `usual_sizes`, so that it follows their scale."""
 LONG, DRAWN_OF_LINE, DRAWN_OF_ALL = 32, 64, 1 << 16
-"""Rows and columns of at least `LONG` values have a usual size of their own. The others: values drawn to estimate the
-usual size of a row or column, and of a whole tensor."""
+"""Least length of a row or column with its own usual size; values drawn to estimate a line's and a tensor's size."""
 
 
 class Mismatch(msgspec.Struct, frozen=True):
@@ -348,8 +347,7 @@ def _described(label: str, pair: Pair, tolerance: Tolerance, bad: Any, worst: fl
 def usual_sizes(tensor: Any) -> list[Any]:
     """Return the usual size of a tensor's values, and of the values in each row and column, as they broadcast to it.
 
-    A rounding error is as large as the values of its row or column, even in a small element, and rows and columns may
-    have scales of their own.
+    Even a small element has rounding errors of its row's or column's size, and these may have scales of their own.
     """
     rows = tensor.reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
     sizes = [_usual(rows.reshape(-1), DRAWN_OF_ALL)]

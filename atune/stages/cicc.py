@@ -67,8 +67,7 @@ def tools_or_reason(target: Target) -> tuple[str, str]:
             tools = tools_of(nvcc_command(Flavour(target.arch or "sm_90a"), ()), folder)
         except (CiccError, OSError) as error:
             return "", str(error)[:300]
-    own = (tools.preprocess, tools.cicc, tools.ptxas)
-    commands = [[word.replace(folder, "") for word in command] for command in own]
+    commands = [[word.replace(folder, "") for word in call] for call in (tools.preprocess, tools.cicc, tools.ptxas)]
     paths = [shutil.which(command[0], path=tools.environment.get("PATH")) or command[0] for command in commands]
     stats = [(path, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in paths if os.path.exists(path)]
     return digest((VERSION, toolchain("cuda"), commands, stats)), ""
@@ -151,8 +150,7 @@ def compile_remotely(source: str, flavour: Flavour, run_dir: str) -> bytes:
     """Compile `source` by the server that is linked in `run_dir`, and return the binary. Raises `CiccError`."""
     parsed = _parsed(os.path.join(run_dir, FOLDER, TOOLS))
     if flavour != parsed.flavour:
-        own = parsed.flavour
-        raise CiccError(f"the server has parsed headers for {own.arch} with fast_math={own.fast_math} only")
+        raise CiccError(f"its headers are parsed for {parsed.flavour.arch}, fast_math={parsed.flavour.fast_math}")
     body = _body(source, parsed, os.path.join(run_dir, FOLDER))
     with tempfile.TemporaryDirectory(dir=run_dir, prefix="cicc-") as folder:
         ask(os.path.join(run_dir, FOLDER), body, folder)

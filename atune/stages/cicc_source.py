@@ -144,11 +144,9 @@ def without_instructions(templates: str, cutlass: str, folder: str) -> str | Non
     if _rows(wgmma) is None:
         return None
     for name, text in written.items():
-        written[name] = _in_place_of(
-            f"{cutlass}/{name}", _STRUCTURE.sub(lambda match: "\n" * match[0].count("\n"), text)
-        )
+        written[name] = _as_file(f"{cutlass}/{name}", _STRUCTURE.sub(lambda m: "\n" * m[0].count("\n"), text))
     common = f'#include "{os.path.dirname(path)}/../common.h"'
-    written[WGMMA] = _in_place_of(path, _ALL.sub("\n", wgmma).replace('#include "../common.h"', common))
+    written[WGMMA] = _as_file(path, _ALL.sub("\n", wgmma).replace('#include "../common.h"', common))
     target = Path(folder, "headers")
     for name, text in written.items():
         file = target / name
@@ -199,6 +197,6 @@ def _structure_in(text: str, structure: str) -> re.Match[str] | None:
     return template if template and template[1] == structure else _STRUCTURE.match(text, at)
 
 
-def _in_place_of(path: str, text: str) -> str:
+def _as_file(path: str, text: str) -> str:
     """Return `text`, which has as many lines as the file `path`, marked so that compilers take it for that file."""
     return f'#line 1 "{path}"\n{text}'
