@@ -38,7 +38,7 @@ def attention(
     Every tensor is (batch, heads, length, width). With `causal` a query sees the keys up to its own place.
     """
     shape = (batch, heads, length, width)
-    # exp(x) is exp2(x * log2 e), and exp2 is what the device has.
+    # exp(x) is exp2(x * log2 e), and the device has only exp2.
     scale = math.log2(math.e) / math.sqrt(width)
 
     @T.prim_func

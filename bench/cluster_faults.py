@@ -98,7 +98,7 @@ class Watch:
         self.at_s = time.monotonic()
 
     def first_s(self, wanted: Callable[[Any], bool]) -> float | None:
-        """Return the seconds from the fault to the first event that is `wanted`; None where none came."""
+        """Return the seconds from the fault to the first event that is `wanted`; None if there is no such event."""
         times = [at - self.at_s for at, event in self.events if at >= self.at_s and wanted(event)]
         return round(times[0], 2) if times else None
 

@@ -34,7 +34,7 @@ IMPORT = re.compile(r"^from atune\.compat\.tilelang import ([\w, ]+)", re.MULTIL
 
 
 class Row(msgspec.Struct, kw_only=True):
-    """One tuning of one example. Seconds count from the start of its process."""
+    """A tuning of an example. Seconds count from the start of its process."""
 
     example: str
     tuner: str
@@ -42,9 +42,9 @@ class Row(msgspec.Struct, kw_only=True):
     output: str = ""
     """The end of the process's output, if it failed."""
     result_s: float | None = None
-    """To the tuned kernel."""
+    """Seconds to the tuned kernel."""
     wall_s: float = 0.0
-    """To the end of the process and of all its descendants."""
+    """Seconds to the end of the process and of all its descendants."""
     config: dict[str, Any] | None = None
     latency_ms: float | None = None
     """The winner's latency, as this tuner timed it."""

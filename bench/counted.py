@@ -24,7 +24,7 @@ class Finished:
     status: int
     wall_s: float
     cpu_s: float
-    """User and system seconds of the process and of every descendant."""
+    """User and system seconds of the process and of all its descendants."""
     started: float
     """`time.time()` just before it was started."""
     timed_out: bool

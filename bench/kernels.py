@@ -98,7 +98,7 @@ def faulty(x: int, bad: bool = True) -> Any:
 
         return silent
 
-    shift = x  # no two candidates are the same code
+    shift = x  # so that all candidates have different code
 
     @T.prim_func
     def main(a: T.Tensor((n,), "float32"), out: T.Tensor((n_out,), "float32")):

@@ -45,7 +45,7 @@ STAGES = {"end to end": "result_s", "compile": "compile_wall_s", "benchmark": "b
 """Kinds of seconds, with their names in a run."""
 COLOURS = ("#3b76ea", "#c2620a", "#15803d")
 COMMON: dict[str, Any] = {"n_warmup": 3, "benchmark_timeout_s": 180.0, "check": False, "cache_inputs": False}
-"""The pull request's --warmup 3 --timeout 180 --skip-check --no-cache-input-tensors."""
+"""The pull request's options --warmup 3 --timeout 180 --skip-check --no-cache-input-tensors."""
 WARM_BUDGET = 4
 """Candidates of a first tuning that does not count, because it reads packages from the disk."""
 
@@ -66,7 +66,7 @@ class Variant(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, kw_only=True):
-    """One tuning."""
+    """A tuning, with its figures."""
 
     space: str
     variant: str

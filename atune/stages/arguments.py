@@ -26,7 +26,7 @@ from atune.workload.workload import Workload
 GUARD_BYTES = 64 << 10
 """Size of the guard on each side of a tensor. A last block without a bounds check writes at most one tile too far."""
 ALIGN_BYTES = 512
-"""Alignment of tensors, as torch aligns them on a GPU. TMA needs 128 bytes at most (CUDA C++ Programming Guide,
+"""Alignment of tensors, the same as torch's on a GPU. TMA needs at most 128 bytes (CUDA C++ Programming Guide,
 «Asynchronous Data Copies», table of alignments)."""
 POISONS = (0xFF, 0x7F)
 """Bytes to fill the outputs with, each before a call of its own. An element that holds both in turn was never written.
@@ -328,7 +328,7 @@ def drawn(
     if is_float and (supply == "uniform" or (supply == "auto" and not float8)):
         return torch.empty(shape, **here).uniform_(-1, 1).to(dtype)
     if is_float and supply == "normal":
-        return torch.empty(shape, **here).normal_(-1, 1).to(dtype)  # tilelang's has the mean -1, too
+        return torch.empty(shape, **here).normal_(-1, 1).to(dtype)  # tilelang's own distribution has the mean -1, too
     low, high = (-2, 3) if supply else (-8, 8)  # a narrower distribution, rounded to integers, is nearly constant
     if dtype is torch.bool:
         low, high = 0, 2

@@ -27,7 +27,7 @@ RTOL = {
 """Default relative tolerance by output dtype: some units in the last place, with room for another order of summation.
 The default absolute tolerance is this times the reference's `usual_sizes`, so that it follows their scale."""
 LONG, DRAWN_OF_LINE, DRAWN_OF_ALL = 32, 64, 1 << 16
-"""Least length of a row or column with its own usual size; values drawn to estimate a line's and a tensor's size."""
+"""Shortest row or column with its own usual size; numbers of values drawn to estimate a line's and a tensor's."""
 
 
 class Mismatch(msgspec.Struct, frozen=True):
@@ -345,9 +345,9 @@ def _described(label: str, pair: Pair, tolerance: Tolerance, bad: Any, worst: fl
 
 
 def usual_sizes(tensor: Any) -> list[Any]:
-    """Return the usual size of a tensor's values, and of the values in each row and column, as they broadcast to it.
+    """Return the usual sizes of a tensor's values and of those in each row and column, shaped to broadcast to it.
 
-    Even a small element has rounding errors of its row's or column's size, and these may have scales of their own.
+    The rounding error of an element grows with the values of its row or column, and lines may have different scales.
     """
     rows = tensor.reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
     sizes = [_usual(rows.reshape(-1), DRAWN_OF_ALL)]
