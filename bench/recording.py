@@ -36,7 +36,7 @@ FACTS = ".facts.json.xz"
 
 @dataclass(frozen=True)
 class Tried:
-    """The outcome of a candidate. `reason`: of a missing latency. Seconds are a single worker's or device's."""
+    """The outcome of a candidate. `reason`: why its latency is missing. Seconds are of one worker or device."""
 
     latency_ms: float | None
     reason: str = ""

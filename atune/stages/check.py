@@ -27,7 +27,7 @@ RTOL = {
 """Default relative tolerance by output dtype: some units in the last place, with room for another order of summation.
 The default absolute tolerance is this times the reference's `usual_sizes`, so that it follows their scale."""
 LONG, DRAWN_OF_LINE, DRAWN_OF_ALL = 32, 64, 1 << 16
-"""Shortest row or column with its own usual size; numbers of values drawn to estimate a line's and a tensor's."""
+"""Least length of a row or column that has its own usual size; values that are drawn to estimate it, and a tensor's."""
 
 
 class Mismatch(msgspec.Struct, frozen=True):
@@ -49,9 +49,9 @@ class Expected(dict[int, Any]):
 def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected | None:
     """Run the reference on copies of the inputs, and return its tensors; None if the reference itself judges outputs.
 
-    It returns the output parameters, in order, or all parameters that the kernel may write into. If it takes every
+    The reference returns the outputs, in order, or all parameters that the kernel may write into. If it takes every
     parameter and returns nothing, it writes into the outputs. If it writes into inputs, the kernel must do the same.
-    Raises `WorkloadError` if it raises, or returns something else.
+    Raises `WorkloadError` if the reference raises, or returns something else.
     """
     import torch
 
