@@ -288,7 +288,9 @@ def test_b20_a_reference_may_judge(reference: Any, why: str) -> None:
     [failure] = found.tuning.failures
     assert found.config == {"factor": 2} and failure.kind == "mismatch" and failure.message.startswith(why)
     assert found.ref_latency is None, "a judge is not timed"
-    with pytest.raises(ArgumentError, match=r"ref_prog returned a bool, and .*; a function that judges takes"):
+    with pytest.raises(
+        ArgumentError, match=r"ref_prog returned a bool, but .*. If the function judges outputs, let it take"
+    ):
         cpu_tuner(configs=WRONG, ref_prog=lambda A: True).run()
 
 
