@@ -1,9 +1,9 @@
-"""Bayesian optimisation: a Gaussian process predicts how fast candidates are, or how far the prior is off, and how sure
-that is.
+"""Bayesian optimisation: a Gaussian process predicts the speeds of candidates, or the prior's errors, and the
+uncertainty of each prediction.
 
 Sources: Jones, Schonlau and Welch, Efficient Global Optimization of Expensive Black-Box Functions (Journal of Global
 Optimization 1998), for the expected improvement. Ginsbourger, Le Riche and Carraro, Kriging Is Well-Suited to
-Parallelize Optimization (2010), for candidates without an outcome, which count as what is expected of them.
+Parallelize Optimization (2010), for candidates without an outcome, which count as if they had the predicted value.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from atune.engine.strategy import DUPLICATE, Encoding, Searched
 from atune.model.candidate import failed_values
 
 LEAST_DRAWN, MOST_DRAWN = 4, 8
-"""How many candidates are drawn at first: a quarter of a small budget, within these limits."""
+"""Number of candidates that are drawn at first: a quarter of a small budget, within these limits."""
 RANKED = 16
-"""How many may be outstanding with a prior, at least."""
+"""Number of candidates that may always be outstanding if there is a prior."""
 SMALL_BUDGET, LEARNING, HURRYING = 48, 0.25, 0.4
-"""Of a budget of up to `SMALL_BUDGET` candidates, `LEARNING` is the share that may be outstanding: most are proposed
-with outcomes. Of a larger one it is `HURRYING`: compile workers have whole groups."""
+"""Share of a budget that may be outstanding: `LEARNING` for up to `SMALL_BUDGET` candidates, so that most proposals can
+use outcomes, and `HURRYING` for a larger budget, so that compile workers get whole groups."""
 POWER = 2
-"""A candidate's speed is (fastest / its latency) to this power, so that the fast ones are told apart; 0 if it fails."""
+"""A candidate's speed is (fastest / its latency) to this power, which spreads the fast candidates; 0 if it fails."""
 CHANGE, FAR_APART = 0.15, 0.35
-"""The logarithm of how much less two candidates are alike for each axis that differs, and for values far apart."""
+"""Decrease of the logarithm of two candidates' similarity for each axis that differs, and for values far apart."""
 NOISE = 1e-3
-"""Variance of a measurement, as a share of that of all candidates."""
+"""Variance of a measurement, as a share of the variance of all candidates."""
 USUAL, WEIGHT = 0.08, 2.0
-"""The prior's errors, as logarithms, usually deviate so much, which counts as so many errors (conjugate prior of a
-variance, A. Gelman et al., Bayesian Data Analysis, 3rd ed. 2013, 2.6). The moments of ten recorded spaces are 0.075 and
-1.6; without any one of them 0.071 to 0.086, and 1.3 to 1.9."""
+"""The usual deviation of the prior's errors, as logarithms, and the number of errors that it counts as (conjugate prior
+of a variance, A. Gelman et al., Bayesian Data Analysis, 3rd ed. 2013, 2.6). The moments of ten recorded spaces are
+0.075 and 1.6; if any of the ten is left out, they are 0.071 to 0.086, and 1.3 to 1.9."""
 UNKNOWN, NUDGE = -1e3, 1e-9
-"""What stands for an estimate where there is none: so these come last. How far the seed moves others."""
+"""The estimate of candidates without one, which puts them last; and how far the seed moves the other estimates."""
 POOL, ROWS, RENEWED = 8192, 512, 64
-"""Of more than `POOL` candidates a part is looked at. Of more than `ROWS` that were tried, the process knows the
-fastest and the latest. Both are chosen anew after `RENEWED` candidates."""
+"""The process considers at most about `POOL` candidates, and remembers at most `ROWS` tried ones: the fastest and the
+latest. Both are chosen anew after `RENEWED` candidates."""
 
 
 class Process:
-    """A Gaussian process over the candidates in `pool`, which learns of one after another.
+    """A Gaussian process over the candidates in `pool`, which learns of one candidate after another.
 
-    It keeps the rows of a Cholesky factor, and of its product with all covariances, so that one more candidate costs as
-    much as there are rows times candidates.
+    It keeps the rows of a Cholesky factor, and of the factor's product with all covariances, so that one more candidate
+    costs time proportional to rows times candidates.
     """
 
     def __init__(self, kernels: Sequence[NDArray[np.float64]], places: NDArray[np.int64], pool: list[int]) -> None:
@@ -62,7 +62,7 @@ class Process:
         return candidate in self.at
 
     def learn(self, candidate: int) -> None:
-        """Learn that a candidate is tried, so that it and those like it are surer; its outcome comes later."""
+        """Reduce the variance of a candidate that is being tried, and of similar ones. Its outcome comes later."""
         number, count = self.at[candidate], len(self.learned)
         if count == len(self._rows):
             self._factor = np.pad(self._factor, (0, count))
@@ -78,7 +78,10 @@ class Process:
         self.learned[candidate] = None
 
     def predicted(self, values: dict[int, float], weight: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return what is expected of each of the pool by `values`, and its deviation. `weight`: that of `USUAL`."""
+        """Return the expected value of each candidate in the pool given `values`, and its standard deviation.
+
+        `weight`: the number of errors that `USUAL` counts as.
+        """
         known = np.array(list(values.values()) or [0.0])
         middle = float(known.mean())
         residuals = np.zeros(len(self.learned))
@@ -93,9 +96,9 @@ class Process:
 
 
 class Bayesian:
-    """Proposes what is expected to surpass the best most; without a prior drawn ones at first.
+    """Proposes the candidate with the largest expected improvement. Without a prior, it draws the first candidates.
 
-    Candidates are numbered by their position among `Searched.configs` here; only `ask` and `tell` know indices.
+    This class numbers candidates by their position in `Searched.configs`; only `ask` and `tell` use indices.
     """
 
     name = "bayesian"
@@ -107,24 +110,24 @@ class Bayesian:
         encoding = self._encoding = Encoding(list(searched.configs.values()))
         self._drawn = encoding.spread_order(searched.seed)
         prior, drawn = searched.prior or {}, random.Random(searched.seed)
-        estimates = {one: prior.get(index, 0.0) for index, one in self._positions.items()}
-        self._known = {one: NUDGE * drawn.random() - math.log(ms) for one, ms in estimates.items() if 0 < ms < math.inf}
+        estimates = {at: prior.get(index, 0.0) for index, at in self._positions.items()}
+        self._known = {at: NUDGE * drawn.random() - math.log(ms) for at, ms in estimates.items() if 0 < ms < math.inf}
         """The logarithms of estimated speeds. The seed breaks ties."""
-        self._trend = np.array([self._known.get(one, UNKNOWN if self._known else 0.0) for one in estimates])
+        self._trend = np.array([self._known.get(at, UNKNOWN if self._known else 0.0) for at in estimates])
         self._pairs = [tuple(enumerate(place)) for place in encoding.places]
         self._places = np.array(encoding.places, dtype=np.int64).reshape(len(self.indices), len(encoding.axes))
         self._kernels = [_kernel(len(axis.values), ordered=axis.ordered) for axis in encoding.axes]
         self._process: Process | None = None
         self.asked = dict[int, None]()
-        """In order."""
+        """All candidates that were asked for, in order."""
         self.latencies = dict[int, float]()
-        """Infinite for those that failed."""
+        """Latencies of the candidates with an outcome; infinite if they failed."""
         self._reasons = dict[int, str]()
-        """Why they failed; empty for those that were measured."""
+        """Why candidates failed; empty for measured ones."""
         self._left, self._near = np.full(len(self.indices), True), np.zeros(len(self.indices), dtype=np.int32)
-        """Which candidates were not asked for, and how many neighbours of each failed to lower."""
+        """For each candidate, whether it is still to be asked for, and how many of its neighbours failed to lower."""
         self._shunned: NDArray[np.bool_] | None = None
-        """Those that come last; None where outcomes came since they were found."""
+        """The candidates that come last; None if outcomes came since they were computed."""
         self._seen, self._most = 0, 0
 
     @property
@@ -173,35 +176,35 @@ class Bayesian:
         return process.pool[int(scores.argmax())]
 
     def _last(self) -> NDArray[np.bool_]:
-        """Return which come last: neighbours of what failed to lower, and those with a value with which all failed
-        alike."""
+        """Return a mask of the candidates to try last: neighbours of candidates that failed to lower, and candidates
+        with a value that failed in the same way each time it was tried."""
         last: NDArray[np.bool_] = self._near > 0
         reasons = self._reasons if any(self._reasons.values()) else {}
-        for axis, value in failed_values((self._pairs[one], why) for one, why in reasons.items()):
+        for axis, value in failed_values((self._pairs[candidate], why) for candidate, why in reasons.items()):
             last |= self._places[:, axis] == value
         return last
 
     def _predicted(self, process: Process) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-        """Return what is expected of the pool, its deviation, and the best known: speeds, with a prior as logarithms.
+        """Return the pool's expected speeds, their deviations and the best known speed, as logarithms with a prior.
 
-        With a prior the process has its errors. A failure counts as the worst of them.
+        If there is a prior, the process predicts its errors, and a failure counts as the worst error.
         """
-        latencies = {one: ms for one, ms in self.latencies.items() if one in process.learned}
+        latencies = {at: ms for at, ms in self.latencies.items() if at in process.learned}
         fastest = min(latencies.values(), default=math.inf)
         if not self._known:
-            values = {one: (fastest / ms) ** POWER for one, ms in latencies.items()}
+            values = {at: (fastest / ms) ** POWER for at, ms in latencies.items()}
             return *process.predicted(values, 0.0), 1.0
-        errors = {one: -math.log(ms) - self._known[one] for one, ms in latencies.items() if one in self._known}
+        errors = {at: -math.log(ms) - self._known[at] for at, ms in latencies.items() if at in self._known}
         worst = min((error for error in errors.values() if error > -math.inf), default=0.0)
-        expected, deviation = process.predicted({one: max(error, worst) for one, error in errors.items()}, WEIGHT)
+        expected, deviation = process.predicted({at: max(error, worst) for at, error in errors.items()}, WEIGHT)
         expected += self._trend[process.pool]
-        believed = [expected[process.at[one]] for one in process.learned]
+        believed = [expected[process.at[candidate]] for candidate in process.learned]
         return expected, deviation, -math.log(fastest) if fastest < math.inf else max(believed, default=expected.max())
 
     def _learned(self) -> Process:
-        """Return the process, once it has learned of all that were asked for."""
+        """Return the process after it has learned of all candidates that were asked for."""
         process, new = self._process, list(islice(self.asked, self._seen, None))
-        if process is None or len(process.learned) + len(new) > self._most or any(one not in process for one in new):
+        if process is None or len(process.learned) + len(new) > self._most or any(at not in process for at in new):
             process, new = self._anew()
         for candidate in new:
             process.learn(candidate)
@@ -209,7 +212,7 @@ class Bayesian:
         return process
 
     def _anew(self) -> tuple[Process, list[int]]:
-        """Return a new process, and what it must learn of. `_most` is how much it may know."""
+        """Return a new process and the candidates that it must learn of. Set `_most`, how many it may learn of."""
         known, pool = list(self.asked), list(range(len(self.indices)))
         if len(known) > ROWS:
             fastest = sorted(self.latencies, key=lambda candidate: (self.latencies[candidate], candidate))
@@ -225,23 +228,23 @@ class Bayesian:
 
 
 def improvement(expected: NDArray[np.float64], deviation: NDArray[np.float64], best: float) -> NDArray[np.float64]:
-    """Return by how much each is expected to surpass `best`."""
+    """Return the expected improvement of each candidate over `best`."""
     above = expected - best
     ratio = above / deviation
     density = np.exp(-ratio * ratio / 2) / math.sqrt(2 * math.pi)
     below = (1 + np.tanh(math.sqrt(2 / math.pi) * (ratio + 0.044715 * ratio**3))) / 2  # the normal distribution
-    found: NDArray[np.float64] = above * below + deviation * density
-    return found
+    result: NDArray[np.float64] = above * below + deviation * density
+    return result
 
 
 def _combined(weights: NDArray[np.float64], rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the weighted sum of rows. A product by BLAS would take all cores, and depend on how many there are."""
-    found: NDArray[np.float64] = np.einsum("i,ij->j", weights, rows)
-    return found
+    """Return the weighted sum of rows. BLAS would take all cores, and its result depends on their number."""
+    result: NDArray[np.float64] = np.einsum("i,ij->j", weights, rows)
+    return result
 
 
 def _kernel(length: int, *, ordered: bool) -> NDArray[np.float64]:
-    """Return how much candidates are alike for each pair of an axis' values."""
+    """Return the similarity of candidates for each pair of an axis' values."""
     steps = np.abs(np.subtract.outer(np.arange(length), np.arange(length))) / (length - 1)
-    found: NDArray[np.float64] = np.exp(-(CHANGE * (steps > 0) + FAR_APART * (steps if ordered else steps > 0)))
-    return found
+    result: NDArray[np.float64] = np.exp(-(CHANGE * (steps > 0) + FAR_APART * (steps if ordered else steps > 0)))
+    return result
