@@ -33,7 +33,7 @@ from atune.model.measurement import Measurement, Timing, fastest_ms
 
 DEVICE_STARTS = 3
 """How many times in a row a device's process may fail to start before the engine gives the device up."""
-BETWEEN = "its process ended between two candidates"
+ENDED_BETWEEN = "its process ended between two candidates"
 N_NEIGHBOURS = 3
 """Number of neighbours that must have been measured before a latency is compared with theirs."""
 DOUBTFUL_SHARE = 0.4
@@ -58,9 +58,9 @@ class BenchmarkStage:
         self._excluded: set[str] = set()
         self._given_up: set[str] = set()
         self._speeds: dict[str, float] = {}
-        """The reference's latency, ms, on each device in use."""
+        """The reference's latency in ms on each device in use."""
         self._fastest: dict[str, float] = {}
-        """The best first timing on each device, ms."""
+        """The best first timing in ms on each device."""
         here = {worker.name for worker in workers}
         for measured in self.state.ranked():  # measured by an earlier part of the run; sorted, so the first is the best
             if measured.device in here:
@@ -195,8 +195,8 @@ class BenchmarkStage:
             again = [self.run.artifacts.pop(index) for index in measured if index in self.run.artifacts]
             self._put_back(*again)
             if len(again) < len(measured):  # an earlier part of the run built their libraries, which are gone
-                lost = f"{len(measured) - len(again)} candidates that excluded device {name} timed have no timing now"
-                self.emit(Warned, message=f"{lost}: resume the run again to measure them on another device")
+                lost = f"device {name} was excluded after it timed {len(measured) - len(again)} candidates"
+                self.emit(Warned, message=f"{lost} in an earlier part: resume the run again to time them elsewhere")
         self.run.wake()
         return bool(outliers)
 
@@ -205,7 +205,7 @@ class BenchmarkStage:
         emit, index = self.emit, artifact.index
         while True:
             if not worker.alive:
-                emit(DeviceLost, worker=worker.name, device=worker.name, reason=BETWEEN)
+                emit(DeviceLost, worker=worker.name, device=worker.name, reason=ENDED_BETWEEN)
                 if not await self.start(worker):
                     self._put_back(artifact)
                     return False
@@ -269,13 +269,13 @@ class BenchmarkStage:
         """Record that a device's process ended with or after `answer`, if it did."""
         if worker.alive:
             return
-        reason, kill_s = BETWEEN, 0.0
+        reason, kill_s = ENDED_BETWEEN, 0.0
         if isinstance(answer, Failure):
             reason, kill_s = f"{answer.kind}: {answer.message}", answer.kill_s
         self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=reason, kill_s=kill_s)
 
     async def start(self, worker: DeviceWorker) -> bool:
-        """Start a device's process. Returns False if the device was given up, and raises `DevicesLost` for the last."""
+        """Start a device's process. Returns False if the device is given up. Raises `DevicesLost` for the last one."""
         for attempt in range(DEVICE_STARTS):
             began = self.run.recorder.elapsed_s
             try:

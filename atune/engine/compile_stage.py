@@ -152,7 +152,7 @@ class CompileStage:
         self._undecided: dict[int, Lowered] = {}
         """Lowered candidates that are judged again once others are lowered."""
         self._repeated: set[int] = set()
-        """Candidates whose worker was lost once. They are tried again, but a second loss is their failure."""
+        """Candidates whose worker was lost once. They are tried again, but a second loss counts as a failure."""
         self._unlowered = Counter[str]()
         """How often lowering failed with each message, if no line of the user's raised it."""
         self._idle = anyio.Lock(fast_acquire=True)
@@ -172,10 +172,10 @@ class CompileStage:
 
     async def ended(self) -> None:
         """Wait until everything is compiled and handed on, then set `Run.compiled`."""
-        self._look()
+        self._update()
         while not self._all_compiled:
             await self.run.changed()
-            self._look()
+            self._update()
         self.run.compiled.set()
         self.run.wake()
 
@@ -185,14 +185,14 @@ class CompileStage:
 
     def _next(self) -> Callable[[CompileWorker], Awaitable[None]] | None:
         """Return a free worker's next step: a job, or the comparison of a state if no job can start."""
-        self._look()
+        self._update()
         if (job := self.state.next_job()) is not None:
             return partial(self._do, job)
         if self._states is None or not self._states.due:
             return None
         return self._states.compare if self.state.busy < self.state.workers - self.state.hints.resting else None
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         """Bring the scheduler's state up to date."""
         if self.run.stopping:
             self._drop_queues()
@@ -241,7 +241,7 @@ class CompileStage:
                 deferred=reason_to_defer(answer.facts),
                 printed=answer.printed,
             )
-            await self._follow(worker, answer, self._judge(answer))
+            await self._carry_out(worker, answer, self._judge(answer))
         elif self._repeats(worker, [candidate.index], answer.doubt):
             self._back.append(candidate)
             self.state.seen -= 1
@@ -253,9 +253,9 @@ class CompileStage:
         for lowered in list(self._undecided.values()):
             verdict = self._judge(lowered)
             if verdict.becomes != "wait" and self._undecided.pop(lowered.index, None) is not None:
-                await self._follow(worker, lowered, verdict)
+                await self._carry_out(worker, lowered, verdict)
 
-    async def _follow(self, worker: CompileWorker, lowered: Lowered, verdict: Verdict) -> None:
+    async def _carry_out(self, worker: CompileWorker, lowered: Lowered, verdict: Verdict) -> None:
         """Carry out the verdict on a lowered candidate."""
         index, name = lowered.index, worker.name
         match verdict.becomes:
@@ -323,7 +323,7 @@ class CompileStage:
                 self.run.stop("unlowered")
 
     def _repeats(self, worker: CompileWorker, indices: Sequence[int], doubt: str) -> bool:
-        """Record and return whether to repeat candidates because of `doubt`: yes, unless all were repeated before."""
+        """Return whether to repeat candidates because of `doubt`: yes, unless all were repeated before. Records it."""
         if not doubt or self._repeated.issuperset(indices):
             return False
         self._repeated.update(indices)

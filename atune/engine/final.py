@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 
-from atune.engine.benchmark_stage import BETWEEN, BenchmarkStage
+from atune.engine.benchmark_stage import ENDED_BETWEEN, BenchmarkStage
 from atune.engine.interfaces import CompileWorker, DeviceWorker
 from atune.engine.run_state import Run
 from atune.errors import MachineError, WorkerError
@@ -19,7 +19,7 @@ from atune.model.jobs import BitsJob, BuildJob, FinalJob, Finals, FindJob, Group
 from atune.model.measurement import CLOSE, FinalEntry, Timing, ratio_interval
 from atune.model.settings import BenchmarkSettings
 
-MISTAKE = 0.05
+ERROR_PROBABILITY = 0.05
 """Probability of any wrong decision in a whole final, split over its comparisons and looks (Bonferroni)."""
 TIE = 0.002
 """Two finalists are equally fast if the interval of their ratio lies within this distance of 1."""
@@ -85,7 +85,7 @@ def _most_timed(timings: Mapping[int, Timing], contenders: Sequence[int]) -> lis
 
 
 def _level(contenders: Sequence[int]) -> float:
-    return 1 - MISTAKE / max(1, INTERIM_LOOKS * (len(contenders) - 1))
+    return 1 - ERROR_PROBABILITY / max(1, INTERIM_LOOKS * (len(contenders) - 1))
 
 
 def _verdict(slow: Timing, fast: Timing, level: float) -> str:
@@ -98,7 +98,7 @@ def _verdict(slow: Timing, fast: Timing, level: float) -> str:
 NO_FINAL = "no final: no device is left to time the finalists on"
 FINAL_S = 5.0
 """Seconds after which the final begins no further round, even if the order is not settled."""
-LOSSES = 2
+MOST_LOSSES = 2
 """How often the final may lose its process. Nothing tells which finalist killed it, and it may kill more processes."""
 INTERIM_LOOKS = 10
 """How often the order is examined at most: after the first rounds, and after each further set of rounds."""
@@ -162,7 +162,7 @@ class FinalStage:
         if len(chosen) < 2 or not contenders:
             return False
         worker = next((worker for worker in usable if worker.alive), usable[0])
-        if not worker.alive and not await self.measuring.restarted(worker, BETWEEN):
+        if not worker.alive and not await self.measuring.restarted(worker, ENDED_BETWEEN):
             return self._on_another(NO_FINAL)
         return await self._time(worker, chosen, contenders)
 
@@ -190,11 +190,11 @@ class FinalStage:
     async def _time(self, worker: DeviceWorker, chosen: Sequence[int], contenders: Sequence[int]) -> bool:
         """Time and record the final; repeat it if a finalist kills its process.
 
-        After `LOSSES` in all parts of the run, the order of the first timings stands. Returns whether to run another
-        final, because finalists failed, or because the device was given up and others are left.
+        After `MOST_LOSSES` in all parts of the run, the order of the first timings stands. Returns whether to run
+        another final, because finalists failed, or because the device was given up and others are left.
         """
-        warning = f"no final: it lost its process {LOSSES} times, so the first timings decide the order"
-        while self.state.final_losses < LOSSES:
+        warning = f"no final: it lost its process {MOST_LOSSES} times, so the first timings decide the order"
+        while self.state.final_losses < MOST_LOSSES:
             self.emit(FinalStarted, worker=worker.name, device=worker.name, indices=tuple(chosen))
             try:
                 if self.benchmark.same_bits and await self._bits_differ(worker, chosen):
@@ -205,7 +205,7 @@ class FinalStage:
                 return True
             except (WorkerError, MachineError) as error:
                 warning = f"no final: {error}; the first timings decide the order"
-                if self.state.final_losses == LOSSES - 1:  # no further process is needed
+                if self.state.final_losses == MOST_LOSSES - 1:  # no further process is needed
                     self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=str(error))
                 elif isinstance(error, MachineError):
                     raise

@@ -62,11 +62,11 @@ class Plan:
         """Candidates that must not be tried again, and the device that measured each when the program died."""
         self.codes = dict[str, int]()
         """Code keys that have an outcome, with the candidate that has this outcome."""
-        self._sort_out(state, [*before, tried] if tried.key else before)
+        self._assign(state, [*before, tried] if tried.key else before)
         self.begun = [*(candidate.index for candidate in self.redo), *further[-1:]]
         """Candidates whose further layouts an earlier part may not have proposed."""
 
-    def _sort_out(self, state: State, before: Sequence[Entry]) -> None:
+    def _assign(self, state: State, before: Sequence[Entry]) -> None:
         """Assign the candidates that were proposed `before` to `redo`, `suspects` and `codes`."""
         members: dict[int, list[Entry]] = {}
         for entry in before:

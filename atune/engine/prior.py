@@ -1,6 +1,6 @@
 """The prior: estimates a candidate's latency from its lowered facts and the device's figures.
 
-Blocks run in rounds: an SM holds as many at once as its threads, registers and shared memory admit. Two lower bounds
+Blocks run in rounds: an SM holds as many blocks as its threads, registers and shared memory admit. Two lower bounds
 limit a round's time. The first is its busiest resource: tensor cores, arithmetic, shared memory, the L2 cache or the
 memory. The second is the time of one block alone, which waits for its loads unless stages hide them. The roofline model
 is by S. Williams et al., https://doi.org/10.1145/1498765.1498785. The estimates rank candidates; their milliseconds may
@@ -28,16 +28,16 @@ L2_SHARE = 0.6
 """Share of `L2_BYTES` that an SM gets when all SMs read at once. Chosen; no data sheet gives it."""
 MEMORY_SHARE = 0.92
 """Share of the memory's nominal rate that a copy reaches. Chosen."""
-SLOTS = 1.8
+OPERATION_INSTRUCTIONS = 1.8
 """Instructions per operation, with the necessary conversions, predicates and addresses. Fitted to recordings."""
 SPECIAL_LANES = 16
 """Exponentials and the like per clock and SM (CUDA C++ Programming Guide, table of arithmetic instructions)."""
-LATENCY = 700.0
+LOAD_LATENCY = 700.0
 """Clocks until data arrives from memory. This and the next two figures were chosen, at the order of magnitude that
 M. Luo et al. measured on an H100, https://arxiv.org/abs/2402.13499."""
-TURN = 120.0
+PRODUCT_LATENCY = 120.0
 """Clocks that a warp group waits for its products, and for the barrier after them."""
-START = 1500.0
+BLOCK_OVERHEAD = 1500.0
 """Clocks that a block takes to begin and to end."""
 OTHER_REGISTERS = 56
 """32-bit registers of a thread that hold addresses and the like, in addition to fragments."""
@@ -48,7 +48,7 @@ WGMMA_REGISTERS = 26
 registers. ptxas demands them (CUDA 13.0, «C7602 Insufficient registers»)."""
 MOST_COLUMNS = 256
 """Largest number of columns of a wgmma instruction (PTX ISA)."""
-LOST = 4.0
+SPILL_FACTOR = 4.0
 """A kernel takes at least this many times as long if one fragment alone does not fit in registers."""
 SHARPNESS = 4
 """Exponent of the norm over several bounds: the largest decides, and the others count a little."""
@@ -136,7 +136,7 @@ def spilling(facts: StaticFacts, work: BlockWork) -> float:
         most = 240 if consumers <= 2 else 160  # registers that tilelang gives each consumer thread
     largest, over = facts.accumulators or 0, held_registers(facts, work) - most
     if largest >= min(most, MOST_REGISTERS):
-        return LOST * largest / most
+        return SPILL_FACTOR * largest / most
     return 1.0 + min(over, 32) / 32 + over / most if over > 0 else 1.0
 
 
@@ -151,7 +151,7 @@ def block_load(work: BlockWork, threads: int, figures: Figures) -> Load:
     instructions = sum(access.n_bytes / access.width for access in moved if access.width)
     return Load(
         tensor=flops,
-        arithmetic=SLOTS * (work.scalar_ops / arch.lanes + work.special_ops / SPECIAL_LANES),
+        arithmetic=OPERATION_INSTRUCTIONS * (work.scalar_ops / arch.lanes + work.special_ops / SPECIAL_LANES),
         shared=(operands + work.shared_bytes) / SHARED_BYTES,
         issue=instructions / 32,
     )
@@ -247,11 +247,11 @@ def round_clocks(
     # One block alone, in all its steps.
     moving = max(cached, memory)
     own = max(load.tensor, load.shared) / (groups if load.tensor else 1)
-    own += load.arithmetic / groups + load.issue + (steps * TURN if work.gemms else 0.0)
+    own += load.arithmetic / groups + load.issue + (steps * PRODUCT_LATENCY if work.gemms else 0.0)
     # Each product of a step frees its own operands, so several products keep more loads in flight.
     under_way = max(work.stages, 1) * (max(len(work.gemms), 1) if (facts.threads or 1) > work.threads else 1)
-    waiting = (steps * LATENCY + moving + own) / under_way
-    alone = START + LATENCY + max(own, waiting)
+    waiting = (steps * LOAD_LATENCY + moving + own) / under_way
+    alone = BLOCK_OVERHEAD + LOAD_LATENCY + max(own, waiting)
     # All blocks of an SM together.
     warps = min(1.0, resident * (facts.threads or 1) / 32 / 8)
     bounds = (load.tensor, load.arithmetic / warps, load.shared, load.issue / warps, cached, memory)

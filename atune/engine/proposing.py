@@ -117,23 +117,23 @@ class ProposeStage:
     async def _propose_asked(self, strategy: Guarded, propose: MemoryObjectSendStream[Candidate]) -> None:
         run, count = self._run, 0
         while count < self._plan.proposable and not run.stopping:
-            await self._turn(strategy)
-            index = None if run.stopping else await self.aside(strategy.ask)
+            await self._wait_for_turn(strategy)
+            index = None if run.stopping else await self._call(strategy.ask)
             while index is not None and run.recorder.state.entry(index).key:
-                index = await self.aside(strategy.ask)  # it was proposed before, or failed in the survey
+                index = await self._call(strategy.ask)  # it was proposed before, or failed in the survey
             if index is None:
                 break
             await self._propose(self._plan.candidates[index], propose)
             await self._propose_further_layouts(index, propose)
             count += 1
 
-    async def aside(self, function: Callable[[], T]) -> T:
+    async def _call(self, function: Callable[[], T]) -> T:
         """Call a function of the strategy, in a thread if it may take long. Raises `StrategyError`."""
         if self._learns:
             return await anyio.to_thread.run_sync(function, abandon_on_cancel=True)
         return function()
 
-    async def _turn(self, strategy: Guarded) -> None:
+    async def _wait_for_turn(self, strategy: Guarded) -> None:
         """Wait until the strategy may be asked, or the run is stopping. Workers go on compiling."""
         await self.tell()
         workers = self._scheduled.workers
@@ -162,7 +162,7 @@ class ProposeStage:
                     latency_ms, reason = latency_or_reason(state, index)
                 if index != BASELINE:
                     outcomes.append((index, latency_ms, reason))
-            await self.aside(partial(strategy.tell_all, outcomes))
+            await self._call(partial(strategy.tell_all, outcomes))
 
     async def _retry_likely_losers(self, propose: MemoryObjectSendStream[Candidate]) -> None:
         """If no candidate works, propose again those that were pruned as likely losers, one for each code."""

@@ -22,8 +22,8 @@ of which costs half a compile. With fewer groups, workers are idle at the end.""
 FIRST_GROUP = 2
 """Size of the smallest group, used until every device has something to do."""
 COSTLY_REGISTERS = 100.0
-"""Compile time grows with the accumulators beyond this many registers per thread. Measured: 0.35 s with few registers,
-0.9 s with 256, 2.3 s (1.3 to 4) with 512."""
+"""Above this many registers per thread, compile time is proportional to the accumulators. Measured: 0.35 s with few
+registers, 0.9 s with 256, 2.3 s (1.3 to 4) with 512."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class CompileState:
         return work + (max(self._left, 0) + self.lowering) * (each + lowering)
 
     def _work_of_many(self, queue: Sequence[Lowered]) -> float:
-        """Return the compile time of `queue`, of which it counts more than enough for all workers but no more."""
+        """Return the compile time of `queue`, or of a beginning with more than enough work for all workers."""
         return self.work_of(queue[: 2 * MAX_GROUP * self.workers])
 
     def _build(self, queue: list[Lowered], size: float, reason: str) -> Build:

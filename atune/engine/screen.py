@@ -116,7 +116,7 @@ class LayoutChoice:
         return self._groups[self._base(self._candidates[index])]
 
     def judge(self, state: State, index: int, limits: DeviceLimits) -> Verdict:
-        """Judge a candidate that is no duplicate. It waits until all layouts of its configuration are lowered.
+        """Judge a candidate that is not a duplicate. It waits until all layouts of its configuration are lowered.
 
         If several layouts compile to the same code, the first one represents them.
         """

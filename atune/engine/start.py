@@ -104,7 +104,7 @@ class Start:
 
         Waits while another run does the same work.
         """
-        kernels = functools.partial(anyio.from_thread.run, cast(Any, self._kernels))
+        kernels = functools.partial(anyio.from_thread.run, cast(Any, self._ir_digests))
         look_up = functools.partial(recall, now, spec, kernels, self.settings.journal)
         look = functools.partial(anyio.to_thread.run_sync, look_up, abandon_on_cancel=True)
         if (known := await look()) is None:
@@ -115,7 +115,7 @@ class Start:
             known = await look()
             await self.recorder.go_on(())  # restart the clock, because the wait does not count
         known = known or KnownResult()
-        if known.events and not known.whole and await self._other_kernels(State.of(known.events)):
+        if known.events and not known.whole and await self._kernel_changes(State.of(known.events)):
             return KnownResult()
         if known.events:
             await self.recorder.take_over(known.events)
@@ -126,7 +126,7 @@ class Start:
         state, accept = self.recorder.state, self.settings.accept
         accepted = check_same_work(state, now, devices, accept)
         if resumes and not any(text.startswith(("kernel", "versions")) for text in accepted):
-            others = await self._other_kernels(state)
+            others = await self._kernel_changes(state)
             accepted += all_accepted(others, accept, "the journal records different kernels", ANOTHER)
         return accepted
 
@@ -148,7 +148,7 @@ class Start:
             self.strategy = plan.strategy(state)
         return plan
 
-    async def _kernels(self, candidates: Iterable[Candidate]) -> Mapping[int, str]:
+    async def _ir_digests(self, candidates: Iterable[Candidate]) -> Mapping[int, str]:
         left, digests = [*candidates], dict[int, str]()
 
         async def serve(worker: CompileWorker) -> None:
@@ -162,16 +162,16 @@ class Start:
                 tasks.start_soon(serve, worker)
         return digests
 
-    async def _other_kernels(self, state: State) -> list[tuple[str, str]]:
+    async def _kernel_changes(self, state: State) -> list[tuple[str, str]]:
         """Return ("kernel", sentence) if the kernels that the journal lowered differ from the current ones."""
         lowered = [entry for entry in state.entries.values() if entry.lowered]
-        now = await self._kernels(Candidate(e.index, e.key, e.config) for e in lowered if e.ir_digest)
+        now = await self._ir_digests(Candidate(e.index, e.key, e.config) for e in lowered if e.ir_digest)
         if other := [e.index for e in lowered if e.ir_digest and now.get(e.index) != e.ir_digest]:
             what = f"{len(other)} of {len(lowered)} candidates, such as {other[0]}, have different kernels now"
             return [("kernel", f"{what}: a helper, a value or an environment variable that they use has changed")]
         if unknown := [e.index for e in lowered if not e.ir_digest]:
             what = f"the journal does not identify the kernels of {len(unknown)} candidates, such as {unknown[0]}"
-            return [("kernel", f"{what}: an older atune wrote it, or the kernels include files of yours")]
+            return [("kernel", f"{what}: an older atune wrote the journal, or they include files of yours")]
         return []
 
     def _record_resumed(self, plan: Plan, how: Mapping[str, Any]) -> None:

@@ -19,9 +19,9 @@ from atune.model.candidate import Config, key_of
 from atune.model.settings import AUTO_BATCH, AUTO_GAIN_PERCENT
 
 AHEAD, FULL = 2, 16
-"""A learning strategy may have `AHEAD` candidates per compile worker outstanding, and always a `FULL` group."""
+"""A learning strategy may have `AHEAD` candidates per compile worker outstanding, but always at least `FULL`."""
 ROOM = 3
-"""When the limit is reached, the strategy is asked again after a worker's share divided by `ROOM` has outcomes."""
+"""Once the limit is reached, the strategy is asked again when a worker's share of it, divided by `ROOM`, is free."""
 DUPLICATE = "duplicate"
 """The reason of a candidate with the same code as another, which has the latency. The duplicate did not fail."""
 

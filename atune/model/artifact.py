@@ -187,9 +187,9 @@ class BlockWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     shared_bytes: Quantity = 0.0
     """Bytes that copies and parallel loops move into or out of shared memory, without the operands of `gemms`."""
     scalar_ops: Quantity = 0.0
-    """Arithmetic operations outside of tensor cores, per element, without `special_ops`."""
+    """Arithmetic outside of tensor cores, counted in operations on single elements, without `special_ops`."""
     special_ops: Quantity = 0.0
-    """Exponentials, roots, logarithms and divisions, per element."""
+    """Exponentials, roots, logarithms and divisions, counted in operations on single elements."""
     fragment_registers: Whole = 0
     """32-bit registers per thread for all fragments and local arrays, if all were live at the same time."""
     stages: Whole = 0
@@ -268,7 +268,7 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     ir_key: str = ""
     """Digest of the input of lowering: the elaborated kernel, and everything else that decides the result."""
     store_key: str = ""
-    """Key of its library by nvcc or g++ in the artifact store: `code_key`, and the tools that make this code."""
+    """Key of its library by nvcc or g++ in the artifact store: `code_key`, and libraries that affect its code."""
     use: str = ""
     """Headers and instructions of its source, a part of cicc's compiler state; empty if cicc cannot compile it."""
     source_key: str = ""

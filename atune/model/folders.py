@@ -133,7 +133,7 @@ def loadable(artifact: Artifact | None, *, replayed: bool) -> Artifact:
     if replayed and (why := untrusted(path)):
         raise AtuneError(why)
     if replayed and not (is_stored(path) and artifact.symbol.isidentifier()):
-        raise AtuneError(f"{path} is not loaded, because its content has changed since it was kept; tune again")
+        raise AtuneError(f"{path} is not loaded, because it is not the library that atune kept there; tune again")
     return artifact
 
 

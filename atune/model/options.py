@@ -65,7 +65,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     check: Callable[[str, Any], Any] | None = None
     """Takes the name for messages and the value, and returns the value in its normal form, or raises `UsageError`."""
     measured: bool = False
-    """Whether the option affects measurements, so that those under different values cannot be compared."""
+    """Whether the option affects measurements, so that timings under different values cannot be compared."""
     flag: str = ""
     """The option on the command line, if any. ``--skip-…`` switches off an option that is on by default. Mutually
     exclusive flags, such as ``--quiet|--verbose``, each set their own name."""

@@ -182,7 +182,7 @@ def _name_of(function: Any) -> str:
 
 
 def _series(configs: Any) -> Sequence[Any]:
-    """Return configurations as a list, which reads a generator."""
+    """Return configurations as a list, reading a generator to its end."""
     if isinstance(configs, NO_SERIES) or not isinstance(configs, Iterable):
         raise SpaceError(f"Space: configs must be a list or another series of dicts, got {configs!r}")
     listed, most = list[Any](), len(configs) if isinstance(configs, Sequence) else LARGE
