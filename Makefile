@@ -1,11 +1,11 @@
-# make demo: tune a real kernel. make test: the quick tests, and those of what is promised. make test-all: all tests.
+# make demo: tune a real kernel. make test: the quick tests, and the tests of promises. make test-all: all tests.
 # make check: lint, types and all tests. make docs: the documentation as a site. Each sets up .venv first. With PYTHON=…
-# they use that interpreter, whose environment must have the packages already, and install nothing.
+# it uses that interpreter, whose environment must already have the packages, and installs nothing.
 
 SYSTEM_PYTHON ?= python3
-# How many processes run the tests.
+# Number of processes that run the tests.
 JOBS ?= 2
-# Hundreds of processes import atune; they need its modules compiled.
+# Hundreds of processes import atune, so its modules should be compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := -m pytest --numprocesses $(JOBS) --dist worksteal
 WORKLOAD := $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && echo examples/gemm.py || echo examples/gemm_cpu.py)
@@ -31,21 +31,21 @@ test: $(SETUP)
 test-all: $(SETUP)
 	$(PY) $(PYTEST)
 
-# Also the tests that compile for minutes, that time the engine, or that start Ray.
+# All tests, including those that compile for minutes, time the engine, or start Ray.
 test-asked: $(SETUP)
 	$(PY) $(PYTEST) --asked
 
-# All tests, and which of them are slow: tests/durations.txt.
+# All tests; writes the slow ones to tests/durations.txt.
 durations: $(SETUP)
 	$(PY) $(PYTEST) --durations-file
 
-# All tests with the oldest versions of tilelang and of the Python packages that pyproject.toml admits.
+# All tests, with the oldest versions of tilelang and of the Python packages that pyproject.toml admits.
 test-floors: .venv-floors/installed
 	.venv-floors/bin/python $(PYTEST)
 
-# A test of each way into atune, with the newest versions of the packages that pyproject.toml admits, installed as README
-# says. torch alone keeps its tested version, because an open range brings gigabytes of CUDA. Then the contract with the
-# newest tilelang, whether it is admitted or not.
+# A test of each way to use atune, with the newest packages that pyproject.toml admits, installed as in the README. Only
+# torch keeps its tested version, because an open range brings gigabytes of CUDA. Then the contract with the newest
+# tilelang, even if pyproject.toml does not admit it.
 test-newest:
 	test -x .venv-newest/bin/python || $(SYSTEM_PYTHON) -m venv .venv-newest
 	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
@@ -55,7 +55,7 @@ test-newest:
 	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade tilelang
 	.venv-newest/bin/pytest --numprocesses 0 tests/stages/test_tilelang_contract.py
 
-# The tests that need neither tilelang nor torch, in an environment without them, such as for another Python.
+# The tests that need neither tilelang nor torch, in an environment without them, for example for another Python.
 test-light: .venv-light/installed
 	.venv-light/bin/python -m pytest --light
 
@@ -66,36 +66,36 @@ lint: $(SETUP)
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-# Lines and files by folder; an error where a part has more lines than pyproject.toml allows.
+# Lines and files by folder. Fails if a part has more lines than pyproject.toml allows.
 size:
 	$(SYSTEM_PYTHON) release/size.py
 
-# The sdist and the wheel, in dist/; the wheel is tried in an environment without tilelang and torch.
+# Build the sdist and the wheel into dist/, and try the wheel in an environment without tilelang and torch.
 package: $(SETUP)
 	$(PY) release/package.py
 
-# A commit and a tag, after all checks: make release VERSION=0.1.0. DRY=--dry-run shows what would happen.
+# Commit and tag a release after all checks: make release VERSION=0.1.0. DRY=--dry-run only shows the steps.
 release: $(SETUP)
 	$(PY) release/release.py $(VERSION) $(DRY)
 
-# The documentation as a site, in the folder site/. Warnings are errors.
+# Build the documentation into site/. Warnings are errors.
 docs: $(DOCS_SETUP)
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
-# The table of options in docs/options.md.
+# Regenerate the tables in docs/, such as those of docs/options.md.
 tables: $(SETUP)
 	$(PY) docs/tables.py
 
-# The pictures of README and docs, of stored results; the report's needs a headless Chromium.
+# Regenerate the pictures of README and docs from stored results. The report's picture needs a headless Chromium.
 pictures: $(SETUP)
 	$(PY) docs/pictures.py
 
-# The outputs that the example notebook is stored with.
+# Regenerate the outputs in the example notebook.
 notebook: $(SETUP)
 	$(PY) tests/notebook_cells.py examples/notebook.ipynb --store > /dev/null
 
 .venv/installed: pyproject.toml constraints.txt
-	$(SYSTEM_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "atune needs Python 3.11 or newer; say which with SYSTEM_PYTHON=…")'
+	$(SYSTEM_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "atune needs Python 3.11 or newer: choose one with SYSTEM_PYTHON=…")'
 	$(SYSTEM_PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . --group dev

@@ -1,11 +1,11 @@
-"""Flash attention, forward: a space without a block order to choose, and a kernel of two products and a softmax.
+"""Flash attention, forward: a kernel of two products and a softmax, with a space that has no block order.
 
 python -m atune tune bench/attention.py:WORKLOAD
 python -m atune tune bench/attention.py:UNFILTERED --budget 5%
 
-Its candidates share none of what the matrix products' do: no two differ in their swizzle alone, and the bodies of their
-loops differ with every tile. After T. Dao et al., FlashAttention, https://arxiv.org/abs/2205.14135, algorithm 1.
-Annotations are evaluated: they name local values.
+Unlike the candidates of the matrix products, no two candidates differ only in their swizzle, and every tile has another
+loop body. After T. Dao et al., FlashAttention, https://arxiv.org/abs/2205.14135, algorithm 1. This file does not
+postpone the evaluation of annotations, because they name local values.
 """
 
 import math
@@ -19,7 +19,7 @@ import atune
 BATCH, HEADS, LENGTH, WIDTH = 4, 16, 2048, 128
 CAUSAL = True
 SHARED_BYTES = 227 * 1024
-"""What one block may have on sm_90 (CUDA C++ Programming Guide, table of compute capabilities)."""
+"""Most shared memory of a block on sm_90 (CUDA C++ Programming Guide, table of compute capabilities)."""
 
 
 def attention(
@@ -38,7 +38,7 @@ def attention(
     Every tensor is (batch, heads, length, width). With `causal` a query sees the keys up to its own place.
     """
     shape = (batch, heads, length, width)
-    # exp(x) is exp2(x * log2 e), and exp2 is what the device has.
+    # exp(x) is exp2(x * log2 e), and the device has only exp2.
     scale = math.log2(math.e) / math.sqrt(width)
 
     @T.prim_func
@@ -101,7 +101,7 @@ def reference(Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor) -> torch.Tensor
 
 
 def fits(block_M: int, block_N: int, num_stages: int, threads: int) -> bool:
-    """Whether each warp group has 64 or 128 queries, and the queries and all stages of keys and values fit."""
+    """Tell whether each warp group has 64 or 128 queries, and the queries and all stages of keys and values fit."""
     shared_bytes = 2 * WIDTH * (block_M + 2 * block_N * num_stages)
     return block_M * 128 // threads in (64, 128) and shared_bytes <= SHARED_BYTES
 
@@ -112,7 +112,7 @@ def workload(space: atune.Space, name: str) -> atune.Workload:
         space,
         arguments={"batch": BATCH, "heads": HEADS, "length": LENGTH, "width": WIDTH, "causal": CAUSAL},
         reference=reference,
-        atol=0.016,  # sums of rounded products that nearly cancel: of 16.7 million elements 3 were off by up to 0.008
+        atol=0.016,  # for sums that nearly cancel: 3 of 16.7 million elements were off by up to 0.008
         name=name,
         flops=4.0 * BATCH * HEADS * LENGTH**2 * WIDTH / (2 if CAUSAL else 1),
         bytes=8.0 * BATCH * HEADS * LENGTH * WIDTH,
@@ -132,4 +132,4 @@ UNFILTERED = workload(
     ),
     "attention, unfiltered",
 )
-"""240 configurations. Nothing sorts out those that a device cannot run."""
+"""240 configurations, including those that a device cannot run."""

@@ -1,10 +1,10 @@
-"""Two checkouts of atune in turn: whole tunings, small drop-in programs, and a second tuning in one program.
+"""Compare two checkouts of atune: whole tunings, small drop-in programs, and a second tuning in the same program.
 
     git worktree add ../before COMMIT
     python bench/checkouts.py ../before --rows all,five,drop-in-4 --pairs 3 --out bench/results/checkouts
 
-Each run is a fresh process with empty caches; the order turns with each pair. Ratios are this checkout's wall seconds
-over the other's, within a pair. The winner's latency is the one that its own run timed.
+Each run is a fresh process with empty caches. The two checkouts take turns in each pair, and every other pair begins
+with the other one. A ratio divides this checkout's wall seconds by the other's in the same pair.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from counted import Finished, empty_caches, run_counted
 from vs_tilelang import machine
 
 RUN_S = 900.0
-"""Longest that one process may take."""
+"""Time limit of a process."""
 SECOND = """
 import json, time, atune
 atune.run("ROOT/examples/gemm.py:WORKLOAD", budget=4)
@@ -33,14 +33,14 @@ result = atune.run("ROOT/bench/kernels.py:EVEN", budget=20)
 print(json.dumps({"second_s": time.perf_counter() - began, "best_config": result.best_config,
                   "latency_ms": result.latency_ms}))
 """
-"""Tunes twice in one program, and prints what the second time took."""
+"""A program that tunes twice, and prints the seconds of the second tuning."""
 
 Command = Callable[[Path, Path], list[str]]
-"""Makes a command from the checkout's root and the folder that the process runs in."""
+"""Function that makes a command from a checkout's root and the working folder of the process."""
 
 
 def tuned(file: str, *more: str) -> Command:
-    """Return the command of `atune tune` for a file of the checkout."""
+    """Return the command that tunes a file of the checkout by `atune tune`."""
 
     def command(root: Path, folder: Path) -> list[str]:
         journal = ["--journal", str(folder / "journal.jsonl")]
@@ -50,7 +50,7 @@ def tuned(file: str, *more: str) -> Command:
 
 
 def written(text: str) -> Command:
-    """Return the command of a program with that text, in which ROOT is the checkout's root."""
+    """Return the command that runs `text` as a program, with the checkout's root in place of ROOT."""
 
     def command(root: Path, folder: Path) -> list[str]:
         (folder / "program.py").write_text(text.replace("ROOT", str(root)))
@@ -60,22 +60,22 @@ def written(text: str) -> Command:
 
 
 def rows(target: str) -> dict[str, Command]:
-    """Return what can be run, by name."""
+    """Return the commands of all rows, by name."""
     cuda = target == "cuda"
     gemm = "examples/gemm.py" if cuda else "examples/gemm_cpu.py"
     on = "--target", target
-    found = {"all": tuned(gemm, *on), "five": tuned(gemm, *on, "--budget", "5%")}
+    commands = {"all": tuned(gemm, *on), "five": tuned(gemm, *on, "--budget", "5%")}
     if cuda:
-        found |= {"roller20": tuned("examples/gemm_roller.py", *on), "second": written(SECOND)}
+        commands |= {"roller20": tuned("examples/gemm_roller.py", *on), "second": written(SECOND)}
     else:
         file = str(ROOT / "bench" / "failing.py")
-        found["failing"] = tuned(file, *on, "--strategy", "exhaustive", "--budget", "50%")
+        commands["failing"] = tuned(file, *on, "--strategy", "exhaustive", "--budget", "50%")
     drop_ins = {f"drop-in-{n}": written(programs.drop_in(target, n, programs.INSTALL)) for n in (1, 4, 10, 20)}
-    return {**found, **drop_ins}
+    return {**commands, **drop_ins}
 
 
 def run(root: Path, command: Command) -> dict[str, Any]:
-    """Run once; return the wall and CPU seconds, and what its last line says of the winner."""
+    """Run a command once. Return its wall and CPU seconds, and the winner."""
     with empty_caches("checkouts-") as (folder, env):
         paths = [path for path in env["PYTHONPATH"].split(os.pathsep) if Path(path).resolve() != ROOT]
         env["PYTHONPATH"] = os.pathsep.join([str(root), *paths])
@@ -87,23 +87,23 @@ def run(root: Path, command: Command) -> dict[str, Any]:
 
 
 def figures(done: Finished) -> dict[str, Any]:
-    """Return what a run's last line says in JSON, with its wall seconds, or the second tuning's own."""
+    """Return the winner from a run's last line, and the wall seconds of the run, or of its second tuning."""
     last = done.output.strip().splitlines()[-1]
-    said: dict[str, Any] = json.loads(last) if last.startswith('{"') else {"best_config": last.rpartition("}")[0]}
+    summary: dict[str, Any] = json.loads(last) if last.startswith('{"') else {"best_config": last.rpartition("}")[0]}
     return {
-        "wall_s": round(said.get("second_s", done.wall_s), 3),
-        **{key: said[key] for key in ("best_config", "latency_ms", "measured") if key in said},
+        "wall_s": round(summary.get("second_s", done.wall_s), 3),
+        **{key: summary[key] for key in ("best_config", "latency_ms", "measured") if key in summary},
     }
 
 
 def in_turn(command: Command, roots: Sequence[Path], pairs: int) -> list[dict[str, dict[str, Any]]]:
-    """Run both checkouts in each pair, the other first in each second one."""
-    found = []
+    """Run both checkouts in each pair. Every other pair begins with this one."""
+    runs = []
     for turn in range(pairs):
         order = roots if turn % 2 == 0 else roots[::-1]
         taken = {root: run(root, command) for root in order}
-        found.append(dict(zip(("other", "this"), (taken[root] for root in roots), strict=True)))
-    return found
+        runs.append(dict(zip(("other", "this"), (taken[root] for root in roots), strict=True)))
+    return runs
 
 
 def line(name: str, pairs: Sequence[dict[str, dict[str, Any]]]) -> list[str]:
@@ -123,11 +123,11 @@ def main() -> None:
     other = Path(sys.argv.pop(1)).resolve() if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else None
     given = options(__doc__ or "", 3000.0, target="cuda", rows="", pairs=3)
     if other is None or not (other / "atune").is_dir():
-        raise SystemExit("give the other checkout's folder first, such as ../before")
+        raise SystemExit("the first argument must be the folder of another checkout, such as ../before")
     every = rows(given.target)
     asked = [name for name in given.rows.split(",") if name] or list(every)
     if unknown := [name for name in asked if name not in every]:
-        raise SystemExit(f"--rows: {unknown[0]!r} is unknown; there are {', '.join(every)}")
+        raise SystemExit(f"--rows: {unknown[0]!r} is unknown: choose from {', '.join(every)}")
     roots = (other, ROOT)
     for root in roots:
         run(root, tuned("examples/gemm_cpu.py" if given.target != "cuda" else "examples/gemm.py", "--budget", "2"))
@@ -139,7 +139,7 @@ def main() -> None:
         results["rows"][name] = in_turn(every[name], roots, given.pairs)
         table.append(line(name, results["rows"][name]))
         print("  ".join(table[-1]), file=sys.stderr, flush=True)
-        if given.out is not None:  # what is done stays, whatever comes
+        if given.out is not None:  # keeps the results so far if a later run fails
             (given.out / f"checkouts-{given.target}.json").write_text(json.dumps(results, indent=1) + "\n")
     report(given, f"checkouts-{given.target}", table, results)
 

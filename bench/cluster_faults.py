@@ -1,12 +1,12 @@
-"""What a cluster of two nodes does about a lost worker, a lost node, a hung agent, a dead network and a cancel.
+"""Faults in a cluster of two nodes: a killed worker, a killed node, a hung agent, a stalled network, a cancelled run.
 
     python bench/cluster_faults.py --out bench/results/cluster_faults        (no GPU; about five minutes)
 
-The nodes are Ray's, on this machine, with a network of their own between them (`ray_nodes`). Each fault meets a new
-cluster, once the second node's device has measured two candidates and is at the third. `noticed`: seconds until the
-journal tells. `again`: until the candidate that the device was at is begun again, on any device. `replaced`: until
-the device is ready again. `orphans`: processes of the run on either node, 5 s after its end. Needs the programs
-`unshare`, `nsenter` and `ip`, and the right to make network namespaces.
+The nodes are Ray nodes on this machine, with their own network between them (`ray_nodes`). Each fault happens in a new
+cluster, when the second node's device measures its third candidate. `noticed`: seconds until the journal reports the
+fault. `again`: seconds until that candidate is started again, on any device. `replaced`: seconds until the device is
+ready again. `orphans`: processes of the run on either node, 5 s after its end. Needs the programs `unshare`, `nsenter`
+and `ip`, and permission to make network namespaces.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 WORKLOAD = f"{ROOT / 'bench' / 'cluster_kernels.py'}:ON_CPU"
 CANDIDATES, LATER_S = 36, 5.0
 SPEC = Spec(tuple(sorted(os.sched_getaffinity(0)))[:2])
-"""Both nodes have the same two cores."""
+"""Both nodes use the same two cores."""
 SETTINGS: Any = {
     "compile": CompileSettings(store=False),
     "benchmark": BenchmarkSettings(n_warmup=1, n_repeat=20, adaptive=False, n_final=2),
@@ -67,12 +67,12 @@ FAULTS: dict[str, Callable[[Nodes], None]] = {
 
 
 class Watch:
-    """Listens to a run, and does `fault` when the device of the second node is at its third candidate."""
+    """Listens to a run, and causes `fault` when the second node's device begins its third candidate."""
 
     def __init__(self, nodes: Nodes, fault: Callable[[Nodes], None]) -> None:
         import ray
 
-        [node] = [one for one in ray.nodes() if one["NodeManagerAddress"] == IPS[1]]
+        [node] = [node for node in ray.nodes() if node["NodeManagerAddress"] == IPS[1]]
         self._here, self._nodes, self._fault = node["NodeID"][:6], nodes, fault
         self._begun = 0
         self.events: list[tuple[float, Event]] = []
@@ -81,7 +81,7 @@ class Watch:
         self.reached = anyio.Event()
 
     def ours(self, device: str) -> bool:
-        """Tell whether `device` is the second node's."""
+        """Tell whether `device` belongs to the second node."""
         return device.partition("/")[0].endswith(self._here)
 
     def listen(self, event: Event) -> None:
@@ -98,7 +98,7 @@ class Watch:
         self.at_s = time.monotonic()
 
     def first_s(self, wanted: Callable[[Any], bool]) -> float | None:
-        """Return the seconds from the fault to the first event that is `wanted`; None where none came."""
+        """Return the seconds from the fault to the first event that is `wanted`; None if there is no such event."""
         times = [at - self.at_s for at, event in self.events if at >= self.at_s and wanted(event)]
         return round(times[0], 2) if times else None
 
@@ -122,7 +122,7 @@ def orphans(nodes: Nodes) -> int:
 
 
 def gone_s(nodes: Nodes, within_s: float = 120.0) -> float | None:
-    """Return the seconds until neither node has a process of the run; None where that takes over `within_s`."""
+    """Return the seconds until neither node has a process of the run; None if they exceed `within_s`."""
     begun = time.monotonic()
     while nodes.workers() or nodes.agents():
         if time.monotonic() - begun > within_s:
@@ -132,7 +132,7 @@ def gone_s(nodes: Nodes, within_s: float = 120.0) -> float | None:
 
 
 def struck(name: str) -> dict[str, Any]:
-    """Tune beside a fault; return its row."""
+    """Tune while the fault `name` happens, and return its row."""
     with ray_nodes(SPEC, SPEC, apart=True) as nodes:
         watch = Watch(nodes, FAULTS[name])
         begun = time.monotonic()
@@ -146,7 +146,7 @@ def struck(name: str) -> dict[str, Any]:
 
 
 def cancelled() -> dict[str, Any]:
-    """Cancel a run at the same moment; say how long that took, and count what a resumed run has measured."""
+    """Cancel a run at the same point, and resume it. Return the row, whose `noticed` is the time to cancel."""
     with ray_nodes(SPEC, SPEC, apart=True) as nodes, tempfile.TemporaryDirectory() as folder:
         watch, path = Watch(nodes, lambda nodes: None), Path(folder) / "journal.jsonl"
 

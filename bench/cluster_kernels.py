@@ -1,6 +1,6 @@
-"""Workloads of the clusters' benchmarks; loaded by the workers.
+"""Workloads of the cluster benchmarks, which the workers load.
 
-Nothing is checked: nodes of one machine share cores, and none is to be excluded as slow.
+There is no reference, because nodes that share cores would otherwise be excluded as slow.
 """
 
 import sys

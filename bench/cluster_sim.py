@@ -1,16 +1,16 @@
-"""What the engine costs with more devices and candidates: CPU, queues, journal and memory, over fakes.
+"""The engine's cost for many devices and candidates: CPU, queues, journal and memory, measured with fakes.
 
     python bench/cluster_sim.py [--devices 1,8,64,512] [--candidates 20000] [--pace 0] [--out FOLDER]
 
-The engine, the journal and its syncs are real. Compilers and devices are the fakes of `atune.testing`. Their own work
-and the files that they write as libraries are in the figures. Messages to other machines are not. Each row comes from
-a process of its own, so that peaks of memory do not mix.
+The engine, the journal and its syncs are real. Compilers and devices are the fakes of `atune.testing`, whose own work
+and library files are included in the figures. Messages to other machines are not. Each row runs in its own process, so
+that memory peaks do not mix.
 
-With `--pace 0` fakes take no time. The engine is then always the bottleneck, and the inverse of its CPU a candidate is
-the rate above which it does not scale. With `--pace 1` they take as long as real ones might: 0.1 s to lower, 1 s for a
-library and 0.5 s for each member, 0.2 s to measure. Queues and workers are then as full as in a real run. Other paces
-scale these seconds. `load` is the share of the time in which the engine's thread ran, where 1 is all it can. Time in
-which other programs held the cores, `starved`, is left out of it. `--candidates` may list a number for each of devices.
+With `--pace 0`, the fakes take no time, so the engine is always the bottleneck, and the inverse of its CPU time per
+candidate is the highest rate that it can sustain. With `--pace 1`, they take realistic times: 0.1 s to lower, 1 s for a
+library plus 0.5 s for each member, 0.2 s to measure. Queues and workers are then as full as in a real run. Other paces
+scale these times. `load` is the share of time in which the engine's thread ran; 1 is the limit. `starved` is the share
+in which other programs held the cores, which `load` leaves out. `--candidates` can list a number for each of --devices.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import anyio
 from common import ROOT, options, report
 
 SAMPLED = 64
-"""Queues are looked at after so many events."""
+"""Events between two looks at the queues."""
 HEAD = [
     "devices", "workers", "pace", "candidates", "CPU ms", "wall s", "load", "starved", "candidates/s", "compilers busy",
     "devices busy", "proposals", "artifacts", "journal B", "peak MB", "kB",
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def measured(devices: int, candidates: int, arguments: Any) -> dict[str, Any]:
-    """Return the figures of one run, from a new process."""
+    """Run a simulation in a new process, and return its figures."""
     given = {"devices": devices, "candidates": candidates} | {
         name: getattr(arguments, name) for name in ("workers", "pace", "limit", "folder")
     }
@@ -68,7 +68,7 @@ def measured(devices: int, candidates: int, arguments: Any) -> dict[str, Any]:
 
 
 def simulated(devices: int, candidates: int, arguments: Any) -> dict[str, Any]:
-    """Tune `candidates` on `devices` fakes with `arguments.workers` compile workers each; return a row's figures."""
+    """Tune `candidates` on `devices` fakes with `arguments.workers` compile workers each. Return a row's figures."""
     from atune.frontends.tuner import tune
     from atune.testing import FakeMachine, Script
 
@@ -107,13 +107,13 @@ def simulated(devices: int, candidates: int, arguments: Any) -> dict[str, Any]:
 
 
 def of_this_thread() -> tuple[float, float]:
-    """Return the seconds that this thread, the engine's, had a core, and that it waited for one."""
+    """Return the seconds in which the engine's thread, which is this one, ran, and in which it waited for a core."""
     ran, waited, _ = Path("/proc/thread-self/schedstat").read_text().split()
     return int(ran) / 1e9, int(waited) / 1e9
 
 
 def clock_of(pace: float) -> Any:
-    """Return a clock in which all sleep at once: `pace` real seconds a second."""
+    """Return a clock whose sleeps take `pace` real seconds for each second, and may overlap."""
     from idle import InstantClock
 
     class PacedClock(InstantClock):
@@ -124,14 +124,14 @@ def clock_of(pace: float) -> Any:
 
 
 def seconds_of_work(machine: Any) -> tuple[float, float]:
-    """Return what compile workers and devices did, in seconds of the script."""
+    """Return the busy seconds of compile workers and of devices, by the script."""
     script, groups = machine.script, machine.groups
     compiling = len(machine.lowered) * script.lower_s + len(groups) * script.library_s
     return compiling + sum(map(len, groups)) * script.compile_s, machine.begun.total() * script.measure_s
 
 
 class Depths:
-    """How many items wait in the engine's two streams, looked at while it runs."""
+    """Numbers of items that wait in the engine's two streams, sampled during the run."""
 
     def __init__(self) -> None:
         self._streams: list[Any] = []
@@ -139,7 +139,7 @@ class Depths:
         self._events = 0
 
     def watched(self) -> Any:
-        """Return a context in which the engine's streams are noted as it makes them."""
+        """Return a context in which the streams that the engine makes are recorded."""
         from unittest.mock import patch
 
         make = anyio.create_memory_object_stream
@@ -165,7 +165,7 @@ class Depths:
                 seen.append(stream.statistics().current_buffer_used)
 
     def figures(self, number: int) -> dict[str, float]:
-        """Return the mean and the largest depth of a stream, and its bound."""
+        """Return the mean and the largest depth of a stream, and its capacity."""
         seen = self._seen[number]
         bound = self._streams[number].statistics().max_buffer_size
         return {"mean": round(sum(seen) / len(seen), 1), "most": max(seen), "bound": bound}

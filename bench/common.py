@@ -1,4 +1,4 @@
-"""What the benchmarks share: a hard time limit, a table printed last, and results as JSON."""
+"""Common parts of the benchmarks: a hard time limit, a table printed at the end, and results as JSON."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ sys.path.insert(0, str(ROOT))
 
 
 def options(description: str, limit_s: float, **more: Any) -> argparse.Namespace:
-    """Read the command line, and end the program for good after its time limit.
+    """Read the command line, and end the program after its time limit without any clean-up.
 
-    Its workers end with it: the kernel kills them when this process is gone.
+    Its workers end, too, because Linux kills them when this process is gone.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, help="folder for the results as JSON, and for journals")
@@ -40,7 +40,7 @@ def options(description: str, limit_s: float, **more: Any) -> argparse.Namespace
 
 
 def report(arguments: argparse.Namespace, name: str, rows: Sequence[Sequence[Any]], results: Any) -> None:
-    """Write `results` as JSON, and print `rows` as a table, the first as its head."""
+    """Write `results` as JSON, and print `rows` as a table, whose first row is the head."""
     if arguments.out is not None:
         (arguments.out / f"{name}.json").write_text(json.dumps(results, indent=1, default=str) + "\n")
     texts = [[str(cell) for cell in row] for row in rows]
@@ -52,7 +52,7 @@ def report(arguments: argparse.Namespace, name: str, rows: Sequence[Sequence[Any
 
 
 def journal(arguments: argparse.Namespace, name: str) -> str | None:
-    """Return a path for a run's journal in the results' folder; None without one. An older one is removed."""
+    """Return a path for a run's journal in --out, and remove an older journal there; None without --out."""
     if arguments.out is None:
         return None
     path = Path(arguments.out) / f"{name}.jsonl"

@@ -1,9 +1,9 @@
-"""Kernels written for tilelang's autotuner, tuned by it and, with one import line changed, by atune.
+"""Kernels written for tilelang's autotuner: tune them by it and, with one import line changed, by atune.
 
     python bench/compat.py --out bench/results/compat
 
-Each tuning runs in a fresh process with empty caches, over the same space with the same settings, checks included. Both
-winners are then compiled the same way by tilelang, checked, and timed again in turn, in one more process. Prints a
+Each tuning runs in a fresh process with empty caches, over the same space with the same settings, checks included.
+Another process then compiles both winners in the same way by tilelang, checks them, and times them in turn. Prints a
 table and, with --out, writes it there with all figures as JSON.
 """
 
@@ -34,23 +34,23 @@ IMPORT = re.compile(r"^from atune\.compat\.tilelang import ([\w, ]+)", re.MULTIL
 
 
 class Row(msgspec.Struct, kw_only=True):
-    """One tuning of one example. Seconds count from the start of its process."""
+    """A tuning of an example. Seconds count from the start of its process."""
 
     example: str
     tuner: str
     error: str = ""
     output: str = ""
-    """The end of what the process wrote, where it failed."""
+    """The end of the process's output, if it failed."""
     result_s: float | None = None
-    """To the tuned kernel."""
+    """Seconds to the tuned kernel."""
     wall_s: float = 0.0
-    """To the end of the process, with all that it started."""
+    """Seconds to the end of the process and of all its descendants."""
     config: dict[str, Any] | None = None
     latency_ms: float | None = None
-    """The winner's, as this tuner timed it."""
+    """The winner's latency, as this tuner timed it."""
     reference_ms: float | None = None
     retimed: Timing | None = None
-    """The winner's, in the common harness."""
+    """The winner's timing in the common harness."""
     correct: bool | None = None
 
 
@@ -58,15 +58,15 @@ def path_of(example: str) -> Path:
     """Return the file of an example, by its name or path."""
     path = FOLDER / f"{example}.py" if example in EXAMPLES else Path(example).resolve()
     if not path.is_file():
-        raise SystemExit(f"--examples: {example!r} is none of {', '.join(EXAMPLES)}, and no file")
+        raise SystemExit(f"--examples: {example!r} is not a file, nor any of {', '.join(EXAMPLES)}")
     return path
 
 
 def for_tilelang(text: str) -> str:
-    """Return an example's source with the import line as it was for tilelang's own autotuner."""
+    """Return an example's source with the import line for tilelang's own autotuner."""
     changed, n = IMPORT.subn(r"from tilelang.autotuner import \1", text)
     if n != 1:
-        raise SystemExit(f"the example has {n} lines that import from atune.compat.tilelang, and must have one")
+        raise SystemExit(f"the example has {n} lines that import from atune.compat.tilelang, but must have exactly one")
     return changed
 
 
@@ -81,8 +81,8 @@ def load(path: Path) -> ModuleType:
 
 def kernel_of(module: ModuleType) -> Any:
     """Return the example's `@tilelang.jit` kernel."""
-    [found] = [value for value in vars(module).values() if hasattr(value, "jit_impl")]
-    return found.jit_impl
+    [tuned] = [value for value in vars(module).values() if hasattr(value, "jit_impl")]
+    return tuned.jit_impl
 
 
 # ---- the processes
@@ -106,7 +106,7 @@ def child_tune(job: dict[str, Any]) -> None:
 
 
 def child_retime(job: dict[str, Any]) -> None:
-    """Compile the winners the same way, check them, and time them in turn."""
+    """Compile the winners in the same way, check them, and time them in turn."""
     import torch
 
     from atune.stages.timer import DeviceStream, Timed, make_timer
@@ -129,7 +129,7 @@ def child_retime(job: dict[str, Any]) -> None:
 
 
 def run_child(child: str, job: dict[str, Any], timeout_s: float) -> tuple[Any, bytes]:
-    """Run a child in a fresh process with empty caches; return how it ended and its answer, empty without one."""
+    """Run a child in a fresh process with empty caches. Return the finished process and its answer, or empty bytes."""
     with empty_caches("compat-") as (folder, env):
         answer, file = folder / "answer.json", folder / "job.json"
         file.write_text(json.dumps({**job, "answer": str(answer)}))
@@ -143,18 +143,18 @@ def tune(example: str, tuner: str, timeout_s: float) -> Row:
     done, answer = run_child("tune", {"path": str(path_of(example)), "tuner": tuner}, timeout_s)
     row.wall_s = round(done.wall_s, 2)
     if not answer:
-        lines = [line.strip() for line in done.output.splitlines() if line.strip()] or ["it said nothing"]
+        lines = [line.strip() for line in done.output.splitlines() if line.strip()] or ["it printed nothing"]
         row.error = f"ran past {timeout_s:g} s" if done.timed_out else f"exit status {done.status}: {lines[-1][:200]}"
         row.output = done.output[-4000:]
         return row
-    found = json.loads(answer)
-    row.result_s = round(found["result"] - done.started, 2)
-    row.config, row.latency_ms, row.reference_ms = found["config"], found["latency_ms"], found["reference_ms"]
+    winner = json.loads(answer)
+    row.result_s = round(winner["result"] - done.started, 2)
+    row.config, row.latency_ms, row.reference_ms = winner["config"], winner["latency_ms"], winner["reference_ms"]
     return row
 
 
 def retime(example: str, rows: list[Row], rounds: int, timeout_s: float) -> None:
-    """Time the winners again in the common harness, and note it in `rows`."""
+    """Time the winners again in the common harness, and enter the timings in `rows`."""
     winners = [row for row in rows if row.config is not None]
     if not winners:
         return
@@ -177,8 +177,8 @@ HEAD = ("example", "tuner", "result after s", "wall s", "winner", "its own timin
 
 
 def table(rows: list[Row]) -> list[tuple[str, ...]]:
-    """Return the figures as text. `ratio`: latency of atune's winner over tilelang's, with its 95 % interval."""
-    found = [HEAD]
+    """Return the table's cells. `ratio`: latency of atune's winner over tilelang's, with its 95 % interval."""
+    lines = [HEAD]
     for row in rows:
         config = ", ".join(f"{name}={value}" for name, value in (row.config or {}).items())
         own = "–" if row.latency_ms is None else f"{row.latency_ms:.4f} ms"
@@ -191,8 +191,8 @@ def table(rows: list[Row]) -> list[tuple[str, ...]]:
             low, middle, high = ratio_interval(row.retimed, other.retimed)
             ratio = f"{middle:.4f} ({low:.4f} to {high:.4f})"
         after = "–" if row.result_s is None else f"{row.result_s:.1f}"
-        found.append((row.example, row.tuner, after, f"{row.wall_s:.1f}", config or row.error, own, again, ratio))
-    return found
+        lines.append((row.example, row.tuner, after, f"{row.wall_s:.1f}", config or row.error, own, again, ratio))
+    return lines
 
 
 def main() -> int:
@@ -206,26 +206,26 @@ def main() -> int:
         return 0
     tuners = [name.strip() for name in options.tuners.split(",")]
     if unknown := [name for name in tuners if name not in TUNERS]:
-        raise SystemExit(f"--tuners: {unknown[0]!r} is unknown; there are {', '.join(TUNERS)}")
+        raise SystemExit(f"--tuners: {unknown[0]!r} is unknown: choose from {', '.join(TUNERS)}")
     examples = [name.strip() for name in options.examples.split(",")]
     for example in examples:
         for_tilelang(path_of(example).read_text())
-    with empty_caches("compat-warm-") as (folder, env):  # the first to import would read the packages from the disk
+    with empty_caches("compat-warm-") as (folder, env):  # or the first tuner would read the packages from the disk
         run_counted([sys.executable, "-c", "import tilelang"], env=env, cwd=folder, timeout_s=300)
-    deadline = time.monotonic() + options.limit - 15.0  # no child may be left when the time limit ends this process
+    deadline = time.monotonic() + options.limit - 15.0  # so that no child is left when the time limit ends this process
 
     def seconds() -> float:
         return max(1.0, min(options.timeout, deadline - time.monotonic()))
 
     rows: list[Row] = []
     for example in examples:
-        found = []
+        pair = []
         for tuner in tuners:
-            found.append(tune(example, tuner, seconds()))
-            print(f"{example}, {tuner}: {found[-1].wall_s:.1f} s {found[-1].error}", file=sys.stderr, flush=True)
-        retime(example, found, options.rounds, seconds())
-        rows += found
-        _write(options, rows)  # what is done stays, whatever comes
+            pair.append(tune(example, tuner, seconds()))
+            print(f"{example}, {tuner}: {pair[-1].wall_s:.1f} s {pair[-1].error}", file=sys.stderr, flush=True)
+        retime(example, pair, options.rounds, seconds())
+        rows += pair
+        _write(options, rows)  # keeps the results so far if a later run fails
     common.report(options, "compat", table(rows), _results(rows))
     return 1 if any(row.error or row.retimed is None or not row.correct for row in rows) else 0
 

@@ -1,4 +1,4 @@
-"""Fresh processes whose every descendant's CPU seconds are counted."""
+"""Run fresh processes, and count the CPU seconds of all their descendants."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True)
 class Finished:
-    """A process that ended, with all it had started."""
+    """A process that has ended, together with its descendants."""
 
     status: int
     wall_s: float
     cpu_s: float
-    """User and system seconds of the process and of every descendant."""
+    """User and system seconds of the process and of all its descendants."""
     started: float
     """`time.time()` just before it was started."""
     timed_out: bool
     output: str
-    """What it wrote to stdout and stderr."""
+    """Its stdout and stderr."""
 
 
 @contextmanager
 def adopting_orphans() -> Iterator[None]:
-    """Have processes whose parents died meanwhile become ours: waited for here, their CPU time counts."""
+    """Adopt descendants whose parents die, so that this process waits for them and their CPU time counts."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     if prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
@@ -45,9 +45,9 @@ def adopting_orphans() -> Iterator[None]:
 
 
 def run_counted(command: Sequence[str], *, env: dict[str, str], cwd: Path, timeout_s: float) -> Finished:
-    """Run `command` to its end and wait for every descendant, also for those it left; kill all past `timeout_s`.
+    """Run `command` to its end, and wait for all its descendants. Kill all of them after `timeout_s`.
 
-    All are killed too when this is interrupted: they are in process groups of their own, and no terminal reaches them.
+    An interrupt kills them, too, because they are in their own process groups, which a terminal does not signal.
     """
     before = _children_cpu_s()
     log = cwd / "output.txt"
@@ -78,7 +78,7 @@ def run_counted(command: Sequence[str], *, env: dict[str, str], cwd: Path, timeo
 
 
 def _end_all(grace_s: float) -> None:
-    """Wait for all children, adopted ones included; after `grace_s` kill what is left."""
+    """Wait for all children, including adopted ones, and kill the rest after `grace_s`."""
     deadline = time.monotonic() + grace_s
     while True:
         try:
@@ -104,7 +104,7 @@ def _children_cpu_s() -> float:
 
 @contextmanager
 def empty_caches(prefix: str) -> Iterator[tuple[Path, dict[str, str]]]:
-    """Yield a scratch folder, and an environment with empty caches for atune and tilelang, tilelang's turned off."""
+    """Yield a scratch folder, and an environment in which atune's caches are empty and tilelang's cache is off."""
     with tempfile.TemporaryDirectory(prefix=prefix) as name:
         folder = Path(name)
         for part in ("cache", "tilelang", "tmp", "work"):
@@ -119,5 +119,5 @@ def empty_caches(prefix: str) -> Iterator[tuple[Path, dict[str, str]]]:
             "TMPDIR": str(folder / "tmp"),
             "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])),
         }
-        env.pop("ATUNE_CACHE_DIR", None)  # it would name another cache, which is not empty
+        env.pop("ATUNE_CACHE_DIR", None)  # it would name a cache that is not empty
         yield folder / "work", env

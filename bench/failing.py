@@ -1,4 +1,4 @@
-"""A space for the CPU in which 190 of 1,080 configurations fail, every other one in lowering and in g++.
+"""A space for the CPU in which 190 of 1,080 configurations fail, half of them in lowering, the others in g++.
 
 python bench/checkouts.py ../before --target c --rows failing --pairs 2
 """
@@ -15,7 +15,7 @@ N, CONFIGS, FAIL = 4096, 1080, 190
 
 
 def doubled(index: int) -> Any:
-    """Return a kernel whose block and limit follow from `index`, so that no two are alike. Some fail."""
+    """Return a kernel whose block and limit depend on `index`, so that all kernels differ. Some fail."""
     block, limit = 16 << index % 4, float(CONFIGS + index)
     number = (index + 1) * FAIL // CONFIGS
     fails = number > index * FAIL // CONFIGS

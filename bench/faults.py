@@ -1,4 +1,4 @@
-"""The fault matrix: one of each fault among twenty good candidates, against a run of the good ones alone.
+"""The fault matrix: each kind of fault once among twenty good candidates, compared with a run of only the good ones.
 
 python bench/faults.py --out results        (a GPU; about two minutes)
 """
@@ -33,13 +33,13 @@ FAULTS = {
     14: ("out of memory", "out_of_memory"), 17: ("wrong", "mismatch"), 20: ("NaN", "non_finite"),
     23: ("writes nothing", "unwritten"), 26: ("killed outside", "measured"),
 }  # fmt: skip
-"""What each candidate of `kernels.FAULTY` does, and what it must be called. SIGKILL from outside is not the
-candidate's fault: it is measured again, and counts."""
+"""The fault of each bad candidate of `kernels.FAULTY`, and its expected failure kind. A candidate whose process gets
+SIGKILL from outside is not at fault, so it is measured again, and counts."""
 KILLED = 26
 
 
 class Watched(LocalMachine):
-    """Knows its device's process, to kill it from outside."""
+    """A machine that can kill its device's process from outside."""
 
     def device_workers(self) -> list[LocalDeviceWorker]:
         self.workers = super().device_workers()
@@ -60,7 +60,7 @@ def tuned(name: str, benchmark: BenchmarkSettings, journal_path: str | None, kil
     def listen(event: Any) -> None:
         events.append(event)
         if kill and isinstance(event, BenchmarkStarted) and event.index == KILLED and not killed:
-            killed.append(threading.Timer(0.3, machine.kill))  # its check alone takes longer
+            killed.append(threading.Timer(0.3, machine.kill))  # its check takes longer than that
             killed[0].start()
 
     result = atune.run(machine=machine, benchmark=benchmark, journal=journal_path, on_event=listen)
@@ -110,12 +110,12 @@ def main() -> None:
         f"good candidates measured: {len(ratios)} of {len(before)}; "
         f"largest difference to the clean run {off:.2%} (goal 2 %); of a second clean run {clean_off:.2%}"
     )
-    but = f": not {', '.join(wrong)}" if wrong else ""
-    print(f"faults named rightly: {len(FAULTS) - len(wrong)} of {len(FAULTS)}{but}")
+    but = f", except {', '.join(wrong)}" if wrong else ""
+    print(f"faults reported correctly: {len(FAULTS) - len(wrong)} of {len(FAULTS)}{but}")
 
 
 def first_timings(result: TuneResult) -> dict[int, Timing]:
-    """Return the first timings by candidate of `kernels.FAULTY`."""
+    """Return the first timings, by candidate of `kernels.FAULTY`."""
     configs = {r.index: r.config for r in result.all_records}
     return {configs[m.index]["x"]: m.timing for m in result.measurements}
 

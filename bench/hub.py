@@ -1,11 +1,11 @@
-"""Strategies without a prior on brute-forced spaces of other tuners, one candidate after another.
+"""Simulate strategies without a prior on spaces that other tuners measured in full, one candidate after another.
 
     python bench/hub.py SPACE.json.xz … --strategy bayesian --budget 200 --seeds 20 --json
 
 Plays a strategy on each file: a recorded journal, or JSON, also compressed, with `axes` (values by name) and `rows` (a
-value for each axis, then milliseconds, null where it failed). Prints for 25, 50, 100 and 200 evaluations the median
-regret and how many seeds came within 2 and 5 % of the best, and the CPU seconds of a seed. `--outstanding`: candidates
-without an outcome at most; one, as in Kernel Tuner's simulations, unless it is given.
+value for each axis, then milliseconds, or null for a failure). Prints the median regret after 25, 50, 100 and 200
+evaluations, the number of seeds within 2 and 5 % of the best, and the CPU seconds per seed. `--outstanding`: most
+candidates without an outcome at a time; by default one, as in Kernel Tuner's simulations.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PROCESSES = 2
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """What `seeds` runs had found after some evaluations."""
+    """Results of all seeds after some evaluations."""
 
     evaluations: int
     regret_median: float
@@ -48,7 +48,7 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
     seeds: int
     marks: list[Mark]
     cpu_s: float
-    """CPU seconds a seed."""
+    """CPU seconds per seed."""
 
 
 def read_space(path: Path) -> Recording:
@@ -63,7 +63,7 @@ def read_space(path: Path) -> Recording:
 
 
 def play(recording: Recording, strategy: str, budget: int, outstanding: int, seed: int) -> tuple[list[float], float]:
-    """Return the best latency after each candidate, and the CPU seconds of it all."""
+    """Play a run. Return the best latency after each candidate, and the CPU seconds of the run."""
     began, curve, best = time.process_time(), list[float](), math.inf
     searched = Searched(recording.configs, seed, budget, default=recording.default)
     guarded = Guarded(make_strategy(strategy, searched), recording.configs, searched.first)
@@ -104,14 +104,14 @@ def played(path: Path, strategy: str, budget: int, outstanding: int, seeds: int)
     )
 
 
-def lines_of(one: Played) -> list[str]:
-    head = f"{one.space}: {one.candidates} candidates, {one.strategy}, {one.outstanding} outstanding, {one.seeds} seeds"
+def lines_of(r: Played) -> list[str]:
+    head = f"{r.space}: {r.candidates} candidates, {r.strategy}, {r.outstanding} outstanding, {r.seeds} seeds"
     return [
-        f"{head}, {one.cpu_s:g} CPU s a seed",
+        f"{head}, {r.cpu_s:g} CPU s per seed",
         *(
             f"  {mark.evaluations:4} evaluations: {100 * mark.regret_median:6.2f} % above the best (median), "
             f"{mark.within_2pct} seeds within 2 %, {mark.within_5pct} within 5 %"
-            for mark in one.marks
+            for mark in r.marks
         ),
     ]
 
@@ -126,13 +126,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
     check_given(options.strategy)
-    found = []
+    results = []
     for path in options.files:
-        found.append(played(path, options.strategy, options.budget, options.outstanding, options.seeds))
+        results.append(played(path, options.strategy, options.budget, options.outstanding, options.seeds))
         if not options.json:
-            print("\n".join(lines_of(found[-1])), flush=True)
+            print("\n".join(lines_of(results[-1])), flush=True)
     if options.json:
-        print(json.dumps(msgspec.to_builtins(found)))
+        print(json.dumps(msgspec.to_builtins(results)))
 
 
 if __name__ == "__main__":

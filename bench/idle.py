@@ -1,4 +1,4 @@
-"""A clock for runs over fakes whose own cost counts."""
+"""A clock for runs with fakes that measure the cost of the engine itself."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from atune.testing import FakeClock
 
 
 class InstantClock(FakeClock):
-    """Virtual time in which every finite sleep ends at once, even if others sleep. For measuring the engine's own cost.
+    """Virtual time in which every finite sleep ends immediately, even while others sleep.
 
-    An infinite sleep does not end.
+    An infinite sleep never ends.
     """
 
     async def sleep(self, seconds: float) -> None:

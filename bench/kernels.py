@@ -1,4 +1,4 @@
-"""Kernels of the benchmarks; loaded by the workers. Annotations are evaluated: they name local values."""
+"""Kernels of the benchmarks, which workers load. Annotations name local values, so they are evaluated at once."""
 
 import json
 import os
@@ -23,7 +23,7 @@ SMALL_CONFIG = {"block_M": 64, "block_N": 64, "block_K": 64, "num_stages": 3, "t
 
 
 def fits(block_M: int, block_N: int, block_K: int, num_stages: int, threads: int) -> bool:
-    """Whether the tiles fit in the shared memory of sm_90, and the sums in the registers of its threads."""
+    """Tell whether the tiles fit in the shared memory of sm_90, and the sums in the registers of its threads."""
     tiles_bytes = 2 * max((block_M + block_N) * block_K * max(num_stages, 1), block_M * block_N)
     return tiles_bytes <= 227 * 1024 and block_M * block_N <= 256 * threads
 
@@ -51,7 +51,7 @@ FAULTS = {
 }  # fmt: skip
 N_FAULTY = 29
 N_ELEMENTS = 1 << 25
-# Guarded, because each member of a group brings it along.
+# With a guard, because each member of a group includes it.
 DEVICE_CODE = """
 #ifndef ATUNE_FAULTS
 #define ATUNE_FAULTS
@@ -98,7 +98,7 @@ def faulty(x: int, bad: bool = True) -> Any:
 
         return silent
 
-    shift = x  # no two candidates are the same code
+    shift = x  # so that all candidates have different code
 
     @T.prim_func
     def main(a: T.Tensor((n,), "float32"), out: T.Tensor((n_out,), "float32")):

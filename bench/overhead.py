@@ -1,12 +1,12 @@
-"""What a decorated kernel's call costs over the bare kernel's: nanoseconds a call, in turn, many times.
+"""The overhead of a decorated kernel's call over the bare kernel's call, in nanoseconds.
 
     python bench/overhead.py [--target c|cuda] [--rounds N] [--out FOLDER]
 
-Eager: the call of the function under `@tilelang.jit` alone, with the winner's configuration given, and that of the same
-function under `@atune.autotune`, each with the same tensors. Beside them the compiled kernel's own call, which either
-ends in. Lazy: the call that gives the compiled kernel. A round times each once, in an order that rotates; what is
-reported is the median over rounds of the difference in one round, in ns, with its 95 % interval, so that slow drifts of
-the machine cancel. On a GPU only the launch is counted, not the kernel: a round is short of what the queue holds.
+Eager: calls, with the same tensors, the function under `@tilelang.jit` with the winner's configuration, the function
+under `@atune.autotune`, and the compiled kernel, which both call in the end. Lazy: calls the functions that return the
+compiled kernel. A round times each call once, in rotating order. The result is the median over rounds of the difference
+within a round, with its 95 % interval, so that slow drifts of the machine cancel. On a GPU only the launch is timed,
+not the kernel, because a round fits into the launch queue.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ import atune
 from atune.model.measurement import median_interval
 
 CALLS = 200
-"""Calls of one sample: few enough that a GPU's queue of launches does not fill."""
+"""Calls per sample: few enough to fit into a GPU's launch queue."""
 
 
 def shift(A, by: int = 1, block: int = 64):
-    """Eager: returns A + by."""
+    """Eager: return A + by."""
     n = T.const("n")
     A: T.Tensor[[n], T.float32]
     B = T.empty((n,), "float32")
@@ -43,7 +43,7 @@ def shift(A, by: int = 1, block: int = 64):
 
 
 def shift_on_gpu(A, by: int = 1, block: int = 64):
-    """Eager, on a GPU: returns A + by."""
+    """Eager, on a GPU: return A + by."""
     n = T.const("n")
     A: T.Tensor[[n], T.float32]
     B = T.empty((n,), "float32")
@@ -54,7 +54,7 @@ def shift_on_gpu(A, by: int = 1, block: int = 64):
 
 
 def lazy(n: int, block: int = 64) -> Any:
-    """Lazy: gives the kernel that doubles."""
+    """Lazy: return the kernel that doubles its input."""
 
     @T.prim_func
     def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
@@ -73,7 +73,7 @@ def ns_a_call(call: Callable[[], Any]) -> float:
 
 
 def in_turn(calls: dict[str, Callable[[], Any]], rounds: int, settle: Callable[[], None]) -> dict[str, list[float]]:
-    """Time each of `calls` once a round, in an order that rotates; return ns a call by name and round."""
+    """Time each of `calls` once per round, in rotating order. Return ns per call, by name and round."""
     names = list(calls)
     samples: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(3):
@@ -87,7 +87,7 @@ def in_turn(calls: dict[str, Callable[[], Any]], rounds: int, settle: Callable[[
 
 
 def difference(samples: dict[str, list[float]], of: str, over: str) -> tuple[float, float, float]:
-    """Return (low, median, high) of `of` less `over`, ns, round by round."""
+    """Return (low, median, high) of `of` minus `over` within a round, in ns."""
     return median_interval([a - b for a, b in zip(samples[of], samples[over], strict=True)])
 
 
@@ -121,17 +121,17 @@ def main() -> None:
         gc.disable()
         samples = in_turn(calls, arguments.rounds, settle)
         gc.enable()
-    head = ["call", "ns a call", "over the call under @tilelang.jit alone", "over the compiled kernel's own call"]
+    head = ["call", "ns per call", "over the call under @tilelang.jit alone", "over the compiled kernel's own call"]
     rows: list[list[Any]] = [head]
     results: dict[str, Any] = {"target": arguments.target, "calls_a_sample": CALLS, "rounds": arguments.rounds}
     for name, values in samples.items():
-        found: dict[str, Any] = {"ns": statistics.median(values)}
+        figures: dict[str, Any] = {"ns": statistics.median(values)}
         for column, suffix in (("over_jit_ns", "@tilelang.jit"), ("over_kernel_ns", "compiled kernel")):
             other = f"{name.partition(':')[0]}: {suffix}"
-            found[column] = difference(samples, name, other) if other in samples and other != name else None
-        texts = ["" if v is None else "{1:+.0f} ({0:+.0f}…{2:+.0f})".format(*v) for v in list(found.values())[1:]]
-        rows.append([name, f"{found['ns']:.0f}", *texts])
-        results[name] = {**found, "samples_ns": values}
+            figures[column] = difference(samples, name, other) if other in samples and other != name else None
+        texts = ["" if v is None else "{1:+.0f} ({0:+.0f}…{2:+.0f})".format(*v) for v in list(figures.values())[1:]]
+        rows.append([name, f"{figures['ns']:.0f}", *texts])
+        results[name] = {**figures, "samples_ns": values}
     common.report(arguments, "overhead", rows, results)
 
 

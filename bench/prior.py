@@ -1,10 +1,10 @@
-"""Where the prior puts the best candidates of the recorded spaces, beside chance.
+"""The ranks that the prior gives to the best candidates of the recorded spaces, compared with chance.
 
     python bench/prior.py --out bench/results/prior
-    python bench/prior.py --read          # facts of the recordings anew; without a GPU and without compiling
+    python bench/prior.py --read          # reads the facts of the recordings again; needs no GPU and compiles nothing
 
-What lowering told of each candidate lies beside its recording, NAME.facts.json.xz: what the journal has of it, and what
-a block does, read off the kernel. So the prior is judged, and searches are simulated, without lowering anything.
+Next to each recording, NAME.facts.json.xz has the facts of each candidate: those in the journal, and the work of a
+block, read off the kernel. With them, the prior can be judged and searches simulated without lowering anything.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from atune.results import Result
 GEMM288 = ROOT / "bench" / "results" / "gemm288" / "atune.jsonl"
 REFS = {"gemm288": f"{ROOT / 'examples' / 'gemm.py'}:WORKLOAD", **{name: space.ref for name, space in SPACES.items()}}
 SHAPED = ("gemm288", "gemm_skinny", "attention_causal")
-"""The prior's constants were chosen with these before it saw any other."""
+"""Spaces by which the prior's constants were chosen. It saw all other spaces later."""
 SHARE = 0.05
-"""Of the candidates, within which the goal for matrix products is to be met."""
+"""Share of the candidates within which the goal for matrix products is to be met."""
 NEAR = 1.02
 HEAD = ["space", "seen", "candidates", "within 2 %", "best at", "to 2 %", "at worst", "share", "by 5 %", "chance",
         "chance by 5 %", "rho", "first choice", "best of three"]  # fmt: skip
@@ -68,15 +68,15 @@ def facts_path(name: str) -> Path:
 
 
 def facts_of(name: str) -> dict[int, StaticFacts]:
-    """Return what lowering tells of each candidate of a recording, by index."""
+    """Return the facts of each candidate of a recording, by index."""
     with lzma.open(facts_path(name)) as packed:
         return msgspec.json.decode(packed.read(), type=dict[int, StaticFacts])
 
 
 def scores_of(name: str, device: DeviceInfo | None = None) -> dict[int, float]:
-    """Return the prior's estimate for each candidate that can run, in milliseconds, the best first.
+    """Return the prior's estimate in milliseconds for each candidate that can run, the best first.
 
-    `device`: the recording's.
+    `device`: None for the recording's device.
     """
     result = recorded(name)
     figures = figures_of(device or result.devices[0])
@@ -84,18 +84,18 @@ def scores_of(name: str, device: DeviceInfo | None = None) -> dict[int, float]:
 
 
 def picks_of(name: str) -> list[int]:
-    """Return what `atune pick` chooses on the recording's device, the best first."""
+    """Return the choices of `atune pick` on the recording's device, the best first."""
     return [index for index, _ in hedged([*scores_of(name).items()], facts_of(name), CHOICES)]
 
 
 def read(name: str) -> tuple[int, float]:
-    """Write the facts of a recording. Returns how many there are, and milliseconds of reading one kernel's work."""
+    """Write the facts of a recording. Return their number, and the milliseconds of reading the work of a kernel."""
     from atune.stages.codegen import backend_context
     from atune.stages.frontend import elaborated
     from atune.stages.session import workload
     from atune.stages.work import work_of
 
-    found, seconds = {}, 0.0
+    facts, seconds = {}, 0.0
     result = recorded(name)
     with working_on(REFS[name]):
         work, target = workload(), backend_context().target
@@ -103,18 +103,18 @@ def read(name: str) -> tuple[int, float]:
             if record.facts is not None:
                 function = elaborated(work.kernel, work.arguments, record.config, target)
                 started = time.perf_counter()
-                told = work_of(function)
+                known = work_of(function)
                 seconds += time.perf_counter() - started
-                found[record.index] = msgspec.structs.replace(record.facts, work=told)
+                facts[record.index] = msgspec.structs.replace(record.facts, work=known)
     with whole_file(facts_path(name)) as part, lzma.open(part, "wb", preset=9) as packed:
-        packed.write(msgspec.json.encode(found))
+        packed.write(msgspec.json.encode(facts))
     facts_path(name).chmod(0o644)
-    return len(found), seconds / max(1, len(found)) * 1e3
+    return len(facts), seconds / max(1, len(facts)) * 1e3
 
 
 @contextmanager
 def working_on(ref: str) -> Iterator[None]:
-    """Make this process a compile worker for a workload meanwhile."""
+    """Make this process a compile worker for a workload inside the context."""
     from atune.stages import session
     from atune.workers.messages import Session
     from atune.workload.pickling import FileRef, load
@@ -132,31 +132,31 @@ def working_on(ref: str) -> Iterator[None]:
 
 
 class Judged(NamedTuple):
-    """How the prior did on one space. Places begin at 1; where estimates are equal, a seed decides the order."""
+    """The prior's result on a space. Places begin at 1. A seed orders candidates with equal estimates."""
 
     candidates: int
     near: int
     """Candidates within 2 % of the best."""
     best_at: float
     first: float
-    """The place of the first within 2 %, the median of the seeds; `worst`: that which nine of ten seeds keep."""
+    """Place of the first candidate within 2 %, the median over seeds; `worst`: nine of ten seeds do no worse."""
     worst: float
     by_share: float
-    """The share of seeds that have one by 5 % of the candidates."""
+    """Share of seeds with such a candidate among the first 5 % of the candidates."""
     chance: float
-    """Where the first of them is by chance, on average; `chance_by_share`: how likely it is by 5 %."""
+    """Mean place of the first such candidate in a random order; `chance_by_share`: its chance to be in 5 %."""
     chance_by_share: float
     rho: float
     """Spearman's rank correlation of estimates and latencies."""
     first_choice: float
-    """Speed of what `atune pick` chooses, as a share of the best; 0 where it fails. `best_of_three`: of its three."""
+    """Speed of `atune pick`'s first choice, as a share of the best; 0 if it fails. `best_of_three`: of its three."""
     best_of_three: float
 
 
 def judge(
     scores: Mapping[int, float], picks: Sequence[int], latencies: Mapping[int, float | None], seeds: int
 ) -> Judged:
-    """Judge `scores`, and what was picked by them, by what was measured. `latencies`: None for one that failed."""
+    """Judge `scores` and `picks` by measured latencies, which are None for candidates that failed."""
     measured = {index: latency for index, latency in latencies.items() if latency is not None}
     best = min(measured.values())
     near = {index for index, latency in measured.items() if latency <= best * NEAR}
@@ -185,35 +185,35 @@ def judge(
 
 
 def ranks(values: list[float]) -> list[float]:
-    """Return the place of each value among all; equal ones share the mean of theirs."""
+    """Return the place of each value among all values. Equal values share the mean of their places."""
     order = sorted(range(len(values)), key=values.__getitem__)
-    found, start = [0.0] * len(values), 0
+    places, start = [0.0] * len(values), 0
     while start < len(order):
         end = start
         while end < len(order) and values[order[end]] == values[order[start]]:
             end += 1
         for place in order[start:end]:
-            found[place] = (start + end - 1) / 2
+            places[place] = (start + end - 1) / 2
         start = end
-    return found
+    return places
 
 
-def cells(name: str, one: Judged) -> list[str]:
+def cells(name: str, judged: Judged) -> list[str]:
     return [
         name,
         "shaped on" if name in SHAPED else "first seen after",
-        str(one.candidates),
-        str(one.near),
-        f"{one.best_at:g}",
-        f"{one.first:g}",
-        f"{one.worst:g}",
-        f"{one.first / one.candidates:.1%}",
-        f"{one.by_share:.0%}",
-        f"{one.chance:.0f}",
-        f"{one.chance_by_share:.0%}",
-        f"{one.rho:.2f}",
-        f"{one.first_choice:.1%}",
-        f"{one.best_of_three:.1%}",
+        str(judged.candidates),
+        str(judged.near),
+        f"{judged.best_at:g}",
+        f"{judged.first:g}",
+        f"{judged.worst:g}",
+        f"{judged.first / judged.candidates:.1%}",
+        f"{judged.by_share:.0%}",
+        f"{judged.chance:.0f}",
+        f"{judged.chance_by_share:.0%}",
+        f"{judged.rho:.2f}",
+        f"{judged.first_choice:.1%}",
+        f"{judged.best_of_three:.1%}",
     ]
 
 
@@ -226,7 +226,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--spaces", default=",".join(REFS), help=f"of {', '.join(REFS)} (all)")
     made.add_argument("--seeds", type=int, default=100, help="orders of candidates with equal estimates (100)")
-    made.add_argument("--read", action="store_true", help="read the kernels' facts anew first")
+    made.add_argument("--read", action="store_true", help="read the kernels' facts again first")
     made.add_argument("--out", type=Path, help="folder for the results as JSON")
     return made
 
@@ -235,7 +235,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     names = [name for name in map(str.strip, options.spaces.split(",")) if name]
     if unknown := [name for name in names if name not in REFS]:
-        raise SystemExit(f"--spaces: {unknown[0]!r} is none of {', '.join(REFS)}")
+        raise SystemExit(f"--spaces: {unknown[0]!r} is unknown: choose from {', '.join(REFS)}")
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
     rows, results = [HEAD], dict[str, Any]()
@@ -250,7 +250,7 @@ def main(arguments: list[str] | None = None) -> None:
     for seen, among in (("all", names), ("first seen after", [name for name in names if name not in SHAPED])):
         if among:
             means = (mean(results[name][key] for name in among) for key in ("first_choice", "best_of_three"))
-            rows.append(["mean", seen, *[""] * (len(HEAD) - 4), *(f"{one:.1%}" for one in means)])
+            rows.append(["mean", seen, *[""] * (len(HEAD) - 4), *(f"{share:.1%}" for share in means)])
     report(options, "prior", rows, json.loads(json.dumps(results)))
 
 

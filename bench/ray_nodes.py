@@ -1,7 +1,7 @@
-"""Ray nodes on this machine, and the processes of each.
+"""Ray nodes on this machine, and their processes.
 
-Two nodes `apart` have a network namespace each, joined by a pair of virtual interfaces. So a network that stalls is a
-real one: what is sent is dropped, and no connection is closed. `in_own_network` must be called first; it needs the
+Two nodes `apart` each have a network namespace, and a pair of virtual interfaces joins these. A network that stalls can
+therefore be real: packets are dropped, and no connection is closed. `in_own_network` must be called first; it needs the
 programs `unshare`, `nsenter` and `ip`. Other nodes share the loopback interface.
 """
 
@@ -32,14 +32,14 @@ from atune.workers import server_main
 INSIDE, MARK = "ATUNE_BENCH_NETWORK", "ATUNE_BENCH_NODE"
 IPS = "10.77.0.1", "10.77.0.2"
 PROGRAM = server_main.__file__
-"""What fork servers run, and the workers that they fork."""
+"""The program of fork servers and of the workers that they fork."""
 PORT = 6379
 NOWHERE = "02:00:00:00:00:99"
-"""A hardware address that nobody has."""
+"""A hardware address that no interface has."""
 
 
 def in_own_network() -> None:
-    """Start this program again in a network namespace of its own, unless it is in one."""
+    """Start this program again in its own network namespace, unless that is done already."""
     if INSIDE not in os.environ:
         own = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--net", "--map-root-user"]
         os.execvpe(own[0], [*own, sys.executable, *sys.argv], {**os.environ, INSIDE: "1"})
@@ -50,14 +50,14 @@ def run(*command: str) -> None:
 
 
 class Spec(NamedTuple):
-    """A node's cores, to which it is bound, and the GPUs that it has, as in CUDA_VISIBLE_DEVICES."""
+    """The cores to which a node is bound, and its GPUs, as in CUDA_VISIBLE_DEVICES."""
 
     cores: tuple[int, ...]
     gpus: str = ""
 
 
 class Nodes:
-    """Nodes of one cluster. This program belongs to the first, whose `address` is the cluster's."""
+    """The nodes of a cluster. This program belongs to the first node, whose `address` is the cluster's."""
 
     def __init__(self, specs: Sequence[Spec], apart: bool) -> None:
         self._specs, self._apart = specs, apart
@@ -73,7 +73,7 @@ class Nodes:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
 
     def start(self) -> None:
-        """Start the nodes. Raises `RuntimeError` where that takes over a minute."""
+        """Start the nodes. Raises `RuntimeError` if that takes over a minute."""
         if self._apart:
             self._join_networks()
         port = self.address.rpartition(":")[2]
@@ -119,16 +119,16 @@ class Nodes:
         return False
 
     @staticmethod
-    def wait(there: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
+    def wait(ready: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
         begun = time.monotonic()
-        while not there():
+        while not ready():
             if time.monotonic() - begun > within_s:
-                raise RuntimeError(f"{what} is not there after {within_s:g} s")
+                raise RuntimeError(f"{what} is not ready after {within_s:g} s")
             time.sleep(0.1)
 
     def processes(self, number: int | str = "") -> dict[int, str]:
-        """Return {pid: command line} of a node's live processes; of both where none is named."""
-        found = {}
+        """Return the command lines of a node's live processes, by pid; of all nodes by default."""
+        lines = {}
         for entry in Path("/proc").iterdir():
             with suppress(OSError):
                 if (
@@ -136,19 +136,19 @@ class Nodes:
                     and f"{MARK}={self._mark}-{number}".encode() in (entry / "environ").read_bytes()
                 ):
                     command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                    found[int(entry.name)] = command.strip() or (entry / "comm").read_text().strip()
-        return found
+                    lines[int(entry.name)] = command.strip() or (entry / "comm").read_text().strip()
+        return lines
 
     def agents(self, number: int | str = "") -> list[int]:
-        """Return the processes that are agents."""
+        """Return the pids of agents."""
         return [pid for pid, line in self.processes(number).items() if line.startswith("ray::Actor")]
 
     def workers(self, number: int | str = "") -> list[int]:
-        """Return what agents have started: fork servers, workers and compilers."""
+        """Return the pids of processes that agents have started: fork servers, workers and compilers."""
         return [pid for pid, line in self.processes(number).items() if PROGRAM in line or compiles(line)]
 
     def device_process(self, number: int) -> int:
-        """Return the process that has loaded most libraries of candidates."""
+        """Return the pid of the process that has loaded the most libraries of candidates."""
 
         def loaded(pid: int) -> int:
             with suppress(OSError):
@@ -158,12 +158,12 @@ class Nodes:
         return max(self.workers(number), key=loaded)
 
     def cut(self) -> None:
-        """Have the network drop all that is sent."""
+        """Make the network drop all packets."""
         for name, ip, enter in (("near", IPS[1], []), ("far", IPS[0], self._enter)):
             run(*enter, "ip", "neigh", "replace", ip, "lladdr", NOWHERE, "dev", name, "nud", "permanent")
 
     def mend(self) -> None:
-        """Have the network work again."""
+        """Make the network work again."""
         for name, ip, enter in (("near", IPS[1], []), ("far", IPS[0], self._enter)):
             run(*enter, "ip", "neigh", "del", ip, "dev", name)
 
@@ -174,7 +174,7 @@ class Nodes:
                 os.kill(pid, what)
 
     def stop(self) -> None:
-        """End both nodes."""
+        """Kill all nodes, and remove their folder."""
         self.send("", signal.SIGKILL)
         for program in self._programs:
             program.wait()
@@ -184,7 +184,7 @@ class Nodes:
 
 
 def compiles(line: str) -> bool:
-    """Tell whether a command line is a compiler's, or a compiler's child's."""
+    """Tell whether a command line runs a compiler, or a program that a compiler calls."""
     return Path(line.partition(" ")[0]).name in {"g++", "cc1plus", "as", "ld", "collect2", "nvcc", "cicc", "ptxas"}
 
 
@@ -195,7 +195,7 @@ def free_port() -> int:
 
 @contextmanager
 def ray_nodes(*specs: Spec, apart: bool = False) -> Iterator[Nodes]:
-    """Start nodes, and join them with this program."""
+    """Start nodes, and connect this program to them."""
     nodes = Nodes(specs, apart)
     try:
         nodes.start()

@@ -1,16 +1,16 @@
-"""Recordings of whole search spaces: one exhaustive tuning of each, and its journal, compressed.
+"""Record whole search spaces: tune each exhaustively, and compress its journal.
 
     python bench/record.py --spaces gemm_square,rms_norm --devices 0 --time-limit 540 --resume
 
-Each space of bench/spaces is tuned by a fresh `atune tune`, one after the other, with empty caches and
-the artifact store off. Its journal becomes NAME.jsonl.xz in --out, with paths of this machine cut to what is below the
-repository, and table.md tells of all recordings there.
+A fresh `atune tune` tunes each space of bench/spaces, one after the other, with empty caches and the artifact store
+off. Its journal becomes NAME.jsonl.xz in --out, with paths of this machine cut to the part below the repository.
+table.md lists all recordings there.
 
-A space that a limit cuts short leaves NAME.jsonl. `--resume` continues such a journal, also on another machine with
-the same kind of device, and skips what is recorded.
+If a limit cuts a space short, NAME.jsonl remains. `--resume` continues its journal, also on another machine with the
+same kind of device, and skips recorded spaces.
 
-The final is held: without one, candidates that differ in their block order are not compiled at once, which takes
-several times as long. `--tune-options='--budget 8'` tries each space out; with `--out` of its own.
+The final is timed, too, because without it candidates that differ only in their block order are not compiled together,
+which takes several times as long. To try each space out, use `--tune-options='--budget 8'` with another `--out`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from atune.reporting.summary import summary
 from atune.results import Result
 
 SCRATCH = "record-"
-"""Begins the names of the folders in which spaces are tuned."""
+"""Prefix of the folders in which spaces are tuned."""
 FIXED = ("--compile-timeout", "60", "--timeout", "15", "--quiet", "--json")
 FAULTY = ("failed", "pruned")
 HEAD = [
@@ -53,7 +53,7 @@ HEAD = [
 
 
 class Work(NamedTuple):
-    """What is recorded: the recording's name, and ``FILE.py:NAME``."""
+    """A space to record: the recording's name, and ``FILE.py:NAME``."""
 
     label: str
     ref: str
@@ -66,24 +66,24 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--devices", help="as of atune tune (all)")
     made.add_argument("--space-limit", type=float, default=math.inf, metavar="S", help="seconds for one space")
     made.add_argument("--time-limit", type=float, default=math.inf, metavar="S", help="seconds for everything")
-    made.add_argument("--tune-options", default="", metavar="TEXT", help="more of atune tune, such as '--budget 8'")
+    made.add_argument("--tune-options", default="", metavar="TEXT", help="for atune tune, such as '--budget 8'")
     made.add_argument("--out", type=Path, default=FOLDER, help=f"folder for recordings ({FOLDER.relative_to(ROOT)})")
-    made.add_argument("--resume", action="store_true", help="keep what is in --out, and record what is missing")
+    made.add_argument("--resume", action="store_true", help="keep the recordings in --out, and add missing ones")
     return made
 
 
 def works_of(text: str) -> list[Work]:
-    """Read ``--spaces``. Exits with a message on what is unknown."""
-    found = []
+    """Read ``--spaces``. Exits with a message if a space is unknown."""
+    works = []
     for word in filter(None, map(str.strip, text.split(","))):
         path, _, name = word.rpartition(":")
         if word in SPACES:
-            found.append(Work(word, SPACES[word].ref))
+            works.append(Work(word, SPACES[word].ref))
         elif Path(path).is_file():
-            found.append(Work(f"{Path(path).stem}_{name.lower()}", f"{Path(path).resolve()}:{name}"))
+            works.append(Work(f"{Path(path).stem}_{name.lower()}", f"{Path(path).resolve()}:{name}"))
         else:
-            raise SystemExit(f"--spaces: {word!r} is none of {', '.join(SPACES)}, and no FILE.py:NAME")
-    return found
+            raise SystemExit(f"--spaces: {word!r} is neither FILE.py:NAME nor any of {', '.join(SPACES)}")
+    return works
 
 
 def command_of(options: argparse.Namespace, work: Work, journal: Path) -> list[str]:
@@ -93,7 +93,7 @@ def command_of(options: argparse.Namespace, work: Work, journal: Path) -> list[s
 
 
 def record(options: argparse.Namespace, work: Work, timeout_s: float) -> str:
-    """Tune `work` for at most `timeout_s`, and pack its journal. Returns why there is no recording; else nothing."""
+    """Tune `work` for at most `timeout_s`, and pack its journal. Return the reason for a failure; else nothing."""
     journal = (options.out / f"{work.label}.jsonl").resolve()
     with empty_caches(SCRATCH) as (folder, env):
         done = run_counted(command_of(options, work, journal), env=env, cwd=folder, timeout_s=timeout_s)
@@ -114,7 +114,7 @@ def _last_words(done: Finished) -> str:
     return " | ".join(lines[-3:])[:500]
 
 
-# ---- what is kept
+# ---- recordings
 
 
 def pack(journal: Path, recording: Path) -> None:
@@ -123,23 +123,23 @@ def pack(journal: Path, recording: Path) -> None:
         packed.writelines(map(without_paths, plain))
     with opened(recording) as again:
         if summary(replay(again)) | {"journal": ""} != summary(replay(journal)) | {"journal": ""}:
-            raise SystemExit(f"{recording} does not hold what {journal} does")
+            raise SystemExit(f"{recording} differs from {journal} after packing")
     recording.chmod(0o644)
     journal.unlink()
 
 
 def without_paths(line: bytes) -> bytes:
-    """Return a journal's line with paths cut to what is below the repository, the packages or the scratch folder."""
+    """Return a journal's line with paths cut to the part below the repository, the packages or the scratch folder."""
     cut = re.sub(_paths(), b"", json_body(line))
     return b'{"crc":"%08x","event":%b}\n' % (zlib.crc32(cut), cut)
 
 
 @functools.cache
 def _paths() -> bytes:
-    """Return what matches the folders whose names are cut, as an expression."""
+    """Return the regular expression for the folders that are cut from paths."""
     tilelang = importlib.util.find_spec("tilelang")
     packages = [str(Path(folder).parent) for folder in (tilelang.submodule_search_locations or ())] if tilelang else []
-    folders = sorted([str(ROOT), *packages, sysconfig.get_paths()["stdlib"]], key=len, reverse=True)  # one in another
+    folders = sorted([str(ROOT), *packages, sysconfig.get_paths()["stdlib"]], key=len, reverse=True)  # may be nested
     return "|".join([*(f"{re.escape(folder)}/" for folder in folders), rf'/[^\s"]*?/{SCRATCH}\w+/']).encode()
 
 
@@ -148,7 +148,7 @@ def json_body(line: bytes) -> bytes:
     return line.rstrip(b"\n").partition(b'"event":')[2][:-1]
 
 
-# ---- what is told
+# ---- the table of recordings
 
 
 def table(folder: Path) -> str:
@@ -193,21 +193,21 @@ def _ms(latency: float | None) -> str:
     return "–" if latency is None else f"{latency:.4f}"
 
 
-# ---- the whole
+# ---- all spaces
 
 
 def check(options: argparse.Namespace, works: Sequence[Work]) -> list[Work]:
-    """Return what is to be recorded. Exits with a message where that would touch what is there."""
+    """Return the spaces to record. Exits with a message if --out has some of them, unless --resume is given."""
     todo = [work for work in works if not (options.out / (work.label + SUFFIX)).exists()]
-    there = [work for work in works if work not in todo or (options.out / f"{work.label}.jsonl").exists()]
-    if there and not options.resume:
-        names = ", ".join(work.label for work in there)
-        raise SystemExit(f"{options.out} has {names}: give --resume to keep it, or another --out")
+    present = [work for work in works if work not in todo or (options.out / f"{work.label}.jsonl").exists()]
+    if present and not options.resume:
+        names = ", ".join(work.label for work in present)
+        raise SystemExit(f"{options.out} already has {names}: add --resume to keep it, or choose another --out")
     return todo
 
 
 def main(arguments: Sequence[str] | None = None, clock: Callable[[], float] = time.monotonic) -> int:
-    """Record and tell. Returns 1 where a space has no recording."""
+    """Record, and print the table. Return 1 if a space has no recording."""
     options = parser().parse_args(arguments)
     deadline = clock() + options.time_limit
     works = works_of(options.spaces)
@@ -228,5 +228,5 @@ def main(arguments: Sequence[str] | None = None, clock: Callable[[], float] = ti
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is done is told then, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the results so far are reported
     raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""A recorded space: the outcome of each candidate of a journal, and the time that finding it took."""
+"""A recorded space: the outcome of each candidate in a journal, and the time that it took."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from atune.model.candidate import Config
 from atune.model.device import DeviceInfo, Target
 
 FACTS = ".facts.json.xz"
-"""Ends the name of a file with `StaticFacts` by index, which lies next to a journal of that name."""
+"""Suffix of the file next to a journal that has the `StaticFacts` of its candidates, by index."""
 
 
 @dataclass(frozen=True)
 class Tried:
-    """The outcome of one candidate. `reason`: why it has no latency of its own. Seconds are of one worker or device."""
+    """The outcome of a candidate. `reason`: why its latency is missing. Seconds are of one worker or device."""
 
     latency_ms: float | None
     reason: str = ""
@@ -47,7 +47,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Recording:
-    """A space as a journal records it. `start_s`: until workers and devices are ready. `end_s`: final and proof."""
+    """A recorded space. `start_s`: seconds until workers and devices are ready. `end_s`: those of final and proof."""
 
     configs: dict[int, Config]
     tried: dict[int, Tried]
@@ -64,9 +64,9 @@ class Recording:
 
 
 def read_recording(path: str | Path) -> Recording:
-    """Read the journal at `path`, also a compressed one. Raises `JournalError`, and `UsageError` where nothing ran.
+    """Read the journal at `path`, compressed or not. Raises `JournalError`, and `UsageError` if nothing was measured.
 
-    A file of facts next to the journal overrides its facts, because old journals lack some.
+    A file of facts next to the journal overrides its facts, because old journals lack some of them.
     """
     with journal_in(Path(path)) as journal:
         recording = recording_of(JournalReader(journal), str(path))
@@ -82,7 +82,7 @@ def read_recording(path: str | Path) -> Recording:
 
 
 def recording_of(events: Iterable[Event], where: str) -> Recording:
-    """Fold `events`. A library's compile is charged in equal parts to its members, whoever else shared it."""
+    """Fold `events`. The seconds of compiling a library are divided equally among its members."""
     state, begun = State(), dict[int, float]()
     lower_s, compile_s, device_s = (defaultdict[int, float](float) for _ in range(3))
     start_s, settled_s = 0.0, 0.0
@@ -115,11 +115,11 @@ def recording_of(events: Iterable[Event], where: str) -> Recording:
                 latency_ms,
                 reason,
                 lower_s[entry.index],
-                compile_s[outcome.index] if first else 0.0,  # of the one that was built and ran
+                compile_s[outcome.index] if first else 0.0,  # of the candidate that was built and ran
                 device_s[outcome.index] if first else 0.0,
             )
     if not any(t.latency_ms is not None for t in tried.values()):
-        raise UsageError(f"{where}: no candidate was measured there, so that nothing can be simulated")
+        raise UsageError(f"{where} has no measured candidate, so nothing can be simulated")
     configs = {index: state.entries[index].config for index in sorted(tried)}
     facts = {index: known for index in configs if (known := state.entries[index].facts) is not None}
     assert state.header is not None

@@ -1,20 +1,20 @@
-"""The experiments of tilelang's pull request 2159 on atune's engine: pipeline, groups, several GPUs, and all at once.
+"""Repeat the experiments of tilelang's pull request 2159 with atune: pipeline, groups, several GPUs, and all together.
 
     python bench/seed000.py --space roller20@2 --devices 0 --limit 245 --resume --out DIR
     python bench/seed000.py --space gemm288@32 --devices 0,1 --only all --limit 245 --resume --out DIR
 
-`nothing` measures once all is compiled, compiles each candidate alone, measures on one device and does without cicc.
-The experiments `pipeline`, `groups` and `devices` turn on that one feature. `all` turns on all three: with groups of 4,
-as the pull request does, and then with automatic groups and cicc, as atune does by default.
+`nothing` measures after all candidates are compiled, compiles each candidate by itself, measures on one device, and
+does not use cicc. The experiments `pipeline`, `groups` and `devices` each turn on one feature. `all` turns on all
+three: with groups of 4, as the pull request does, and then with automatic groups and cicc, as atune does by default.
 
-As there, a product has M = N = K = 4096, and each timing 3 calls of warm-up and 20 samples. Inputs are made for each
-candidate, and nothing is compared with a reference. `@2` is the pull request's `--cpu-count 2`.
+As in the pull request, a product has M = N = K = 4096, a timing has 3 warm-up calls and 20 samples, inputs are made for
+each candidate, and outputs are not compared with a reference. `@2` stands for its `--cpu-count 2`.
 
-Each run is a fresh process with empty caches, and the ways take turns. End to end are the seconds from the start of the
-process to the result. Compile and benchmark seconds are those in which a worker compiled and a device measured, as
-`atune tune --json` has them, without the final. figure.svg draws the three.
+Each run is a fresh process with empty caches, and the ways take turns. End-to-end seconds last from the start of the
+process to the result. Compile and benchmark seconds are those in which any worker compiled or any device measured,
+without the final, as in `atune tune --json`. figure.svg shows all three.
 
-`--limit` ends in time with what is done; the same command with `--resume` goes on from there.
+At `--limit`, the results so far are written; the same command with `--resume` continues from there.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from atune.journal.reader import JournalReader
 
 NOTHING = "nothing"
 STAGES = {"end to end": "result_s", "compile": "compile_wall_s", "benchmark": "benchmark_wall_s"}
-"""Kinds of seconds, and where a run has them."""
+"""Kinds of seconds, with their names in a run."""
 COLOURS = ("#3b76ea", "#c2620a", "#15803d")
 COMMON: dict[str, Any] = {"n_warmup": 3, "benchmark_timeout_s": 180.0, "check": False, "cache_inputs": False}
-"""The pull request's --warmup 3 --timeout 180 --skip-check --no-cache-input-tensors."""
+"""The pull request's options --warmup 3 --timeout 180 --skip-check --no-cache-input-tensors."""
 WARM_BUDGET = 4
-"""Candidates of a tuning that is run before all and thrown away: the first one reads packages from the disk."""
+"""Candidates of a first tuning that does not count, because it reads packages from the disk."""
 
 
 class Space(msgspec.Struct, frozen=True):
-    """What is tuned, and on how many cores; None: all of them."""
+    """A space to tune, and the number of cores to use; None for all cores."""
 
     label: str
     ref: str
@@ -59,32 +59,32 @@ class Space(msgspec.Struct, frozen=True):
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """One way to tune: what the command line is given."""
+    """A way to tune: its options on the command line."""
 
     label: str
     arguments: tuple[str, ...]
 
 
 class Run(msgspec.Struct, kw_only=True):
-    """One tuning."""
+    """A tuning, with its figures."""
 
     space: str
     variant: str
     round: int = 0
     cores: int = 0
     error: str = ""
-    """Why it does not count; empty when it does."""
+    """The reason that it does not count; empty if it counts."""
     wall_s: float = 0.0
-    """Start of the process to its end."""
+    """From the start of the process to its end."""
     result_s: float | None = None
-    """Start of the process to the journal's `run_finished`."""
+    """From the start of the process to the journal's `run_finished`."""
     best_config: dict[str, Any] | None = None
     latency_ms: float | None = None
     outcomes: dict[str, int] = {}
     stages: dict[str, float] = {}
-    """Seconds of compiling and of measuring, as the run's ``--json`` has them."""
+    """Seconds of compiling and of measuring, from the run's ``--json``."""
     excluded: list[str] = []
-    """Devices that took no part, as their references' seconds differ, and why."""
+    """The reasons for which devices were excluded: their times of the reference differ."""
 
 
 # ---- the ways
@@ -93,41 +93,41 @@ class Run(msgspec.Struct, kw_only=True):
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = ", ".join(SPACES)
-    made.add_argument("--space", default="roller20@2,gemm288", help=f"of {known}, FILE.py:NAME; each @CORES")
-    made.add_argument("--only", default="", help="experiments: of pipeline, groups, devices, all")
-    made.add_argument("--devices", default="", metavar="0,1", help="GPUs, by default all there are")
+    made.add_argument("--space", default="roller20@2,gemm288", help=f"{known}, or FILE.py:NAME; each may end in @CORES")
+    made.add_argument("--only", default="", help="experiments: pipeline, groups, devices, all")
+    made.add_argument("--devices", default="", metavar="0,1", help="GPUs, by default all")
     made.add_argument("--budget", default="", metavar="N", help="candidates, by default all")
     made.add_argument("--rounds", type=int, default=3)
     made.add_argument("--target", choices=["cuda", "c"], default="cuda")
-    made.add_argument("--timeout", type=float, default=300.0, help="seconds for one tuning; then all of it is killed")
-    made.add_argument("--limit", type=float, default=290.0, help="seconds for everything; what is done is told")
+    made.add_argument("--timeout", type=float, default=300.0, help="seconds after which a tuning is killed")
+    made.add_argument("--limit", type=float, default=290.0, help="seconds after which the results so far are written")
     made.add_argument("--rep", type=int, default=20)
     made.add_argument("--out", type=Path, help="folder for result.json and table.md")
-    made.add_argument("--resume", action="store_true", help="go on with what is in --out")
+    made.add_argument("--resume", action="store_true", help="continue the runs in --out")
     return made
 
 
 def names(text: str) -> list[str]:
-    """Return the names in a list with commas."""
+    """Split a list of names at its commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def spaces_of(text: str) -> list[Space]:
-    """Read ``--spaces``. Exits with a message on what is unknown, and on more cores than there are."""
-    there, found = len(os.sched_getaffinity(0)), []
+    """Read ``--space``. Exits with a message if a space is unknown, or asks for more cores than the machine has."""
+    present, spaces = len(os.sched_getaffinity(0)), []
     for label in names(text):
         name, at, count = label.rpartition("@")
         own = bool(at) and count.isdigit()
         wanted = int(count) if own else None
-        if wanted is not None and not 0 < wanted <= there:
-            raise SystemExit(f"{label}: {wanted} cores are asked for, {there} are here")
-        found.append(Space(label, space_of(name if own else label), wanted))
-    return found
+        if wanted is not None and not 0 < wanted <= present:
+            raise SystemExit(f"{label} asks for {wanted} cores, but this machine has {present}")
+        spaces.append(Space(label, space_of(name if own else label), wanted))
+    return spaces
 
 
 def ways(devices: Sequence[str]) -> dict[str, list[Variant]]:
     """Return the variants by experiment, without `NOTHING`."""
-    found = {
+    variants = {
         "pipeline": [way("pipeline", devices[:1], "--pipeline")],
         "groups": [way(f"groups of {n}", devices[:1], "--group-size", str(n)) for n in (2, 4)]
         + [way("groups automatic", devices[:1], "--group-size", "0")],
@@ -136,7 +136,7 @@ def ways(devices: Sequence[str]) -> dict[str, list[Variant]]:
             way("all", devices, "--pipeline", "--group-size", "0", "--cicc"),
         ],
     }
-    return found if len(devices) < 2 else {"devices": [way(f"{len(devices)} devices", devices)], **found}
+    return variants if len(devices) < 2 else {"devices": [way(f"{len(devices)} devices", devices)], **variants}
 
 
 def way(label: str, devices: Sequence[str], *features: str) -> Variant:
@@ -144,13 +144,13 @@ def way(label: str, devices: Sequence[str], *features: str) -> Variant:
 
 
 def chosen(only: str, devices: Sequence[str]) -> list[Variant]:
-    """Return `NOTHING`, and the variants of the experiments in `only`. Exits with a message on what is unknown."""
+    """Return `NOTHING`, and the variants of the experiments in `only`. Exits with a message if one is unknown."""
     known = ways(devices)
     if unknown := [name for name in names(only) if name not in known]:
-        why = "needs several devices" if unknown[0] == "devices" else f"is unknown; there are {', '.join(known)}"
+        why = "needs several devices" if unknown[0] == "devices" else f"is unknown: choose from {', '.join(known)}"
         raise SystemExit(f"--only: {unknown[0]!r} {why}")
     asked = names(only) or known
-    return [way(NOTHING, devices[:1]), *(one for name, found in known.items() if name in asked for one in found)]
+    return [way(NOTHING, devices[:1]), *(each for name, group in known.items() if name in asked for each in group)]
 
 
 def tune(arguments: Sequence[str]) -> None:
@@ -186,7 +186,7 @@ def tune(arguments: Sequence[str]) -> None:
 
 
 def schedule(rounds: int, spaces: Sequence[Space], variants: Sequence[Variant]) -> Iterator[tuple[int, Space, Variant]]:
-    """Yield the runs; each round's order is the one before it turned by one place."""
+    """Yield the runs of all rounds. The order of the variants rotates from round to round."""
     for round in range(rounds):
         turn = round % len(variants)
         for space in spaces:
@@ -195,15 +195,15 @@ def schedule(rounds: int, spaces: Sequence[Space], variants: Sequence[Variant]) 
 
 
 def measure(options: argparse.Namespace, variants: Sequence[Variant], runs: list[Run], write: Any) -> str:
-    """Run what `runs` has not, append it there and `write`. Returns why it ended before all was run, else nothing.
+    """Do the runs that `runs` lacks, append each to it, and `write`. Return the reason for an early end; else nothing.
 
-    A run is not begun when the longest of its space so far would not end in time, and one that the limit cuts short is
-    left out.
+    A run is not started if the longest run of its space so far would exceed the limit. A run that the limit cuts short
+    is left out.
     """
     spaces, deadline = spaces_of(options.space), time.monotonic() + options.limit
-    limit, had = f"the limit of {options.limit:g} s was reached", {(run.round, run.space, run.variant) for run in runs}
+    limit, done = f"the limit of {options.limit:g} s was reached", {(run.round, run.space, run.variant) for run in runs}
     planned = schedule(options.rounds, spaces, variants)
-    todo = [(n, space, variant) for n, space, variant in planned if (n, space.label, variant.label) not in had]
+    todo = [(n, space, variant) for n, space, variant in planned if (n, space.label, variant.label) not in done]
     if todo:
         warm = Variant("warm-up", (*variants[0].arguments, "--budget", str(WARM_BUDGET)))
         tuned(options, spaces[0], warm, options.limit)
@@ -222,7 +222,7 @@ def measure(options: argparse.Namespace, variants: Sequence[Variant], runs: list
 
 
 def tuned(options: argparse.Namespace, space: Space, variant: Variant, left: float) -> tuple[Run, bool]:
-    """Tune once with empty caches. Returns also whether it was killed at its time limit."""
+    """Tune once with empty caches. Return the run, and whether it was killed at its time limit."""
     run = Run(space=space.label, variant=variant.label)
     with empty_caches("rounds-") as (folder, env), pinned(space.cores) as run.cores:
         journal = folder / "journal.jsonl"
@@ -238,7 +238,7 @@ def tuned(options: argparse.Namespace, space: Space, variant: Variant, left: flo
 
 
 def read_journal(run: Run, journal: Path, started: float) -> None:
-    """Fill in what the journal of a run of one part tells; seconds are those from `started`, by the wall clock."""
+    """Fill in the figures from the journal of a run that was not resumed. Seconds count from `started`, a wall time."""
     start_s = 0.0
     for event in JournalReader(str(journal)):
         if isinstance(event, RunStarted):
@@ -250,7 +250,7 @@ def read_journal(run: Run, journal: Path, started: float) -> None:
 
 
 def read_summary(run: Run, done: Finished) -> None:
-    """Fill in the winner from the last line of the output, or why there is none."""
+    """Fill in the winner from the last line of the output, or the reason that there is no winner."""
     lines = [line for line in done.output.splitlines() if line.strip()]
     summary: dict[str, Any] = {}
     if lines and lines[-1].startswith("{"):
@@ -270,7 +270,7 @@ def read_summary(run: Run, done: Finished) -> None:
 
 @contextmanager
 def pinned(cores: int | None) -> Iterator[int]:
-    """Keep what is started meanwhile on the first `cores` cores; yields how many these are."""
+    """Bind processes that are started inside the context to the first `cores` cores. Yield the number of these."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(before)[:cores])
     try:
@@ -279,37 +279,37 @@ def pinned(cores: int | None) -> Iterator[int]:
         os.sched_setaffinity(0, before)
 
 
-# ---- what it writes
+# ---- tables and figures
 
 
 def median(runs: Sequence[Run], figure: str) -> float | None:
-    """Return the median of a figure over the runs that have it."""
-    found = [run.result_s if figure == "result_s" else run.stages.get(figure) for run in runs]
-    known = [value for value in found if value is not None]
+    """Return the median of a figure, over the runs that have it; None if none does."""
+    values = [run.result_s if figure == "result_s" else run.stages.get(figure) for run in runs]
+    known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 
 
 def rows(runs: Sequence[Run], space: str, labels: Sequence[str]) -> dict[str, list[Run]]:
-    """Return the runs of a space that came to a result, by way."""
+    """Return a space's runs that had a result, by variant."""
     good = [run for run in runs if run.space == space and not run.error]
-    return {label: found for label in labels if (found := [run for run in good if run.variant == label])}
+    return {label: own for label in labels if (own := [run for run in good if run.variant == label])}
 
 
 def markdown(result: dict[str, Any], runs: Sequence[Run], labels: Sequence[str]) -> str:
-    """Return a table for each space, and what failed."""
+    """Return a table for each space, and a list of failures."""
     where = result["machine"]
     lines = [f"`{result['command']}`", "", f"{where['gpu']}; tilelang {where['versions']['tilelang']}."]
-    lines += ["", "Medians of seconds; in brackets how many times less than those of `nothing`."]
+    lines += ["", "Medians of seconds, and in brackets the speed-up over `nothing`."]
     if result["stopped"]:
         lines += ["", f"**Not all of {result['rounds']} rounds: {result['stopped']}.**"]
     head = ["way", "runs", *(f"{name} s" for name in STAGES), "summed: compile s", "benchmark s"]
     head += ["measured", "failed", "winner ms"]
     for space in dict.fromkeys(run.space for run in runs):
-        found = rows(runs, space, labels)
+        by_way = rows(runs, space, labels)
         cores = max((run.cores for run in runs if run.space == space), default=0)
         lines += ["", f"## {space}, {cores} cores", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-        for label, own in found.items():
-            cells = [compared(median(own, name), median(found.get(NOTHING, []), name)) for name in STAGES.values()]
+        for label, own in by_way.items():
+            cells = [compared(median(own, name), median(by_way.get(NOTHING, []), name)) for name in STAGES.values()]
             cells += [number(median(own, name)) for name in ("compile_s", "benchmark_s")]
             last = own[-1]
             cells += [str(last.outcomes.get(name, 0)) for name in ("measured", "failed")]
@@ -329,14 +329,14 @@ def compared(value: float | None, base: float | None) -> str:
 
 
 def figure(runs: Sequence[Run], labels: Sequence[str]) -> str:
-    """Return the bars of all ways as SVG: for each space and way one for each kind of seconds."""
+    """Return a bar chart as SVG: for each space and variant, a bar for each kind of seconds."""
     drawn, top = [], 24
     for n, name in enumerate(STAGES):
         drawn.append(f'<rect x="{150 + 110 * n}" y="8" width="10" height="10" fill="{COLOURS[n]}"/>')
         drawn.append(f'<text x="{164 + 110 * n}" y="17">{name}</text>')
     for space in dict.fromkeys(run.space for run in runs):
-        found = rows(runs, space, labels)
-        seconds = {way: [median(own, name) or 0.0 for name in STAGES.values()] for way, own in found.items()}
+        by_way = rows(runs, space, labels)
+        seconds = {way: [median(own, name) or 0.0 for name in STAGES.values()] for way, own in by_way.items()}
         most = max((max(values) for values in seconds.values()), default=0.0) or 1.0
         drawn.append(f'<text x="10" y="{top + 20}" font-weight="bold">{escape(space)}, seconds</text>')
         top += 30
@@ -353,24 +353,24 @@ def figure(runs: Sequence[Run], labels: Sequence[str]) -> str:
 
 
 def earlier(options: argparse.Namespace, settings: dict[str, Any]) -> list[Run]:
-    """Return the runs in --out. Exits with a message where they were run in another way."""
+    """Return the runs in --out. Exits with a message if they had other settings."""
     if options.out is None:
         raise SystemExit("--resume needs --out")
     file = options.out / "result.json"
     if not file.exists():
         return []
-    found = json.loads(file.read_bytes())
-    if found["settings"] != settings:
-        raise SystemExit(f"--resume: {file} was run with {found['settings']}, not {settings}")
-    return msgspec.convert(found["runs"], list[Run])
+    known = json.loads(file.read_bytes())
+    if known["settings"] != settings:
+        raise SystemExit(f"--resume: {file} was run with {known['settings']}, not {settings}")
+    return msgspec.convert(known["runs"], list[Run])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and report. Returns 1 where a run failed or none was done."""
+    """Measure and report. Return 1 if a run failed, or none was done."""
     options = parser().parse_args(arguments)
     devices = ["cpu"] if options.target == "c" else names(options.devices) or gpus()
     if not devices:
-        raise SystemExit("there is no GPU: give --target c")
+        raise SystemExit("there is no GPU: use --target c")
     variants = chosen(options.only, devices)
     settings = {name: getattr(options, name) for name in ("target", "rep", "budget")} | {"devices": devices, **COMMON}
     runs = earlier(options, settings) if options.resume else []
@@ -381,7 +381,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }  # fmt: skip
 
     def write() -> str:
-        labels = list(dict.fromkeys([*result["variants"], *(run.variant for run in runs)]))  # earlier ones stay
+        labels = list(dict.fromkeys([*result["variants"], *(run.variant for run in runs)]))  # with those of --resume
         table = markdown(result, runs, labels)
         if options.out is not None:
             options.out.mkdir(parents=True, exist_ok=True)
@@ -403,5 +403,5 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
         tune(sys.argv[2:])
         raise SystemExit(0)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is done is told then, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the results so far are written
     raise SystemExit(main())

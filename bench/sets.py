@@ -1,12 +1,12 @@
-"""The matrix products of a model's layers, as one set and one after another, in turn, each in a fresh process.
+"""Tune the matrix products of a model's layers as a set and one after another, in turn, each in a fresh process.
 
     python bench/sets.py --out bench/results/sets
 
 56 problems: the four (N, K) of a layer of a model with seven billion parameters, and 14 batch sizes. Each has 144
-configurations and the same budget. `--sample` problems of them are tuned both ways, `--pairs` times; then the whole
-set is tuned, unless `--whole 0`. `--exhaustive` problems of the last set are also tuned without a budget: how far from
-the best is the set's winner, by the figures of that run. `--ways set` leaves out the other way. tilelang's tuner on one
-problem, 144 configurations:
+configurations and the same budget. A sample of `--sample` problems is tuned in both ways, `--pairs` times; then the
+whole set is tuned, unless `--whole 0`. `--exhaustive` problems of the last set are also tuned without a budget, to show
+how far the set's winners are from the best. `--ways set` leaves out the other way. tilelang's tuner on a problem with
+144 configurations:
 
     ATUNE_BENCH_PROBLEM='{"M": 64, "N": 4096, "K": 4096}' python bench/vs_tilelang.py --space bench/kernels.py:SHAPES
 """
@@ -38,13 +38,13 @@ FILE = FileRef(f"{ROOT}/bench/kernels.py", "SHAPES")
 
 
 def child(job: dict[str, Any]) -> dict[str, Any]:
-    """Tune problems, as one set or one after another; return the wall seconds, and each winner."""
+    """Tune problems as a set or one after another. Return the wall seconds, and each winner."""
     given: dict[str, Any] = {"target": "cuda", "budget": job["budget"] or None, "progress": False, "cached": False}
     given |= job.get("options", {})
     began = time.perf_counter()
     if job["way"] != "one by one":
-        found = atune.run_set(FILE, Problems(job["problems"]), journal=job["journal"], **given)
-        results = [row.result for row in found]
+        tuned_set = atune.run_set(FILE, Problems(job["problems"]), journal=job["journal"], **given)
+        results = [row.result for row in tuned_set]
     else:
         results = [atune.run(msgspec.structs.replace(FILE, arguments=each), **given) for each in job["problems"]]
     wall_s = time.perf_counter() - began
@@ -74,10 +74,10 @@ def tuned(
         done = run_counted(command, env=env, cwd=folder, timeout_s=given.limit)
         if not answer.exists():
             raise SystemExit(f"{way} of {len(problems)} failed, exit status {done.status}:\n{done.output[-3000:]}")
-        found: dict[str, Any] = json.loads(answer.read_bytes())
-        measured = sum(row.get("measured", 0) for row in found["rows"])
-        print(f"{way}: {len(problems)} problems, {measured} measured, {found['wall_s']:.1f} s", flush=True)
-        return {**found, "cpu_s": round(done.cpu_s, 1), "measured": measured}
+        result: dict[str, Any] = json.loads(answer.read_bytes())
+        measured = sum(row.get("measured", 0) for row in result["rows"])
+        print(f"{way}: {len(problems)} problems, {measured} measured, {result['wall_s']:.1f} s", flush=True)
+        return {**result, "cpu_s": round(done.cpu_s, 1), "measured": measured}
 
 
 def main() -> None:

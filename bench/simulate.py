@@ -1,12 +1,12 @@
-"""Simulates strategies on recorded spaces: what they would find, and how long it would take.
+"""Simulate strategies on recorded spaces: how near to the best they come, and how long they take.
 
     python bench/simulate.py JOURNAL --strategy bayesian --budget 10% --seeds 100 --json
 
-Plays a strategy against the journal of an exhaustive run, without a GPU. Prints which shares of the seeds came within
-1, 2 and 5 % of the best, the median regret, and the median wall time. `--budget` also takes seconds of the simulated
-clock. Each worker lowers and compiles one candidate at a time, and takes as long as in the recording. A library's
-members share its seconds equally. A device measures one at a time. The recording's start, final and proof are added to
-the run's time, and for surveying a tenth of lowering. The strategy's own time is left out.
+Plays a strategy against the journal of an exhaustive run, without a GPU. Prints the shares of seeds within 1, 2 and 5 %
+of the best, the median regret, and the median wall time. `--budget` also takes seconds of the simulated clock. Each
+worker lowers and compiles one candidate at a time, and each device measures one at a time; both take as long as in the
+recording, in which the members of a library share its seconds equally. The run's time includes the recording's start,
+final and proof, and a tenth of lowering for surveying the space, but not the strategy's own time.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from atune.model.settings import Budget
 from atune.workers.resources import usable_cores
 
 ELABORATING = 0.1
-"""Share of lowering's seconds that elaborating takes, at most; 5 to 8 % on the spaces in bench/."""
+"""Seconds of elaborating, as a share of lowering's, rounded up; it was 5 to 8 % on the spaces in bench/."""
 WITHIN = {"within_1pct": 1.01, "within_2pct": 1.02, "within_5pct": 1.05}
 
 
 def fields_of_facts(facts: Mapping[int, StaticFacts], figures: Figures | None) -> dict[str, Any]:
-    """Return what `Searched` has of `facts`, as a run would that surveys the space."""
+    """Return the fields of `Searched` that a run computes from `facts` when it surveys the space."""
     fields = {} if figures is None else columns(facts, figures)
     return survey_fields(SpaceSurveyed(seq=0, time=0.0, mono=0.0, **fields)) if fields.get("prior") else {}
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One simulated run. `curve`: the best latency after each candidate that was settled, infinite before there is one.
+    """A simulated run. `settled`: candidates, in the order of their outcomes.
 
-    `settled`: those candidates.
+    `curve`: the best latency after each of these; infinite until a candidate is measured.
     """
 
     order: tuple[int, ...]
@@ -63,10 +63,10 @@ class Trial:
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Summary of many simulated runs of one strategy. Shares are of seeds; a regret of 0.02 is 2 % above the best.
+    """Summary of many simulated runs of a strategy. Shares are of seeds; a regret of 0.02 is 2 % above the best.
 
-    `evaluations_to_2pct_median` is None where more than half of the seeds did not get there. `evaluations`: candidates
-    tried at most; `evaluations_median`: those that were reported.
+    `evaluations_to_2pct_median`: None if more than half of the seeds did not come within 2 %. `evaluations`: the most
+    candidates that a run may try; `evaluations_median`: candidates with an outcome.
     """
 
     strategy: str
@@ -95,9 +95,9 @@ def simulate_run(
     seconds: float | None = None,
     auto: bool = False,
 ) -> Trial:
-    """Play one run of the strategy that `make` returns, until its budget is used up. Raises `StrategyError`.
+    """Play a run of the strategy that `make` returns, until its budget is used up. Raises `StrategyError`.
 
-    `seconds`: the simulated time after which it ends, too. `auto`: whether enough ends it, where there is a prior.
+    `seconds`: a limit of the simulated time. `auto`: whether `Enough` may end the run, if there is a prior.
     """
     last = [index for index, facts in searched.facts.items() if facts.get(CAN_RUN) == 0 and index != searched.default]
     configs = {index: config for index, config in searched.configs.items() if index not in {*last}}
@@ -134,7 +134,7 @@ def simulate_run(
 
 
 class SimulatedMachine:
-    """Workers and devices as a discrete-event simulation: `begin` candidates, `settle` the next one to end."""
+    """Workers and devices as a discrete-event simulation: `begin` candidates, and `settle` the next outcome."""
 
     def __init__(self, recording: Recording, workers: int, devices: int) -> None:
         self._tried, self.now = recording.tried, recording.start_s
@@ -143,7 +143,7 @@ class SimulatedMachine:
         self._ends: list[tuple[float, int, str]] = []
         self.outstanding = 0
         self.device_s = 0.0
-        """Seconds that devices were busy with what is settled."""
+        """Seconds in which devices were busy with settled candidates."""
 
     def begin(self, index: int) -> None:
         self.outstanding += 1
@@ -178,17 +178,17 @@ class SimulatedMachine:
 
 
 def regrets(trial: Trial, best_ms: float) -> list[float]:
-    """Return how far the best was above the space's, as a share, after each candidate."""
+    """Return the regret after each candidate: the excess over the space's best latency, as a share of it."""
     return [best / best_ms - 1 for best in trial.curve]
 
 
 def evaluations_to(trial: Trial, best_ms: float, factor: float) -> float:
-    """Return after how many candidates one was at most `factor` times the space's best; infinity where none was."""
+    """Return the number of candidates until one took at most `factor` times the space's best; infinity if none did."""
     return next((n for n, best in enumerate(trial.curve, 1) if best <= best_ms * factor), math.inf)
 
 
 def summary_of(name: str, evaluations: int, trials: Sequence[Trial], recording: Recording) -> Summary:
-    """Sum up `trials` of one strategy on one space."""
+    """Summarise `trials` of a strategy on a space."""
     best_ms = recording.best_ms
     ends = [regrets(trial, best_ms)[-1] if trial.curve else math.inf for trial in trials]
     within = {key: sum(end <= factor - 1 + 1e-12 for end in ends) / len(ends) for key, factor in WITHIN.items()}
@@ -218,7 +218,7 @@ def simulate_seeds(
     seconds: float | None = None,
     auto: bool = False,
 ) -> list[Trial]:
-    """Play one run a seed. `known`: what strategies know in addition to configurations, by `fields_of_facts`."""
+    """Play a run for each seed. `known`: further fields of `Searched`, from `fields_of_facts`."""
     searched = [Searched(recording.configs, seed, budget, **(known or {}), default=recording.default) for seed in seeds]
     how: dict[str, Any] = {"workers": workers, "devices": devices, "seconds": seconds, "auto": auto}
     return [simulate_run(recording, make, each, **how) for each in searched]
@@ -237,20 +237,20 @@ def simulate(
     processes: int = 1,
     auto: bool = False,
 ) -> tuple[Summary, list[Trial]]:
-    """Play the strategy called `strategy` with seeds from 0 on, in `processes` processes, and sum up.
+    """Play the strategy with the name `strategy` and seeds from 0, in `processes` processes, and summarise the runs.
 
-    `budget`: candidates; None where only `seconds` end a run. `prior`: with estimates from the recorded facts, where
-    they tell enough.
+    `budget`: candidates; None if only `seconds` end a run. `prior`: use estimates from the recorded facts, if these
+    suffice.
 
-    Raises `UsageError` for a name that no strategy has, or whose library is not installed.
+    Raises `UsageError` if the strategy is unknown, or its library is not installed.
     """
     strategies.check_given(strategy)
     figures = figures_for(recording.target, recording.devices)
     prior = prior and strategies.uses_prior(strategy, len(recording.configs))
     known = fields_of_facts(recording.facts, figures) if prior else {}
     if strategy == strategies.AUTO:
-        limited, there = budget is not None or seconds is not None, known.get("prior") is not None
-        strategy = strategies.chosen(len(recording.configs), budget, limited=limited, prior=there)
+        limited, has_prior = budget is not None or seconds is not None, known.get("prior") is not None
+        strategy = strategies.chosen(len(recording.configs), budget, limited=limited, prior=has_prior)
     make = partial(strategies.make_strategy, strategy)
     play = partial(
         simulate_seeds, recording, make, budget=budget, workers=workers, devices=devices, known=known, seconds=seconds,
@@ -274,11 +274,11 @@ def _leave_signals() -> None:
 
 
 MANY_SEEDS = 8
-"""Number of seeds from which several processes share the runs."""
+"""Fewest seeds for which several processes share the runs."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Simulate as the command line says, and print the summary."""
+    """Simulate with the options of the command line, and print the summary."""
     parser = argparse.ArgumentParser(description="Simulate a strategy on an exhaustive journal.")
     parser.add_argument("journal")
     parser.add_argument("--strategy", default=strategies.AUTO, metavar="NAME")
@@ -286,7 +286,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=100, metavar="N", help="number of runs, with seeds from 0 (100)")
     parser.add_argument("--workers", type=int, default=16, metavar="N", help="simulated compile workers (16)")
     parser.add_argument("--devices", type=int, default=1, metavar="N", help="simulated devices (1)")
-    parser.add_argument("--prior", action=argparse.BooleanOptionalAction, default=True, help="begin by its estimates")
+    parser.add_argument("--prior", action=argparse.BooleanOptionalAction, default=True, help="begin with its estimates")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args(argv)
     recording, budget = read_recording(arguments.journal), Budget.parse(arguments.budget)

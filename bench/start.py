@@ -1,12 +1,11 @@
-"""From Enter to the first kernel: what starts early, what stays warm, and small tunings, in turn with tilelang's own.
+"""From Enter to the first kernel: early starts, warm processes, and small tunings, in turn with tilelang's own tuner.
 
     python bench/start.py --target cuda --out bench/results/start
     python bench/start.py --target cpu --only drop-in-1,hit --pairs 3
 
-Each row runs its variants in turn, `--pairs` times, each in a fresh process; the order turns with each pair. Caches are
-empty but where the row is about them. A row whose figure is a ratio divides within each pair. tilelang's own tuner
-needs a GPU: on the CPU a program in which tilelang compiles the same configurations, and measures nothing, stands in
-for it.
+Each row runs its variants in turn, `--pairs` times, each in a fresh process, in rotating order. Caches are empty unless
+the row is about them. A ratio divides the figures of the same pair. On the CPU, a program in which tilelang compiles
+the same configurations without measuring stands in for its tuner, which needs a GPU.
 """
 
 from __future__ import annotations
@@ -33,25 +32,25 @@ from vs_tilelang import machine
 from atune.workers.result_cache import ResultCache
 
 RUN_S = 300.0
-"""Longest that one process may take."""
+"""Time limit of a process."""
 ATUNE = (sys.executable, "-m", "atune")
 NOT_EARLY = {"ATUNE_WARM": "off"}
 FILE = "tuned.py"
 JOURNALS = 1000
-"""Journals in the cache in which runs are looked for."""
+"""Journals in the cache of the row `store`."""
 EDITED = 20
-"""Configurations of the file that is edited and run again."""
+"""Configurations of the file in the row `edit`."""
 
 
 class Folder:
-    """Where one row's processes run: its caches can be emptied, and the rest of their environment stays."""
+    """The folder in which a row's processes run, with caches that can be emptied, and their environment."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         for name in ("cache", "tilelang", "tmp", "work"):
             (path / name).mkdir(mode=0o700)
         left_out = {"TILELANG_DISABLE_CACHE", "ATUNE_CACHE_DIR", "ATUNE_WARM"}
-        left_out.add("PYTHONDONTWRITEBYTECODE")  # users have compiled modules
+        left_out.add("PYTHONDONTWRITEBYTECODE")  # users' Python modules are compiled
         self.env = {name: value for name, value in os.environ.items() if name not in left_out}
         self.env |= {
             "XDG_CACHE_HOME": str(path / "cache"),
@@ -71,7 +70,7 @@ class Folder:
         return str(file)
 
     def run(self, *command: str, **env: str) -> float:
-        """Return the seconds that a process took. Raises `SystemExit`, with what it said, where it failed."""
+        """Run a command, and return its seconds. Raises `SystemExit` with its output if it fails."""
         with (self.path / "output.txt").open("w+") as output:
             began = time.perf_counter()
             process = subprocess.Popen(
@@ -97,7 +96,7 @@ class Folder:
         return self.run(sys.executable, self.write("program.py", text), **env)
 
     def tune(self, workload: str, *more: str, **env: str) -> dict[str, float]:
-        """Run `atune tune`; return its wall seconds, those until the first lowering, and the winner's own."""
+        """Run `atune tune`. Return its wall seconds, and the `figures` of its journal."""
         journal = self.path / "work" / "journal.jsonl"
         journal.unlink(missing_ok=True)
         began = time.time()
@@ -107,10 +106,10 @@ class Folder:
 
 
 def figures(events: Sequence[dict[str, Any]], began: float) -> dict[str, float]:
-    """Return the seconds from `began` to the first work on candidates, and to the winner, and the first one's own.
+    """Return seconds: from `began` to the first work (`start_s`) and to the winner (`winner_s`), and `own_s`.
 
-    The first work is surveying the space or lowering. The winner is there once the last best so far is measured. A
-    candidate's own is its lowering, its library and its measuring, as its workers timed them.
+    The first work is surveying the space, or lowering. The winner is known once the last new best is measured. `own_s`:
+    lowering, compiling and measuring the first candidate, as the workers timed them.
     """
     lowered = [e for e in events if e["event"] == "candidate_lowered"]
     surveyed = [e["time"] - e["seconds"] - began for e in events if e["event"] == "space_surveyed"]
@@ -126,15 +125,15 @@ Variant = Callable[[Folder], dict[str, float]]
 
 
 class Row(NamedTuple):
-    """One case: its variants by name, what is divided or subtracted in each pair, and the goal."""
+    """A case: its variants by name, the figure of each pair, and the goal."""
 
     variants: dict[str, Variant]
     figure: str
-    """What `value` says of a pair, in words."""
+    """Name of the figure."""
     value: Callable[[dict[str, dict[str, float]]], float]
     goal: str = ""
     beside: Mapping[str, Callable[[dict[str, dict[str, float]]], float]] = {}
-    """Further figures of each pair, by what they say."""
+    """Further figures of each pair, by name."""
 
 
 def ratio(above: str, below: str) -> Callable[[dict[str, dict[str, float]]], float]:
@@ -176,11 +175,11 @@ def rows(target: str) -> dict[str, Row]:
 
         return run
 
-    found = {
+    table = {
         "budget-1": Row(
             {"prior": tune("--budget", "1"), "no prior": tune("--budget", "1", "--strategy", "random")},
             "prior: seconds above the candidate's own", above_own("prior"),
-            beside={"the same without the prior, which surveys all": above_own("no prior")},
+            beside={"the same without the prior": above_own("no prior")},
         ),
         "edit": edit_row(target),
         "hit": hit_row(target),
@@ -190,10 +189,10 @@ def rows(target: str) -> dict[str, Row]:
             "warm() / late", ratio("warm()", "late"),
         ),
     }  # fmt: skip
-    found |= {f"drop-in-{n}": drop_in_row(target, n, "at most 1" if n == 1 else "at most 0.5") for n in (1, 4, 10, 20)}
-    found |= {f"few-{n}": few_row(target, n) for n in (15, 20)}
+    table |= {f"drop-in-{n}": drop_in_row(target, n, "at most 1" if n == 1 else "at most 0.5") for n in (1, 4, 10, 20)}
+    table |= {f"few-{n}": few_row(target, n) for n in (15, 20)}
     late = drop_in_row(target, 1, "at most 1", programs.LATE)
-    return {**found, "drop-in-1-late": late}
+    return {**table, "drop-in-1-late": late}
 
 
 def drop_in_row(target: str, count: int, goal: str, head: str = programs.INSTALL) -> Row:
@@ -207,7 +206,7 @@ def drop_in_row(target: str, count: int, goal: str, head: str = programs.INSTALL
 
 
 def hit_row(target: str) -> Row:
-    """Return the row of a program that finds all its results: what starting early costs it."""
+    """Return the row of a program whose results are all cached: the cost of starting early."""
     text = programs.drop_in(target, 1, programs.INSTALL)
 
     def run(**env: str) -> Variant:
@@ -224,7 +223,7 @@ def hit_row(target: str) -> Row:
 
 
 def edit_row(target: str) -> Row:
-    """Return the row of a file that is tuned, edited and tuned again, beside the first tuning with empty caches."""
+    """Return the row of a file that is tuned, edited and tuned again, compared with its tuning with empty caches."""
 
     def again(folder: Folder) -> dict[str, float]:
         tuned_file(target, EDITED)(folder)
@@ -239,7 +238,7 @@ def edit_row(target: str) -> Row:
 
 
 def store_row(target: str) -> Row:
-    """Return the row of a cache with 1,000 journals: `atune runs`, and a look-up in a process that has made one."""
+    """Return the row of a cache with 1,000 journals: `atune runs`, and a repeated look-up in this process."""
 
     def runs(folder: Folder) -> dict[str, float]:
         cache = ResultCache(folder.path / "cache" / "atune")
@@ -260,7 +259,7 @@ def store_row(target: str) -> Row:
 
 
 def few_row(target: str, count: int) -> Row:
-    """Return the row of `count` configurations, compiled as atune chooses, and all plain."""
+    """Return the row of `count` configurations, compiled as atune chooses, and all by nvcc."""
     return Row(
         {"auto": tuned_file(target, count), "plain": tuned_file(target, count, "--no-cicc")},
         "auto / plain", ratio("auto", "plain"),
@@ -269,7 +268,7 @@ def few_row(target: str, count: int) -> Row:
 
 
 def run_row(row: Row, pairs: int) -> dict[str, Any]:
-    """Run all variants in turn; return each one's figures, and those of the pairs."""
+    """Run all variants in turn. Return the figures of the row, and of each pair."""
     with tempfile.TemporaryDirectory(prefix="start-") as name:
         return _in_turn(row, pairs, Folder(Path(name)))
 
@@ -280,17 +279,17 @@ def _in_turn(row: Row, pairs: int, folder: Folder) -> dict[str, Any]:
         order = [names[(turn + i) % len(names)] for i in range(len(names))]
         taken = {name: row.variants[name](folder) for name in order}
         runs.append({name: {k: round(v, 3) for k, v in taken[name].items()} for name in names})
-    values = [round(row.value(one), 3) for one in runs]
-    beside = {name: [round(value(one), 3) for one in runs] for name, value in row.beside.items()}
-    walls = {name: round(statistics.median(one[name]["wall_s"] for one in runs), 3) for name in names}
+    values = [round(row.value(pair), 3) for pair in runs]
+    beside = {name: [round(value(pair), 3) for pair in runs] for name, value in row.beside.items()}
+    walls = {name: round(statistics.median(pair[name]["wall_s"] for pair in runs), 3) for name in names}
     return {"figure": row.figure, "goal": row.goal, "values": values, "median": statistics.median(values),
             "median_wall_s": walls, "beside": beside, "pairs": runs}  # fmt: skip
 
 
-def lines_of(name: str, found: dict[str, Any]) -> list[list[str]]:
-    walls = ", ".join(f"{variant} {seconds:.2f}" for variant, seconds in found["median_wall_s"].items())
-    more = [["", "", figure, spread(values), ""] for figure, values in found["beside"].items()]
-    return [[name, walls, found["figure"], spread(found["values"]), found["goal"]], *more]
+def lines_of(name: str, result: dict[str, Any]) -> list[list[str]]:
+    walls = ", ".join(f"{variant} {seconds:.2f}" for variant, seconds in result["median_wall_s"].items())
+    more = [["", "", figure, spread(values), ""] for figure, values in result["beside"].items()]
+    return [[name, walls, result["figure"], spread(result["values"]), result["goal"]], *more]
 
 
 def spread(values: Sequence[float]) -> str:
@@ -301,22 +300,22 @@ def main() -> None:
     given = options("From Enter to the first kernel.", 3000.0, target="cuda", pairs=5, only="")
     target = {"cpu": "c", "c": "c", "cuda": "cuda"}.get(given.target)
     if target is None:
-        raise SystemExit(f"--target: give cuda or cpu, got {given.target!r}")
+        raise SystemExit(f"--target must be cuda or cpu, got {given.target!r}")
     every = rows(target)
     asked = [name.strip() for name in given.only.split(",") if name.strip()] or list(every)
     if unknown := [name for name in asked if name not in every]:
-        raise SystemExit(f"--only: {unknown[0]!r} is no row; there are {', '.join(every)}")
-    subprocess.run([sys.executable, "-c", "import tilelang"], check=True)  # the first would read it from the disk
+        raise SystemExit(f"--only: {unknown[0]!r} is unknown: choose from {', '.join(every)}")
+    subprocess.run([sys.executable, "-c", "import tilelang"], check=True)  # or the first run reads it from the disk
     results: dict[str, Any] = {"command": shlex.join(["python", "bench/start.py", *sys.argv[1:]]), "machine": machine()}
     results["rows"] = {}
     table = [["row", "median wall, s", "figure", "median (all)", "goal"]]
     for name in asked:
         load = os.getloadavg()[0]
-        found = results["rows"][name] = {**run_row(every[name], given.pairs), "load_before": round(load, 1)}
-        for line in lines_of(name, found):
+        result = results["rows"][name] = {**run_row(every[name], given.pairs), "load_before": round(load, 1)}
+        for line in lines_of(name, result):
             table.append(line)
             print("  ".join(line), file=sys.stderr, flush=True)
-        if given.out is not None:  # what is done stays, whatever comes
+        if given.out is not None:  # keeps the results so far if a later row fails
             (given.out / f"start-{given.target}.json").write_text(json.dumps(results, indent=1) + "\n")
     report(given, f"start-{given.target}", table, results)
 

@@ -1,4 +1,4 @@
-"""The programs that bench/start.py runs: one kernel, the same in all, under tilelang's own tuner and under atune."""
+"""The programs that bench/start.py runs: the same kernel under tilelang's own tuner and under atune."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ SPACES: dict[str, dict[str, list[Any]]] = {
     },
     "c": {"block_M": [4, 16, 64], "block_N": [4, 16, 64, 128], "block_K": [4, 16, 64]},
 }  # fmt: skip
-"""By target: configurations that all fit, of which each program gets as many as it is to have."""
+"""Spaces by target, whose configurations all fit. A program gets some of them."""
 SIZES = {"cuda": (4096, 4096, 4096), "c": (256, 256, 256)}
 EDIT = {"cuda": ("C_local", "accumulators"), "c": ("tile", "accumulators")}
-"""What the edit renames in the kernel's body: its source and its generated code are others, its results the same."""
+"""A name in the kernel's body, and its new name in the edited file: other source and code, but the same results."""
 INSTALL = "from atune.compat.tilelang import install\n\ninstall()\n"
 LATE = f"import tilelang\nimport torch\n{INSTALL}"
-"""A program that imported tilelang before: it has no more to do while the fork server imports."""
+"""Head of a program that imports tilelang before atune, so that it only waits while the fork server imports."""
 DEVICE = {"cuda": 'target="cuda"', "c": 'target="c", execution_backend="cython"'}
 
 
 def configurations(target: str, count: int) -> list[dict[str, Any]]:
-    """Return `count` configurations, spread over the space."""
+    """Return `count` configurations, spread evenly over the space."""
     axes = SPACES[target]
     every = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     return [every[i * len(every) // count] for i in range(count)]
 
 
 def function_source(target: str, name: str) -> str:
-    """Return the text of one of the example's functions."""
+    """Return the source of a function of the example."""
     text = EXAMPLES[target].read_text()
     [node] = [n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == name]
     return ast.get_source_segment(text, node) or ""
@@ -53,16 +53,16 @@ def drop_in(target: str, count: int, head: str = "") -> str:
 
 
 def compiled_only(target: str, count: int) -> str:
-    """Return a program in which tilelang compiles the configurations, in parallel as its tuner does; no measuring.
+    """Return a program in which tilelang compiles the configurations, in parallel as its tuner does.
 
-    Stands in for tilelang's tuner where that cannot measure: it needs a GPU.
+    It stands in for tilelang's tuner on the CPU, because the tuner needs a GPU to measure.
     """
     compile = f"tilelang.jit(matmul, out_idx=[-1], {DEVICE[target]}).par_compile"
     return _program(target, count, (f"print(len({compile}([{{**SIZES, **config}} for config in CONFIGS])))",))
 
 
 def workload_file(target: str, count: int, *, edited: bool = False) -> str:
-    """Return a file for the command line, with `WORKLOAD` in it; `edited`: with another kernel body."""
+    """Return a file that defines `WORKLOAD`, for the command line. `edited`: with another kernel body."""
     workload = "WORKLOAD = atune.Workload(matmul, CONFIGS, arguments=SIZES, reference=reference)"
     text = _program(target, count, (workload,), last_import="import atune")
     before, after = EDIT[target]
@@ -70,7 +70,7 @@ def workload_file(target: str, count: int, *, edited: bool = False) -> str:
 
 
 def warmed(target: str, *, warm: bool) -> str:
-    """Return a program that tunes one candidate, and says at its first line that it will, or does not say so."""
+    """Return a program that tunes a single candidate. `warm`: after calling `atune.warm()` in its first lines."""
     head = "import atune\n\natune.warm()\n" if warm else "import atune\n"
     run = f'atune.run("{EXAMPLES[target]}:WORKLOAD", budget=1, strategy="exhaustive")'
     return f"{head}import tilelang\nimport torch\n\nprint({run}.best_config)\n"

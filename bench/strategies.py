@@ -1,10 +1,10 @@
-"""Strategies on recorded spaces, simulated: how near to the best they come, and after how many candidates.
+"""Simulate strategies on recorded spaces: how near to the best they come, and after how many candidates.
 
     python bench/strategies.py --seeds 100
 
-Plays every strategy of `--strategies` on every space of `--spaces` under `--budget`. With `--prior` strategies have its
-estimates, but for exhaustive and random, which take none. Writes table.md and result.json to results/strategies, with
-`--prior` to results/strategies_prior. Needs no GPU and no torch.
+Plays every strategy of `--strategies` on every space of `--spaces` under `--budget`. With `--prior`, strategies get its
+estimates, except for exhaustive and random, which use none. Writes table.md and result.json to results/strategies, or,
+with `--prior`, to results/strategies_prior. Needs no GPU and no torch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GEMM288 = RESULTS / "gemm288" / "atune.jsonl"
 STRATEGIES = ("exhaustive", "random", "bayesian")
 BUDGET = "10%"
 LEAST_PART = 80
-"""Candidates of a part of a space that is played by itself, at least."""
+"""Fewest candidates of a part of a space that is played by itself."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,11 +42,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     low_2pct: float
     high_2pct: float
     cpu_ms: float
-    """CPU time a candidate, of the strategy and the simulation, in milliseconds."""
+    """CPU milliseconds per candidate, of the strategy and the simulation."""
 
 
 def interval(share: float, count: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share of `count` seeds."""
+    """Return Wilson's 95 % interval for a share of `count` seeds."""
     z = 1.96
     middle = (share + z * z / (2 * count)) / (1 + z * z / count)
     half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
@@ -54,7 +54,7 @@ def interval(share: float, count: int) -> tuple[float, float]:
 
 
 def cpu_s() -> float:
-    """Return the CPU seconds of this process and of those that it has reaped."""
+    """Return the CPU seconds of this process and of the children that it has reaped."""
     import resource
 
     of = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -89,15 +89,15 @@ def shown(row: Row) -> str:
 
 
 def overall(rows: list[Row]) -> str:
-    """Return what all seeds came to, of all spaces together."""
+    """Summarise all seeds of all spaces in a sentence."""
     within = statistics.fmean(row.summary.within_2pct for row in rows)
     share = statistics.median(row.summary.evaluations_median / row.total for row in rows)
     of_all = sum(row.summary.evaluations_median for row in rows) / sum(row.total for row in rows)
-    return f"{within:.0%} of all seeds came within 2 %; tried were {share:.1%} (median space), {of_all:.1%} of all."
+    return f"{within:.0%} of all seeds came within 2 %, by trying {share:.1%} (median space), {of_all:.1%} of all."
 
 
 def page(rows: list[Row], command: str, seeds: int, budget: str, prior: bool) -> str:
-    having = "with the prior (exhaustive and random take none)" if prior else "without a prior"
+    having = "with the prior (exhaustive and random use none)" if prior else "without a prior"
     lines = [
         "# Strategies on recorded spaces",
         "",
@@ -105,11 +105,11 @@ def page(rows: list[Row], command: str, seeds: int, budget: str, prior: bool) ->
         "",
         f"Simulated, {seeds} seeds each, {having}, 16 compile workers and one",
         f"device. The budget is {budget.replace('%', ' % of the candidates')}. {overall(rows)}",
-        "Shares are of seeds, in per cent; in brackets Wilson's 95 % interval. Regret: how far the best found is above",
-        "that of the space, median.",
+        "Shares are of seeds, in per cent, with Wilson's 95 % interval in brackets. Regret: the median excess of the",
+        "best candidate that was tried over the best of the space.",
         "",
         "| space (candidates) | tried | strategy | within 1 % | within 2 % | within 5 % | regret % | to 2 % after | "
-        "wall s | CPU ms a candidate |",
+        "wall s | CPU ms per candidate |",
         "|---|---|---|---|---|---|---|---|---|---|",
         *map(shown, rows),
     ]
@@ -123,13 +123,13 @@ def recorded(space: str) -> Recording:
 
 
 def parts(recording: Recording) -> list[Recording]:
-    """Return the parts of a space that have one value of an axis, or lack it, of `LEAST_PART` candidates at least."""
+    """Return the parts of a space with, or without, a value of an axis, of at least `LEAST_PART` candidates."""
     values = {(axis, repr(value)) for config in recording.configs.values() for axis, value in config.items()}
-    found = dict[frozenset[int], None]()
+    split = dict[frozenset[int], None]()
     for axis, value in sorted(values):
         having = frozenset(index for index, config in recording.configs.items() if repr(config.get(axis)) == value)
-        found |= dict.fromkeys((having, frozenset(recording.configs) - having))
-    kept = [part for part in found if LEAST_PART <= len(part) < len(recording.configs)]
+        split |= dict.fromkeys((having, frozenset(recording.configs) - having))
+    kept = [part for part in split if LEAST_PART <= len(part) < len(recording.configs)]
     return [part for part in (part_of(recording, indices) for indices in kept) if math.isfinite(part.best_ms)]
 
 
@@ -140,14 +140,14 @@ def part_of(recording: Recording, indices: frozenset[int]) -> Recording:
 
 
 def play_parts(space: str, strategy: str, budget: Budget, seeds: int, prior: bool) -> list[tuple[float, float]]:
-    """Return, for each part of a space, the share of seeds within 2 % of its best, and how many were tried."""
-    found = []
+    """Return, for each part of a space, the share of seeds within 2 % of its best, and the candidates tried."""
+    results = []
     for part in parts(recorded(space)):
         summary = play(space, part, strategy, budget, seeds, 1, prior).summary
-        found.append((summary.within_2pct, summary.evaluations_median))
-    if found:
-        print(f"{space}: {len(found)} parts, {statistics.fmean(one[0] for one in found):.1%} of the seeds within 2 %")
-    return found
+        results.append((summary.within_2pct, summary.evaluations_median))
+    if results:
+        print(f"{space}: {len(results)} parts, {statistics.fmean(r[0] for r in results):.1%} of the seeds within 2 %")
+    return results
 
 
 def main() -> None:
@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES))
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--budget", default=BUDGET)
-    parser.add_argument("--prior", action="store_true", help="with estimates from the facts beside the recordings")
+    parser.add_argument("--prior", action="store_true", help="with estimates from the facts next to the recordings")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--parts", action="store_true", help="play parts of the spaces, each with one value of an axis")
     parser.add_argument("--out", type=Path)
@@ -175,7 +175,7 @@ def main() -> None:
         recording = recorded(space)
         budget = Budget.parse(options.budget)
         for strategy in options.strategies:
-            # its order is always the same one
+            # its order is always the same
             seeds = 1 if strategy == "exhaustive" else options.seeds
             rows.append(play(space, recording, strategy, budget, seeds, min(options.processes, seeds), options.prior))
             print(f"{time.monotonic() - began:6.0f} s {shown(rows[-1])}", flush=True)

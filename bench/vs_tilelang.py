@@ -1,10 +1,10 @@
-"""tilelang's own tuner and atune, in turn, each in a fresh process, on the same kernel, space and repeats.
+"""Compare tilelang's own tuner with atune, each in a fresh process, on the same kernel, space and repeats.
 
     python bench/vs_tilelang.py --space gemm288 --tuners default,atune --cores 16 --out bench/results/gemm288
 
-Prints a table and, with --out, writes it with all figures as JSON and atune's journal. Both winners are timed again in
-one common harness, in a third process: compiled the same way by tilelang, interleaved, launches queued behind a device
-sleep. Caches of both are empty and off.
+Prints a table and, with --out, writes it with all figures as JSON and atune's journal. A third process, the common
+harness, compiles both winners in the same way by tilelang and times them again, interleaved, with launches queued
+behind a device sleep. The caches of both tuners are empty and off.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from atune.journal.reader import JournalReader
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, with_tuples
 from atune.model.measurement import Timing, ratio_interval
 from atune.model.settings import BenchmarkSettings
-from atune.stages.gpu import none_found, visible_gpus
+from atune.stages.gpu import no_gpu_reason, visible_gpus
 from atune.workload.workload import candidates_of
 
 BENCH = Path(__file__).resolve().parent
@@ -48,43 +48,43 @@ MODES: dict[str, dict[str, bool]] = {
     "grouped": {"enable_grouped_compile": True},
     "both": {"use_pipeline": True, "enable_grouped_compile": True},
 }
-"""tilelang's modes: arguments of `AutoTuner.run`."""
+"""Modes of tilelang's tuner: arguments of `AutoTuner.run`."""
 TUNERS = (*MODES, "atune")
 WARMUP = BenchmarkSettings().n_warmup
-"""Calls before the first sample, of every tuner."""
+"""Calls before the first sample, for every tuner."""
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What one tuner did. Seconds are None where the tuner does not tell them."""
+    """The run of a tuner. Seconds are None if the tuner does not report them."""
 
     tuner: str
     error: str = ""
     wall_s: float = 0.0
-    """Start of the process to its end."""
+    """From the start of the process to its end."""
     result_s: float | None = None
-    """Start of the process to the result, where it is told apart from the end."""
+    """From the start of the process to the result, if that is known."""
     cpu_s: float = 0.0
     best_config: dict[str, Any] | None = None
     latency_ms: float | None = None
-    """The winner's, as this tuner timed it."""
+    """The winner's latency, as this tuner timed it."""
     measured: int = 0
     total: int = 0
     checked: bool = False
     first_artifact_s: float | None = None
-    """Start of the process to the first compiled candidate."""
+    """From the start of the process to the first compiled candidate."""
     stages_s: dict[str, float] = {}
     """Wall seconds, summed over workers or threads."""
     groups: dict[int, int] = {}
-    """Libraries by the number of candidates in them."""
+    """Numbers of libraries, by the number of their candidates."""
     outcomes: dict[str, int] = {}
     retimed_ms: float | None = None
-    """The winner's, in the common harness."""
+    """The winner's latency in the common harness."""
     retimed_correct: bool | None = None
-    """Whether the winner's output was within the workload's tolerances there."""
+    """Whether the winner's outputs were within the workload's tolerances in the common harness."""
 
 
 class Retimed(msgspec.Struct, kw_only=True):
-    """One winner in the common harness."""
+    """A winner in the common harness."""
 
     label: str
     timing: Timing
@@ -95,13 +95,13 @@ class Retimed(msgspec.Struct, kw_only=True):
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--space", default="gemm288", help=f"{', '.join(SPACES)}, or FILE.py:NAME")
-    made.add_argument("--tuners", default="default,atune", help=f"of {','.join(TUNERS)}, run in the order given")
-    made.add_argument("--target", choices=["cuda", "c"], default="cuda", help="c: atune alone")
+    made.add_argument("--tuners", default="default,atune", help=f"of {','.join(TUNERS)}, in the order of their runs")
+    made.add_argument("--target", choices=["cuda", "c"], default="cuda", help="c: only atune")
     made.add_argument("--cores", type=int, help="restrict everything to the first N cores")
     made.add_argument("--timeout", type=float, default=570.0, help="seconds for each tuner")
-    made.add_argument("--check", choices=["own", "on", "off"], default="own", help="own: atune checks, tilelang not")
+    made.add_argument("--check", choices=["own", "on", "off"], default="own", help="own: only atune checks")
     made.add_argument("--rep", type=int, default=20)
-    made.add_argument("--group-compile-size", type=int, default=4, help="tilelang's, in the modes grouped and both")
+    made.add_argument("--group-compile-size", type=int, default=4, help="for tilelang's modes grouped and both")
     made.add_argument("--rounds", type=int, default=200, help="rounds of the common harness")
     made.add_argument("--out", type=Path, help="folder for result.json, table.md and atune's journal")
     made.add_argument("--child", choices=["tilelang", "retime"], help=argparse.SUPPRESS)
@@ -113,7 +113,7 @@ def chosen_tuners(text: str) -> list[str]:
     """Read ``--tuners``. Exits with status 2 on an unknown name."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if unknown := [name for name in names if name not in TUNERS]:
-        raise SystemExit(f"--tuners: {unknown[0]!r} is unknown; there are {', '.join(TUNERS)}")
+        raise SystemExit(f"--tuners: {unknown[0]!r} is unknown: choose from {', '.join(TUNERS)}")
     return names
 
 
@@ -121,7 +121,7 @@ def space_of(text: str) -> str:
     """Return ``FILE.py:NAME`` with an absolute path."""
     path, _, name = SPACES.get(text, text).rpartition(":")
     if not path or not os.path.isfile(path):
-        raise SystemExit(f"--space: {text!r} is none of {', '.join(SPACES)}, and no FILE.py:NAME")
+        raise SystemExit(f"--space: {text!r} is neither FILE.py:NAME nor any of {', '.join(SPACES)}")
     return f"{os.path.abspath(path)}:{name}"
 
 
@@ -130,7 +130,7 @@ def checks(options: argparse.Namespace, tuner: str) -> bool:
 
 
 def atune_command(options: argparse.Namespace, journal: Path) -> list[str]:
-    """The command line of atune's run."""
+    """Return the command line of atune's run."""
     command = [sys.executable, "-m", "atune", "tune", space_of(options.space), "--target", options.target]
     command += ["--rep", str(options.rep), "--journal", str(journal)]
     return [*command, *([] if checks(options, "atune") else ["--skip-check"]), "--quiet", "--json"]
@@ -149,11 +149,11 @@ def tilelang_job(options: argparse.Namespace, mode: str, answer: Path) -> dict[s
     return {**work, "run": run, "check": check, "answer": str(answer)}
 
 
-# ---- the tuners' runs, seen from outside
+# ---- running the tuners
 
 
 def run_atune(options: argparse.Namespace) -> tuple[Report, bytes]:
-    """Run atune's command line. Returns its journal too."""
+    """Run atune's command line. Return the report and the journal."""
     report = Report(tuner="atune", checked=checks(options, "atune"))
     with empty_caches("vs-atune-") as (folder, env):
         journal = folder / "journal.jsonl"
@@ -172,7 +172,7 @@ def run_atune(options: argparse.Namespace) -> tuple[Report, bytes]:
 
 
 def read_journal(report: Report, journal: Path, started: float) -> None:
-    """Fill in from atune's journal: the stages' seconds, the first artifact, the groups."""
+    """Fill in the figures from atune's journal: the stages' seconds, the first artifact and the groups."""
     stages: Counter[str] = Counter()
     groups: Counter[int] = Counter()
     for event in JournalReader(str(journal)):
@@ -202,12 +202,12 @@ def run_tilelang(options: argparse.Namespace, mode: str) -> Report:
         _note(report, done)
         report.measured = done.output.count("Tuned Latency")
         if answer.exists():
-            found = json.loads(answer.read_bytes())
-            report.best_config, report.latency_ms = found["config"], found["latency_ms"]
-            report.total, report.stages_s = found["total"], found["stages_s"]
-            report.result_s, first = found["result"] - done.started, found["first_artifact"]
+            result = json.loads(answer.read_bytes())
+            report.best_config, report.latency_ms = result["config"], result["latency_ms"]
+            report.total, report.stages_s = result["total"], result["stages_s"]
+            report.result_s, first = result["result"] - done.started, result["first_artifact"]
             report.first_artifact_s = first - done.started if first else None
-            if report.error and not done.timed_out:  # it had its result: what happens while it ends is a note
+            if report.error and not done.timed_out:  # it has a result, so a failure at its end is only noted
                 report.outcomes, report.error = {f"exit status {done.status} after the result": 1}, ""
         return report
 
@@ -215,14 +215,14 @@ def run_tilelang(options: argparse.Namespace, mode: str) -> Report:
 def _note(report: Report, done: Finished) -> None:
     report.wall_s, report.cpu_s = round(done.wall_s, 2), round(done.cpu_s, 2)
     if done.timed_out:
-        report.error = f"ran past --timeout {done.wall_s:.0f} s"
+        report.error = f"exceeded --timeout, {done.wall_s:.0f} s"
     elif done.status != 0:
         tail = [line for line in done.output.splitlines() if line.strip()][-3:]
         report.error = f"exit status {done.status}: {' | '.join(tail)}"[:800]
 
 
 def retime(options: argparse.Namespace, reports: Sequence[Report]) -> list[Retimed]:
-    """Time the winners in the common harness, and note the result in `reports`."""
+    """Time the winners in the common harness, and enter the results in `reports`."""
     winners = [r for r in reports if r.best_config is not None]
     if not winners:
         return []
@@ -235,17 +235,17 @@ def retime(options: argparse.Namespace, reports: Sequence[Report]) -> list[Retim
         if not answer.exists():
             print(f"the common harness failed, exit status {done.status}\n{done.output[-3000:]}", file=sys.stderr)
             return []
-        found = msgspec.json.decode(answer.read_bytes(), type=list[Retimed])
-    for report, one in zip(winners, found, strict=True):
-        report.retimed_ms, report.retimed_correct = round(one.timing.latency_ms, 5), one.correct
-    return found
+        retimed = msgspec.json.decode(answer.read_bytes(), type=list[Retimed])
+    for report, again in zip(winners, retimed, strict=True):
+        report.retimed_ms, report.retimed_correct = round(again.timing.latency_ms, 5), again.correct
+    return retimed
 
 
-# ---- inside the processes
+# ---- in the child processes
 
 
 def child_tilelang(job: dict[str, Any]) -> None:
-    """Tune with tilelang's AutoTuner, as its documentation does, and write the winner."""
+    """Tune with tilelang's AutoTuner, as in its documentation, and write the winner."""
     import threading
 
     import tilelang.autotuner.tuner as tuner_module
@@ -272,7 +272,7 @@ def child_tilelang(job: dict[str, Any]) -> None:
 
         return call
 
-    # Two calls a candidate or group are timed; nothing else of tilelang's is touched.
+    # Timing these calls is the only change to tilelang.
     tuner.jit_compile = timed("compiling", tuner._default_compile)
     tuner_module.compile_grouped_unit_tvm_ffi = timed("compiling", tuner_module.compile_grouped_unit_tvm_ffi)
     tuner._benchmark_target = timed("measuring", tuner._benchmark_target)
@@ -291,7 +291,7 @@ def child_tilelang(job: dict[str, Any]) -> None:
 
 
 def make_tuner(work: Any, *, check: bool, rtol: float, target: Any) -> Any:
-    """Return tilelang's AutoTuner over the workload's space; the problem's arguments ride in every configuration."""
+    """Return tilelang's AutoTuner for the workload's space. Each configuration includes the problem's arguments."""
     from tilelang.autotuner import AutoTuner
 
     from atune.workload.fingerprint import function_of
@@ -313,11 +313,11 @@ def make_tuner(work: Any, *, check: bool, rtol: float, target: Any) -> Any:
 
 
 def _tilelang_config(config: Any) -> dict[str, Any]:
-    """Return a configuration as tilelang takes it: compile flags are pass configuration there."""
-    found = with_tuples({k: v for k, v in config.items() if k != COMPILE_FLAGS})
+    """Return a configuration as tilelang takes it, with compile flags in the pass configuration."""
+    given = with_tuples({k: v for k, v in config.items() if k != COMPILE_FLAGS})
     if config.get(COMPILE_FLAGS):
-        found[PASS_CONFIGS] = {**found.get(PASS_CONFIGS, {}), "tl.device_compile_flags": list(config[COMPILE_FLAGS])}
-    return found
+        given[PASS_CONFIGS] = {**given.get(PASS_CONFIGS, {}), "tl.device_compile_flags": list(config[COMPILE_FLAGS])}
+    return given
 
 
 def _inputs(work: Any) -> list[Any]:
@@ -328,7 +328,7 @@ def _inputs(work: Any) -> list[Any]:
 
 
 def child_retime(job: dict[str, Any]) -> None:
-    """Compile every winner the same way, check it, and time all in turn."""
+    """Compile all winners in the same way, check them, and time them in turn."""
     import tilelang
 
     from atune.stages.arguments import POISONS, KernelArguments
@@ -341,7 +341,7 @@ def child_retime(job: dict[str, Any]) -> None:
     work = load(parse_file_ref(job["space"]))
     on_cpu = job["target"] == "c"
     device = "cpu" if on_cpu else "cuda"
-    calls, found = [], []
+    calls, checked = [], []
     arguments: Any = None
     timer = make_timer(DeviceStream(device))
     for entry in job["entries"]:
@@ -359,13 +359,13 @@ def child_retime(job: dict[str, Any]) -> None:
         arguments.fill_outputs(POISONS[0])
         kernel(*arguments.values)
         timer.synchronise()
-        mismatch, error = judged(work, arguments, expected, arguments.kept(POISONS[0]))
-        found.append((entry["label"], None if expected is None else mismatch is None, error or 0.0))
+        mismatch, error = judged(work, arguments, expected, arguments.still_holding(POISONS[0]))
+        checked.append((entry["label"], None if expected is None else mismatch is None, error or 0.0))
         calls.append(Timed(functools.partial(kernel, *arguments.values)))
     samples = timer.interleaved(calls, job["rounds"], 10)
     answer = [
         Retimed(label=label, timing=Timing.of(us, timer.method(call)), correct=correct, max_error=error)
-        for (label, correct, error), call, us in zip(found, calls, samples, strict=True)
+        for (label, correct, error), call, us in zip(checked, calls, samples, strict=True)
     ]
     Path(job["answer"]).write_bytes(msgspec.json.encode(answer))
 
@@ -374,7 +374,7 @@ def child_retime(job: dict[str, Any]) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Say where this ran."""
+    """Describe this machine: GPU, cores and versions."""
     names = ("tilelang-atune", "tilelang", "torch", "apache-tvm-ffi")
     versions = {}
     for name in names:
@@ -392,20 +392,20 @@ def machine() -> dict[str, Any]:
 
 def gpus() -> list[str]:
     """Return the numbers of this machine's GPUs."""
-    found = machine()["gpu"]
-    return [] if found == "none" else [str(n) for n in range(found.count(";") + 1)]
+    gpu = machine()["gpu"]
+    return [] if gpu == "none" else [str(n) for n in range(gpu.count(";") + 1)]
 
 
 def table(options: argparse.Namespace, reports: Sequence[Report], retimed: Sequence[Retimed]) -> str:
-    """Return the figures as Markdown."""
+    """Return the table and the ratios as Markdown."""
     where = machine()
     lines = [
         f"`{' '.join(['python', 'bench/vs_tilelang.py', *sys.argv[1:]])}`",
         "",
         f"{where['gpu']}; {where['cores']} cores used; tilelang {where['versions']['tilelang']}, "
-        f"torch {where['versions']['torch']}. Warm-up {WARMUP}, repeats {options.rep}, as each understands them. "
-        "Each tuner in a fresh process, its caches empty and off; wall seconds from the start of that process, CPU "
-        "seconds of it and of every descendant."
+        f"torch {where['versions']['torch']}. Warm-up {WARMUP}, repeats {options.rep}, as each tuner defines them. "
+        "Each tuner ran in a fresh process, with its caches empty and off. Wall seconds count from the start of this "
+        "process, and CPU seconds include its descendants."
         + (" The common harness is tilelang's own compile, which gives g++ no -O." if options.target == "c" else ""),
         "",
         "| tuner | checks | wall s | result after s | CPU s | measured | first artifact s | stages, summed s | winner, "
@@ -427,7 +427,7 @@ def table(options: argparse.Namespace, reports: Sequence[Report], retimed: Seque
     ours = next((r for r in reports if r.tuner == "atune"), None)
     if ours is not None and ours.groups:
         shown = ", ".join(f"{size}: {count}" for size, count in ours.groups.items())
-        lines.append(f"atune's libraries by the candidates in them: {shown}.")
+        lines.append(f"atune's libraries by their number of candidates: {shown}.")
         lines.append(f"atune's candidates by outcome: {', '.join(f'{k} {v}' for k, v in ours.outcomes.items())}.")
     theirs = [r for r in reports if r.tuner != "atune" and not r.error]
     if ours is not None and not ours.error and theirs:
@@ -438,13 +438,13 @@ def table(options: argparse.Namespace, reports: Sequence[Report], retimed: Seque
             f"{_until_result(ours) / _until_result(best):.3f} of the wall seconds; "
             f"{ours.cpu_s / best.cpu_s:.3f} of the CPU seconds."
         )
-    by_label = {one.label: one.timing for one in retimed}
+    by_label = {winner.label: winner.timing for winner in retimed}
     if "atune" in by_label:
         for label, timing in by_label.items():
             if label != "atune":
                 low, middle, high = ratio_interval(by_label["atune"], timing)
                 lines.append(
-                    f"Winners in the common harness, latency of atune's over that of {label}: {middle:.4f} "
+                    f"Winners in the common harness, latency of atune's over {label}'s: {middle:.4f} "
                     f"(95 % interval {low:.4f} to {high:.4f})."
                 )
     return "\n".join(lines) + "\n"
@@ -466,14 +466,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     tuners = chosen_tuners(options.tuners)
     if options.target == "c" and tuners != ["atune"]:
-        raise SystemExit("--target c: tilelang's own tuner does not run without a GPU; use --tuners atune")
+        raise SystemExit("--target c: tilelang's own tuner needs a GPU; use --tuners atune")
     if options.target == "cuda" and not visible_gpus():
-        print(f"vs_tilelang.py compares two tuners on a CUDA GPU, and finds none: {none_found()}", file=sys.stderr)
+        print(f"vs_tilelang.py compares two tuners on a CUDA GPU, but {no_gpu_reason()}", file=sys.stderr)
         return 2
     space_of(options.space)
     if options.cores:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
-    with empty_caches("vs-warm-") as (folder, env):  # the first to import would read the packages from the disk
+    with empty_caches("vs-warm-") as (folder, env):  # or the first tuner would read the packages from the disk
         run_counted([sys.executable, "-c", "import tilelang"], env=env, cwd=folder, timeout_s=300)
     reports, journal = [], b""
     for tuner in tuners:
@@ -481,7 +481,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report, journal = run_atune(options) if tuner == "atune" else (run_tilelang(options, tuner), journal)
         reports.append(report)
         print(f"{report.tuner}: {report.wall_s:.1f} s {report.error}", file=sys.stderr, flush=True)
-        _write(options, reports, [], journal)  # what is done stays, whatever comes
+        _write(options, reports, [], journal)  # keeps the results so far if a later tuner fails
     retimed = retime(options, reports)
     text = _write(options, reports, retimed, journal)
     print(text, end="")

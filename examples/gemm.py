@@ -3,7 +3,7 @@
 atune tune examples/gemm.py:WORKLOAD
 python examples/gemm.py
 
-The script also takes the options that TileLang's pull request 2159 gives its own example; --help lists them.
+The script also takes the options of the example in TileLang's pull request 2159; --help lists them.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ async def main(given: argparse.Namespace) -> None:
     problem = {"M": given.m, "N": given.n, "K": given.k}
     workload, devices = WORKLOAD.at(problem), given.benchmark_devices
     if given.with_roller:
-        from gemm_roller import TOPK, recommended  # that file takes the kernel from this one
+        from gemm_roller import TOPK, recommended  # here, because gemm_roller imports this file
 
         configs = recommended(**problem, topk=given.topk or TOPK)
         workload = atune.Workload(matmul, configs, arguments=problem, reference=reference)
@@ -101,19 +101,19 @@ async def main(given: argparse.Namespace) -> None:
 
 
 def options(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Read the command line. Where nothing is given, atune decides, as in `atune tune`."""
+    """Read the command line. For options that are not given, atune decides, as in `atune tune`."""
     parser = argparse.ArgumentParser(description="Tune a bf16 matrix product: C (m, n) = A (m, k) @ B (n, k)^T.")
     for name in ("--m", "--n", "--k"):
         parser.add_argument(name, type=int, default=4096)
-    parser.add_argument("--with-roller", action="store_true", help="try what TileLang's roller recommends, not all 288")
+    parser.add_argument("--with-roller", action="store_true", help="try only what TileLang's roller recommends")
     parser.add_argument("--without-roller", dest="with_roller", action="store_false")
-    parser.add_argument("--topk", type=int, help="how many configurations the roller recommends (20)")
+    parser.add_argument("--topk", type=int, help="configurations that the roller recommends (20)")
     parser.add_argument("--warmup", type=int, default=3, help="calls before the first sample (3)")
     parser.add_argument("--rep", type=int, default=20, help="samples of each configuration (20)")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for one configuration (60)")
-    parser.add_argument("--skip-check", action="store_true", help="compare no output with torch")
+    parser.add_argument("--skip-check", action="store_true", help="do not compare outputs with torch")
     parser.add_argument("--execution-backend", choices=["auto", "tvm_ffi"], help="kernels are called by tvm_ffi")
-    parser.add_argument("--group-compile-size", type=int, metavar="N", help="how many kernels are compiled together")
+    parser.add_argument("--group-compile-size", type=int, metavar="N", help="kernels that are compiled together")
     parser.add_argument("--benchmark-devices", type=int, action="append", metavar="GPU", help="a GPU; repeatable")
     for name, text in {
         "--cache-input-tensors": "use the same inputs for all configurations",
@@ -124,11 +124,11 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.add_argument(name, action=argparse.BooleanOptionalAction, default=True, help=f"{text} (on)")
     given = parser.parse_args(arguments)
     if given.topk is not None and not given.with_roller:
-        parser.error("--topk: only the roller ranks configurations: add --with-roller")
+        parser.error("--topk needs --with-roller, because only the roller ranks configurations")
     if len(given.benchmark_devices or ()) > 1 and not given.benchmark_multi_gpu:
-        parser.error("--benchmark-devices: --no-benchmark-multi-gpu measures on one GPU: give one, or leave it out")
+        parser.error("--no-benchmark-multi-gpu measures on one GPU, so name at most one with --benchmark-devices")
     if given.group_compile_size is not None and not given.grouped_compile:
-        parser.error("--group-compile-size: --no-grouped-compile compiles each kernel alone: leave one of them out")
+        parser.error("--no-grouped-compile compiles each kernel by itself, so leave out --group-compile-size")
     return given
 
 

@@ -1,6 +1,6 @@
 """The bf16 matrix product of gemm.py over the 20 configurations that TileLang's roller recommends.
 
-The space is a function that asks the roller of tilelang's carver. It describes the GPU, so it runs without one.
+The space is a function that asks the roller of tilelang's carver. It describes the GPU itself, so it needs no GPU.
 
 atune tune examples/gemm_roller.py:WORKLOAD
 python examples/gemm_roller.py
@@ -28,14 +28,14 @@ def recommended(M: int, N: int, K: int, topk: int = TOPK) -> list[dict[str, Any]
     from tvm.ir.attrs import DictAttrs
 
     def attribute(self: Any, name: str, get: Any = DictAttrs.__getattr__) -> Any:
-        if name not in self._dict():  # the first error in tvm's C++ takes a second: it reads all libraries' symbols
+        if name not in self._dict():  # saves a second: the first error in tvm's C++ reads all libraries' symbols
             raise AttributeError(name)
         return get(self, name)
 
     DictAttrs.__getattr__ = attribute
     analysis: Any = importlib.import_module("tilelang.carver.matmul_analysis")
     arch = hopper()
-    analysis.get_arch = lambda _target: arch  # it would look for the machine's GPU
+    analysis.get_arch = lambda _target: arch  # the original looks for the machine's GPU
     # Not MatmulTemplate(...): its constructor asks for the machine's own GPU, which makes a CUDA context.
     template = MatmulTemplate.__new__(MatmulTemplate)
     template.M, template.N, template.K = M, N, K
@@ -45,8 +45,8 @@ def recommended(M: int, N: int, K: int, topk: int = TOPK) -> list[dict[str, Any]
     function, tags = analysis.get_tensorized_func_and_tags(template.equivalent_function(), arch.target, allow_gemv=True)
     if not tags:
         raise ValueError(f"the roller has no tensor core schedule for M={M}, N={N}, K={K}")
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    # Hints that differ in their warps' shapes alone are one configuration: ask for some more.
+    configs: dict[tuple[Any, ...], dict[str, Any]] = {}
+    # Hints that differ only in their warps' shapes give the same configuration, so ask for more hints.
     for hint in TensorCorePolicy.from_prim_func(func=function, arch=arch, tags=tags).emit_config(2 * topk):
         (block_M, block_N), (warp_M, warp_N) = hint.block, hint.warp
         config = {
@@ -57,12 +57,12 @@ def recommended(M: int, N: int, K: int, topk: int = TOPK) -> list[dict[str, Any]
             "threads": int(block_M // warp_M) * int(block_N // warp_N) * arch.warp_size,
             "swizzle": not isinstance(hint.rasterization_plan, NoRasterization),
         }
-        found.setdefault(tuple(config.values()), config)
-    return list(found.values())[:topk]
+        configs.setdefault(tuple(config.values()), config)
+    return list(configs.values())[:topk]
 
 
 def hopper() -> Any:
-    """Return the carver's description of an H100 or H200 SXM5. Its own constructor reads it from the driver."""
+    """Return the carver's description of an H100 or H200 SXM5, which its constructor would read from the driver."""
     from tilelang.carver.arch.cuda import CUDA
     from tvm.target import Target
 
@@ -70,10 +70,10 @@ def hopper() -> Any:
     arch.target = Target({"kind": "cuda", "arch": "sm_90a"})
     arch.name, arch.platform, arch.device = "sm_90a", "CUDA", None
     arch.sm_version, arch.compute_capability = 90, "90"
-    # From table 3 of NVIDIA's H100 white paper; of shared memory, what a block gets by default.
+    # From table 3 of NVIDIA's H100 white paper. Shared memory is a block's default.
     arch.compute_max_core, arch.reg_cap, arch.l2_cache_size_bytes = 132, 65536, 50 << 20
     arch.smem_cap, arch.max_smem_usage = 48 * 1024, 2 * 48 * 1024
-    # As in tilelang's constructor: these it does not ask the driver for.
+    # Constants of tilelang's constructor.
     arch.warp_size, arch.sm_partition = 32, 4
     arch.transaction_size, arch.bandwidth = [32, 128], [750, 12080]
     arch.available_tensor_instructions = None

@@ -1,10 +1,10 @@
-"""Rows of X scaled by s on a CUDA GPU: which threads hold what decides the time, and the best depends on the shape.
+"""Rows of X scaled by s on a CUDA GPU: the layout of elements over threads decides the time, and depends on the shape.
 
 atune tune examples/layout_broadcast.py:WIDE      # 4096 columns
 atune tune examples/layout_broadcast.py:UNEVEN    # 2560 columns
 python examples/layout_broadcast.py
 
-Left to itself, tilelang lays the loop out by `s`, so that many threads hold, compute and store the same elements.
+By default, tilelang derives the loop's layout from `s`, so that many threads hold, compute and store the same elements.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def reference(X: torch.Tensor, S: torch.Tensor) -> torch.Tensor:
 
 
 def workload(columns: int) -> atune.Workload:
-    """Return the problem with so many columns, and layouts among its axes."""
+    """Return the workload for this number of columns, with layouts among its axes."""
     return atune.Workload(
         scaled,
         atune.Space(

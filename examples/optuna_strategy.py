@@ -1,4 +1,4 @@
-"""A sampler of Optuna's as the strategy of a run, behind `ask` and `tell`. It needs ``pip install optuna``.
+"""Use a sampler of Optuna as the strategy of a run, by `ask` and `tell`. Needs ``pip install optuna``.
 
 python examples/optuna_strategy.py
 """
@@ -18,13 +18,13 @@ import atune
 from atune.reporting.export import table
 
 TRIES = 20
-"""How often the sampler is asked for a candidate that is left, before one is drawn."""
+"""Times that the sampler is asked for a remaining candidate before a candidate is drawn at random."""
 
 
 class OptunaStrategy:
-    """Proposes what `sampler` proposes: a value for each axis. What the space lacks, or had before, is told to fail.
+    """Proposes the candidates that `sampler` suggests, by a value for each axis.
 
-    Values must be numbers, texts, booleans or None.
+    Suggestions that the space lacks, or that were tried, are reported as failed. Values are not lists or dicts.
     """
 
     name = "optuna"
@@ -35,7 +35,7 @@ class OptunaStrategy:
         self._trials: dict[int, Trial] = {}
 
     def begin(self, searched: Any) -> None:
-        """Take the space: `searched.configs` has the configurations by index."""
+        """Take the space, whose configurations are in `searched.configs`, by index."""
         self._configs: dict[int, dict[str, Any]] = dict(searched.configs)
         axes = {
             name: [config[name] for config in self._configs.values()] for name in next(iter(self._configs.values()))
@@ -45,7 +45,7 @@ class OptunaStrategy:
         self._random = random.Random(searched.seed)
 
     def ask(self) -> int | None:
-        """Return the index of a candidate that is left; None at the end."""
+        """Return the index of a remaining candidate; None if there is none."""
         if not self._left:
             return None
         for _ in range(TRIES):
@@ -63,7 +63,7 @@ class OptunaStrategy:
         return index
 
     def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
-        """Tell the sampler of an outcome. Those of an earlier part of the run come first: it has not asked for them."""
+        """Report an outcome to the sampler. A resumed run first reports earlier outcomes, which were not asked for."""
         state = TrialState.FAIL if latency_ms is None else TrialState.COMPLETE
         if index in self._trials:
             self._study.tell(self._trials.pop(index), latency_ms, state=state)

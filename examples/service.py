@@ -1,6 +1,6 @@
-"""A web service whose kernel tunes itself while it answers; its page shows the search. Needs starlette and uvicorn.
+"""A web service that tunes its kernel while it answers, with a page that shows it. Needs starlette and uvicorn.
 
-python examples/service.py                      # http://127.0.0.1:8000, on a GPU where there is one
+python examples/service.py                      # http://127.0.0.1:8000, on a GPU if there is one
 uvicorn --app-dir examples service:app          # the same
 """
 
@@ -57,10 +57,10 @@ WORKLOAD = atune.Workload(
 
 
 class Tuned:
-    """Tunes in the background. Has the fastest kernel so far, and messages for the page."""
+    """Tunes in the background, and holds the fastest kernel so far and messages for the page."""
 
     BUDGETS = (1, "40%", None)
-    """One run in three parts: the service has the default configuration first, and a faster one after each part."""
+    """Budgets of the parts of the run. The first part gives the default configuration, the others faster ones."""
 
     def __init__(self) -> None:
         self.serving: tuple[Any, Any] | None = None
@@ -77,7 +77,7 @@ class Tuned:
             with tempfile.TemporaryDirectory() as folder:
                 for budget in self.BUDGETS:
                     await self._tune(Path(folder) / "run.jsonl", budget)
-        except AtuneError as error:  # the service goes on with what it has
+        except AtuneError as error:  # the service continues with the kernel that it has
             why = str(error)
         self._say("ended", why=why)
         self.end_streams()
@@ -85,16 +85,16 @@ class Tuned:
     async def _tune(self, journal: Path, budget: int | str | None) -> None:
         options = {"journal": journal, "budget": budget, "strategy": "exhaustive", "progress": False}
         make = partial(atune.Tuner, WORKLOAD, **options)
-        async with await anyio.to_thread.run_sync(make) as tuner:  # it reads sources: not in the event loop
+        async with await anyio.to_thread.run_sync(make) as tuner:  # it reads files, so not in the event loop
             async for event in tuner.events():
                 self._see(event)
             result = await tuner.result()
         kernel = await anyio.to_thread.run_sync(lambda: result.kernel)
-        self.serving = kernel, result.best_config  # requests under way keep the kernel that they began with
+        self.serving = kernel, result.best_config  # a request in progress keeps its kernel
         self._say("serving", config=result.best_config, latency_ms=result.latency_ms)
 
     def _see(self, event: Event) -> None:
-        if event.seq <= self._seen:  # of an earlier part
+        if event.seq <= self._seen:  # seen in an earlier part
             return
         self._seen = event.seq
         match event:
@@ -113,12 +113,12 @@ class Tuned:
         self._more = anyio.Event()
 
     def end_streams(self) -> None:
-        """Let the pages' streams end once all was sent. A server that shuts down waits for them."""
+        """End the pages' streams after the last message, because a server that shuts down waits for them."""
         self.ended = True
         self._more.set()
 
     async def stream(self) -> AsyncIterator[str]:
-        """Yield all messages, those from before first, until the tuning has ended."""
+        """Yield all messages from the start of the tuning until its end."""
         sent = 0
         while True:
             for message in self.messages[sent:]:
@@ -132,7 +132,7 @@ class Tuned:
 
 @contextmanager
 def called_at_shutdown(call: Callable[[], None]) -> Iterator[None]:
-    """Have `call` called at Ctrl-C and SIGTERM, before the server's own handlers, in its main thread."""
+    """Call `call` at Ctrl-C and SIGTERM, before the server's own handlers, in its main thread."""
     former, loop = {}, asyncio.get_running_loop()
 
     def handle(number: int, frame: Any) -> None:
@@ -165,10 +165,10 @@ async def events(request: Request) -> Response:
 
 
 async def answer(request: Request) -> Response:
-    """Return the transposed matrix; both as bytes."""
+    """Return the transposed matrix of a request, both as bytes."""
     tuned, body = request.app.state.tuned, await request.body()
     if len(body) != 4 * M * N:
-        return JSONResponse({"error": f"send {M} times {N} float32"}, 400)
+        return JSONResponse({"error": f"the body must be {M} × {N} float32 values"}, 400)
     if tuned.serving is None:
         return JSONResponse({"error": "no kernel yet"}, 503, {"Retry-After": "1"})
     kernel, config = tuned.serving

@@ -1,4 +1,4 @@
-"""A row-wise softmax on a CUDA GPU: rows a block, threads, and how a row's statistics are laid out.
+"""A row-wise softmax on a CUDA GPU, tuned over the rows per block and the threads.
 
 atune tune examples/softmax.py:WORKLOAD
 python examples/softmax.py

@@ -1,10 +1,10 @@
-"""Build the sdist and the wheel, and use the wheel as someone does who only reads journals.
+"""Build the sdist and the wheel, and try the wheel as a user does who only reads journals.
 
     python release/package.py [--out dist]
 
-`python -m build` makes the wheel from the sdist, so the sdist lacks nothing. The wheel must hold what git tracks below
-atune/, and nothing else. A new environment then gets it by the command that the docs give for machines without
-tilelang and torch; there a stored journal is replayed and reported, and tuning says what to install.
+`python -m build` makes the wheel from the sdist, so the sdist lacks nothing. The wheel must hold exactly the files that
+git tracks below atune/. The command in the docs for machines without tilelang and torch then installs it in a new
+environment, where a stored journal must be replayed and reported, and where tuning must say what to install.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"].replace("-", "_")
-"""What the files of the distribution begin with."""
+"""Prefix of the distribution's file names."""
 JOURNAL = ROOT / "bench" / "results" / "layouts" / "uneven.jsonl"
 WORKLOAD = ROOT / "examples" / "gemm_cpu.py"
 
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder for both (default: dist)")
     out = parser.parse_args().out.resolve()
     if find_spec("build") is None:
-        sys.exit("'build' is not installed here: pip install 'build>=1.2'")
+        sys.exit("'build' is not installed: pip install 'build>=1.2'")
     started = time.perf_counter()
     wheel = build(out)
     compare(wheel)
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def build(out: Path) -> Path:
-    """Build both into `out`, in place of older ones, and return the wheel's path."""
+    """Build both into `out`, replace older packages, and return the wheel's path."""
     for pattern in (f"{NAME}-*.whl", f"{NAME}-*.tar.gz"):
         for older in out.glob(pattern):
             older.unlink()
@@ -58,7 +58,7 @@ def build(out: Path) -> Path:
 
 
 def compare(wheel: Path) -> None:
-    """Exit unless the wheel's package is what git tracks of it."""
+    """Exit unless the wheel holds exactly the files of the package that git tracks."""
     listed = subprocess.run(["git", "ls-files", "-z", "atune"], cwd=ROOT, check=True, capture_output=True, text=True)
     tracked = {name for name in listed.stdout.split("\0") if name}
     held = {name for name in zipfile.ZipFile(wheel).namelist() if not re.match(rf"{NAME}-[^/]+\.dist-info/", name)}
@@ -67,36 +67,36 @@ def compare(wheel: Path) -> None:
 
 
 def light_install() -> list[list[str]]:
-    """Return the commands that the docs give for machines that only read journals, as lists of words."""
+    """Return the commands from the docs for machines that only read journals, as lists of words."""
     pages = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
     line = re.search(r"^(pip install .*--no-deps \.)$", pages, re.MULTILINE)
     if line is None:
-        sys.exit("docs do not say how to install without tilelang and torch: pip install … --no-deps .")
+        sys.exit("docs/ lacks the line for installing without tilelang and torch: pip install … --no-deps .")
     return [shlex.split(part) for part in line[1].split("&&")]
 
 
 def try_out(folder: Path, wheel: Path) -> None:
-    """Install the wheel in a new environment, and exit unless it does there what the docs promise."""
+    """Install the wheel in a new environment, and exit unless it works there as the docs promise."""
     venv.create(folder, with_pip=True)
     for pip, *words in light_install():
         given = [str(wheel) if word == "." else word for word in words]
         subprocess.run([folder / "bin" / pip, "--quiet", "--disable-pip-version-check", *given], check=True)
     atune = str(folder / "bin" / "atune")
-    told = json.loads(said(atune, "replay", JOURNAL, "--json").splitlines()[-1])
-    if not told["best_config"] or not told["latency_ms"]:
-        sys.exit(f"atune replay shows no winner: {told}")
-    said(atune, "report", JOURNAL, "-o", folder / "report.html")
-    said(atune, "cache", "ls")
-    lacking = said(atune, "tune", f"{WORKLOAD}:WORKLOAD", status=2)
+    summary = json.loads(output_of(atune, "replay", JOURNAL, "--json").splitlines()[-1])
+    if not summary["best_config"] or not summary["latency_ms"]:
+        sys.exit(f"atune replay shows no winner: {summary}")
+    output_of(atune, "report", JOURNAL, "-o", folder / "report.html")
+    output_of(atune, "cache", "ls")
+    lacking = output_of(atune, "tune", f"{WORKLOAD}:WORKLOAD", status=2)
     if "pip install" not in lacking or "torch" not in lacking or len(lacking.splitlines()) != 1:
         sys.exit(f"atune tune does not say in one line what to install:\n{lacking}")
 
 
-def said(*command: object, status: int = 0) -> str:
-    """Run a command outside of the checkout, and return what it said. Exit if its status is another."""
+def output_of(*command: object, status: int = 0) -> str:
+    """Run a command outside of the checkout, and return its output. Exit if its status is not `status`."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "ATUNE_CACHE_DIR": folder}
-        environment.pop("PYTHONPATH", None)  # the installed wheel is tried, not the checkout
+        environment.pop("PYTHONPATH", None)  # so that the installed wheel is tried, not the checkout
         done = subprocess.run(
             [str(word) for word in command], cwd=folder, env=environment, capture_output=True, text=True, timeout=60
         )

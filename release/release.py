@@ -1,10 +1,10 @@
-"""Make a release: its version and date, all checks, the packages, a commit and a tag. Uploads and pushes nothing.
+"""Make a release: enter version and date, run all checks, build the packages, commit and tag. Publishes nothing.
 
     python release/release.py VERSION [--date YYYY-MM-DD] [--dry-run]
 
 CHANGELOG.md must begin with «## VERSION (unreleased)», which becomes «## VERSION (YYYY-MM-DD)»; atune/version.py gets
-the version. `make check package` then runs on exactly what is committed and tagged. If it fails, both files are put
-back. `--dry-run` shows the changes and the commands, and changes nothing.
+the version. `make check package` then runs on exactly the files that are committed and tagged. If it fails, both files
+are restored. `--dry-run` shows the changes and the commands, and changes nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
         new = {VERSION: versioned(old[VERSION], given.version)}
         new[CHANGELOG] = dated(old[CHANGELOG], given.version, given.date)
         if git("status", "--porcelain") or git("branch", "--show-current").strip() != BRANCH:
-            raise ValueError(f"releases are made of {BRANCH}, with everything committed")
+            raise ValueError(f"check out {BRANCH} and commit all changes first")
     except ValueError as error:
         sys.exit(f"no release: {error}")
     then = (["git", "commit", "--quiet", "--message", f"Release {given.version}", *map(str, files)],
@@ -58,16 +58,16 @@ def main() -> None:
         for path in files if not passed else ():
             (ROOT / path).write_text(old[path])
     if not passed:
-        sys.exit(f"no release: `{shlex.join(CHECKS)}` failed; {' and '.join(map(str, files))} are as they were")
+        sys.exit(f"no release: `{shlex.join(CHECKS)}` failed; {' and '.join(map(str, files))} are restored")
     for command in then:
         subprocess.run(command, cwd=ROOT, check=True)
     print(f"{tag} is tagged, and dist/ has its packages. To publish: git push --follow-tags, and twine upload dist/*")
 
 
 def refuse(version: str, tags: list[str]) -> None:
-    """Raise ValueError unless `version` is three numbers, and newer than each tag."""
+    """Raise ValueError unless `version` is three numbers, and newer than all tags."""
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
-        raise ValueError(f"a version is three numbers, such as 0.1.0, and {version!r} is not")
+        raise ValueError(f"the version must be three numbers, such as 0.1.0, got {version!r}")
     newest = max(tags, key=numbers, default="")
     if newest and numbers(version) <= numbers(newest):
         raise ValueError(f"{version} is not newer than {newest}")
@@ -78,17 +78,17 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def versioned(source: str, version: str) -> str:
-    """Return version.py with `version` in it."""
+    """Return the source of version.py with `version`."""
     return re.sub(r'^__version__ = ".*"$', f'__version__ = "{version}"', source, count=1, flags=re.MULTILINE)
 
 
 def dated(changelog: str, version: str, date: str) -> str:
-    """Return the changelog with the date of `version`, whose entries must be the first. Raises ValueError."""
+    """Return the changelog with the date of `version`, whose section must be the first. Raises ValueError."""
     first = re.search(r"^## .*$", changelog, re.MULTILINE)
     wanted = f"## {version} (unreleased)"
     if first is None or first[0] != wanted:
         there = "no heading" if first is None else f"«{first[0]}»"
-        raise ValueError(f"CHANGELOG.md begins with {there}, not with «{wanted}»")
+        raise ValueError(f"CHANGELOG.md must begin with «{wanted}», but begins with {there}")
     return changelog.replace(wanted, f"## {version} ({date})", 1)
 
 

@@ -1,4 +1,4 @@
-"""Lines and files of the project by folder; fails where a part has more lines than pyproject.toml allows."""
+"""Count the project's lines and files by folder. Fails if a part has more lines than pyproject.toml allows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = (".py", ".c", ".js", ".html")
 FOREIGN = "vendored"
-"""The folder of other projects' files."""
+"""Name of folders with other projects' files."""
 
 
 def tracked(root: Path) -> list[Path]:
@@ -23,7 +23,7 @@ def tracked(root: Path) -> list[Path]:
 
 
 def counted(root: Path, paths: Iterable[Path]) -> tuple[Counter[str], Counter[str]]:
-    """Return lines and files by folder; a folder's numbers count those inside it."""
+    """Return the numbers of lines and files by folder, including its subfolders."""
     lines, files = Counter[str](), Counter[str]()
     for path in paths:
         n = len((root / path).read_bytes().splitlines())
@@ -34,16 +34,16 @@ def counted(root: Path, paths: Iterable[Path]) -> tuple[Counter[str], Counter[st
 
 
 def too_large(lines: Mapping[str, int], most: Mapping[str, int]) -> list[str]:
-    """Return a sentence for each part that has more lines than it may have."""
+    """Return a sentence for each part with more lines than its limit in `most`."""
     return [
-        f"{part}/ has {lines.get(part, 0):,} lines and may have {limit:,} ([tool.atune.size]): take some out"
+        f"{part}/ has {lines.get(part, 0):,} lines, but may have {limit:,} ([tool.atune.size]): remove some"
         for part, limit in most.items()
         if lines.get(part, 0) > limit
     ]
 
 
 def main() -> None:
-    """Print the table, and fail with what is too large."""
+    """Print the table, and fail if a part is too large."""
     most = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["atune"]["size"]
     lines, files = counted(ROOT, tracked(ROOT))
     for folder in sorted(lines):

@@ -1,6 +1,6 @@
-"""One run: it proposes, compiles, measures and holds the final, over the protocols in `interfaces`.
+"""One run: proposes, compiles and measures candidates and runs the final, using the protocols in `interfaces`.
 
-It imports `model`, `workload`, `journal`, `reporting`, and no tilelang, torch or CUDA. Processes and devices are in
-`workers`, which implements the protocols; what a kernel is made of and how it is timed is in `stages`. The strategies
-with their prior know of the rest only that it asks them and tells them of outcomes.
+It imports `model`, `workload`, `journal` and `reporting`, and neither tilelang, torch nor CUDA. `workers` implements
+the protocols with processes and devices, and `stages` compiles and times the kernels. The strategies and their prior
+know nothing of the rest, which asks them for candidates and tells them the outcomes.
 """

@@ -1,9 +1,9 @@
-"""Bayesian optimisation: a Gaussian process predicts how fast candidates are, or how far the prior is off, and how sure
-that is.
+"""Bayesian optimisation: a Gaussian process predicts the speeds of candidates, or the prior's errors, and the
+uncertainty of each prediction.
 
 Sources: Jones, Schonlau and Welch, Efficient Global Optimization of Expensive Black-Box Functions (Journal of Global
 Optimization 1998), for the expected improvement. Ginsbourger, Le Riche and Carraro, Kriging Is Well-Suited to
-Parallelize Optimization (2010), for candidates without an outcome, which count as what is expected of them.
+Parallelize Optimization (2010), for candidates without an outcome, which count as if they had the predicted value.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from atune.engine.strategy import DUPLICATE, Encoding, Searched
 from atune.model.candidate import failed_values
 
 LEAST_DRAWN, MOST_DRAWN = 4, 8
-"""How many candidates are drawn at first: a quarter of a small budget, within these limits."""
-RANKED = 16
-"""How many may be outstanding with a prior, at least."""
-SMALL_BUDGET, LEARNING, HURRYING = 48, 0.25, 0.4
-"""Of a budget of up to `SMALL_BUDGET` candidates, `LEARNING` is the share that may be outstanding: most are proposed
-with outcomes. Of a larger one it is `HURRYING`: compile workers have whole groups."""
+"""Number of candidates that are drawn at first: a quarter of a small budget, within these limits."""
+LEAST_OUTSTANDING = 16
+"""Number of candidates that may always be outstanding if there is a prior."""
+SMALL_BUDGET, SMALL_BUDGET_SHARE, BUDGET_SHARE = 48, 0.25, 0.4
+"""Shares of a budget that may be outstanding: the first for up to `SMALL_BUDGET` candidates, so that most proposals can
+use outcomes, and the second for larger budgets, so that compile workers get whole groups."""
 POWER = 2
-"""A candidate's speed is (fastest / its latency) to this power, so that the fast ones are told apart; 0 if it fails."""
-CHANGE, FAR_APART = 0.15, 0.35
-"""The logarithm of how much less two candidates are alike for each axis that differs, and for values far apart."""
+"""A candidate's speed is (fastest / its latency) to this power, which spreads the fast candidates; 0 if it fails."""
+CHANGE_DECAY, DISTANCE_DECAY = 0.15, 0.35
+"""Decrease of the logarithm of two candidates' similarity if an axis differs, and by the distance of its values."""
 NOISE = 1e-3
-"""Variance of a measurement, as a share of that of all candidates."""
-USUAL, WEIGHT = 0.08, 2.0
-"""The prior's errors, as logarithms, usually deviate so much, which counts as so many errors (conjugate prior of a
-variance, A. Gelman et al., Bayesian Data Analysis, 3rd ed. 2013, 2.6). The moments of ten recorded spaces are 0.075 and
-1.6; without any one of them 0.071 to 0.086, and 1.3 to 1.9."""
-UNKNOWN, NUDGE = -1e3, 1e-9
-"""What stands for an estimate where there is none: so these come last. How far the seed moves others."""
-POOL, ROWS, RENEWED = 8192, 512, 64
-"""Of more than `POOL` candidates a part is looked at. Of more than `ROWS` that were tried, the process knows the
-fastest and the latest. Both are chosen anew after `RENEWED` candidates."""
+"""Variance of a measurement, as a share of the variance of all candidates."""
+ERROR_DEVIATION, ERROR_WEIGHT = 0.08, 2.0
+"""The usual deviation of the prior's errors, as logarithms, and the number of observed errors that it is worth (the
+conjugate prior of a variance, A. Gelman et al., Bayesian Data Analysis, 3rd ed. 2013, 2.6). The moments of ten recorded
+spaces are 0.075 and 1.6; if any of the ten is left out, they are 0.071 to 0.086, and 1.3 to 1.9."""
+NO_ESTIMATE, NUDGE = -1e3, 1e-9
+"""A value for candidates without an estimate, which puts them last; and the largest change that breaks ties."""
+MOST_POOL, MOST_ROWS, RENEW_AFTER = 8192, 512, 64
+"""The process considers about `MOST_POOL` candidates at most, and remembers at most `MOST_ROWS` tried ones, the fastest
+and the latest. Both are chosen anew after `RENEW_AFTER` candidates."""
 
 
 class Process:
-    """A Gaussian process over the candidates in `pool`, which learns of one after another.
+    """A Gaussian process over the candidates in `pool`, which learns of one candidate after another.
 
-    It keeps the rows of a Cholesky factor, and of its product with all covariances, so that one more candidate costs as
-    much as there are rows times candidates.
+    It keeps the rows of a Cholesky factor, and of the factor's product with all covariances, so that one more candidate
+    costs time proportional to rows times candidates.
     """
 
     def __init__(self, kernels: Sequence[NDArray[np.float64]], places: NDArray[np.int64], pool: list[int]) -> None:
         self._kernels, self.pool = kernels, pool
         self._columns = places[pool].T.copy()
         self.at = {candidate: number for number, candidate in enumerate(pool)}
-        self._factor, self._rows = np.zeros((RENEWED, RENEWED)), np.zeros((RENEWED, len(pool)))
+        self._factor, self._rows = np.zeros((RENEW_AFTER, RENEW_AFTER)), np.zeros((RENEW_AFTER, len(pool)))
         self.variance = np.ones(len(pool))
         self.learned = dict[int, None]()
 
@@ -62,23 +62,26 @@ class Process:
         return candidate in self.at
 
     def learn(self, candidate: int) -> None:
-        """Learn that a candidate is tried, so that it and those like it are surer; its outcome comes later."""
+        """Reduce the variance of a candidate that is being tried, and of similar ones. Its outcome comes later."""
         number, count = self.at[candidate], len(self.learned)
         if count == len(self._rows):
             self._factor = np.pad(self._factor, (0, count))
             self._rows = np.pad(self._rows, ((0, count), (0, 0)))
-        alike = np.ones(len(self.pool))
+        similarity = np.ones(len(self.pool))
         for kernel, column in zip(self._kernels, self._columns, strict=True):
-            alike *= kernel[column[number]][column]
+            similarity *= kernel[column[number]][column]
         before = self._rows[:count, number].copy()
         own = math.sqrt(max(NOISE, 1 + NOISE - float(before @ before)))
         self._factor[count, :count], self._factor[count, count] = before, own
-        self._rows[count] = (alike - _combined(before, self._rows[:count])) / own
+        self._rows[count] = (similarity - _combined(before, self._rows[:count])) / own
         self.variance -= self._rows[count] ** 2
         self.learned[candidate] = None
 
-    def predicted(self, values: dict[int, float], weight: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return what is expected of each of the pool by `values`, and its deviation. `weight`: that of `USUAL`."""
+    def predict(self, values: dict[int, float], weight: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the expected value of each candidate in the pool given `values`, and its standard deviation.
+
+        `weight`: the number of observed errors that `ERROR_DEVIATION` is worth.
+        """
         known = np.array(list(values.values()) or [0.0])
         middle = float(known.mean())
         residuals = np.zeros(len(self.learned))
@@ -86,16 +89,16 @@ class Process:
             if candidate in values:
                 expected = float(self._factor[row, :row] @ residuals[:row])
                 residuals[row] = (values[candidate] - middle - expected) / self._factor[row, row]
-        squares = float(residuals @ residuals) + weight * USUAL**2
+        squares = float(residuals @ residuals) + weight * ERROR_DEVIATION**2
         spread = math.sqrt(max(NOISE * (float(known.var()) or 1.0), squares / (len(values) + weight)))
         deviation = spread * np.sqrt(np.maximum(self.variance, NOISE * NOISE))
         return middle + _combined(residuals, self._rows[: len(residuals)]), deviation
 
 
 class Bayesian:
-    """Proposes what is expected to surpass the best most; without a prior drawn ones at first.
+    """Proposes the candidate with the largest expected improvement. Without a prior, it draws the first candidates.
 
-    Candidates are numbered by their position among `Searched.configs` here; only `ask` and `tell` know indices.
+    This class numbers candidates by their position in `Searched.configs`; only `ask` and `tell` use indices.
     """
 
     name = "bayesian"
@@ -107,32 +110,32 @@ class Bayesian:
         encoding = self._encoding = Encoding(list(searched.configs.values()))
         self._drawn = encoding.spread_order(searched.seed)
         prior, drawn = searched.prior or {}, random.Random(searched.seed)
-        estimates = {one: prior.get(index, 0.0) for index, one in self._positions.items()}
-        self._known = {one: NUDGE * drawn.random() - math.log(ms) for one, ms in estimates.items() if 0 < ms < math.inf}
+        estimates = {at: prior.get(index, 0.0) for index, at in self._positions.items()}
+        self._known = {at: NUDGE * drawn.random() - math.log(ms) for at, ms in estimates.items() if 0 < ms < math.inf}
         """The logarithms of estimated speeds. The seed breaks ties."""
-        self._trend = np.array([self._known.get(one, UNKNOWN if self._known else 0.0) for one in estimates])
+        self._trend = np.array([self._known.get(at, NO_ESTIMATE if self._known else 0.0) for at in estimates])
         self._pairs = [tuple(enumerate(place)) for place in encoding.places]
         self._places = np.array(encoding.places, dtype=np.int64).reshape(len(self.indices), len(encoding.axes))
         self._kernels = [_kernel(len(axis.values), ordered=axis.ordered) for axis in encoding.axes]
         self._process: Process | None = None
         self.asked = dict[int, None]()
-        """In order."""
+        """All candidates that were asked for, in order."""
         self.latencies = dict[int, float]()
-        """Infinite for those that failed."""
+        """Latencies of the candidates with an outcome; infinite if they failed."""
         self._reasons = dict[int, str]()
-        """Why they failed; empty for those that were measured."""
-        self._left, self._near = np.full(len(self.indices), True), np.zeros(len(self.indices), dtype=np.int32)
-        """Which candidates were not asked for, and how many neighbours of each failed to lower."""
-        self._shunned: NDArray[np.bool_] | None = None
-        """Those that come last; None where outcomes came since they were found."""
+        """Why candidates failed; empty for measured ones."""
+        self._unasked, self._near = np.full(len(self.indices), True), np.zeros(len(self.indices), dtype=np.int32)
+        """For each candidate, whether it is still to be asked for, and how many of its neighbours failed to lower."""
+        self._postponed: NDArray[np.bool_] | None = None
+        """The candidates that come last; None if outcomes came since they were computed."""
         self._seen, self._most = 0, 0
 
     @property
     def most_outstanding(self) -> int:
-        least = RANKED if self._known else LEAST_DRAWN
+        least = LEAST_OUTSTANDING if self._known else LEAST_DRAWN
         if self.budget is None:
-            return max(RANKED, len(self.latencies))
-        return max(least, int((LEARNING if self.budget <= SMALL_BUDGET else HURRYING) * self.budget))
+            return max(LEAST_OUTSTANDING, len(self.latencies))
+        return max(least, int((SMALL_BUDGET_SHARE if self.budget <= SMALL_BUDGET else BUDGET_SHARE) * self.budget))
 
     def ask(self) -> int | None:
         if len(self.asked) == len(self.indices):
@@ -151,97 +154,98 @@ class Bayesian:
         self.latencies[candidate] = math.inf if latency_ms is None else latency_ms
         if change := (reason == "lower") - (self._reasons.get(candidate) == "lower"):
             self._near[self._encoding.neighbours(candidate)] += change
-        self._reasons[candidate], self._shunned = reason, None
+        self._reasons[candidate], self._postponed = reason, None
 
     def _ask_for(self, candidate: int) -> None:
         self.asked[candidate] = None
-        self._left[candidate] = False
+        self._unasked[candidate] = False
 
     def _next(self) -> int:
         first = MOST_DRAWN if self.budget is None else max(LEAST_DRAWN, min(MOST_DRAWN, self.budget // 4))
         early = len(self.asked) < first or min(self.latencies.values(), default=math.inf) == math.inf
-        if self._shunned is None:
-            self._shunned = self._last()
-        good = self._left & ~self._shunned
+        if self._postponed is None:
+            self._postponed = self._find_postponed()
+        good = self._unasked & ~self._postponed
         if not good.any():
-            good = self._left
-        process = self._learned() if self._known or not early else None
+            good = self._unasked
+        process = self._updated_process() if self._known or not early else None
         if process is None or not good[process.pool].any():
-            return next(candidate for candidate in self._drawn if self._left[candidate])
-        scores = improvement(*self._predicted(process))
+            return next(candidate for candidate in self._drawn if self._unasked[candidate])
+        scores = improvement(*self._predict(process))
         scores[~good[process.pool]] = -1.0
         return process.pool[int(scores.argmax())]
 
-    def _last(self) -> NDArray[np.bool_]:
-        """Return which come last: neighbours of what failed to lower, and those with a value with which all failed
-        alike."""
+    def _find_postponed(self) -> NDArray[np.bool_]:
+        """Return a mask of the candidates to try last: neighbours of candidates that failed to lower, and candidates
+        with a value that failed in the same way each time it was tried."""
         last: NDArray[np.bool_] = self._near > 0
         reasons = self._reasons if any(self._reasons.values()) else {}
-        for axis, value in failed_values((self._pairs[one], why) for one, why in reasons.items()):
+        for axis, value in failed_values((self._pairs[candidate], why) for candidate, why in reasons.items()):
             last |= self._places[:, axis] == value
         return last
 
-    def _predicted(self, process: Process) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-        """Return what is expected of the pool, its deviation, and the best known: speeds, with a prior as logarithms.
+    def _predict(self, process: Process) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+        """Return the pool's expected speeds, their deviations and the best known speed.
 
-        With a prior the process has its errors. A failure counts as the worst of them.
+        With a prior, speeds are logarithms, the process predicts the prior's errors, and failures have the worst error.
         """
-        latencies = {one: ms for one, ms in self.latencies.items() if one in process.learned}
+        latencies = {at: ms for at, ms in self.latencies.items() if at in process.learned}
         fastest = min(latencies.values(), default=math.inf)
         if not self._known:
-            values = {one: (fastest / ms) ** POWER for one, ms in latencies.items()}
-            return *process.predicted(values, 0.0), 1.0
-        errors = {one: -math.log(ms) - self._known[one] for one, ms in latencies.items() if one in self._known}
+            values = {at: (fastest / ms) ** POWER for at, ms in latencies.items()}
+            return *process.predict(values, 0.0), 1.0
+        errors = {at: -math.log(ms) - self._known[at] for at, ms in latencies.items() if at in self._known}
         worst = min((error for error in errors.values() if error > -math.inf), default=0.0)
-        expected, deviation = process.predicted({one: max(error, worst) for one, error in errors.items()}, WEIGHT)
+        expected, deviation = process.predict({at: max(error, worst) for at, error in errors.items()}, ERROR_WEIGHT)
         expected += self._trend[process.pool]
-        believed = [expected[process.at[one]] for one in process.learned]
+        believed = [expected[process.at[candidate]] for candidate in process.learned]
         return expected, deviation, -math.log(fastest) if fastest < math.inf else max(believed, default=expected.max())
 
-    def _learned(self) -> Process:
-        """Return the process, once it has learned of all that were asked for."""
+    def _updated_process(self) -> Process:
+        """Return the process after it has learned of all candidates that were asked for."""
         process, new = self._process, list(islice(self.asked, self._seen, None))
-        if process is None or len(process.learned) + len(new) > self._most or any(one not in process for one in new):
-            process, new = self._anew()
+        if process is None or len(process.learned) + len(new) > self._most or any(at not in process for at in new):
+            process, new = self._new_process()
         for candidate in new:
             process.learn(candidate)
         self._process, self._seen = process, len(self.asked)
         return process
 
-    def _anew(self) -> tuple[Process, list[int]]:
-        """Return a new process, and what it must learn of. `_most` is how much it may know."""
+    def _new_process(self) -> tuple[Process, list[int]]:
+        """Return a new process and the candidates that it must learn of. Set `_most`, how many it may learn of."""
         known, pool = list(self.asked), list(range(len(self.indices)))
-        if len(known) > ROWS:
+        if len(known) > MOST_ROWS:
             fastest = sorted(self.latencies, key=lambda candidate: (self.latencies[candidate], candidate))
-            known = list(dict.fromkeys([*fastest[: ROWS // 2], *known[-ROWS // 2 :]]))
-        if len(pool) > POOL:
+            known = list(dict.fromkeys([*fastest[: MOST_ROWS // 2], *known[-MOST_ROWS // 2 :]]))
+        if len(pool) > MOST_POOL:
             best = min(self.latencies, key=lambda candidate: (self.latencies[candidate], candidate), default=0)
             near = ((self._places != self._places[best]).sum(axis=1) <= 1).nonzero()[0].tolist()
-            drawn = random.Random(f"{self.seed} {len(self.asked)}").sample(pool, POOL // 2)
+            drawn = random.Random(f"{self.seed} {len(self.asked)}").sample(pool, MOST_POOL // 2)
             pool = list(dict.fromkeys([*known, *near, *self._known, *drawn]))
-        whole = len(pool) == len(self.indices) and len(self.asked) <= ROWS
-        self._most = ROWS if whole else len(known) + RENEWED
+        whole = len(pool) == len(self.indices) and len(self.asked) <= MOST_ROWS
+        self._most = MOST_ROWS if whole else len(known) + RENEW_AFTER
         return Process(self._kernels, self._places, pool), known
 
 
 def improvement(expected: NDArray[np.float64], deviation: NDArray[np.float64], best: float) -> NDArray[np.float64]:
-    """Return by how much each is expected to surpass `best`."""
+    """Return the expected improvement of each candidate over `best`."""
     above = expected - best
     ratio = above / deviation
     density = np.exp(-ratio * ratio / 2) / math.sqrt(2 * math.pi)
     below = (1 + np.tanh(math.sqrt(2 / math.pi) * (ratio + 0.044715 * ratio**3))) / 2  # the normal distribution
-    found: NDArray[np.float64] = above * below + deviation * density
-    return found
+    result: NDArray[np.float64] = above * below + deviation * density
+    return result
 
 
 def _combined(weights: NDArray[np.float64], rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the weighted sum of rows. A product by BLAS would take all cores, and depend on how many there are."""
-    found: NDArray[np.float64] = np.einsum("i,ij->j", weights, rows)
-    return found
+    """Return the weighted sum of rows. BLAS would take all cores, and its result depends on their number."""
+    result: NDArray[np.float64] = np.einsum("i,ij->j", weights, rows)
+    return result
 
 
 def _kernel(length: int, *, ordered: bool) -> NDArray[np.float64]:
-    """Return how much candidates are alike for each pair of an axis' values."""
+    """Return the similarity of candidates for each pair of an axis' values."""
     steps = np.abs(np.subtract.outer(np.arange(length), np.arange(length))) / (length - 1)
-    found: NDArray[np.float64] = np.exp(-(CHANGE * (steps > 0) + FAR_APART * (steps if ordered else steps > 0)))
-    return found
+    distances = steps if ordered else steps > 0
+    result: NDArray[np.float64] = np.exp(-(CHANGE_DECAY * (steps > 0) + DISTANCE_DECAY * distances))
+    return result

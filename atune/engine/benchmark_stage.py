@@ -14,14 +14,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 
 from atune.engine.interfaces import DeviceWorker
 from atune.engine.run_state import Run
-from atune.errors import (
-    DevicesLost,
-    InputsMisfit,
-    ServerLost,
-    WorkerError,
-    WorkerLost,
-    WorkloadError,
-)
+from atune.errors import DevicesLost, InputsMisfit, ServerLost, WorkerError, WorkerLost, WorkloadError
 from atune.journal.events import (
     BenchmarkFailed,
     BenchmarkRepeated,
@@ -39,35 +32,35 @@ from atune.model.jobs import MeasureJob, PrepareJob, StartJob
 from atune.model.measurement import Measurement, Timing, fastest_ms
 
 DEVICE_STARTS = 3
-"""Times that starting a device's process may fail in a row before the device is given up."""
-BETWEEN = "its process ended between two candidates"
+"""How many times in a row a device's process may fail to start before the engine gives the device up."""
+ENDED_BETWEEN = "its process ended between two candidates"
 N_NEIGHBOURS = 3
-"""How many neighbours must have been measured before a latency is compared with theirs."""
+"""Number of neighbours that must have been measured before a latency is compared with theirs."""
 DOUBTFUL_SHARE = 0.4
 """A latency below this share of the fastest neighbour's is doubtful."""
 
 SPEED_TOLERANCE = 0.05
-"""Share by which the reference's latency may differ between devices of one run. On two H100s of one host, which lower
-their clocks at the power cap, it differed by 2 %."""
+"""Share by which the reference's latency may differ between the devices of a run. It differed by 2 % between two H100s
+of one host, which lower their clocks at the power cap."""
 
 
 class BenchmarkStage:
-    """Measures artifacts on all device workers. `pipeline`: whether measuring begins while others still compile."""
+    """Measures artifacts on all device workers. `pipeline`: whether to measure while other candidates still compile."""
 
     def __init__(self, run: Run, workers: Sequence[DeviceWorker], *, pipeline: bool = True) -> None:
         self.run, self.workers, self.pipeline = run, workers, pipeline
         self.emit, self.state = run.recorder.emit, run.recorder.state
         self._again: deque[Artifact] = deque()
-        """Artifacts to measure again: their device was lost, or was excluded after it measured them."""
+        """Artifacts to measure again, because their device was lost, or was excluded after it measured them."""
         self._waiting: set[anyio.CancelScope] = set()
-        """Devices that wait for the stream's next artifact."""
+        """A scope for each device that waits for the stream's next artifact."""
         self._repeated: set[int] = set()
         self._excluded: set[str] = set()
         self._given_up: set[str] = set()
         self._speeds: dict[str, float] = {}
-        """The reference's latency, ms, on each device in use."""
+        """The reference's latency in ms on each device in use."""
         self._fastest: dict[str, float] = {}
-        """The best first timing on each device, ms."""
+        """The best first timing in ms on each device."""
         here = {worker.name for worker in workers}
         for measured in self.state.ranked():  # measured by an earlier part of the run; sorted, so the first is the best
             if measured.device in here:
@@ -106,7 +99,7 @@ class BenchmarkStage:
                     self.run.wake()
 
     async def _next(self, worker: DeviceWorker, artifacts: MemoryObjectReceiveStream[Artifact]) -> Artifact | None:
-        """Return the next artifact: one that another device left, else the stream's next; None once all is measured."""
+        """Return an artifact that another device put back, else the stream's next one; None once all are measured."""
         while worker.name not in self._excluded:
             if self._again:
                 return self._again.popleft()
@@ -118,20 +111,20 @@ class BenchmarkStage:
                     finally:
                         self._waiting.discard(waiting)
             except anyio.EndOfStream:
-                if self.run.measuring:  # that device may be lost, and its candidate put back
+                if self.run.measuring:  # a device that still measures may be lost, and put its candidate back
                     await self.run.changed()
-                elif not self._leave_out():
+                elif not self._exclude_outliers():
                     return None
         return None
 
     def _put_back(self, *artifacts: Artifact) -> None:
-        """Have other devices measure `artifacts`, at once: the stream's next may not come before their outcomes."""
+        """Have other devices measure `artifacts`. Wakes them, because the stream may wait for these outcomes."""
         self._again.extend(artifacts)
         for waiting in list(self._waiting):
             waiting.cancel()
 
     async def _prepared(self, worker: DeviceWorker) -> bool:
-        """Make the inputs and time the reference as soon as a candidate is lowered, while the first ones are compiled.
+        """Make the inputs and time the reference as soon as a candidate is lowered, while the first group compiles.
 
         Returns False if the device was given up or excluded.
         """
@@ -147,7 +140,7 @@ class BenchmarkStage:
                     prepared = await worker.run(PrepareJob(lowered.params, fitting(lowered.roles, self.run.roles)))
                 except WorkloadError as error:
                     default = await self._default()
-                    if default is not None and default.params != lowered.params:  # the first one's may fit no other
+                    if default is not None and default.params != lowered.params:  # the first one may be unusual
                         lowered = default
                     elif isinstance(error, InputsMisfit) and lowered is self.run.lowered:
                         config = self.state.entry(lowered.index).config
@@ -160,14 +153,14 @@ class BenchmarkStage:
                         return False
                 else:
                     return self._note_speed(worker, prepared.reference)
-            self._give_up(worker, "its process is lost whenever the reference runs")
+            self._give_up(worker, "its process ends whenever it runs the reference")
             return False
         finally:
             self.run.measuring -= 1
             self.run.wake()
 
     async def _default(self) -> Lowered | None:
-        """Return the default as soon as it is lowered; None if it is not, or fails."""
+        """Return the default as soon as it is lowered; None if it fails, or will not be lowered."""
         index = self.state.default_index
         while index is not None and self.run.default is None:
             if self.state.outcome(index) is not None or self.run.compiled.is_set() or self.run.stopping:
@@ -176,17 +169,20 @@ class BenchmarkStage:
         return self.run.default
 
     def _note_speed(self, worker: DeviceWorker, reference: Timing | None) -> bool:
-        """Record what the reference took on a device. Returns False if the device is excluded."""
+        """Record the reference's latency on a device. Returns False if the device is excluded."""
         if reference is not None:
             self.emit(ReferenceMeasured, worker=worker.name, device=worker.name, timing=reference)
             self._speeds[worker.name] = reference.latency_ms
             if len(self._speeds) == len(self.usable()):
-                self._leave_out()
+                self._exclude_outliers()
         return worker.name not in self._excluded
 
-    def _leave_out(self) -> bool:
-        """Exclude devices that are slower than the others. Other devices measure their candidates again."""
-        standard = statistics.median_low(self._speeds.values() or [1.0])  # of two in the middle the faster one
+    def _exclude_outliers(self) -> bool:
+        """Exclude devices whose speed differs from the others'. Returns whether there were any.
+
+        The other devices measure their candidates again.
+        """
+        standard = statistics.median_low(self._speeds.values() or [1.0])  # of an even number, the faster middle device
         factors = {name: ms / standard for name, ms in self._speeds.items()}
         outliers = {name: factor for name, factor in factors.items() if abs(factor - 1) > SPEED_TOLERANCE}
         for name, factor in outliers.items():
@@ -198,18 +194,18 @@ class BenchmarkStage:
             self._fastest.pop(name, None)
             again = [self.run.artifacts.pop(index) for index in measured if index in self.run.artifacts]
             self._put_back(*again)
-            if len(again) < len(measured):  # their libraries were built by an earlier part of the run, and are gone
-                message = f"{len(measured) - len(again)} candidates that device {name} measured in an earlier part"
-                self.emit(Warned, message=f"{message} are measured again when the run is resumed once more")
+            if len(again) < len(measured):  # an earlier part of the run built their libraries, which are gone
+                lost = f"device {name} was excluded after it timed {len(measured) - len(again)} candidates"
+                self.emit(Warned, message=f"{lost} in an earlier part: resume the run again to time them elsewhere")
         self.run.wake()
         return bool(outliers)
 
     async def _measure(self, worker: DeviceWorker, artifact: Artifact) -> bool:
-        """Measure one candidate, twice if the first answer is doubtful. Returns False if the device is gone."""
+        """Measure a candidate, twice if the first answer is doubtful. Returns False if the device is gone."""
         emit, index = self.emit, artifact.index
         while True:
             if not worker.alive:
-                emit(DeviceLost, worker=worker.name, device=worker.name, reason=BETWEEN)
+                emit(DeviceLost, worker=worker.name, device=worker.name, reason=ENDED_BETWEEN)
                 if not await self.start(worker):
                     self._put_back(artifact)
                     return False
@@ -217,13 +213,13 @@ class BenchmarkStage:
             best_ms = min(self._fastest.values(), default=None)
             try:
                 answer = await worker.run(MeasureJob(artifact, self.run.roles, best_ms))
-            except WorkerLost as error:  # while it made the inputs, or with its host
+            except WorkerLost as error:  # the process ended while it made the inputs, or with its host
                 doubt = SERVER_LOST if isinstance(error, ServerLost) else str(error)
                 answer = Failure(index, "worker_lost", str(error), error.detail, doubt)
             if isinstance(answer, Failure) and answer.doubt == SERVER_LOST:
                 self._repeated.discard(index)  # an earlier repetition had another reason
             if worker.name in self._excluded and isinstance(answer, Measurement):
-                doubt = f"device {worker.name} was left out meanwhile"
+                doubt = f"device {worker.name} was excluded meanwhile"
             else:
                 doubt = "" if index in self._repeated else self._doubt(worker, answer)
             if not doubt:
@@ -239,7 +235,7 @@ class BenchmarkStage:
             return False
 
     def _doubt(self, worker: DeviceWorker, answer: Measurement | Failure) -> str:
-        """Return why `answer` is doubtful and a fresh process must measure again; empty if it counts."""
+        """Return the reason to measure again in a fresh process; empty if `answer` counts."""
         if isinstance(answer, Failure):
             return answer.doubt
         state, latency = self.state, answer.timing.latency_ms
@@ -273,7 +269,7 @@ class BenchmarkStage:
         """Record that a device's process ended with or after `answer`, if it did."""
         if worker.alive:
             return
-        reason, kill_s = BETWEEN, 0.0
+        reason, kill_s = ENDED_BETWEEN, 0.0
         if isinstance(answer, Failure):
             reason, kill_s = f"{answer.kind}: {answer.message}", answer.kill_s
         self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=reason, kill_s=kill_s)
@@ -297,15 +293,15 @@ class BenchmarkStage:
         return False
 
     def _give_up(self, worker: DeviceWorker, reason: str) -> None:
-        """Stop using a device. Raises `DevicesLost` for the last one."""
+        """Stop using a device. Raises `DevicesLost` if it was the last one."""
         self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=reason, final=True)
         self._speeds.pop(worker.name, None)
         self._given_up.add(worker.name)
         if not self.usable():
-            raise DevicesLost(f"device {worker.name} is given up: {reason}; no device is left")
+            raise DevicesLost(f"device {worker.name} was given up: {reason}; no device is left")
 
     async def again(self, artifact: Artifact) -> bool:
-        """Check, time and record a candidate again, with another library. Returns False if no device is left."""
+        """Check, time and record a candidate again with another library. Returns False if no device is left."""
         before = self.run.artifacts.pop(artifact.index)
         self._repeated.discard(artifact.index)
         with suppress(DevicesLost):
@@ -320,7 +316,7 @@ class BenchmarkStage:
         return False
 
     async def restarted(self, worker: DeviceWorker, reason: str) -> bool:
-        """Try to restart a device whose process ended before or during the final."""
+        """Try to restart a device whose process ended before or during the final. Returns whether it runs."""
         self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=reason)
         try:
             return await self.start(worker)
@@ -331,19 +327,19 @@ class BenchmarkStage:
 def implausible(
     latency_ms: float, config: Config, measured: Iterable[tuple[Config, float]], floor_ms: float | None
 ) -> str:
-    """Return why `latency_ms` is doubtful; empty if it is plausible.
+    """Return the reason to doubt `latency_ms`; empty if it is plausible.
 
-    `measured`: the configurations measured so far, with their latencies, ms. Neighbours differ from `config` in one
-    axis. `floor_ms`: the least latency that the device's peaks allow, or None if unknown.
+    `measured`: the configurations measured so far, with their latencies in ms. Neighbours differ from `config` in one
+    axis. `floor_ms`: the least latency that the device's peaks allow; None if unknown.
     """
     if floor_ms is not None and latency_ms < floor_ms:
-        return f"{latency_ms:.4g} ms is less than the device's peak allows for the workload ({floor_ms:.4g} ms)"
+        return f"{latency_ms:.4g} ms is faster than the device's peak allows for the workload ({floor_ms:.4g} ms)"
     near = [ms for other, ms in measured if _differences(config, other) == 1]
     if len(near) >= N_NEIGHBOURS and latency_ms < DOUBTFUL_SHARE * min(near):
         return f"{latency_ms:.4g} ms is far below the fastest of {len(near)} neighbours ({min(near):.4g} ms)"
     return ""
 
 
-def _differences(one: Config, other: Config) -> int:
+def _differences(a: Config, b: Config) -> int:
     missing: Any = object()
-    return sum(one.get(name, missing) != other.get(name, missing) for name in one.keys() | other.keys())
+    return sum(a.get(name, missing) != b.get(name, missing) for name in a.keys() | b.keys())

@@ -1,8 +1,8 @@
-"""The compile side of a run: gives free compile workers their next step, and records what comes of it.
+"""The compile side of a run: gives free compile workers their next step, and records the results.
 
-Before all, one worker finds the roles of the kernel's parameters. A candidate's way from *lowered* to *built* is here:
-`Screen` judges it once it is lowered, the scheduler says when it is built, and `deliver` hands its artifact on. Where
-nothing else can start, a worker compares a library that cicc built in an unknown state with what nvcc makes of it.
+First, one worker finds the roles of the kernel's parameters. This module then takes a candidate from *lowered* to
+*built*: `Screen` judges the lowered candidate, the scheduler decides when to build it, and `deliver` hands its artifact
+on. If nothing else can start, a worker checks a library that cicc built in an unknown state against nvcc's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from atune.engine.interfaces import CompileHints, CompileWorker
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState, Job, Lower, halves
-from atune.engine.screen import Verdict, why_last
+from atune.engine.screen import Verdict, reason_to_defer
 from atune.errors import AtuneError, MachineError
 from atune.journal.events import (
     BuildFailed,
@@ -38,13 +38,13 @@ from atune.workload.source_locations import place_in
 
 
 async def find_roles(run: Run, worker: CompileWorker, candidates: Sequence[Candidate]) -> None:
-    """Set the roles of `run`: those in the code of the first of `candidates` that elaborates, or of a lowered one.
+    """Set the roles of `run` from the code of a lowered candidate, or of the first of `candidates` that elaborates.
 
-    Raises `WorkloadError` if an output that is named is not there.
+    Raises `WorkloadError` if the kernel lacks an output that the workload names.
     """
     for candidate in candidates:
         first = run.lowered
-        lowered = None if first is None else next((one for one in candidates if one.index == first.index), None)
+        lowered = None if first is None else next((c for c in candidates if c.index == first.index), None)
         answer = await worker.run(RolesJob(lowered or candidate))
         if isinstance(answer, Roles):
             run.roles = answer
@@ -54,12 +54,12 @@ async def find_roles(run: Run, worker: CompileWorker, candidates: Sequence[Candi
 
 
 class CompilerStates:
-    """The compiler states of a run. `candidate`: returns one by its index."""
+    """The compiler states of a run. `candidate`: returns the candidate with an index."""
 
     def __init__(self, run: Run, candidate: Callable[[int], Candidate]) -> None:
         self.run, self.candidate = run, candidate
         self.differs = False
-        """Whether cicc's code differs from nvcc's in a state."""
+        """Whether cicc's code differs from nvcc's in any state."""
         self._equal, self._seen = set[str](), set[str]()
         self.due = list[Artifact]()
         """Libraries to compare."""
@@ -67,7 +67,7 @@ class CompilerStates:
         """How many comparisons are under way."""
 
     def saw(self, artifacts: Sequence[Artifact]) -> None:
-        """Have the states of new libraries compared, unless they are known."""
+        """Queue new libraries for comparison if their states are unknown."""
         for artifact in artifacts:
             if artifact.state and not artifact.compared and artifact.state not in self._seen:
                 self._seen.add(artifact.state)
@@ -84,7 +84,7 @@ class CompilerStates:
                 self._warn(artifact, f"could not be compared with nvcc's ({answer.kind}: {answer.message})")
             elif answer.difference:
                 self.differs = True
-                self._warn(artifact, f"differs from nvcc's ({answer.difference}): nvcc compiles the finalists again")
+                self._warn(artifact, f"differs from nvcc's ({answer.difference}), so nvcc compiles the finalists again")
             else:
                 self._equal.add(artifact.state)
         except MachineError:
@@ -96,7 +96,7 @@ class CompilerStates:
             self.run.wake()
 
     def _warn(self, artifact: Artifact, what: str) -> None:
-        self.run.recorder.emit(Warned, message=f"the code of candidate {artifact.index} by cicc {what}")
+        self.run.recorder.emit(Warned, message=f"cicc's code for candidate {artifact.index} {what}")
 
     async def settle(self) -> set[int]:
         """Wait until all states are compared, and return the candidates whose library must be built again."""
@@ -116,20 +116,20 @@ LEAST_COMPILED = 8
 """Number of candidates that must have been compiled before a compile can be hopeless."""
 QUANTILE = 0.9
 FACTOR = 5.0
-"""A compile may take this many times the quantile of the others' times."""
+"""A compile may take this many times as long as the `QUANTILE` of the others."""
 FLOOR_S = 10.0
-"""The shortest limit, because a busy machine may delay any compile by this long."""
+"""The shortest limit in seconds, because a busy machine may delay any compile by this long."""
 
 Deliver = Callable[[Artifact], Awaitable[None]]
 """Hands a candidate's artifact on, as soon as there is room."""
 
 
 class CompileStage:
-    """Lowers and builds on all compile workers, as the scheduler decides.
+    """Lowers and builds candidates on all compile workers, as the scheduler decides.
 
-    `judge`: says what becomes of a lowered candidate. `hints` returns the compilers' hints for a number of measuring
-    devices. `timeout_s`: the user's deadline of a compile; without one none is hopeless. `states`: compares compiler
-    states meanwhile; None where nothing is measured.
+    `judge`: decides on a lowered candidate. `hints`: returns the compilers' hints for a number of measuring devices.
+    `timeout_s`: the user's deadline for a compile; without it, no compile is hopeless. `states`: compares compiler
+    states meanwhile; None if nothing is measured.
     """
 
     def __init__(
@@ -150,16 +150,16 @@ class CompileStage:
         self._back: deque[Candidate] = deque()
         """Candidates that were put back, to be lowered again."""
         self._undecided: dict[int, Lowered] = {}
-        """Lowered candidates that are judged once others are lowered, too."""
+        """Lowered candidates that are judged again once others are lowered."""
         self._repeated: set[int] = set()
-        """Candidates that lost a worker once, which is not held against them. A second loss is."""
+        """Candidates whose worker was lost once. They are tried again, but a second loss counts as a failure."""
         self._unlowered = Counter[str]()
-        """How often lowering failed with each message, through no line of the user's."""
+        """How often lowering failed with each message, if no line of the user's raised it."""
         self._idle = anyio.Lock(fast_acquire=True)
-        """Held by the idle worker that looks for work. The others would find what it finds, so they queue."""
+        """Held by the idle worker that looks for work. The others would find the same work, so they queue."""
 
     async def serve(self, worker: CompileWorker) -> None:
-        """Do what the scheduler decides, until all is compiled, or with `states` until cancelled."""
+        """Do what the scheduler decides until all is compiled. With `states`, go on until cancelled."""
         while True:
             work = self._next()
             if work is None:
@@ -171,11 +171,11 @@ class CompileStage:
             await work(worker)
 
     async def ended(self) -> None:
-        """Wait until everything is compiled and handed on, then report it."""
-        self._look()
+        """Wait until everything is compiled and handed on, then set `Run.compiled`."""
+        self._update()
         while not self._all_compiled:
             await self.run.changed()
-            self._look()
+            self._update()
         self.run.compiled.set()
         self.run.wake()
 
@@ -184,15 +184,15 @@ class CompileStage:
         return self.state.finished and not self.state.busy
 
     def _next(self) -> Callable[[CompileWorker], Awaitable[None]] | None:
-        """Return what a free worker does next; a state is compared where nothing else can start."""
-        self._look()
+        """Return a free worker's next step: a job, or the comparison of a state if no job can start."""
+        self._update()
         if (job := self.state.next_job()) is not None:
             return partial(self._do, job)
         if self._states is None or not self._states.due:
             return None
         return self._states.compare if self.state.busy < self.state.workers - self.state.hints.resting else None
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         """Bring the scheduler's state up to date."""
         if self.run.stopping:
             self._drop_queues()
@@ -238,10 +238,10 @@ class CompileStage:
                 ir_digest=answer.ir_digest,
                 facts=answer.facts,
                 seconds=answer.seconds,
-                deferred=why_last(answer.facts),
+                deferred=reason_to_defer(answer.facts),
                 printed=answer.printed,
             )
-            await self._follow(worker, answer, self._judge(answer))
+            await self._carry_out(worker, answer, self._judge(answer))
         elif self._repeats(worker, [candidate.index], answer.doubt):
             self._back.append(candidate)
             self.state.seen -= 1
@@ -249,14 +249,14 @@ class CompileStage:
             self._fail(worker, answer)
 
     async def _judge_undecided(self, worker: CompileWorker) -> None:
-        """Judge those again that wait for what is known by now."""
+        """Judge again the candidates that waited for others to be lowered."""
         for lowered in list(self._undecided.values()):
             verdict = self._judge(lowered)
             if verdict.becomes != "wait" and self._undecided.pop(lowered.index, None) is not None:
-                await self._follow(worker, lowered, verdict)
+                await self._carry_out(worker, lowered, verdict)
 
-    async def _follow(self, worker: CompileWorker, lowered: Lowered, verdict: Verdict) -> None:
-        """Do with a lowered candidate what was decided."""
+    async def _carry_out(self, worker: CompileWorker, lowered: Lowered, verdict: Verdict) -> None:
+        """Carry out the verdict on a lowered candidate."""
         index, name = lowered.index, worker.name
         match verdict.becomes:
             case "duplicate":
@@ -269,7 +269,7 @@ class CompileStage:
             case "wait":
                 self._undecided[index] = lowered
             case _:
-                known = await worker.run(FindJob(lowered))  # deferring such a candidate saves nothing
+                known = await worker.run(FindJob(lowered))  # deferring an already compiled candidate saves nothing
                 if known is None:
                     self.state.add(lowered, deferred=verdict.becomes == "defer")
                 else:
@@ -291,18 +291,18 @@ class CompileStage:
                 self.emit(GroupSplit, worker=worker.name, indices=indices, message=built.message)
                 self.state.retry += halves(group)
             return
-        for lowered, one in zip(group, built, strict=True):
-            if isinstance(one, Artifact):
+        for lowered, answer in zip(group, built, strict=True):
+            if isinstance(answer, Artifact):
                 continue
-            if self._repeats(worker, [lowered.index], one.doubt):
+            if self._repeats(worker, [lowered.index], answer.doubt):
                 self.state.retry.append((lowered,))
             else:
-                self._fail(worker, one)
-        if good := [one for one in built if isinstance(one, Artifact)]:
+                self._fail(worker, answer)
+        if good := [answer for answer in built if isinstance(answer, Artifact)]:
             await self._hand_on(worker, good, reason)
 
     async def _hand_on(self, worker: CompileWorker, artifacts: Sequence[Artifact], reason: str) -> None:
-        """Record a library, and hand on its `artifacts`."""
+        """Record a library, and deliver its `artifacts`."""
         self.run.built(worker.name, artifacts, reason)
         if self._states is not None:
             self._states.saw(artifacts)
@@ -323,7 +323,7 @@ class CompileStage:
                 self.run.stop("unlowered")
 
     def _repeats(self, worker: CompileWorker, indices: Sequence[int], doubt: str) -> bool:
-        """Tell whether to repeat these because of `doubt`: yes, if any member was not repeated yet."""
+        """Return whether to repeat candidates because of `doubt`: yes, unless all were repeated before. Records it."""
         if not doubt or self._repeated.issuperset(indices):
             return False
         self._repeated.update(indices)
@@ -343,13 +343,14 @@ class CompileStage:
 def limit_s(state: State, group: Sequence[Lowered], weight: float, most_s: float | None) -> float | None:
     """Return the seconds after which compiling `group` is hopeless; None if the user's limit `most_s` applies.
 
-    It follows each compiled candidate's share of its library's seconds, and grows with the group's `weight`, in
-    compiles. The default configuration alone has the user's limit, because every result is compared with it. In a group
-    it has that of the group, whose parts are then compiled again.
+    The limit is computed from each compiled candidate's share of its library's seconds, and grows with the group's
+    `weight`, in compiles. The default configuration alone has the user's limit, because every result is compared with
+    it. In a group it has the group's limit, and the group's parts are then compiled again.
     """
     seen = state.compile_s
     default = None if state.default_index is None else state.first(state.default_index).index
-    if most_s is None or len(seen) < LEAST_COMPILED or [state.first(one.index).index for one in group] == [default]:
+    firsts = [state.first(lowered.index).index for lowered in group]
+    if most_s is None or len(seen) < LEAST_COMPILED or firsts == [default]:
         return None
     usual_s = seen[math.ceil(QUANTILE * len(seen)) - 1]
     limit_s = max(FLOOR_S, FACTOR * usual_s * weight)

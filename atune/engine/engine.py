@@ -2,9 +2,9 @@
 
     strategy ─▶ proposals ─▶ compile workers ─▶ artifacts ─▶ device workers ─▶ final
 
-Proposals and artifacts are bounded memory object streams. Each compile worker and each device has a coroutine, that
-of `compile_stage` and `benchmark_stage`. The scheduler decides what a free compile worker does next, and `final` runs
-the final. The engine itself never compiles, loads or runs anything.
+Proposals and artifacts are bounded memory object streams. Each compile worker has a coroutine of `compile_stage`, and
+each device has a coroutine of `benchmark_stage`. The scheduler decides what a free compile worker does next, and
+`final` runs the final. The engine itself never compiles, loads or runs a kernel.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from atune.model.jobs import LowerJob
 from atune.workload.pickling import edited_since
 
 PROPOSALS_PER_WORKER = 2
-"""Proposed candidates that wait for each compile worker."""
+"""Number of proposed candidates that may wait for each compile worker."""
 ARTIFACTS_PER_DEVICE = 64
-"""Artifacts that may wait for each device. When there are more, compile workers wait."""
+"""Number of artifacts that may wait for each device. When the queue is full, compile workers wait."""
 
 
 class Engine:
@@ -60,25 +60,25 @@ class Engine:
         self._ended_by = "exhausted"
 
     def _warn(self, message: str) -> None:
-        """Record a warning of the machine, once the run's start is recorded."""
+        """Record a warning, after the run's start is recorded."""
         if self.recorder.emitted:
             self.recorder.emit(Warned, message=message)
         else:
             self._early_warnings.append(message)
 
     def stop(self, reason: str = "stopped") -> None:
-        """Propose and start nothing more. Calls under way end, then the final follows."""
+        """Propose and start nothing more. Jobs under way end, then the final follows."""
         self._run.stop(reason)
 
     @property
     def recalled(self) -> str:
-        """The journal of the earlier run whose result this is, where nothing was done; else empty."""
+        """The journal of the earlier run whose result was taken, so that nothing was done; else empty."""
         return self._start.recalled
 
     async def run(self) -> None:
-        """Tune. Cancellation kills every process; what was recorded stays.
+        """Tune. Cancellation kills every process, and keeps everything that was recorded.
 
-        Raises `UsageError` for the caller's mistakes, `DevicesLost` when no device is left, and `MachineError`.
+        Raises `UsageError` for the caller's mistakes, `DevicesLost` if no device is left, and `MachineError`.
         """
         async with self.machine.open(self._warn, self._run.wake):
             plan = await self._start.begin()
@@ -88,7 +88,7 @@ class Engine:
         await self.recorder.sync()
 
     async def _work(self, plan: Plan) -> None:
-        """Compile and measure the work that is left, side by side, and run the final."""
+        """Compile and measure the remaining candidates at the same time, then run the final."""
         run, settings, workers = self._run, self.settings, self._start.compile_workers
         devices = self.machine.device_workers()
         for message in self._early_warnings:
@@ -115,7 +115,7 @@ class Engine:
         async with anyio.create_task_group() as until_ended:
             until_ended.start_soon(run.outcomes.keep_synced)
             until_ended.start_soon(self._find_and_compile, plan, workers[0], compiling)
-            for compile_worker in workers[1:]:  # one may still compare a state after all is measured
+            for compile_worker in workers[1:]:  # may still compare a state after all is measured
                 until_ended.start_soon(compiling.serve, compile_worker)
             async with proposals, deliver, artifacts, anyio.create_task_group() as tasks:
                 tasks.start_soon(keep_time, run, settings.budget.seconds)
@@ -126,21 +126,21 @@ class Engine:
                 await run.measured.wait()
             await run.outcomes.acknowledge()
             await proposing.tell()
-            self._ended_by = self._what_ended(plan)
+            self._ended_by = self._reason(plan)
             await final.time_finalists(await states.settle())
             until_ended.cancel_scope.cancel()
 
     async def _find_and_compile(self, plan: Plan, worker: CompileWorker, compiling: CompileStage) -> None:
         """Have the first compile worker find the parameters' roles, and then compile."""
         run = self._run
-        if plan.default and run.recorder.state.entry(plan.default[0].index).lowered:  # by an earlier part
+        if plan.default and run.recorder.state.entry(plan.default[0].index).lowered:  # an earlier part lowered it
             lowered = await worker.run(LowerJob(plan.default[0]))
             run.default = lowered if isinstance(lowered, Lowered) else None
         await find_roles(run, worker, [*plan.default, *plan.candidates.values()])
         await compiling.serve(worker)
 
-    def _what_ended(self, plan: Plan) -> str:
-        """Return the reason of `RunFinished` for a run that nothing stopped."""
+    def _reason(self, plan: Plan) -> str:
+        """Return the `reason` of `RunFinished` for a run that nothing stopped."""
         strategy, most = self._start.strategy, self.settings.budget.most(plan.total)
         if strategy is not None and strategy.enough is not None and strategy.enough.reached:
             return "enough"
@@ -149,7 +149,7 @@ class Engine:
     async def _finish(self) -> None:
         header = self.recorder.state.header
         if header and (file := await anyio.to_thread.run_sync(edited_since, header.origin, self._began)):
-            self._warn(f"{file} was written meanwhile: the run measured what it had loaded")
+            self._warn(f"{file} was edited during the run; the results are for the version that was loaded")
         state, reason = self.recorder.state, self._run.stopping or self._ended_by
         index, winner, roles = state.winner, None, self._run.roles
         if index is not None and (built := self._run.artifacts.get(index)) is not None:
@@ -161,7 +161,7 @@ class Engine:
                     self.recorder.emit(Warned, message=f"the winner's library could not be kept: {error}")
         if index is not None and (outcome := state.outcome(index)) is not None:
             roles = roles_with(roles, outcome)
-        found = await anyio.to_thread.run_sync(found_in, state, reason)  # there may be very many candidates
+        found = await anyio.to_thread.run_sync(found_in, state, reason)  # in a thread: there may be many candidates
         self.recorder.emit(
             RunFinished,
             wall_s=round(self.recorder.part_s, 4),

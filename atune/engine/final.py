@@ -1,4 +1,4 @@
-"""The final: re-benchmarks the best few candidates in turn, until their order is settled, and says who wins."""
+"""The final: times the best few candidates again in turn until their order is settled, and decides the winner."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 
-from atune.engine.benchmark_stage import BETWEEN, BenchmarkStage
+from atune.engine.benchmark_stage import ENDED_BETWEEN, BenchmarkStage
 from atune.engine.interfaces import CompileWorker, DeviceWorker
 from atune.engine.run_state import Run
 from atune.errors import MachineError, WorkerError
@@ -19,37 +19,37 @@ from atune.model.jobs import BitsJob, BuildJob, FinalJob, Finals, FindJob, Group
 from atune.model.measurement import CLOSE, FinalEntry, Timing, ratio_interval
 from atune.model.settings import BenchmarkSettings
 
-MISTAKE = 0.05
-"""Chance of any wrong decision in a whole final, split over its comparisons and looks (Bonferroni)."""
+ERROR_PROBABILITY = 0.05
+"""Probability of any wrong decision in a whole final, split over its comparisons and looks (Bonferroni)."""
 TIE = 0.002
-"""Two finalists are equally fast if their ratio is known to be within this much of 1."""
+"""Two finalists are equally fast if the interval of their ratio lies within this distance of 1."""
 SEEDS = (1, 2)
-"""Seeds of further drawn inputs on which finalists must have the default's bits, where that is asked for."""
+"""With `same_bits`, finalists must have the default's bits on further inputs that are drawn with these seeds."""
 
 
 def unsettled(timings: Mapping[int, Timing], contenders: Sequence[int]) -> list[int]:
-    """Return the contenders whose order is still open, the leader first. They are timed in further rounds.
+    """Return the contenders to time in further rounds: the leader, and those that may still be as fast or faster.
 
-    Empty once each is known to be slower than the leader, or equally fast. Contenders with fewer samples than others
-    were found slower before, and do not count.
+    Empty once each is known to be slower than the leader, or equally fast. Contenders with fewer samples than the
+    others were found to be slower in an earlier round, and do not count.
     """
-    playing = _playing(timings, contenders)
+    playing = _most_timed(timings, contenders)
     leader = min(playing, key=lambda i: timings[i].latency_ms)
     level = _level(contenders)
-    still = [i for i in playing if i != leader and _verdict(timings[i], timings[leader], level) == "open"]
-    return [leader, *still] if still else []
+    undecided = [i for i in playing if i != leader and _verdict(timings[i], timings[leader], level) == "open"]
+    return [leader, *undecided] if undecided else []
 
 
 def final_order(
     timings: Mapping[int, Timing], contenders: Sequence[int], keys: Mapping[int, str], default: int | None = None
 ) -> tuple[list[FinalEntry], tuple[int, ...]]:
-    """Return all entries, the winner first, the others by latency; and which of them are as fast as the winner.
+    """Return all entries, the winner first and the others by latency; and the candidates that are as fast as it.
 
-    The winner is the leader where its advantage holds, else the one of its equals with the smallest config key, so that
-    runs repeat. It gives way to the `default` among the contenders, unless it is faster: its gain is more than `CLOSE`,
-    and the 95 % interval of the gain excludes 1.
+    The winner is the leader if it is faster than all others. Otherwise the candidate with the smallest config key among
+    the leader and its equals wins, so that runs repeat. But the `default`, if it is a contender, wins unless the other
+    is faster: its gain is more than `CLOSE`, and the 95 % interval of the gain excludes 1.
     """
-    playing = _playing(timings, contenders)
+    playing = _most_timed(timings, contenders)
     leader = min(playing, key=lambda i: (timings[i].latency_ms, keys[i]))
     equals = {leader}
     for i in playing:
@@ -68,24 +68,24 @@ def final_order(
 def finalists(
     measured: Sequence[CandidateMeasured], reference_ms: Mapping[str, float], most: int
 ) -> list[CandidateMeasured]:
-    """Return the `most` fastest, by their first timings, and by these as multiples of their device's reference.
+    """Return the `most` fastest by their first timings, and the `most` fastest relative to their device's reference.
 
-    `measured`: the fastest first. Devices differ in speed: so none is left out because a slower one measured it.
+    `measured`: the fastest first. The relative order keeps good candidates that a slower device measured.
     """
-    if not {one.device for one in measured} <= reference_ms.keys():
+    if not {m.device for m in measured} <= reference_ms.keys():
         return list(measured[:most])
-    in_references = sorted(measured, key=lambda one: one.timing.latency_ms / reference_ms[one.device])
-    chosen = {one.index for one in (*measured[:most], *in_references[:most])}
-    return [one for one in measured if one.index in chosen]
+    relative = sorted(measured, key=lambda m: m.timing.latency_ms / reference_ms[m.device])
+    chosen = {m.index for m in (*measured[:most], *relative[:most])}
+    return [m for m in measured if m.index in chosen]
 
 
-def _playing(timings: Mapping[int, Timing], contenders: Sequence[int]) -> list[int]:
+def _most_timed(timings: Mapping[int, Timing], contenders: Sequence[int]) -> list[int]:
     most = max(timings[i].n_samples for i in contenders)
     return [i for i in contenders if timings[i].n_samples == most]
 
 
 def _level(contenders: Sequence[int]) -> float:
-    return 1 - MISTAKE / max(1, INTERIM_LOOKS * (len(contenders) - 1))
+    return 1 - ERROR_PROBABILITY / max(1, INTERIM_LOOKS * (len(contenders) - 1))
 
 
 def _verdict(slow: Timing, fast: Timing, level: float) -> str:
@@ -97,21 +97,21 @@ def _verdict(slow: Timing, fast: Timing, level: float) -> str:
 
 NO_FINAL = "no final: no device is left to time the finalists on"
 FINAL_S = 5.0
-"""Seconds after which the final times no further round, even if the order is not settled."""
-LOSSES = 2
-"""How often a final's processes may be lost. Nobody knows which finalist did it; it may take all processes along."""
+"""Seconds after which the final begins no further round, even if the order is not settled."""
+MOST_LOSSES = 2
+"""How often the final may lose its process. Nothing tells which finalist killed it, and it may kill more processes."""
 INTERIM_LOOKS = 10
-"""How often the order is examined at most: after the first rounds, and after each further ones."""
+"""How often the order is examined at most: after the first rounds, and after each further set of rounds."""
 
 
 class _FinalistsFailed(Exception):
-    """Finalists gave wrong results after they were timed, as `args` say: the timings of that round do not count."""
+    """Finalists, in `args`, gave wrong results after they were timed, so the timings of that round do not count."""
 
 
 class FinalStage:
-    """Re-benchmarks finalists on one device. Gets libraries for those that an earlier part of the run measured.
+    """Times finalists again on one device. Gets the libraries of those that an earlier part of the run measured.
 
-    `candidate`: returns one by its index.
+    `candidate`: returns the candidate with an index.
     """
 
     def __init__(
@@ -128,17 +128,17 @@ class FinalStage:
         self._memory_bytes = 0
 
     async def time_finalists(self, wrong: Set[int] = frozenset()) -> None:
-        """Re-benchmark the best few in turn, with the default. `wrong`: those with wrong libraries.
+        """Time the best few candidates and the default again, in turn. `wrong`: candidates with wrong libraries.
 
-        A finalist with wrong results becomes a failure, and the others are timed again. A final that a journal already
-        holds is kept; then only a missing library of the winner is compiled.
+        A finalist with wrong results becomes a failure, and the others are timed again. If the journal already holds a
+        final, it is kept, and only the winner's library is compiled if it is missing.
         """
         again = set(wrong)
         while await self._time_finalists(again):
             await self.run.outcomes.acknowledge()
 
     async def _time_finalists(self, wrong: set[int]) -> bool:
-        """Run the final. Returns whether it must be repeated without a finalist that failed in it."""
+        """Run the final. Returns whether to repeat it without a finalist that failed in it."""
         reference_ms = {name: timing.latency_ms for name, timing in self.state.references.items()}
         most = max(2, self.benchmark.n_final)
         best = finalists(self.state.admitted(), reference_ms, most)
@@ -162,12 +162,12 @@ class FinalStage:
         if len(chosen) < 2 or not contenders:
             return False
         worker = next((worker for worker in usable if worker.alive), usable[0])
-        if not worker.alive and not await self.measuring.restarted(worker, BETWEEN):
+        if not worker.alive and not await self.measuring.restarted(worker, ENDED_BETWEEN):
             return self._on_another(NO_FINAL)
         return await self._time(worker, chosen, contenders)
 
     async def _recovered(self, wrong: set[int]) -> bool:
-        """Get the winner's library where there is no final. Returns whether another candidate may have become it."""
+        """Get the winner's library if there is no final. Returns whether another candidate may be the winner now."""
         winner = self.state.winner
         if winner is None:
             return False
@@ -177,98 +177,98 @@ class FinalStage:
         wrong.discard(winner)
         return await self.measuring.again(self.run.artifacts[winner])
 
-    def _on_another(self, without: str) -> bool:
-        """Return whether a device is left for a final whose device was given up. Warns `without` one."""
+    def _on_another(self, warning: str) -> bool:
+        """Return whether a device is left for a final whose device was given up. Emits `warning` if none is."""
         if not (left := bool(self.measuring.usable())):
-            self.emit(Warned, message=without)
+            self.emit(Warned, message=warning)
         return left
 
     def _default(self) -> int | None:
-        """Return the candidate that was built and ran for the default; None if it was not measured."""
+        """Return the index of the candidate that was measured for the default; None if it was not measured."""
         return None if self.state.default is None else self.state.default.index
 
     async def _time(self, worker: DeviceWorker, chosen: Sequence[int], contenders: Sequence[int]) -> bool:
-        """Time and record the final; repeat it if its process is lost, by any of the finalists.
+        """Time and record the final; repeat it if a finalist kills its process.
 
-        After `LOSSES`, in this and in earlier parts of the run, the order of the first timings stands. Returns whether
-        a further final must be held: finalists failed, or the device was given up and others are left.
+        After `MOST_LOSSES` in all parts of the run, the order of the first timings stands. Returns whether to run
+        another final, because finalists failed, or because the device was given up and others are left.
         """
-        without = f"no final: it lost its process {LOSSES} times; the order is that of the first timings"
-        while self.state.final_losses < LOSSES:
+        warning = f"no final: it lost its process {MOST_LOSSES} times, so the first timings decide the order"
+        while self.state.final_losses < MOST_LOSSES:
             self.emit(FinalStarted, worker=worker.name, device=worker.name, indices=tuple(chosen))
             try:
-                if self.benchmark.same_bits and await self._other_bits(worker, chosen):
+                if self.benchmark.same_bits and await self._bits_differ(worker, chosen):
                     return True
                 order = await self._rounds(worker, chosen, contenders)
             except _FinalistsFailed as failed:
                 await self._drop(worker, failed.args)
                 return True
             except (WorkerError, MachineError) as error:
-                without = f"no final: {error}; the order is that of the first timings"
-                if self.state.final_losses == LOSSES - 1:  # no process is needed any more
+                warning = f"no final: {error}; the first timings decide the order"
+                if self.state.final_losses == MOST_LOSSES - 1:  # no further process is needed
                     self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=str(error))
                 elif isinstance(error, MachineError):
                     raise
                 elif not await self.measuring.restarted(worker, str(error)):
-                    return self._on_another(without)
+                    return self._on_another(warning)
             else:
                 self.emit(FinalOrdered, worker=worker.name, device=worker.name, **order)
                 return False
-        self.emit(Warned, message=without)
+        self.emit(Warned, message=warning)
         return False
 
-    async def _other_bits(self, worker: DeviceWorker, chosen: Sequence[int]) -> bool:
-        """Compare the finalists' bits with the default's on inputs drawn with `SEEDS`. Returns whether some differ."""
+    async def _bits_differ(self, worker: DeviceWorker, chosen: Sequence[int]) -> bool:
+        """Compare the finalists' bits with the default's on inputs drawn with `SEEDS`. Returns whether any differ."""
         if (default := self._default()) is None or default not in chosen:  # it could not be compiled again
             return False
-        found = await worker.run(BitsJob(tuple(self.run.artifacts[i] for i in chosen), self.run.roles, SEEDS))
-        by_index = dict(zip(chosen, found.digests, strict=True))
+        bits = await worker.run(BitsJob(tuple(self.run.artifacts[i] for i in chosen), self.run.roles, SEEDS))
+        by_index = dict(zip(chosen, bits.digests, strict=True))
         differ = tuple(i for i, digests in by_index.items() if digests != by_index[default])
-        self.emit(BitsCompared, worker=worker.name, seeds=1 + len(found.digests[0]), differ=differ)
+        self.emit(BitsCompared, worker=worker.name, seeds=1 + len(bits.digests[0]), differ=differ)
         return bool(differ)
 
     async def _drop(self, worker: DeviceWorker, failures: Sequence[Failure]) -> None:
         """Record finalists as failures, and restart the device if they killed its process."""
-        for one in failures:
-            self.measuring.failed(worker, one)
-            self.run.artifacts.pop(one.index, None)
+        for failure in failures:
+            self.measuring.failed(worker, failure)
+            self.run.artifacts.pop(failure.index, None)
         if not worker.alive:
             await self.measuring.restarted(worker, f"{failures[0].kind}: {failures[0].message}")
 
     async def _rounds(self, worker: DeviceWorker, chosen: Sequence[int], contenders: Sequence[int]) -> dict[str, Any]:
-        """Time all in turn, then those whose order is open, until it is settled or a limit is reached.
+        """Time all finalists in turn, then the undecided ones, until the order is settled or a limit is reached.
 
-        Default and reference are in every round, so that all that the winner is compared with is timed as it is.
-        Returns fields of `FinalOrdered`.
+        The default and the reference take part in every round, because the winner is compared with them. Returns
+        fields of `FinalOrdered`.
         """
         rounds = self.benchmark.n_final_rounds
         began, default = self.run.recorder.elapsed_s, self._default()
-        found = await self._timed(worker, chosen, rounds)
-        timings, reference = {e.index: e.timing for e in found.entries}, found.reference
+        timed = await self._timed(worker, chosen, rounds)
+        timings, reference = {e.index: e.timing for e in timed.entries}, timed.reference
         for _ in range(INTERIM_LOOKS - 1):
             playing = unsettled(timings, contenders)
             if not playing or self.run.recorder.elapsed_s - began > FINAL_S:
                 break
             if default is not None and default in timings:
                 playing = list(dict.fromkeys([*playing, default]))
-            found = await self._timed(worker, playing, rounds)
-            timings.update((e.index, timings[e.index].and_more(e.timing)) for e in found.entries)
-            if reference is not None and found.reference is not None:
-                reference = reference.and_more(found.reference)
+            timed = await self._timed(worker, playing, rounds)
+            timings.update((e.index, timings[e.index].and_more(e.timing)) for e in timed.entries)
+            if reference is not None and timed.reference is not None:
+                reference = reference.and_more(timed.reference)
         keys = {i: self.state.entries[i].key for i in timings}
         entries, ties = final_order(timings, contenders, keys, default)
         return {"entries": tuple(entries), "ties": ties, "reference": reference, "memory_bytes": self._memory_bytes}
 
     async def _timed(self, worker: DeviceWorker, finalists: Sequence[int], rounds: int) -> Finals:
         artifacts = tuple(self.run.artifacts[i] for i in finalists)
-        found = await worker.run(FinalJob(artifacts, self.run.roles, rounds))
-        if found.failures:
-            raise _FinalistsFailed(*found.failures)
-        self._memory_bytes = max(self._memory_bytes, found.memory_bytes)
-        return found
+        timed = await worker.run(FinalJob(artifacts, self.run.roles, rounds))
+        if timed.failures:
+            raise _FinalistsFailed(*timed.failures)
+        self._memory_bytes = max(self._memory_bytes, timed.memory_bytes)
+        return timed
 
     async def _recover(self, wanted: Sequence[int]) -> None:
-        """Get the libraries of candidates that an earlier part measured: from the store, or by compiling again."""
+        """Get the libraries of candidates that an earlier part measured, from the store or by compiling them again."""
         missing = [index for index in wanted if index not in self.run.artifacts]
 
         async def rebuild(worker: CompileWorker) -> None:
@@ -276,15 +276,15 @@ class FinalStage:
                 index = missing.pop(0)
                 failed = await self._rebuild(worker, self.candidate(index))
                 if failed:
-                    message = f"candidate {index} was measured before and could not be compiled again ({failed})"
-                    self.emit(Warned, worker=worker.name, message=f"{message}: it is not in the final")
+                    message = f"candidate {index} was measured before, but could not be compiled again ({failed})"
+                    self.emit(Warned, worker=worker.name, message=f"{message}, so it is not in the final")
 
         async with anyio.create_task_group() as tasks:
             for worker in self.workers[: len(missing)]:
                 tasks.start_soon(rebuild, worker)
 
     async def _rebuild(self, worker: CompileWorker, candidate: Candidate) -> str:
-        """Compile one candidate again. Returns why that failed, or an empty text."""
+        """Compile a candidate again. Returns the reason of a failure; empty if it succeeded."""
         lowered = await worker.run(LowerJob(candidate))
         if isinstance(lowered, Failure) and lowered.doubt:
             lowered = await worker.run(LowerJob(candidate))
@@ -292,7 +292,7 @@ class FinalStage:
             return lowered.message
         entry = self.state.entries[candidate.index]
         if lowered.code_key != entry.code_key:
-            return "it has other code now"
+            return "its code has changed"
         built, reason = await worker.run(FindJob(lowered)), COMPILED_BEFORE
         if built is None:
             answer = await _built(worker, lowered)
@@ -300,16 +300,16 @@ class FinalStage:
                 answer = await _built(worker, lowered)
             if isinstance(answer, Failure):
                 return answer.message
-            built, reason = answer, "measured before: again for the final"
+            built, reason = answer, "compiled again for the final"
         if built.source_key != entry.source_key and built.source_key and entry.source_key:
-            return "its library has other code"
+            return "the code of its library has changed"
         self.run.artifacts[candidate.index] = built
         self.run.built(worker.name, [built], reason)
         return ""
 
 
 async def _built(worker: CompileWorker, lowered: Lowered) -> Built:
-    """Compile one candidate alone, by nvcc: no later part of the run would compare cicc's code."""
+    """Compile a candidate alone and with nvcc, because the run would no longer compare cicc's code."""
     answers = await worker.run(BuildJob((lowered,), plain=True))
-    assert not isinstance(answers, GroupFailed), "it is alone"
+    assert not isinstance(answers, GroupFailed), "a candidate alone has its own failure"
     return answers[0]

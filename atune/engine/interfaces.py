@@ -17,26 +17,26 @@ class CompileHints(msgspec.Struct, frozen=True):
     """Hints from the compilers to the scheduler."""
 
     builds: Literal["all", "first", "none"] = "all"
-    """Which groups may start. ``first``: only those that devices wait for, because building will soon be cheaper.
-    ``none``: building will be cheaper at once."""
+    """The groups that may start. ``first``: only groups that devices wait for, as building will be cheaper soon.
+    ``none``: no group, because building will be cheaper in a moment."""
     resting: int = 0
-    """How many workers start nothing new, because measuring devices need their cores."""
+    """Number of workers that start nothing new, because measuring devices need their cores."""
     alike: int = 0
-    """How many equal lowering failures end a run that has lowered nothing; 0: never. Two suffice if the default
-    configuration's failure is among them."""
+    """Number of equal lowering failures that ends a run in which nothing was lowered; 0: never. Two are enough if the
+    default configuration fails in the same way."""
 
 
 class CompileWorker(Protocol):
-    """One compile worker. It takes one job at a time; cancelling `run` kills what the job started."""
+    """A compile worker. It takes one job at a time; cancelling `run` kills the processes that the job started."""
 
     name: str
 
     async def run(self, job: Job[A]) -> A:
-        """Do one of `atune.model.jobs.CompileJob`; each says what it raises."""
+        """Do a `CompileJob`, and return its answer. The job's docstring names the errors that it raises."""
 
 
 class DeviceWorker(Protocol):
-    """One device's process. It takes one job at a time; cancelling `run` kills the process."""
+    """A device's process. It takes one job at a time; cancelling `run` kills the process."""
 
     name: str
 
@@ -45,11 +45,11 @@ class DeviceWorker(Protocol):
         """Whether the process runs; it may end at any time."""
 
     async def run(self, job: Job[A]) -> A:
-        """Do one of `atune.model.jobs.DeviceJob`; each says what it raises."""
+        """Do a `DeviceJob`, and return its answer. The job's docstring names the errors that it raises."""
 
 
 def ignored(*_: object) -> None:
-    """Do nothing: for a caller that needs no message."""
+    """Do nothing, as the callback of a caller that needs no messages."""
 
 
 class Machine(Protocol):
@@ -60,11 +60,11 @@ class Machine(Protocol):
     ) -> AbstractAsyncContextManager[None]:
         """Start the compilers and devices; leaving kills every process.
 
-        `warn` is called with messages for the user that no outcome carries; `wake`, when `hints` may have changed.
+        `warn` is called with messages for the user that belong to no candidate, and `wake` when `hints` may change.
         """
 
     async def describe(self, *, seed: int = 0) -> WorkloadSpec:
-        """Describe the workload: list its space, or of a large one what `seed` draws."""
+        """Describe the workload and list its space, or the part of a large space that `seed` draws."""
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
         """Resolve target ``auto`` and find the devices. Raises `TargetError` if a device or target is missing."""
@@ -72,7 +72,7 @@ class Machine(Protocol):
     def compile_workers(self) -> Sequence[CompileWorker]: ...
 
     async def prepare(self, candidates: int) -> None:
-        """Choose how a run of `candidates` compiles. Called once, after `discover` and before `compile_workers`."""
+        """Decide how to compile `candidates` candidates. Called once, between `discover` and `compile_workers`."""
 
     def hints(self, measuring: int) -> CompileHints:
         """Return the current hints for the scheduler, while `measuring` devices have a candidate."""

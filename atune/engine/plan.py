@@ -1,6 +1,6 @@
-"""The plan of a run, or of a further part of one: a pure function of the journal's state and the current workload.
+"""The plan of a run, or of a part that resumes it: a pure function of the journal's state and the current workload.
 
-It has everything for a new run, and what the journal lacks for a resumed one.
+A new run plans everything, and a resumed run plans the work that the journal lacks.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ DEATHS = 2
 
 
 class Plan:
-    """The work of a run over `spec`, or of a further part of one: what `state` lacks. Indices are the journal's.
+    """The work over `spec` that `state` lacks. Indices are the journal's.
 
-    `given`: the strategy's name, or the user's own. `default`: the default configuration's index. `advice`:
-    configurations to try before what the strategy proposes. `prior`: whether there is one.
+    `given`: the strategy's name, or the user's own strategy. `default`: the default configuration's index. `advice`:
+    configurations to try before the strategy's proposals. `prior`: whether there is a prior.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class Plan:
         prior: bool,
     ) -> None:
         self.given, self.seed, self.budget, self.advice, self.default_index = given, seed, budget, advice, default
-        self.candidates = {one.index: one for one in numbered(spec.configs)}
+        self.candidates = {candidate.index: candidate for candidate in numbered(spec.configs)}
         """All candidates of the space, by index."""
         tried, before, total = state.entry(BASELINE), proposed(state), self.total
         self.baseline: Candidate | None = None
-        """The default configuration, where the space does not list it."""
-        if tried.key:  # as the journal has it, whatever the default is by now
+        """The default configuration, if the space does not list it."""
+        if tried.key:  # the journal's default, even if the current one differs
             self.baseline = Candidate(BASELINE, tried.key, tried.config)
         elif default == BASELINE and spec.baseline is not None:
             self.baseline = Candidate(BASELINE, config_key(spec.baseline), with_tuples(spec.baseline))
@@ -53,21 +53,21 @@ class Plan:
         self.baseline_left = not over and self.baseline is not None and not tried.key
         """Whether the baseline must still be proposed."""
         self.proposable = 0 if over else max(0, min(total, budget.most(total) or total) - len(further))
-        """How many candidates the strategy may still propose."""
+        """Number of candidates that the strategy may still propose."""
         self.to_survey = prior and state.surveyed is None and uses_prior(given, total)
         """Whether the space must be surveyed before the strategy is made."""
         self.redo = list[Candidate]()
-        """Candidates that an earlier part proposed and that have no outcome."""
+        """Candidates that an earlier part proposed, and that have no outcome."""
         self.suspects = dict[int, str]()
-        """Candidates that must not be tried again, with their device."""
+        """Candidates that must not be tried again, and the device that measured each when the program died."""
         self.codes = dict[str, int]()
-        """Code keys that have an outcome, with the candidate that has it."""
-        self._sort_out(state, [*before, tried] if tried.key else before)
+        """Code keys that have an outcome, with the candidate that has this outcome."""
+        self._assign(state, [*before, tried] if tried.key else before)
         self.begun = [*(candidate.index for candidate in self.redo), *further[-1:]]
-        """Candidates, the last of the configurations among them, whose further layouts may not have been proposed."""
+        """Candidates whose further layouts an earlier part may not have proposed."""
 
-    def _sort_out(self, state: State, before: Sequence[Entry]) -> None:
-        """Decide for each candidate that was proposed `before` what to do with it."""
+    def _assign(self, state: State, before: Sequence[Entry]) -> None:
+        """Assign the candidates that were proposed `before` to `redo`, `suspects` and `codes`."""
         members: dict[int, list[Entry]] = {}
         for entry in before:
             members.setdefault(state.first(entry.index).index, []).append(entry)
@@ -94,13 +94,13 @@ class Plan:
         return self.baseline if self.baseline is not None and index == BASELINE else self.candidates[index]
 
     def strategy(self, state: State) -> Guarded:
-        """Return the strategy before its first `ask`, with the survey of the space and all outcomes in `state`.
+        """Return the strategy, which knows the survey of the space and all outcomes in `state`.
 
-        Raises `UsageError` if it does not fit the space.
+        Raises `UsageError` if the strategy does not fit the space.
         """
         candidates, known = self.candidates, survey_fields(state.surveyed)
         default = self.default_index if self.default_index in candidates else None
-        left = {index: one.key for index, one in candidates.items() if not state.entry(index).surveyed}
+        left = {index: candidate.key for index, candidate in candidates.items() if not state.entry(index).surveyed}
         unfit = {index for index, facts in known.get("facts", {}).items() if facts.get(CAN_RUN) == 0}
         last = [index for index in left if index in unfit and index != default]
         keys = {index: left[index] for index in left.keys() - {*last}} if len(last) < len(left) else left
@@ -123,7 +123,7 @@ class Plan:
 
     @property
     def to_compile(self) -> int:
-        """How many candidates will be compiled, at most."""
+        """Largest number of candidates that will be compiled."""
         return len(self.redo) + self.proposable + self.baseline_left
 
     @property
@@ -132,17 +132,17 @@ class Plan:
 
 
 def advised(advice: Iterable[Advice], keys: Mapping[int, str], budget: int | None) -> list[int]:
-    """Return the candidates to try first, by index: the best of each source, the second best of each, and so on.
+    """Return the indices of candidates to try first: the best of each source, the second best of each, and so on.
 
-    `keys`: the candidates' configuration keys. They take half of the `budget` at most.
+    `keys`: the candidates' configuration keys. The result takes at most half of the `budget`.
     """
     at = {key: index for index, key in keys.items()}
     ranks = zip_longest(*([at.get(config_key(config)) for config in each.first] for each in advice))
-    found = [*dict.fromkeys(index for rank in ranks for index in rank if index is not None)]
-    return found if budget is None else found[: max(1, budget // 2)]
+    indices = [*dict.fromkeys(index for rank in ranks for index in rank if index is not None)]
+    return indices if budget is None else indices[: max(1, budget // 2)]
 
 
 def _past(state: State) -> list[tuple[int, float | None, str]]:
-    """Return the outcomes so far in their order, as strategies get them: index, latency and reason."""
-    seqs = {one.index: outcome.seq for one in proposed(state) if (outcome := state.outcome(one.index)) is not None}
+    """Return the outcomes so far in order, in the form that strategies get: index, latency and reason."""
+    seqs = {e.index: outcome.seq for e in proposed(state) if (outcome := state.outcome(e.index)) is not None}
     return [(index, *latency_or_reason(state, index)) for index in sorted(seqs, key=seqs.__getitem__)]

@@ -30,14 +30,14 @@ from atune.model.jobs import ElaborateJob, GroupFailed
 
 T = TypeVar("T")
 SURVEYED = 4096
-"""How many candidates are surveyed at most. Of more, the seed draws this many."""
+"""Largest number of candidates to survey. The seed draws this many from a larger space."""
 CHUNK, CHUNKS_EACH = 16, 2
-"""A worker gets at most `CHUNK` candidates at once: those left, divided by `CHUNKS_EACH` times the workers. So all
-workers end together. A worker answers with those done in its time slice."""
+"""A worker gets the remaining candidates divided by `CHUNKS_EACH` times the workers, at most `CHUNK`, so that all
+workers end together. It answers with the candidates that it finished in its time slice."""
 SHARE_OF_TIME = 0.1
 """After this share of a time budget, the survey starts no more candidates."""
 ORDERING_S = 2.0
-"""After this many seconds, the survey starts no more, where all candidates are tried and it only orders them."""
+"""After this many seconds, the survey starts no more candidates if all will be tried and it only orders them."""
 
 
 class Survey:
@@ -51,10 +51,10 @@ class Survey:
         self._going_on = going_on
         self.facts = dict[int, StaticFacts]()
         self.failures = dict[int, Failure]()
-        """Failures of candidates that cannot be elaborated, through their own fault."""
+        """Failures of candidates that cannot be elaborated, and that are themselves at fault."""
 
     async def run(self, workers: Sequence[CompileWorker], first_is_free: anyio.Event | None = None) -> None:
-        """Survey on all `workers`; on the first of them once `first_is_free` is set."""
+        """Survey on all `workers`. The first one begins when `first_is_free` is set."""
         async with anyio.create_task_group() as tasks:
             for worker in workers:
                 tasks.start_soon(self._serve, worker, len(workers), first_is_free if worker is workers[0] else None)
@@ -75,16 +75,16 @@ class Survey:
             self._left.extendleft(reversed(chunk[len(answers) :]))
 
     def _chunk(self, workers: int) -> list[Candidate]:
-        """Take the next candidates for one of `workers`. Those of a failed chunk come alone, and last."""
+        """Take the next candidates for one of `workers`. Candidates of a failed chunk come last, each one alone."""
         if not self._left and self._suspects:
             return [self._suspects.popleft()]
         return [self._left.popleft() for _ in range(min(CHUNK, math.ceil(len(self._left) / (CHUNKS_EACH * workers))))]
 
 
 class ProposeStage:
-    """Proposes the candidates of a plan: tells the strategy of outcomes, and asks it for candidates.
+    """Proposes the candidates of a plan: tells the strategy the outcomes, and asks it for candidates.
 
-    A strategy that learns works in a thread, at one call at a time.
+    A strategy that learns runs in a thread, one call at a time.
     """
 
     def __init__(self, start: Start, plan: Plan, scheduled: CompileState, screen: Screen) -> None:
@@ -109,32 +109,32 @@ class ProposeStage:
             if plan.baseline is not None and plan.baseline_left and not run.stopping:
                 await self._propose(plan.baseline, propose)
             await self._propose_asked(strategy, propose)
-            if self._start.settings.pipeline and self._screen.leaves_out:
-                await self._retry_left_out(propose)
+            if self._start.settings.pipeline and self._screen.prunes_losers:
+                await self._retry_likely_losers(propose)
             self._scheduled.proposing = False
         run.wake()
 
     async def _propose_asked(self, strategy: Guarded, propose: MemoryObjectSendStream[Candidate]) -> None:
         run, count = self._run, 0
         while count < self._plan.proposable and not run.stopping:
-            await self._turn(strategy)
-            index = None if run.stopping else await self.aside(strategy.ask)
+            await self._wait_for_turn(strategy)
+            index = None if run.stopping else await self._call(strategy.ask)
             while index is not None and run.recorder.state.entry(index).key:
-                index = await self.aside(strategy.ask)  # it was proposed before, or failed in the survey
+                index = await self._call(strategy.ask)  # it was proposed before, or failed in the survey
             if index is None:
                 break
             await self._propose(self._plan.candidates[index], propose)
             await self._propose_further_layouts(index, propose)
             count += 1
 
-    async def aside(self, function: Callable[[], T]) -> T:
-        """Call a function of the strategy: in a thread where it may take long. Raises `StrategyError`."""
+    async def _call(self, function: Callable[[], T]) -> T:
+        """Call a function of the strategy, in a thread if it may take long. Raises `StrategyError`."""
         if self._learns:
             return await anyio.to_thread.run_sync(function, abandon_on_cancel=True)
         return function()
 
-    async def _turn(self, strategy: Guarded) -> None:
-        """Wait until the strategy may be asked, or the run is stopping. Workers compile meanwhile."""
+    async def _wait_for_turn(self, strategy: Guarded) -> None:
+        """Wait until the strategy may be asked, or the run is stopping. Workers go on compiling."""
         await self.tell()
         workers = self._scheduled.workers
         while self._learns and not self._run.stopping and strategy.full(len(self._outstanding), workers):
@@ -146,13 +146,13 @@ class ProposeStage:
         self._scheduled.held = False
 
     async def tell(self) -> None:
-        """Tell the strategy of the queued outcomes, and of those that come meanwhile. Raises `StrategyError`.
+        """Tell the strategy the queued outcomes, and the ones that come meanwhile. Raises `StrategyError`.
 
-        It knows of no baseline: what the baseline has is that of the candidate with its code, if there is one.
+        The strategy does not know the baseline. A candidate with the baseline's code gets the baseline's outcome.
         """
         state, strategy, untold = self._run.recorder.state, self._start.strategy, self._run.outcomes.untold
         while untold and strategy is not None:
-            told = list[tuple[int, float | None, str]]()
+            outcomes = list[tuple[int, float | None, str]]()
             for _ in range(min(EVENTS_AT_ONCE, len(untold))):
                 outcome = untold.popleft()
                 self._outstanding.discard(outcome.index)
@@ -161,18 +161,18 @@ class ProposeStage:
                 if latency_ms is None:
                     latency_ms, reason = latency_or_reason(state, index)
                 if index != BASELINE:
-                    told.append((index, latency_ms, reason))
-            await self.aside(partial(strategy.tell_all, told))
+                    outcomes.append((index, latency_ms, reason))
+            await self._call(partial(strategy.tell_all, outcomes))
 
-    async def _retry_left_out(self, propose: MemoryObjectSendStream[Candidate]) -> None:
-        """Propose again what was left out as likely to lose, one of each code, if nothing else works."""
+    async def _retry_likely_losers(self, propose: MemoryObjectSendStream[Candidate]) -> None:
+        """If no candidate works, propose again those that were pruned as likely losers, one for each code."""
         run, state = self._run, self._run.recorder.state
         self._scheduled.held = True
         run.wake()
         while not run.stopping and any(e.key and state.outcome(e.index) is None for e in state.entries.values()):
             await run.changed()
         if not run.stopping and state.best is None:
-            self._screen.leave_none_out()
+            self._screen.keep_losers()
             for index, outcome in [(index, state.outcome(index)) for index in sorted(state.entries)]:
                 own = state.first(index).index == index and index in self._plan.candidates
                 if own and isinstance(outcome, CandidatePruned) and outcome.likely:
@@ -191,7 +191,7 @@ class ProposeStage:
         self._run.wake()
 
     async def _propose_further_layouts(self, index: int, propose: MemoryObjectSendStream[Candidate]) -> None:
-        """Propose the other layouts of a candidate's configuration, which are chosen from."""
+        """Propose the other layouts of a candidate's configuration, so that the screen can choose among them."""
         state, layouts = self._run.recorder.state, self._start.layouts
         for other in [] if layouts is None or index == BASELINE else layouts.group(index):
             if not state.entry(other).key:
@@ -202,7 +202,7 @@ class ProposeStage:
     async def _survey(self, workers: Sequence[CompileWorker]) -> None:
         """Survey the candidates before any is lowered, and record the result.
 
-        A candidate that cannot be elaborated has failed, and is never proposed.
+        A candidate that cannot be elaborated fails, and is never proposed.
         """
         run, recorder, settings = self._run, self._run.recorder, self._start.settings
         candidates, began = self._plan.candidates, recorder.elapsed_s
@@ -211,7 +211,7 @@ class ProposeStage:
         limits += [] if settings.budget.seconds is None else [SHARE_OF_TIME * settings.budget.seconds]
         until = began + min(limits, default=float("inf"))
         order = list(candidates.values())
-        random.Random(settings.seed).shuffle(order)  # any beginning is spread over the space
+        random.Random(settings.seed).shuffle(order)  # so that a survey that ends early covers the whole space
         survey = Survey(order[:SURVEYED], going_on=lambda: not run.stopping and recorder.elapsed_s < until)
         async with anyio.create_task_group() as tasks:
             if self._learns:  # importing numpy takes as long as the survey
@@ -219,12 +219,12 @@ class ProposeStage:
             await survey.run(workers, run.found_roles)
         figures = self._start.figures
         assert figures is not None, "without figures there is no survey"
-        found = await anyio.to_thread.run_sync(columns, survey.facts, figures, abandon_on_cancel=True)
+        fields = await anyio.to_thread.run_sync(columns, survey.facts, figures, abandon_on_cancel=True)
         for index, failure in survey.failures.items():
             if recorder.state.entry(index).key:
                 continue  # an earlier run tried it
-            one = candidates[index]
-            recorder.emit(CandidateProposed, index=index, key=one.key, config=one.config, surveyed=True)
+            failed = candidates[index]
+            recorder.emit(CandidateProposed, index=index, key=failed.key, config=failed.config, surveyed=True)
             recorder.emit(BuildFailed, index=index, kind=failure.kind, message=failure.message, detail=failure.detail)
-        recorder.emit(SpaceSurveyed, seconds=round(recorder.elapsed_s - began, 4), **found)
+        recorder.emit(SpaceSurveyed, seconds=round(recorder.elapsed_s - began, 4), **fields)
         run.outcomes.sync_soon()

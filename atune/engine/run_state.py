@@ -1,4 +1,4 @@
-"""State that the parts of one run share: its recorder, and the signals that wake them."""
+"""State that the parts of a run share: its recorder, and the signals that wake waiting parts."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def _close(opened: Any) -> None:
 
 
 async def opened_aside(start: Callable[[], Opened], close: Callable[[Opened], object] = _close) -> Opened:
-    """Return what `start` returns, which opens a journal, or what `close` takes, in a thread.
+    """Return the result of `start`, which opens a journal or another resource in a thread.
 
-    After a cancellation the thread ends on its own, and then leaves nothing open, and no lock.
+    After a cancellation the thread ends on its own, and `close` then closes the resource, so that no lock stays.
     """
     opened: Future[Opened] = Future()
     try:
@@ -49,15 +49,15 @@ Listener = Callable[[Event], None]
 
 
 class Listeners:
-    """Calls the caller's `functions` with each event. What one raises ends the run: it cancels the block of `ending`,
-    which raises it."""
+    """Calls the caller's `functions` with each event. If a function raises, the block of `ending` is cancelled, and
+    then raises the function's error, which ends the run."""
 
     def __init__(self, on_event: Listener | None, log: Log | None) -> None:
         self.functions = [event_log(log)]
         if on_event is not None:
             self.functions.insert(0, lambda event, *_: on_event(event))
         self.asked = on_event is not None or bool(log)
-        """Whether the caller gave a listener or a logger."""
+        """Whether the caller passed a listener or a logger."""
         self.of: tuple[Any, str] = None, ""
         """The state of the next event's run, and the name of its journal."""
         self.raised: BaseException | None = None
@@ -70,7 +70,7 @@ class Listeners:
                 self.functions.remove(function)
                 error, why = raised, f"a listener of events raised {name_and_message(raised)}".removesuffix(": ")
                 if isinstance(raised, (anyio.get_cancelled_exc_class(), GeneratorExit, StopIteration)):
-                    error = UsageError(why)  # coroutines would take those for their own
+                    error = UsageError(why)  # coroutines would mistake the original for their own
                     error.__cause__ = raised
                 error.add_note(f"{why}, which ended the run")
                 self.raised = self.raised or error
@@ -85,12 +85,11 @@ class Listeners:
 
 
 EVENTS_AT_ONCE = 100
-"""Events of earlier parts that are folded, and outcomes that a strategy is told, before the event loop has its turn:
-about 2 ms."""
+"""Number of past events to fold, or of outcomes to tell a strategy, before the event loop gets a turn: about 2 ms."""
 
 
 class Recorder:
-    """Numbers, stamps, writes, folds and hands on events. Synchronous, so that events have one order."""
+    """Numbers, stamps, writes and folds events, and passes them on. Synchronous, so that events have one order."""
 
     def __init__(self, journal: Journal | None = None, listeners: tuple[Listener, ...] = ()) -> None:
         self.state = State()
@@ -98,15 +97,14 @@ class Recorder:
         self.listeners = list(listeners)
         self._seq = 0
         self.emitted = 0
-        """Events of this part."""
+        """Number of events of this part."""
         self._before_s = 0.0
         self._started = time.monotonic()
 
     async def go_on(self, past: Iterable[Event]) -> None:
-        """Fold the events of the run's earlier parts, before any other. Works in slices, so that the event loop is not
-        blocked.
+        """Fold the events of the run's earlier parts, in slices that do not block the event loop.
 
-        Listeners get them first, and the run's clock goes on where it stopped.
+        Listeners get these events before any new one, and the run's clock continues from the last event.
         """
         for count, event in enumerate(past, 1):
             self._hand_on(event)
@@ -117,7 +115,7 @@ class Recorder:
         self._started = time.monotonic()
 
     async def take_over(self, events: Sequence[Event]) -> None:
-        """Record the events of another run, whose result is the result of this one."""
+        """Record the events of another run, whose result becomes the result of this run."""
         if self.journal is not None:
             for event in events:
                 self.journal.append(event)
@@ -130,11 +128,11 @@ class Recorder:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds of the run, its earlier parts included."""
+        """Seconds of the run, including its earlier parts."""
         return self._before_s + self.part_s
 
     def emit(self, kind: type[Event], /, *, worker: str = "engine", **fields: Any) -> None:
-        """Record one event. Raises `MachineError` where the journal cannot be written: the run cannot go on then."""
+        """Record an event. Raises `MachineError` if the journal cannot be written, because the run must end then."""
         event = kind(seq=self._seq, time=round(time.time(), 6), mono=round(self.elapsed_s, 6), worker=worker, **fields)
         if self.journal is not None:
             self.journal.append(event)
@@ -143,7 +141,7 @@ class Recorder:
         self._hand_on(event)
 
     async def sync(self) -> None:
-        """Return once everything recorded so far is on the disk."""
+        """Wait until everything that was recorded so far is on the disk."""
         if self.journal is not None:
             await self.journal.sync()
 
@@ -154,7 +152,7 @@ class Recorder:
 
 
 class Run:
-    """One run, as its compile workers, device workers and final see it. `recorder`: None for one without a journal."""
+    """A run, as its compile workers, device workers and final see it. `recorder`: None for a run without a journal."""
 
     def __init__(self, recorder: Recorder | None = None) -> None:
         self.recorder = recorder or Recorder()
@@ -162,19 +160,19 @@ class Run:
         self.artifacts: dict[int, Artifact] = {}
         """Libraries of the measured candidates, for the final."""
         self.lowered: Lowered | None = None
-        """The first lowered candidate, for whose parameters devices make their inputs; None before that."""
+        """The first lowered candidate. Devices make inputs for its parameters. None until a candidate is lowered."""
         self.default: Lowered | None = None
-        """The default, by whose parameters inputs are judged that misfit those; None before it is lowered."""
+        """The lowered default, whose parameters count if the inputs misfit the first candidate; None until lowered."""
         self.roles = Roles()
-        """The roles of the parameters of the first candidate that elaborates, the default if it does."""
+        """The roles of the parameters of the default if it elaborates, or else of the first candidate that does."""
         self.found_roles = anyio.Event()
         self.limits = DeviceLimits()
-        """Hard limits that every device has."""
+        """Hard limits of every device."""
         self.spec: WorkloadSpec
         self.stopping = ""
-        """Why nothing more is started; empty unless the run is stopping."""
+        """The reason that nothing more is started; empty unless the run is stopping."""
         self.measuring = 0
-        """How many devices have a candidate now."""
+        """Number of devices that have a candidate now."""
         self.compiled = anyio.Event()
         """Set once nothing is left to compile."""
         self.measured = anyio.Event()
@@ -182,7 +180,7 @@ class Run:
         self._changed = anyio.Event()
 
     def stop(self, reason: str) -> None:
-        """Start nothing more; calls under way end. The first reason counts."""
+        """Start nothing more, and let jobs under way end. The first reason counts."""
         self.stopping = self.stopping or reason
         self.wake()
 
@@ -194,7 +192,7 @@ class Run:
         await self._changed.wait()
 
     def built(self, worker: str, artifacts: Sequence[Artifact], reason: str) -> None:
-        """Record a library that was built or found, with all its `artifacts`."""
+        """Record a library that was built or taken from the store, with all its `artifacts`."""
         first = artifacts[0]
         self.recorder.emit(
             ArtifactBuilt,
@@ -220,12 +218,12 @@ class SettledOutcome:
 
 
 class Outcomes:
-    """Acknowledges outcomes: queues them for the strategy, and tells the listeners, as soon as they are on the disk."""
+    """Queues outcomes for the strategy, and tells the listeners about a new best, once they are on the disk."""
 
     def __init__(self, recorder: Recorder, wake: Callable[[], None]) -> None:
         self.recorder, self._wake = recorder, wake
         self.untold: deque[SettledOutcome] = deque()
-        """Outcomes on the disk, which the strategy gets before it is asked again."""
+        """Outcomes that are on the disk. The strategy gets them before it is asked again."""
         self._unsynced: deque[SettledOutcome] = deque()
         self._to_sync = anyio.Event()
         self._acknowledging = anyio.Lock()
@@ -233,7 +231,7 @@ class Outcomes:
     def settled(
         self, index: int, latency_ms: float | None = None, best: tuple[int, float] | None = None, worker: str = "engine"
     ) -> None:
-        """Acknowledge a candidate's outcome as soon as it is on the disk. Does not wait for that."""
+        """Acknowledge a candidate's outcome as soon as it is on the disk, without waiting here."""
         self._unsynced.append(SettledOutcome(index, latency_ms, best, worker))
         if self.recorder.journal is None:
             self._tell(1)
@@ -244,7 +242,7 @@ class Outcomes:
         self._to_sync.set()
 
     async def keep_synced(self) -> None:
-        """Sync while there are new outcomes. Those that come during one sync share the next."""
+        """Sync while there are new outcomes. Outcomes that come during a sync share the next one."""
         while True:
             await self._to_sync.wait()
             self._to_sync = anyio.Event()
@@ -263,14 +261,14 @@ class Outcomes:
             self.untold.append(outcome)
             self._wake()
             index, latency_ms = outcome.best or (None, 0.0)
-            found = None if index is None else self.recorder.state.outcome(index)
-            # The measurement of a device that was excluded since then does not count.
-            if isinstance(found, CandidateMeasured) and found.timing.latency_ms == latency_ms:
+            measured = None if index is None else self.recorder.state.outcome(index)
+            # A measurement does not count if its device was excluded since then.
+            if isinstance(measured, CandidateMeasured) and measured.timing.latency_ms == latency_ms:
                 self.recorder.emit(BestChanged, worker=outcome.worker, index=index, latency_ms=latency_ms)
 
 
 async def keep_time(run: Run, seconds: float | None) -> None:
-    """Stop `run` once it took so many seconds, in all its parts together. Returns once all is measured."""
+    """Stop `run` once all its parts together took `seconds`. Returns when everything is measured."""
     if seconds is None:
         return
     with anyio.move_on_after(max(0.0, seconds - run.recorder.elapsed_s)) as left:

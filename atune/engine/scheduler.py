@@ -11,19 +11,19 @@ from atune.engine.interfaces import CompileHints
 from atune.model.artifact import Lowered
 
 MAX_GROUP = 16
-"""Largest group that the engine chooses by itself. Beyond it, parsing headers is a small share of a library's cost.
-Group sizes count compiles of kernels with few accumulators (see `CompileWork`), unless the user gave the size."""
+"""Largest group that the engine chooses by itself. In a larger group, parsing headers is a small share of the cost.
+Sizes are in compiles of a kernel with few accumulators (see `work_of`), unless the user gave a number of candidates."""
 MIN_GROUP = 4
 LOWERING = 1.0
-"""The time to lower a candidate, in compiles."""
+"""Time to lower a candidate, in compiles."""
 GROUPS_EACH = 1.5
-"""How many groups of equal size each of several workers should still get. More groups cost more libraries, each half a
-compile. Fewer groups leave workers idle at the end."""
+"""Number of groups of equal size that each of several workers should still get. More groups mean more libraries, each
+of which costs half a compile. With fewer groups, workers are idle at the end."""
 FIRST_GROUP = 2
-"""The smallest group, used until every device has something to do."""
+"""Size of the smallest group, used until every device has something to do."""
 COSTLY_REGISTERS = 100.0
-"""Accumulators, in registers a thread, that compile as long as a kernel with few. Measured: 0.35 s with few, 0.9 s with
-256, 2.3 s (1.3 to 4) with 512."""
+"""Above this many registers per thread, compile time is proportional to the accumulators. Measured: 0.35 s with few
+registers, 0.9 s with 256, 2.3 s (1.3 to 4) with 512."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Lower:
 
 @dataclass(frozen=True)
 class Build:
-    """Compile a group into one library. `reason`: why it has this size."""
+    """Compile a group into one library. `reason`: explains the group's size."""
 
     group: tuple[Lowered, ...]
     reason: str
@@ -44,31 +44,31 @@ Job = Lower | Build
 
 @dataclass
 class CompileState:
-    """The compile stage as the scheduler sees it. `workers`: how many."""
+    """The compile stage as the scheduler sees it. `workers`, `devices`: their numbers."""
 
     workers: int
     devices: int
     total: int
-    """How many candidates will be proposed at most, by the space or the budget."""
+    """Largest number of candidates that the space and the budget let the strategy propose."""
     group_size: int | None = None
     pipeline: bool = True
     proposing: bool = True
     held: bool = False
-    """Whether the strategy proposes nothing until outcomes come. Then all waiting candidates are compiled now."""
+    """Whether the strategy proposes nothing until outcomes come. All waiting candidates are compiled then."""
     hints: CompileHints = CompileHints()  # noqa: RUF009
     waiting: int = 0
-    """How many proposed candidates no worker has taken yet."""
+    """Number of proposed candidates that no worker has taken yet."""
     ready: list[Lowered] = field(default_factory=list)
-    """Candidates that wait to be built, the oldest first; so do `deferred` ones."""
+    """Candidates that wait to be built, the oldest first. `deferred` candidates are built after them."""
     deferred: list[Lowered] = field(default_factory=list)
     retry: list[tuple[Lowered, ...]] = field(default_factory=list)
     """Parts of groups that failed as a whole, and groups whose worker was lost."""
     lowering: int = 0
     seen: int = 0
-    """Candidates whose lowering has ended, either way."""
+    """Number of candidates that were lowered or failed to lower."""
     groups: int = 0
     busy: int = 0
-    """Workers that lower or build."""
+    """Number of workers that lower or build."""
     building: int = 0
     comparing: int = 0
     lengths: list[int] = field(default_factory=list)
@@ -80,11 +80,11 @@ class CompileState:
         (self.deferred if deferred else self.ready).append(lowered)
 
     def work_of(self, group: Sequence[Lowered]) -> float:
-        """Estimate how long `group` compiles, in units of one with the median source and few accumulators."""
+        """Estimate the compile time of `group`, in compiles of a kernel of median length with few accumulators."""
         median = self.lengths[(len(self.lengths) - 1) // 2] if self.lengths else math.inf
         return sum(
-            max(1.0, (one.facts.source_bytes or 0) / max(1, median), (one.facts.accumulators or 0) / COSTLY_REGISTERS)
-            for one in group
+            max(1.0, (facts.source_bytes or 0) / max(1, median), (facts.accumulators or 0) / COSTLY_REGISTERS)
+            for facts in (lowered.facts for lowered in group)
         )
 
     @property
@@ -97,8 +97,8 @@ class CompileState:
         """Return a free worker's next job, and take it out of the queues; None if the worker must wait.
 
         At first, each device gets one small group. Later groups follow guided self-scheduling (Polychronopoulos and
-        Kuck, IEEE ToC C-36, 1987). Each is one worker's share of the work that is left. So groups shrink towards the
-        end, and no worker waits for a late large group.
+        Kuck, IEEE ToC C-36, 1987): each is one worker's share of the remaining work, so groups shrink towards the end,
+        and no large group delays it.
         """
         if self.busy and self.busy + self.comparing >= self.workers - self.hints.resting:
             return None
@@ -109,32 +109,32 @@ class CompileState:
         if self.waiting:
             return Lower()
         if self.hints.builds == "all" and not self._coming and self.deferred:
-            self.deferred.sort(key=lambda one: self.work_of([one]), reverse=True)  # so that the longest is not the last
+            self.deferred.sort(key=lambda lowered: self.work_of([lowered]), reverse=True)  # the longest compile first
             return self._build(self.deferred, self.group_size or self._share(), "deferred by the screen")
         return None
 
     def _build_ready(self) -> Build | None:
-        """Return the next group of likely winners; None if it is too early for one."""
+        """Return the next group of `ready` candidates; None if it is too early for a group."""
         ready, builds = self.ready, self.hints.builds
         if builds != "none" and self.pipeline and self.groups < self.devices and self.group_size is None:
             size = min(FIRST_GROUP, self._even(), self.total)
             if len(ready) >= size:
-                return self._build(ready, size, "small: a device waits")
+                return self._build(ready, size, "small, because a device waits")
         if builds != "all":
             return None
         if self.group_size is not None:
             if len(ready) >= self.group_size or not self._more_to_lower:
-                return self._build(ready, self.group_size, "group size as asked")
+                return self._build(ready, self.group_size, "group size as requested")
         elif self._work_of_many(ready) >= (share := self._ready_share()):
-            return self._build(ready, share, "a worker's share of what is left")
+            return self._build(ready, share, "a worker's share of the remaining work")
         elif not self._more_to_lower:
             part = min(MAX_GROUP, math.ceil(self._work_of_many(ready) / max(1, self.workers - self.busy)))
-            return self._build(ready, part, "the rest, split over the free workers")
+            return self._build(ready, part, "the rest, divided among the free workers")
         return None
 
     @property
     def _left(self) -> int:
-        """Count the candidates whose lowering has not begun, including those not proposed yet."""
+        """Number of candidates whose lowering has not begun, including candidates that are not proposed yet."""
         return self.total - self.seen - self.lowering if self._coming else self.waiting
 
     @property
@@ -147,37 +147,37 @@ class CompileState:
         return self.proposing and not self.held
 
     def _ready_share(self) -> float:
-        """Return a worker's share of the work that is left, for likely winners, which devices should get soon."""
+        """Return a worker's share of the remaining work in `ready`, whose candidates devices should get soon."""
         earlier = self.groups / self.workers if self.pipeline and self.devices else math.inf
         first = MIN_GROUP * (1 + earlier)  # the first groups are small, because devices wait for them
         return min(max(MIN_GROUP, min(first, self._share())), self._even())
 
     def _share(self) -> float:
-        """Return a worker's share of the work that is left."""
+        """Return a worker's share of the remaining work."""
         shares = GROUPS_EACH * self.workers if self.workers > 1 else 1.0
         return min(MAX_GROUP, self._left_of(self.ready + self.deferred, LOWERING) / shares)
 
     def _even(self) -> int:
-        """Return the largest group, in compiles, that leaves likely winners for each other free worker."""
+        """Return the largest group, in compiles, that leaves `ready` candidates for each other free worker."""
         free = max(1, self.workers - self.hints.resting - self.building)
         return max(1, math.ceil(self._left_of(self.ready, 0.0) / free))
 
     def _left_of(self, known: Sequence[Lowered], lowering: float) -> float:
-        """Sum up the work, in compiles, of `known` and of candidates still to lower, which take `lowering` more each.
+        """Return the work, in compiles, of the `known` candidates and of those still to lower.
 
-        The latter are assumed to be as heavy as the known ones.
+        A candidate still to lower takes as long as a known one on average, and `lowering` in addition.
         """
         work = self._work_of_many(known)
         each = work / len(known) if known else 1.0
         return work + (max(self._left, 0) + self.lowering) * (each + lowering)
 
     def _work_of_many(self, queue: Sequence[Lowered]) -> float:
-        """Sum up the compile times of `queue`, up to what is more than enough for all workers."""
+        """Return the compile time of `queue`, or of a beginning with more than enough work for all workers."""
         return self.work_of(queue[: 2 * MAX_GROUP * self.workers])
 
     def _build(self, queue: list[Lowered], size: float, reason: str) -> Build:
-        """Take a group, the oldest first: at least one, up to `size` compiles. A size that the user gave counts
-        candidates."""
+        """Take a group of at least one candidate and up to `size` compiles, the oldest first. If the user gave the
+        size, it counts candidates."""
         key, work = queue[0].merge_key, 0.0
         group: list[Lowered] = []
         left: list[Lowered] = []
@@ -195,6 +195,6 @@ class CompileState:
 
 
 def halves(group: Sequence[Lowered]) -> tuple[tuple[Lowered, ...], tuple[Lowered, ...]]:
-    """Split a group that failed as a whole."""
+    """Split a group that failed as a whole into two."""
     middle = len(group) // 2
     return tuple(group[:middle]), tuple(group[middle:])

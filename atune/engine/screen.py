@@ -1,6 +1,6 @@
-"""Decisions on lowered candidates: build now, build last, wait, or no build.
+"""Decisions on lowered candidates: build now, build last, wait, or do not build.
 
-By lowered facts: which cannot run, which are likely to lose, and which layouts of one configuration are the best.
+They depend on facts from lowering: whether a candidate can run, is likely to lose, or has one of the best layouts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from atune.engine.prior import why_never
+from atune.engine.prior import exceeded_limit
 from atune.engine.run_state import Run
 from atune.errors import UsageError
 from atune.journal.state import State
@@ -22,18 +22,18 @@ from atune.model.layouts import COMPILER, Alternative, LayoutSelection, choose
 from atune.workload.workload import WorkloadSpec
 
 LIKELY = "likely"
-"""The reason of a candidate that was skipped as a likely loser begins so."""
+"""First word of the reason for pruning a candidate that could run, but is likely to lose."""
 SPILL_REGISTERS = 256
-"""A thread has at most 255 registers (CUDA C++ Programming Guide, compute capabilities): an array of 256 must spill."""
+"""Array size that must spill: a thread has at most 255 registers (CUDA C++ Programming Guide, compute capabilities)."""
 
 
 @dataclass(frozen=True)
 class Verdict:
     """The decision on a lowered candidate.
 
-    ``build``, or ``defer``: last. ``wait``: it is judged again once others are lowered. ``duplicate``: it has the code
-    of candidate `same_as`. ``prune``: it is not built, because of `why`. `likely`: only because it is likely to lose,
-    to `instead` if that is one.
+    ``build``: now. ``defer``: build it last. ``wait``: judge it again once others are lowered. ``duplicate``: it has
+    the code of candidate `same_as`. ``prune``: do not build it, for the reason `why`. `likely`: the only reason is
+    that it is likely to lose, to candidate `instead` if that is not None.
     """
 
     becomes: Literal["build", "defer", "wait", "duplicate", "prune"]
@@ -46,9 +46,9 @@ class Verdict:
 class Screen:
     """Judges the lowered candidates of a run.
 
-    `codes`: candidates by the key of their code, as earlier parts of the run found them. `skips`: whether likely losers
-    are not built at all. `layouts`: chooses layouts; None builds all. `default`: the default configuration, which is
-    built at once if it can run, because the winner is compared with it.
+    `codes`: candidates by the key of their code, from earlier parts of the run. `skips`: whether to prune likely losers
+    rather than build them last. `layouts`: chooses among layouts; None builds all. `default`: the default
+    configuration's index. It is built immediately if it can run, because the winner is compared with it.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class Screen:
         self._default = default
 
     @property
-    def leaves_out(self) -> bool:
+    def prunes_losers(self) -> bool:
         """Whether it prunes candidates only because they are likely to lose."""
         return self._skips or self._layouts is not None
 
-    def leave_none_out(self) -> None:
-        """From now on prune only what cannot run."""
+    def keep_losers(self) -> None:
+        """Prune only candidates that cannot run, from now on."""
         self._skips, self._layouts = False, None
 
     def judge(self, lowered: Lowered) -> Verdict:
@@ -78,7 +78,7 @@ class Screen:
         same_as = self._codes.setdefault(lowered.code_key, index)
         if same_as != index:
             return Verdict("duplicate", same_as=same_as)
-        if why := why_never(lowered.facts, limits):
+        if why := exceeded_limit(lowered.facts, limits):
             return Verdict("prune", why)
         if index == self._default:
             return Verdict("build")
@@ -86,22 +86,22 @@ class Screen:
             verdict = self._layouts.judge(state, index, limits)
             if verdict.becomes != "build":
                 return verdict
-        if not (why := why_last(lowered.facts)):
+        if not (why := reason_to_defer(lowered.facts)):
             return Verdict("build")
         return Verdict("prune", f"{LIKELY}: {why}", likely=True) if self._skips else Verdict("defer", why)
 
 
-def why_last(facts: StaticFacts) -> str:
-    """Return why a candidate is likely to be slow; empty if nothing says so."""
+def reason_to_defer(facts: StaticFacts) -> str:
+    """Return the reason that a candidate is likely to be slow; empty if there is none."""
     if facts.accumulators is not None and facts.accumulators >= SPILL_REGISTERS:
-        return f"{facts.accumulators} registers of accumulators a thread: likely to spill"
+        return f"accumulators take {facts.accumulators} registers per thread, and are likely to spill"
     return ""
 
 
 class LayoutChoice:
-    """Chooses `most` of the layouts of each base configuration: those that differ in `axes` alone.
+    """Chooses up to `most` layouts of each base configuration, whose candidates differ only in `axes`.
 
-    A pure function of the events: what each candidate lowered to, or that it failed to.
+    The choice is a pure function of the events that record how candidates were lowered or failed.
     """
 
     def __init__(self, candidates: Mapping[int, Candidate], axes: Sequence[str], most: int) -> None:
@@ -112,41 +112,41 @@ class LayoutChoice:
         self._made: dict[bytes, LayoutSelection] = {}
 
     def group(self, index: int) -> list[int]:
-        """Return the candidates of one base configuration, `index` among them."""
+        """Return the candidates with the same base configuration as `index`, including it."""
         return self._groups[self._base(self._candidates[index])]
 
     def judge(self, state: State, index: int, limits: DeviceLimits) -> Verdict:
-        """Judge a candidate whose code is its own: it waits until all layouts of its configuration are lowered.
+        """Judge a candidate that is not a duplicate. It waits until all layouts of its configuration are lowered.
 
-        Of layouts that come to the same code the first one stands for all.
+        If several layouts compile to the same code, the first one represents them.
         """
         base = self._base(self._candidates[index])
         if base not in self._made:
             members = self._groups[base]
-            if not all(state.entry(one).facts is not None or state.outcome(one) is not None for one in members):
+            if any(state.entry(member).facts is None and state.outcome(member) is None for member in members):
                 return Verdict("wait")
             self._made[base] = choose(self._alternatives(state, members, limits), self._most)
         choice = self._made[base]
         rejected = choice.rejected.get(self._first(state, index))
-        if rejected is None or state.entry(index).code_key in {state.entry(one).code_key for one in choice.kept}:
+        if rejected is None or state.entry(index).code_key in {state.entry(kept).code_key for kept in choice.kept}:
             return Verdict("build")
         return Verdict("prune", f"{LIKELY}: {rejected.why}", likely=True, instead=rejected.instead)
 
     def _alternatives(self, state: State, members: Sequence[int], limits: DeviceLimits) -> list[Alternative]:
-        own = {state.entry(one).code_key for one in members if self._own(one)}
-        found = []
+        own = {state.entry(member).code_key for member in members if self._own(member)}
+        alternatives = []
         for index in members:
             facts, code = state.entry(index).facts, state.entry(index).code_key
-            if facts is None or why_never(facts, limits):
-                found.append(Alternative(index, valid=False, own=self._own(index)))
+            if facts is None or exceeded_limit(facts, limits):
+                alternatives.append(Alternative(index, valid=False, own=self._own(index)))
             elif index == self._first(state, index):
-                found.append(Alternative(index, facts.layouts, own=code in own))
-        return found
+                alternatives.append(Alternative(index, facts.layouts, own=code in own))
+        return alternatives
 
     def _first(self, state: State, index: int) -> int:
-        """Return the first of the layouts with the code of candidate `index`."""
+        """Return the first candidate of the group of `index` that has the same code."""
         code = state.entry(index).code_key
-        return next(one for one in self.group(index) if state.entry(one).code_key == code)
+        return next(member for member in self.group(index) if state.entry(member).code_key == code)
 
     def _own(self, index: int) -> bool:
         config = self._candidates[index].config
@@ -158,18 +158,18 @@ class LayoutChoice:
 
 
 def layout_choice(spec: WorkloadSpec, candidates: Mapping[int, Candidate], most: int | None) -> LayoutChoice | None:
-    """Return the choice of a run that measures `most` layouts of a configuration; None where it measures all.
+    """Return the choice for a run that measures `most` layouts of a configuration; None if it measures all.
 
-    Raises `UsageError` for a space that is not listed, or has no axis of layouts.
+    Raises `UsageError` if the space has no axis of layouts, or is so large that only a sample is searched.
     """
     if most is None:
         return None
     if spec.points is not None:
-        raise UsageError(f"layouts={most}: the space has {spec.points:,} points, of which only some are searched: give "
-                         "fewer, or leave layouts out")  # fmt: skip
+        raise UsageError(f"layouts={most}: only a sample of the space with {spec.points:,} points is searched, so the "
+                         "layouts cannot be compared. Give a smaller space, or omit layouts")  # fmt: skip
     if not spec.layout_axes:
         raise UsageError(
-            f"layouts={most}: the space has no axis of layouts to choose from: give one that atune.layout.fragments(), "
-            "or loops() returns, or leave layouts out"
+            f"layouts={most}: the space has no axis of layouts to choose from. Add an axis from "
+            "atune.layout.fragments() or atune.layout.loops(), or omit layouts"
         )
     return LayoutChoice(candidates, spec.layout_axes, most)

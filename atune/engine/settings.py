@@ -1,4 +1,4 @@
-"""What a run is asked for: its settings, the header that records them, and what of it may differ once it is resumed."""
+"""The settings of a run, the journal's header that records them, and the differences that a resumed run accepts."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SPEC_FIELDS = (
     "origin", "fingerprint", "code", "problem", "kernel", "space", "total", "points", "default", "baseline", "refused",
     "no_default", "arguments", "layout_axes", "asks", "flops", "bytes", "torch",
 )  # fmt: skip
-"""Fields of the workload's description that a header has, under the same names."""
+"""Fields of the workload's description that the header repeats under the same names."""
 
 ATUNE_COMMANDS = ("/atune", "/atune/__main__.py")
-"""How the path of the command ends, as Python gives it."""
+"""Endings of ``sys.argv[0]`` by which the header recognises the `atune` command."""
 
 Advise = Callable[[WorkloadSpec, Sequence[DeviceInfo]], tuple[tuple[Advice, ...], list[str]]]
 """Returns advice from other runs, and remarks for the user. Raises `UsageError`."""
@@ -35,7 +35,7 @@ Advise = Callable[[WorkloadSpec, Sequence[DeviceInfo]], tuple[tuple[Advice, ...]
 class KnownResult(NamedTuple):
     """Results of earlier runs of the same work: events that this run need not repeat, or advice.
 
-    `whole`: the journal of a whole run, whose events these are, so that nothing is left to do.
+    `whole`: the path of a journal with a whole run, if `events` are that run's, so that no work is left.
     """
 
     events: Sequence[Event] = ()
@@ -44,36 +44,36 @@ class KnownResult(NamedTuple):
 
 
 Kernels = Callable[[Iterable[Candidate]], Mapping[int, str]]
-"""Returns the `Lowered.ir_digest` of candidates, by index, as the run's workers elaborate them now. For a thread."""
+"""Has workers elaborate candidates, and returns each `Lowered.ir_digest` by index. It blocks: call it in a thread."""
 Recall = Callable[[RunStarted, WorkloadSpec, Kernels, str], KnownResult | None]
-"""Returns what earlier runs found; None while another run does the same work. Last comes the journal's path."""
+"""Returns results of earlier runs; None while another run does the same work. The last argument is the journal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """Settings of a run. Raises `UsageError` for a strategy that is none, or cannot learn without `pipeline`."""
+    """Settings of a run. Raises `UsageError` for an invalid strategy, or one that learns if there is no `pipeline`."""
 
     compile: CompileSettings = field(default_factory=CompileSettings)
     benchmark: BenchmarkSettings = field(default_factory=BenchmarkSettings)
     strategy: str | Strategy | None = None
-    """A name, or the user's own; None for the default one."""
+    """A name, or the user's own strategy; None for the default."""
     prior: bool = True
     seed: int = 0
     budget: Budget = field(default_factory=Budget)
     pipeline: bool = True
     accept: Sequence[str] = ()
     advise: Advise | None = None
-    """Configurations to try before others, also beyond a number of candidates; those outside of the space are not."""
+    """Finds configurations to try first, if they are in the space; None for a run without advice."""
     recall: Recall | None = None
     journal: str = ""
     cached: bool = True
-    """Whether look-ups in the result cache may find the run."""
+    """Whether the result cache may use this run."""
 
     def __post_init__(self) -> None:
         check_given(self.strategy, pipeline=self.pipeline)
 
     def strategy_in(self, spec: WorkloadSpec, header: RunStarted | None, figures: Figures | None) -> str:
-        """Return the name that the header records for the strategy; a resumed run keeps that of its `header`."""
+        """Return the strategy's name for the header. A resumed run without a strategy keeps its `header`'s."""
         if isinstance(self.strategy, Strategy):
             return self.strategy.name
         if self.strategy is not None and self.strategy != AUTO:
@@ -91,7 +91,7 @@ class EngineSettings:
         versions: Mapping[str, str],
         strategy: str,
     ) -> dict[str, Any]:
-        """Return the fields of `RunStarted` that are known before there is a plan."""
+        """Return the fields of `RunStarted` that are known before the plan is made."""
         is_command = "".join(sys.argv[:1]).endswith(ATUNE_COMMANDS)
         return {
             "schema": SCHEMA,
@@ -115,58 +115,58 @@ class EngineSettings:
         }
 
 
-# ---- what differs from the work of a journal
+# ---- differences from the work of a journal
 
 PARTS = ("kernel", "target", "device", "versions", "settings")
-"""Parts of the work that may differ when a run is resumed; each can be accepted by its name."""
+"""Parts of the work that may differ when a run is resumed. The user accepts each by its name."""
 ANOTHER = "Give another journal"
 
 
 def check_same_work(
     state: State, now: RunStarted, devices: Sequence[DeviceInfo], accept: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the accepted differences between the journal's work and `now`, the header that a new run would have.
+    """Return the accepted differences between the journal's work and `now`, the header of a new run.
 
-    Raises `JournalError` with the others, and if the space differs.
+    Raises `JournalError` for differences that are not accepted, and if the space differs.
     """
     header = state.header
     assert header is not None
     both = header.baseline is not None and now.baseline is not None
     if header.space != now.space or (both and bool(header.refused) != bool(now.refused)):
-        now_has = f"has {now.total:,}" if header.total != now.total else "has others"
+        change = f"the space now has {now.total:,}" if header.total != now.total else "the candidates have changed"
         if header.space == now.space:
-            now_has = "its constraints judged the default otherwise"
+            change = "its constraints judged the default differently"
         raise JournalError(
-            f"the journal records another space: it had {header.total:,} candidates and {now_has}. Give the space as "
-            "it was, or begin a new journal that takes this one as advice (--warm, warm=)"
+            f"the journal records another space: it had {header.total:,} candidates, and {change}. Restore the space, "
+            "or start a new journal that uses this one as advice (--warm, warm=)"
         )
-    found = _changed_parts(header, state, now, devices)
-    return all_accepted(found, accept, "the journal records other work, and cannot be resumed", ANOTHER)
+    changes = _changed_parts(header, state, now, devices)
+    return all_accepted(changes, accept, "the journal records different work, and cannot be resumed", ANOTHER)
 
 
-def all_accepted(found: Sequence[tuple[str, str]], accept: Sequence[str], why: str, instead: str) -> tuple[str, ...]:
-    """Return what is `found`, parts with a sentence, as sentences. Raises `JournalError` unless all is accepted.
+def all_accepted(changes: Sequence[tuple[str, str]], accept: Sequence[str], why: str, instead: str) -> tuple[str, ...]:
+    """Return `changes`, each a part and a sentence, as texts. Raises `JournalError` unless all are accepted.
 
-    `why`, `instead`: the beginning of the message, and what else there is to do.
+    `why` begins the error's message, and `instead` is an alternative to accepting.
     """
-    if refused := [(part, text) for part, text in found if part not in accept]:
+    if refused := [(part, text) for part, text in changes if part not in accept]:
         lines = "".join(f"\n  {part}: {text}" for part, text in refused)
         options = " ".join(f"--accept {part}" for part in dict.fromkeys(part for part, _ in refused))
         raise JournalError(f"{why}:{lines}\n{instead}, or accept this: {options} (from Python: accept=[…])")
-    return tuple(f"{part}: {text}" for part, text in found)
+    return tuple(f"{part}: {text}" for part, text in changes)
 
 
 def check_code(compile: CompileSettings, config: Mapping[str, Any], accept: Sequence[str]) -> None:
-    """Raise `JournalError` for settings and a configuration of a journal that may hold a stranger's code.
+    """Raise `JournalError` if a journal's settings or configuration may run a stranger's code.
 
-    What changes the compiled code, such as a flag, may also load a plugin or run a program: it must be the default, or
-    be accepted.
+    A setting that changes the compiled code, such as a flag, may also load a plugin or run a program. It must have its
+    default value, or be accepted.
     """
     usual = CompileSettings()
     given = {name: getattr(compile, name) for name in MEASURING["compile"]}
-    found = [(name, value) for name, value in given.items() if value != getattr(usual, name)]
-    found += [(name, value) for name in sorted(RESERVED) if (value := config.get(name)) is not None]
-    listed = [("settings", f"{name} is {value!r}") for name, value in found]
+    unusual = [(name, value) for name, value in given.items() if value != getattr(usual, name)]
+    unusual += [(name, value) for name in sorted(RESERVED) if (value := config.get(name)) is not None]
+    listed = [("settings", f"{name} is {value!r}") for name, value in unusual]
     all_accepted(listed, accept, "the journal has settings that can run programs", "Give them yourself")
 
 
@@ -174,39 +174,39 @@ def _changed_parts(
     header: RunStarted, state: State, now: RunStarted, devices: Sequence[DeviceInfo]
 ) -> list[tuple[str, str]]:
     """Return (part, sentence) for each difference between the work and the header, except for the space."""
-    found: list[tuple[str, str]] = []
+    changes: list[tuple[str, str]] = []
     tried, own = state.entry(BASELINE).config, with_tuples(now.baseline or {})
     for name in sorted(RESERVED):
         if (was := tried.get(name)) is not None and was != own.get(name):
-            found.append(("settings", f"the default's {name} was {was!r} and is {own.get(name)!r}"))
+            changes.append(("settings", f"the default's {name} was {was!r} and is {own.get(name)!r}"))
     if config_key(header.arguments) != config_key(now.arguments):
-        found.append(("kernel", f"the problem was {_values(header.arguments)} and is {_values(now.arguments)}"))
+        changes.append(("kernel", f"the problem was {_values(header.arguments)} and is {_values(now.arguments)}"))
     elif header.fingerprint != now.fingerprint or (header.code and header.code != now.code):
-        found.append(
-            ("kernel", "the source of the kernel, its inputs or its reference, or how results are checked, changed")
+        changes.append(
+            ("kernel", "the source of the kernel, its inputs, its reference or how to check results has changed")
         )
     if header.target != now.target:
-        found.append(("target", f"it was {header.target} and is {now.target}"))
+        changes.append(("target", f"it was {header.target} and is {now.target}"))
     before = {device.name for device in state.devices.values()}
     if before and (new := sorted({device.name for device in devices} - before)):
-        found.append(("device", f"measured on {', '.join(sorted(before))} before, and now on {', '.join(new)}"))
+        changes.append(("device", f"it was {', '.join(sorted(before))}, and this run uses {', '.join(new)}"))
     versions = state.resumed.versions if state.resumed else header.versions
     for name in sorted(versions.keys() | now.versions.keys()):
-        was, here = versions.get(name, "not there"), now.versions.get(name, "not there")
-        if was != here:
-            found.append(("versions", f"{name} was {was} and is {here}"))
-    if (header.strategy, header.settings.get("seed")) != (now.strategy, now.settings.get("seed")):
-        was = f"{header.strategy} with seed {header.settings.get('seed')}"
-        found.append(("settings", f"the strategy was {was} and is {now.strategy} with seed {now.settings.get('seed')}"))
+        old, current = versions.get(name, "not installed"), now.versions.get(name, "not installed")
+        if old != current:
+            changes.append(("versions", f"{name} was {old} and is {current}"))
+    old, current = (f"{run.strategy} with seed {run.settings.get('seed')}" for run in (header, now))
+    if old != current:
+        changes.append(("settings", f"the strategy was {old} and is {current}"))
     if header.torch != now.torch:
         usual = "its own defaults"
-        found.append(("settings", f"torch computed by {header.torch or usual} and computes by {now.torch or usual}"))
+        changes.append(("settings", f"torch computed with {header.torch or usual}, now with {now.torch or usual}"))
     for group, names in MEASURING.items():
-        one, other = header.settings.get(group, {}), now.settings.get(group, {})
+        was, given = header.settings.get(group, {}), now.settings.get(group, {})
         for name in names:
-            if name in one and with_tuples({name: one[name]}) != with_tuples({name: other.get(name)}):
-                found.append(("settings", f"{name} was {one[name]!r} and is {other.get(name)!r}"))
-    return found
+            if name in was and with_tuples({name: was[name]}) != with_tuples({name: given.get(name)}):
+                changes.append(("settings", f"{name} was {was[name]!r} and is {given.get(name)!r}"))
+    return changes
 
 
 def check_parts(parts: Sequence[str]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""How a run, or a further part of one, begins: what to tune and where, what is known of it, the plan, the record."""
+"""The start of a run, or of a part that resumes it: finds the work, devices and earlier results, and makes the plan."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from atune.model.jobs import ElaborateJob
 from atune.workload.workload import WorkloadSpec
 
 POLL_S = 0.1
-"""Seconds between two looks whether another run of the same work has ended."""
+"""Seconds between two checks for the end of another run of the same work."""
 
 
 class Start:
@@ -37,14 +37,14 @@ class Start:
     def __init__(self, machine: Machine, run: Run, settings: EngineSettings) -> None:
         self.machine, self.run, self.recorder, self.settings = machine, run, run.recorder, settings
         self.strategy: Guarded | None = None
-        """None until it is made, which waits for the survey of the space if there is one."""
+        """None until the survey of the space, if there is one, has ended."""
         self.figures: Figures | None = None
         self.recalled = ""
-        """The journal that has the run's result, so that nothing is left to do; empty where none was found."""
+        """The journal of an earlier run that already has the result, so that no work is left; else empty."""
         self.layouts: LayoutChoice | None = None
-        """Chooses layouts; None where all are tried."""
+        """Chooses among layouts; None if all are tried."""
         self._drawn_by = settings.seed
-        """The seed of the strategy, and of the draw from a large space: that of the header."""
+        """The seed of the strategy and of the draw from a large space. A resumed run takes it from the header."""
 
     @functools.cached_property
     def compile_workers(self) -> Sequence[CompileWorker]:
@@ -52,7 +52,7 @@ class Start:
         return self.machine.compile_workers()
 
     async def begin(self) -> Plan | None:
-        """Find out what to tune and where, plan it, and record the start. Returns no plan if no work is left."""
+        """Find the work and the devices, make the plan, and record the start. Returns None if no work is left."""
         state, settings, resumes = self.recorder.state, self.settings, self.recorder.state.header is not None
         spec, target, devices = await self._describe()
         self.run.spec, self.run.limits = spec, devices[0].limits if devices else DeviceLimits()
@@ -69,7 +69,7 @@ class Start:
         if before is not None:
             accepted, advice, remarks = await self._accepted(now, devices, resumes=resumes), before.advice, []
             if settings.advise is not None and not advice:
-                remarks = ["the run began without advice and continues without it: warm is ignored"]
+                remarks = ["warm is ignored: the run began without advice, and continues without it"]
         elif settings.advise is not None:
             more, further = await anyio.to_thread.run_sync(settings.advise, spec, devices, abandon_on_cancel=True)
             advice, remarks = (*advice, *more), [*remarks, *further]
@@ -87,7 +87,7 @@ class Start:
         return plan
 
     async def _describe(self) -> tuple[WorkloadSpec, Target, Sequence[DeviceInfo]]:
-        """Describe the workload, and find the target and the devices meanwhile."""
+        """Describe the workload and, at the same time, find the target and the devices."""
         specs, header = list[WorkloadSpec](), self.recorder.state.header
         self._drawn_by = self.settings.seed if header is None else int(header.settings.get("seed") or 0)
 
@@ -100,38 +100,38 @@ class Start:
         return specs[0], target, devices
 
     async def _take_over(self, recall: Recall, spec: WorkloadSpec, now: RunStarted) -> KnownResult:
-        """Look up the results of earlier runs, and record their events as this run's where the kernels are the same.
+        """Look up earlier results, and record their events in this run if the kernels are the same.
 
-        Waits for another run of the same work.
+        Waits while another run does the same work.
         """
-        kernels = functools.partial(anyio.from_thread.run, cast(Any, self._kernels))
+        kernels = functools.partial(anyio.from_thread.run, cast(Any, self._ir_digests))
         look_up = functools.partial(recall, now, spec, kernels, self.settings.journal)
         look = functools.partial(anyio.to_thread.run_sync, look_up, abandon_on_cancel=True)
-        if (found := await look()) is None:
-            with suppress(Warning):  # where the program makes errors of warnings
-                warn_caller(f"another run tunes {spec.name} now: this one waits for its result", RuntimeWarning)
-        while found is None and not self.run.stopping:
+        if (known := await look()) is None:
+            with suppress(Warning):  # if the program turns warnings into errors
+                warn_caller(f"another run is tuning {spec.name}; this run waits for its result", RuntimeWarning)
+        while known is None and not self.run.stopping:
             await anyio.sleep(POLL_S)
-            found = await look()
-            await self.recorder.go_on(())  # the wait does not count
-        known = found or KnownResult()
-        if known.events and not known.whole and await self._other_kernels(State.of(known.events)):
+            known = await look()
+            await self.recorder.go_on(())  # restart the clock, because the wait does not count
+        known = known or KnownResult()
+        if known.events and not known.whole and await self._kernel_changes(State.of(known.events)):
             return KnownResult()
         if known.events:
             await self.recorder.take_over(known.events)
         return known
 
     async def _accepted(self, now: RunStarted, devices: Sequence[DeviceInfo], *, resumes: bool) -> tuple[str, ...]:
-        """Return the accepted differences of the work to that of the journal. Raises `JournalError` with others."""
+        """Return the accepted differences from the journal's work. Raises `JournalError` for other differences."""
         state, accept = self.recorder.state, self.settings.accept
         accepted = check_same_work(state, now, devices, accept)
         if resumes and not any(text.startswith(("kernel", "versions")) for text in accepted):
-            others = await self._other_kernels(state)
-            accepted += all_accepted(others, accept, "the journal is of other kernels", ANOTHER)
+            others = await self._kernel_changes(state)
+            accepted += all_accepted(others, accept, "the journal records different kernels", ANOTHER)
         return accepted
 
     def _plan(self, spec: WorkloadSpec, strategy: str, advice: tuple[Advice, ...]) -> Plan:
-        """Make the plan, the choice of layouts, and the strategy unless it waits for the survey. For a thread."""
+        """Make the plan, the choice of layouts, and the strategy unless it needs the survey. Runs in a thread."""
         state, settings = self.recorder.state, self.settings
         plan = Plan(
             spec,
@@ -148,34 +148,34 @@ class Start:
             self.strategy = plan.strategy(state)
         return plan
 
-    async def _kernels(self, candidates: Iterable[Candidate]) -> Mapping[int, str]:
-        left, found = [*candidates], dict[int, str]()
+    async def _ir_digests(self, candidates: Iterable[Candidate]) -> Mapping[int, str]:
+        left, digests = [*candidates], dict[int, str]()
 
         async def serve(worker: CompileWorker) -> None:
             while left:
                 answers = await worker.run(ElaborateJob((left.pop(),), digests=True))
                 if isinstance(answers, list) and isinstance(answers[0], Elaborated):
-                    found[answers[0].index] = answers[0].ir_digest
+                    digests[answers[0].index] = answers[0].ir_digest
 
         async with anyio.create_task_group() as tasks:
             for worker in self.compile_workers:
                 tasks.start_soon(serve, worker)
-        return found
+        return digests
 
-    async def _other_kernels(self, state: State) -> list[tuple[str, str]]:
-        """Return a sentence, with its part, on how the kernels that a journal has lowered differ from those now."""
+    async def _kernel_changes(self, state: State) -> list[tuple[str, str]]:
+        """Return ("kernel", sentence) if the kernels that the journal lowered differ from the current ones."""
         lowered = [entry for entry in state.entries.values() if entry.lowered]
-        now = await self._kernels(Candidate(one.index, one.key, one.config) for one in lowered if one.ir_digest)
-        if other := [one.index for one in lowered if one.ir_digest and now.get(one.index) != one.ir_digest]:
-            what = f"{len(other)} of {len(lowered)} candidates, such as {other[0]}, are other kernels now"
+        now = await self._ir_digests(Candidate(e.index, e.key, e.config) for e in lowered if e.ir_digest)
+        if other := [e.index for e in lowered if e.ir_digest and now.get(e.index) != e.ir_digest]:
+            what = f"{len(other)} of {len(lowered)} candidates, such as {other[0]}, have different kernels now"
             return [("kernel", f"{what}: a helper, a value or an environment variable that they use has changed")]
-        if unknown := [one.index for one in lowered if not one.ir_digest]:
+        if unknown := [e.index for e in lowered if not e.ir_digest]:
             what = f"the journal does not identify the kernels of {len(unknown)} candidates, such as {unknown[0]}"
-            return [("kernel", f"{what}: an older atune wrote it, or they include files of yours")]
+            return [("kernel", f"{what}: an older atune wrote the journal, or they include files of yours")]
         return []
 
     def _record_resumed(self, plan: Plan, how: Mapping[str, Any]) -> None:
-        """Record that a further part begins, and settle the candidates that need no work."""
+        """Record that the run resumes, and record the suspects as failures."""
         state, emit, journal = self.recorder.state, self.recorder.emit, self.recorder.journal
         torn_bytes = 0 if journal is None else journal.torn_bytes
         emit(RunResumed, part=state.resumed.part + 1 if state.resumed else 1, **how)

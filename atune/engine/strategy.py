@@ -1,4 +1,4 @@
-"""Strategies: their protocol, the checks of their answers, the space that they search, and which one a name means."""
+"""Strategies: their protocol, the space that they search, the checks of their answers, and their names."""
 
 from __future__ import annotations
 
@@ -19,43 +19,44 @@ from atune.model.candidate import Config, key_of
 from atune.model.settings import AUTO_BATCH, AUTO_GAIN_PERCENT
 
 AHEAD, FULL = 2, 16
-"""A learning strategy may have `AHEAD` candidates for each compile worker outstanding, and always a `FULL` group."""
+"""A learning strategy may have `AHEAD` candidates per compile worker outstanding, but always at least `FULL`."""
 ROOM = 3
-"""Once so many are outstanding, the strategy is asked again when this part of a worker's share has outcomes."""
+"""Once the limit is reached, the strategy is asked again when a worker's share of it, divided by `ROOM`, is free."""
 DUPLICATE = "duplicate"
-"""The reason of a candidate that compiles to the same code as another: that one has the latency. It did not fail."""
+"""The reason of a candidate with the same code as another, which has the latency. The duplicate did not fail."""
 
 
 @runtime_checkable
 class Strategy(Protocol):
     """Proposes candidates by index. Its methods are called in threads, and no two of them at the same time.
 
-    A resumed run tells a new object all earlier outcomes before it asks, also of candidates that this object did not
-    propose. What it proposes of these is passed over. Two attributes are optional. `begin` gets the `Searched` before
-    any other call. `most_outstanding`, an int, is how many proposed candidates may lack an outcome at that moment.
+    A resumed run makes a new object, and tells it all earlier outcomes before it asks. If the object then proposes one
+    of these candidates, the engine ignores the proposal and asks again. Two attributes are optional. `begin` gets the
+    `Searched` before any other call. `most_outstanding`, an int, is the number of proposed candidates that may lack an
+    outcome at that moment.
     """
 
     name: str
 
     def ask(self) -> int | None:
-        """Return the index to try next, each at most once, or None at the end."""
+        """Return the index of the next candidate to try, or None at the end. Return each index at most once."""
 
     def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
-        """Learn a candidate's latency, ms, or None if it has none of its own, for `reason`.
+        """Learn a candidate's latency in ms, or None and the `reason` that it has no latency of its own.
 
         The reason is its kind of failure (such as ``timeout``, ``mismatch`` or ``compile``), ``pruned`` for a device
-        limit, or `DUPLICATE`. An outcome may come again; then the new latency counts.
+        limit, or `DUPLICATE`. An outcome may come again, and the new latency counts then.
         """
 
 
 @dataclass(frozen=True)
 class Searched:
-    """The space to search, by the candidates' indices: without what failed in the survey, or comes last anyway.
+    """The space to search, by the candidates' indices, without candidates that failed in the survey or come last.
 
-    `budget`: candidates that will be tried at most, where that is known. `prior`: an estimate for each, in milliseconds
-    or another unit of which half is twice as good; those without one, or not above 0, come last. `facts`: numbers
-    known of candidates in addition to their axes. `default`: the default configuration's index, where the space holds
-    it; it is tried first, and then `advised`, those that were the fastest in other runs, whatever the strategy
+    `budget`: the largest number of candidates that will be tried; None if unknown. `prior`: estimates by index, in
+    milliseconds or another unit in which half is twice as good; candidates whose estimate is missing or not above 0
+    come last. `facts`: further numbers by index and name. `default`: the default configuration's index, if the space
+    has it. The engine tries it first, and then `advised`, the fastest candidates of other runs, whatever the strategy
     proposes.
     """
 
@@ -74,7 +75,7 @@ class Searched:
 
 
 def by_prior(indices: Sequence[int], prior: Mapping[int, float]) -> list[int]:
-    """Return `indices` by their estimate, the best first; those without one (or NaN) last, in order."""
+    """Return `indices` by estimate, the best first; then, in their order, those without an estimate or with NaN."""
 
     def estimate(index: int) -> float:
         value = float(prior.get(index, float("inf")))
@@ -84,10 +85,10 @@ def by_prior(indices: Sequence[int], prior: Mapping[int, float]) -> list[int]:
 
 
 class Guarded:
-    """Forwards calls of the engine to `strategy`, and checks the answers.
+    """Forwards the engine's calls to `strategy`, and checks the answers.
 
-    `known`: the indices that it may propose. `first`: those that come before all that it proposes, such as the default
-    configuration. `last`: those that come after all. `enough`: when to ask for no more; None for never.
+    `known`: the indices that it may propose. `first`: indices that come before its proposals, such as the default
+    configuration. `last`: indices that come after them. `enough`: decides when to stop asking; None to never stop.
     """
 
     def __init__(
@@ -104,9 +105,9 @@ class Guarded:
         self._full = False
 
     def full(self, outstanding: int, workers: int) -> bool:
-        """Tell whether to wait with asking while so many are outstanding.
+        """Return whether too many candidates are `outstanding` to ask for another one.
 
-        Then it is full until many may be asked for at once, because small groups take longer to compile.
+        It then stays full until many may be asked for together, because small groups take longer to compile.
         """
         if self.enough is not None and self.enough.full(outstanding):
             return True
@@ -116,13 +117,13 @@ class Guarded:
         return self._full
 
     def limit(self, most: int) -> int:
-        """Return how many candidates may be outstanding now, `most` at most."""
+        """Return the number of candidates that may be outstanding now, at most `most`."""
         name, mine = "most_outstanding", self.strategy
         own = asked(lambda: operator.index(getattr(mine, name, most)), partial(self._raised, name), passes=False)
         return max(1, min(most, own))
 
     def ask(self) -> int | None:
-        """Return the next index: the first ones, what the strategy proposes besides, the last ones.
+        """Return the next index: from `first`, then from the strategy, then from `last`; None at the end.
 
         Raises `StrategyError`.
         """
@@ -145,22 +146,22 @@ class Guarded:
             index = -1
         if isinstance(answer, bool) or index not in self._known:
             raise self._error(
-                f"ask() returned {answer!r}, which is no candidate's index: return one of the space, or None at the end"
+                f"ask() returned {answer!r}, which is not a candidate's index. Return an index, or None at the end"
             )
         if index in self._asked:
-            raise self._error(f"ask() returned {index} a second time: propose each candidate once")
+            raise self._error(f"ask() returned {index} a second time. Propose each candidate only once")
         self._asked.add(index)
         return index
 
     def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
-        """Tell of an outcome. Raises `StrategyError`."""
+        """Tell the strategy an outcome. Raises `StrategyError`."""
         if self.enough is not None:
             self.enough.tell(index, latency_ms)
         call = f"tell({index}, {latency_ms}, {reason!r})"
         asked(lambda: self.strategy.tell(index, latency_ms, reason), partial(self._raised, call), passes=False)
 
     def tell_all(self, outcomes: Iterable[tuple[int, float | None, str]]) -> None:
-        """Tell of `outcomes` in their order. Raises `StrategyError`."""
+        """Tell the strategy `outcomes` in their order. Raises `StrategyError`."""
         for outcome in outcomes:
             self.tell(*outcome)
 
@@ -168,28 +169,28 @@ class Guarded:
         return error if isinstance(error, StrategyError) else self._error(f"{call} raised {name_and_message(error)}")
 
     def _error(self, message: str) -> StrategyError:
-        return StrategyError(f"strategy {self.name!r}: {message}. A journal keeps all measurements")
+        return StrategyError(f"strategy {self.name!r}: {message}. The journal, if any, keeps all measurements")
 
 
 class Enough:
-    """Lets candidates be proposed in batches, until one brings nothing better: the end of a search with ``auto``.
+    """Ends a search with ``auto``: it goes on in batches until a batch brings no clearly better candidate.
 
-    What it decides depends only on the outcomes of whole batches: of the same ones a resumed run decides the same.
+    Decisions depend only on the outcomes of whole batches, so a resumed run makes the same ones.
     """
 
     def __init__(self) -> None:
         self._latencies = dict[int, float]()
-        """Of all that were tried; infinite for those that failed."""
+        """Latencies of all candidates that were tried; infinite if they failed."""
         self._best, self._until = math.inf, AUTO_BATCH
         self.reached = False
-        """Whether enough is tried."""
+        """Whether the search is over."""
 
     def full(self, outstanding: int) -> bool:
-        """Tell whether to wait for the outcomes of a batch, of which so many are outstanding."""
+        """Return whether to wait for the outcomes of the current batch, with so many candidates `outstanding`."""
         return outstanding > 0 and len(self._latencies) + outstanding >= self._until
 
     def tell(self, index: int, latency_ms: float | None) -> None:
-        """Learn an outcome, and decide if it is the last of a batch."""
+        """Learn an outcome. If it completes a batch, decide whether the search is over."""
         self._latencies[index] = math.inf if latency_ms is None else latency_ms
         if self.reached or len(self._latencies) < self._until:
             return
@@ -199,9 +200,9 @@ class Enough:
 
 
 def latency_or_reason(state: State, index: int) -> tuple[float | None, str]:
-    """Return what strategies get of candidate `index`: its latency, ms, or why it has none of its own.
+    """Return the outcome of candidate `index` for strategies: its latency in ms, or None and the reason.
 
-    The reason is a failure's kind; ``pruned``; or `DUPLICATE`, also while another with its code is still measured.
+    The reason is a failure's kind, ``pruned``, or `DUPLICATE`, even if the candidate with this code is still measured.
     """
     outcome = state.outcome(index)
     if outcome is None or state.first(index).index != index:
@@ -212,15 +213,15 @@ def latency_or_reason(state: State, index: int) -> tuple[float | None, str]:
 
 
 _ABSENT = object()
-"""Marks configurations that have no value on an axis."""
+"""Stands for the value of a configuration that lacks an axis."""
 SPREAD = 4096
-"""How many draws are spread. Later ones are plain, because that many cover all axes anyway."""
+"""Number of draws that are spread over the axes. So many cover all axes, so later draws need not be spread."""
 SPREAD_TRIES = 16
-"""The next one is that with the rarest values of so many that are drawn."""
+"""For each spread draw, this many candidates are drawn, and the candidate with the rarest values is taken."""
 
 
 class Axis:
-    """One axis, with its values in order: numbers by size, others by first occurrence."""
+    """An axis with its values in order: numbers by size, other values by first occurrence."""
 
     def __init__(self, name: str, configs: Sequence[Config]) -> None:
         self.name = name
@@ -255,16 +256,16 @@ class Encoding:
     def neighbours(self, candidate: int) -> list[int]:
         """Return the candidates that differ in one axis: by one step along numbers, by any value along others."""
         place = self.places[candidate]
-        found = dict[int, None]()
+        neighbours = dict[int, None]()
         for number, axis in enumerate(self.axes):
             for way in self._ways(axis, place[number]):
                 for step in way:
                     there = self.at.get((*place[:number], step, *place[number + 1 :]))
                     if there is not None:
-                        found[there] = None
+                        neighbours[there] = None
                         break
-        found.pop(candidate, None)
-        return list(found)
+        neighbours.pop(candidate, None)
+        return list(neighbours)
 
     def _ways(self, axis: Axis, here: int) -> Iterator[Sequence[int]]:
         if axis.ordered:
@@ -274,17 +275,17 @@ class Encoding:
             yield from ([other] for other in range(len(axis.values)) if other != here)
 
     def spread_order(self, seed: int) -> Iterator[int]:
-        """Yield each candidate once: first those that have each value of each axis about equally often, then the rest.
+        """Yield each candidate once: first a part that has each value of each axis about equally often, then the rest.
 
-        Each of the first ones is that of `SPREAD_TRIES` drawn ones whose values were drawn the least often.
+        For each candidate of the first part, draw `SPREAD_TRIES` and take the one with the rarest values so far.
         """
         rng = random.Random(seed)
         left = list(range(len(self.places)))
         rng.shuffle(left)
         seen, counts = set[int](), [Counter[int]() for _ in self.axes]
 
-        def met(candidate: int) -> int:
-            """Return how often a candidate's values were drawn, those of long axes weighing more."""
+        def frequency(candidate: int) -> int:
+            """Return the number of draws of a candidate's values, weighted by the lengths of their axes."""
             place = self.places[candidate]
             return sum(
                 count[value] * len(axis.values) for count, value, axis in zip(counts, place, self.axes, strict=True)
@@ -292,12 +293,12 @@ class Encoding:
 
         for _ in range(min(SPREAD, len(left) // 4)):
             drawn = [candidate for candidate in rng.choices(left, k=SPREAD_TRIES) if candidate not in seen]
-            found = min(drawn, key=met, default=None)
-            if found is not None:
-                seen.add(found)
-                for count, value in zip(counts, self.places[found], strict=True):
+            rarest = min(drawn, key=frequency, default=None)
+            if rarest is not None:
+                seen.add(rarest)
+                for count, value in zip(counts, self.places[rarest], strict=True):
                     count[value] += 1
-                yield found
+                yield rarest
         yield from (candidate for candidate in left if candidate not in seen)
 
 
@@ -307,11 +308,11 @@ def _text(value: Any) -> bytes:
 
 AUTO, EXHAUSTIVE, RANDOM, PRIOR, BAYESIAN = "auto", "exhaustive", "random", "prior", "bayesian"
 WALKED = 64
-"""Spaces of more candidates are not walked from end to end, but by the prior."""
+"""A space with more candidates is tried in the order of the prior, not in its own order."""
 
 
 class FixedOrder:
-    """Every candidate once, in an order that is known from the start."""
+    """A strategy that proposes every candidate once, in a given order."""
 
     def __init__(self, name: str, order: Iterable[int]) -> None:
         self.name, self._order = name, iter(order)
@@ -324,7 +325,7 @@ class FixedOrder:
 
 
 def _random(searched: Searched) -> FixedOrder:
-    """Return an order that the seed draws: the first ones spread over the axes."""
+    """Return a random order that the seed draws, whose beginning is spread over the axes."""
     indices = list(searched.configs)
     order = Encoding(list(searched.configs.values())).spread_order(searched.seed)
     begin = list(islice(order, SPREAD))  # the slow part, which is done before the first answer
@@ -332,16 +333,16 @@ def _random(searched: Searched) -> FixedOrder:
 
 
 def _ranked(searched: Searched) -> FixedOrder:
-    """Return the order of the prior's estimates, the best first; then those without one. The seed shuffles equals."""
+    """Return the candidates by the prior's estimate, the best first, then those without. The seed orders equals."""
     shuffled = list(searched.configs)
     random.Random(searched.seed).shuffle(shuffled)
     return FixedOrder(PRIOR, by_prior(shuffled, searched.prior or {}))
 
 
 def _exhaustive(searched: Searched) -> FixedOrder:
-    """Return small spaces in their own order, larger ones as `_ranked` has them.
+    """Return a small space in its own order, and a larger space in the order of `_ranked`.
 
-    Spaces often list their large and costly configurations last, whose compiles would end last.
+    Spaces often list large and costly configurations last, and their long compiles would delay the end.
     """
     large = len(searched.configs) > WALKED
     return FixedOrder(EXHAUSTIVE, iter(_ranked(searched).ask, None) if large else searched.configs)
@@ -360,55 +361,55 @@ MAKERS: dict[str, Callable[[Searched], Strategy]] = {
     BAYESIAN: _bayesian,
 }
 STRATEGIES = (AUTO, *MAKERS)
-"""The names that a user may give, for messages."""
+"""The names of strategies, as users give them."""
 FEW_CANDIDATES = 8
-"""With budgets of up to this many candidates, learning does not help without a prior."""
+"""Without a prior, learning does not help if the budget is at most this many candidates."""
 
 
 def learns(name: str) -> bool:
-    """Tell whether the strategy called `name` learns from outcomes, as a user's may; only such take long to answer."""
+    """Return whether the strategy `name` learns from outcomes, as a user's own may, and so may take long to answer."""
     return name not in (EXHAUSTIVE, RANDOM, PRIOR)
 
 
 def check_given(strategy: str | Strategy | None, *, pipeline: bool = True) -> None:
-    """Raise `UsageError` for a `strategy` that is none, or cannot learn without `pipeline`."""
+    """Raise `UsageError` if `strategy` is invalid, or if it learns and there is no `pipeline`."""
     if strategy is None:
         return
     name: Any = strategy if isinstance(strategy, str) else getattr(strategy, "name", None)
     if isinstance(strategy, str):
         if strategy not in STRATEGIES:
             raise UsageError(
-                f"strategy {strategy!r} is unknown; there is {', '.join(STRATEGIES)}, or an object of your own"
+                f"strategy {strategy!r} is unknown; choose {', '.join(STRATEGIES)}, or give your own object"
             )
     elif isinstance(strategy, type) or not (isinstance(name, str) and name and isinstance(strategy, Strategy)):
         raise UsageError(
-            f"strategy {strategy!r}: give a name, or an object with a name (text), ask() and "
+            f"strategy {strategy!r} is not a strategy; give a name, or an object with a name (text), ask() and "
             "tell(index, latency_ms, reason)"
         )
     elif name in STRATEGIES:
-        raise UsageError(f"strategy {name!r}: atune has a strategy of that name; rename yours")
+        raise UsageError(f"strategy {name!r}: atune has a strategy with this name; rename yours")
     if not pipeline and name != AUTO and learns(name):
-        raise UsageError(f"strategy {name!r} learns while candidates compile: leave out pipeline=False")
+        raise UsageError(f"strategy {name!r} learns while candidates compile, which pipeline=False prevents. Omit it")
 
 
 def uses_prior(strategy: str | Strategy, total: int) -> bool:
-    """Tell whether a strategy, given itself or by name, uses a prior in a space of `total` candidates."""
+    """Return whether a strategy, an object or a name, uses a prior in a space with `total` candidates."""
     if not isinstance(strategy, str):
         return hasattr(strategy, "begin")
     return strategy != RANDOM and (strategy != EXHAUSTIVE or total > WALKED)
 
 
 def make_strategy(name: str, searched: Searched) -> Strategy:
-    """Return the strategy called `name`. Raises `UsageError` as `check_given` does."""
+    """Make the strategy called `name`. Raises `UsageError` as `check_given` does."""
     check_given(name)
     return MAKERS[name](searched)
 
 
 def chosen(total: int, budget: int | None, *, limited: bool, pipeline: bool = True, prior: bool = False) -> str:
-    """Return the name of the strategy that ``auto`` stands for, for a space of `total` candidates.
+    """Return the name of the strategy that ``auto`` means in a space with `total` candidates.
 
-    `limited`: whether there is any budget. `budget`: how many candidates it admits, if known. `pipeline`: whether
-    outcomes come before all is proposed. `prior`: whether there is a prior.
+    `limited`: whether there is any budget. `budget`: the number of candidates that it admits, if known. `pipeline`:
+    whether outcomes come before all candidates are proposed. `prior`: whether there is a prior.
     """
     if not limited or (budget is not None and budget >= total):
         return EXHAUSTIVE

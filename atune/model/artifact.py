@@ -18,12 +18,12 @@ FailureKind = Literal[
 """Why a candidate failed.
 
 lower: elaborating or lowering raised. codegen: source generation raised. compile: nvcc or g++ refused the source.
-crash: the compile worker died. timeout: past a deadline, killed. hopeless: its compile took far longer than the run's
-others, and was killed. load: the library did not load. launch: the call raised. out_of_memory: the device had no memory
-left. fault: the device reported an error that poisons its context. out_of_bounds: it wrote before or after a parameter,
-or changed what it is judged by. mismatch / non_finite / unwritten: outputs differ from the reference, hold NaN or
-infinity, or were not written. worker_lost: its process was killed from outside, twice. suspect: the whole program died
-twice while measuring it, so it is not tried again.
+crash: the compile worker died. timeout: it was killed at a deadline. hopeless: its compile was killed because it took
+far longer than the others. load: the library did not load. launch: the call raised. out_of_memory: the device had no
+memory left. fault: the device reported an error that poisons its context. out_of_bounds: it wrote before or after a
+parameter, or changed data that the check uses. mismatch / non_finite / unwritten: outputs differ from the reference,
+hold NaN or infinity, or were not written. worker_lost: its process was killed from outside, twice. suspect: the whole
+program died twice while measuring it, so it is not tried again.
 """
 _WORDS = {
     "lower": "failed to lower",
@@ -45,22 +45,22 @@ _WORDS = {
 }
 
 RAN = frozenset({"mismatch", "non_finite", "unwritten", "out_of_bounds", "launch", "fault"})
-"""Kinds of failures of candidates that a device has called."""
+"""Kinds of failures of candidates that ran on a device."""
 COMMON_FAILURES = 16
-"""Number of equal failures from which they are not the candidates' fault."""
+"""With this many equal failures, the candidates are probably not at fault."""
 
 
 def what_failed(kind: str) -> str:
-    """Return what candidates with this kind of failure did, in words. A kind of a later atune stands for itself."""
+    """Return a verb phrase for a kind of failure, such as ``timed out``; an unknown kind of a later atune unchanged."""
     return _WORDS.get(kind, kind)
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure", omit_defaults=True):
-    """A candidate that failed in a stage. `detail` is the tail of the compiler's or device's output.
+    """A candidate that failed in a stage. `detail` is the end of the compiler's or device's output.
 
-    `index`: the candidate's. `kind`: the stage or the reason, one of `FailureKind`. `message`: one sentence for people.
-    `doubt`: why the failure may not be the candidate's fault, so that a fresh process tries it again; empty without
-    doubt. `kill_s`: seconds from the deadline, or from the error's report, until the process was reaped.
+    `index`: the candidate's index. `kind`: a `FailureKind`. `message`: a sentence for people. `doubt`: why the failure
+    may not be the candidate's fault, so that a fresh process tries the candidate again; empty if there is no doubt.
+    `kill_s`: seconds from the deadline, or from the error's report, until the process was reaped.
     """
 
     index: int
@@ -74,13 +74,13 @@ class Failure(msgspec.Struct, frozen=True, tag="failure", omit_defaults=True):
 
 
 SERVER_LOST = "the fork server was lost"
-"""The doubt about what was under way when all processes were lost together."""
+"""The `doubt` about all candidates under way when all processes were lost together."""
 
 
 class KernelParam(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A kernel parameter. `shape`: ints, or names of symbolic dimensions; None for a scalar.
 
-    `strides`: in elements, ints or names, if the parameter is declared with strides; None if it is contiguous.
+    `strides`: ints or names, in elements, if the parameter is declared with strides; None if it is contiguous.
     """
 
     dtype: str
@@ -92,16 +92,16 @@ class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
     """Roles of a kernel's parameters in a call, by position."""
 
     outputs: tuple[Whole, ...] = ()
-    """Outputs, in order. A call that does not give them makes and returns them."""
+    """Outputs, in order. A call allocates and returns the outputs that it is not given."""
     zero: tuple[Whole, ...] = ()
-    """Parameters that a call sets to zero first: outputs that it makes, and inputs. An output that is given stays as it
-    is."""
+    """Parameters that a call sets to zero first: inputs, and outputs that it allocates. It leaves outputs that it is
+    given unchanged."""
     writes: tuple[Whole, ...] = ()
     """Inputs that the kernel may write into."""
     set_up: tuple[Whole, ...] = ()
-    """Inputs that the workload's `setup` changed before the kernel was checked and timed. No call does that."""
+    """Inputs that the workload's `setup` changed before the kernel was checked and timed. A call does not run it."""
     unnamed: bool = False
-    """Whether nobody names outputs to tilelang's tuner, which then gives the user's functions every parameter."""
+    """Whether the outputs were not named. tilelang's tuner then passes every parameter to the user's functions."""
 
     @property
     def zero_inputs(self) -> tuple[int, ...]:
@@ -109,7 +109,7 @@ class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
         return tuple(i for i in self.zero if i not in self.outputs)
 
     def where_given(self, positions: Sequence[int]) -> Roles:
-        """Return these roles for calls that always give the outputs among `positions`, which are theirs to prepare."""
+        """Return the roles for calls that always pass, and so prepare, the outputs among `positions`."""
         given = {*positions} & {*self.outputs}
         return msgspec.structs.replace(
             self,
@@ -119,27 +119,27 @@ class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
         )
 
     def handed_out(self) -> Roles:
-        """Return these roles, for a kernel that users call. Raises `UsageError` where a call cannot keep them."""
+        """Return these roles for a kernel that users call. Raises `UsageError` if a call cannot fulfil them."""
         if not self.set_up:
             return self
         raise UsageError(
-            f"setup changed input {', '.join(map(str, self.set_up))} before the kernel was checked, and a call of the "
-            "kernel does not: make such data with inputs=, set a tensor to zero with zero=, or do it in the kernel"
+            f"setup changed input {', '.join(map(str, self.set_up))} before the kernel was checked, but a call of the "
+            "kernel does not run setup: make the data with inputs=, clear tensors with zero=, or do it in the kernel"
         )
 
 
 def fitting(own: Roles | None, first: Roles) -> Roles:
-    """Return the roles of a candidate: its `own`, from its code, if that writes as many outputs as the `first` one.
+    """Return a candidate's `own` roles if it has as many outputs as the `first` candidate; otherwise the first's roles.
 
-    Other code may lack an output, or read what it should overwrite, and calls of the kernel rely on the first one's.
+    The candidate's code may lack an output or read a tensor that it should overwrite, but callers rely on the first's.
     """
     return first if own is None or len(own.outputs) != len(first.outputs) else own
 
 
 class Gemm(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One `T.gemm` of a kernel. `m`, `n`, `k`: the shape of a call, in elements.
+    """A `T.gemm` of a kernel. `m`, `n`, `k`: the shape of a call, in elements.
 
-    `calls`: how often a block calls it, on average over the grid. `dtype`: its operands' type, such as ``bfloat16``.
+    `calls`: calls per block, on average over the grid. `dtype`: the operands' type, such as ``bfloat16``.
     """
 
     m: Whole
@@ -148,64 +148,64 @@ class Gemm(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     calls: Quantity
     dtype: Word
     policy: Whole = 0
-    """How warps share the tile, in tilelang's numbers: 0 square, 1 whole rows for each, 2 whole columns for each."""
+    """The division of the tile among warps, in tilelang's numbers: 0 square, 1 by whole rows, 2 by whole columns."""
     in_registers: bool = False
-    """Whether its first operand is in registers, not in shared memory."""
+    """Whether the first operand is in registers, not in shared memory."""
     feeds: bool = False
-    """Whether its result is the first operand of a product, and stays in registers until then."""
+    """Whether the result is the first operand of another product, and stays in registers until then."""
     sum_bits: Whole = 32
-    """Bits of an element of its result."""
+    """Bits per element of the result."""
 
     @property
     def flops(self) -> float:
-        """Floating-point operations of a block: each product and each sum counts."""
+        """Floating-point operations per block, counting multiplications and additions."""
         return 2.0 * self.m * self.n * self.k * self.calls
 
 
 class Access(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Bytes of one tensor that a block reads or writes at one place of the kernel.
+    """A read or a write of a tensor at one place of the kernel.
 
-    `n_bytes`: bytes of a block, on average over the grid; tiles past the tensor's end count whole. `axes`: axes of the
-    grid (of ``xyz``) that the place depends on. Blocks that differ only in other axes access the same bytes.
+    `n_bytes`: bytes per block, on average over the grid; tiles that cross the tensor's end count whole. `axes`: axes of
+    the grid (of ``xyz``) that the address depends on. Blocks that differ only in other axes access the same bytes.
     """
 
     n_bytes: Quantity
     axes: str = ""
     steps: Quantity = 1.0
-    """How often a block makes this access."""
+    """Number of times that a block makes this access."""
     width: Whole | None = None
-    """Bytes that the kernel asks each thread to move at once; None if tilelang chooses."""
+    """Bytes per instruction of a thread, as the kernel requests; None if tilelang chooses."""
 
 
 class BlockWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Work of one block of a kernel, from the kernel's statements before lowering: averages over the grid."""
+    """Work of a kernel per block, averaged over the grid, from the kernel's statements before lowering."""
 
     gemms: tuple[Gemm, ...] = ()
     reads: tuple[Access, ...] = ()
     """Accesses to global memory, like `writes`."""
     writes: tuple[Access, ...] = ()
     shared_bytes: Quantity = 0.0
-    """Bytes that copies and parallel loops move into or out of shared memory, without those that `gemms` read."""
+    """Bytes that copies and parallel loops move into or out of shared memory, without the operands of `gemms`."""
     scalar_ops: Quantity = 0.0
-    """Arithmetic outside of tensor cores, in operations on one element, without `special_ops`."""
+    """Arithmetic outside of tensor cores, counted in operations on single elements, without `special_ops`."""
     special_ops: Quantity = 0.0
-    """Exponentials, roots, logarithms and quotients of one element."""
+    """Exponentials, roots, logarithms and divisions, counted in operations on single elements."""
     fragment_registers: Whole = 0
-    """32-bit registers of a thread for all fragments and local arrays, if all lived at once."""
+    """32-bit registers per thread for all fragments and local arrays, if all were live at the same time."""
     stages: Whole = 0
-    """Stages of the deepest `T.Pipelined` loop; 0 if no loop has any."""
+    """Stages of the deepest `T.Pipelined` loop; 0 if no loop has stages."""
     steps: Quantity = 1.0
-    """Iterations of that loop, or of the longest loop around a copy or a product."""
+    """Iterations of the deepest pipelined loop, or else of the longest loop around a copy or a product."""
     threads: Whole = 1
-    """Threads of a block that the kernel requests."""
+    """Threads per block that the kernel requests."""
     tensor_bytes: Whole | None = None
     """Bytes of all tensors together; None if they depend on the call."""
     block_order: str = ""
-    """The order of blocks, with tilelang's name and its panel: ``rasterization2DRow 8``; empty for the device's own."""
+    """The order of blocks: tilelang's name and panel width, ``rasterization2DRow 8``; empty for the device's order."""
 
     @property
     def tensor_flops(self) -> float:
-        """Floating-point operations of a block on tensor cores."""
+        """Floating-point operations per block on tensor cores."""
         return sum(gemm.flops for gemm in self.gemms)
 
     @property
@@ -220,29 +220,29 @@ class BlockWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Facts of a kernel that are known before it is compiled. None: not applicable to the target, or unknown."""
+    """Facts of a kernel that are known before it is compiled. None: unknown, or not applicable to the target."""
 
     smem_bytes: Whole | None = None
     threads: Whole | None = None
-    """Threads that a block really has, including producer warps of warp specialisation."""
+    """Actual threads per block, including producer warps of warp specialisation."""
     grid: Annotated[tuple[Extent, ...], msgspec.Meta(max_length=8)] = ()
     """Blocks along each axis; empty if they depend on the call."""
     accumulators: Whole | None = None
-    """Largest fragment of a thread, in 32-bit registers."""
+    """Size of the largest fragment, in 32-bit registers per thread."""
     source_bytes: Whole | None = None
     """Length of the generated device source."""
     lacking_registers: Whole = 0
-    """Registers that a block waits for with ``setmaxnreg`` and never gets, so that it would hang."""
+    """Registers that a block requests with ``setmaxnreg`` and never gets, so that it would hang."""
     work: BlockWork | None = None
-    """Work of a block; None if any of it depends on values of the call."""
+    """Work per block; None if any part of it depends on values of the call."""
     layouts: Layouts | None = None
     """Results of layout inference; None if the lowering was reused."""
 
 
 class Elaborated(msgspec.Struct, frozen=True, tag="elaborated", gc=False):
-    """Facts of a kernel before it is lowered: its `facts` as predicted.
+    """An elaborated candidate, with its predicted `facts`.
 
-    `ir_digest`: see `Lowered`; only where the job asks for it, in place of facts.
+    `ir_digest`: see `Lowered`; the answer has it instead of facts if the job asks for digests.
     """
 
     index: int
@@ -251,10 +251,10 @@ class Elaborated(msgspec.Struct, frozen=True, tag="elaborated", gc=False):
 
 
 class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
-    """A lowered candidate. Candidates of equal `code_key` compile to the same machine code, by any compiler.
+    """A lowered candidate. Candidates with equal `code_key` compile to the same machine code, with any compiler.
 
-    `merge_key`: only candidates of equal merge_key may share a library (flags, pass configs, all text before the
-    kernel). `blob`: the stage's own bytes (IR of host and device), which only `codegen` reads. It is empty if the
+    `merge_key`: only candidates with equal merge_key may share a library, because their flags, pass configs and all
+    text before the kernel are equal. `blob`: bytes that only `codegen` reads (IR of host and device); empty if the
     artifact store has the library of the same kernel.
     """
 
@@ -266,78 +266,78 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     seconds: float
     blob: bytes
     ir_key: str = ""
-    """The input of lowering: the elaborated kernel, and everything else that decides the result."""
+    """Digest of the input of lowering: the elaborated kernel, and everything else that decides the result."""
     store_key: str = ""
-    """Key of its library by nvcc or g++ in the artifact store: `code_key`, and what the way to that code depends on."""
+    """Key of its library by nvcc or g++ in the artifact store: `code_key`, and libraries that affect its code."""
     use: str = ""
-    """Headers and instructions that its source uses: a part of cicc's compiler state. Empty: cicc cannot compile it."""
+    """Headers and instructions of its source, a part of cicc's compiler state; empty if cicc cannot compile it."""
     source_key: str = ""
     """See `Artifact.source_key`."""
     ir_digest: str = ""
-    """Equal for equal elaborated kernels, whatever their source. Empty where it would not cover all that decides the
-    code, such as files that the kernel includes."""
+    """Equal for equal elaborated kernels, whatever their source. Empty if the code also depends on something else, such
+    as files that the kernel includes."""
     kept_as: str = ""
-    """Key of the library with which the artifact store keeps this."""
+    """Key of the library with which the artifact store keeps this lowering."""
     printed: str = ""
     """See `Record.printed`."""
     roles: Roles | None = None
-    """The roles of its own parameters; None where only those of the run's first candidate are known."""
+    """The roles of its own parameters; None if only the roles of the run's first candidate are known."""
     storable: bool = True
     """Whether `code_key` covers everything that decides the machine code. It does not if user files are included."""
 
 
 class MachineFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """A kernel's use of the machine, known after compiling. If a candidate has several kernels, the largest figures."""
+    """Resources of compiled code. If a candidate has several kernels, each figure is the largest of them."""
 
     registers: Whole = 0
-    """32-bit registers of a thread."""
+    """32-bit registers per thread."""
     stack_bytes: Whole = 0
-    """Local memory of a thread: arrays outside of registers, and spills."""
+    """Local memory per thread: arrays outside of registers, and spills."""
     code_bytes: Whole = 0
-    """Machine code of all its kernels."""
+    """Machine code of all kernels together."""
     static_smem_bytes: Whole = 0
-    """Shared memory of a block that the launch does not request."""
+    """Shared memory per block that the launch does not request."""
 
 
 CICC = "cicc"
-"""`Artifact.compiler` of a library from nvcc's programs with pre-parsed headers."""
+"""`Artifact.compiler` of a library that nvcc's own programs compiled with pre-parsed headers."""
 STORED = "from the artifact store"
 """`Artifact.why` of a library that an earlier run compiled."""
 
 
 class Artifact(msgspec.Struct, frozen=True, tag="artifact", gc=False):
-    """One candidate's place in a shared library: the file, and the symbol to call in it."""
+    """A candidate in a shared library: the library's file, and the symbol to call in it."""
 
     index: int
     path: PathText
     symbol: PathText
     params: tuple[KernelParam, ...]
     target: str
-    """``cuda`` or ``c``: how to load it."""
+    """``cuda`` or ``c``, which decides how to load the library."""
     seconds: float = 0.0
     """Seconds that building the library took, for all members together."""
     calls: tuple[int | str, ...] = ()
-    """For target ``c``: each argument of the C function, as a parameter's position or a symbolic dimension's name."""
+    """For target ``c``: the arguments of the C function, as parameters' positions or symbolic dimensions' names."""
     compiler: str = ""
     """The compiler of the device code: ``nvcc``, ``cicc`` (nvcc with pre-parsed headers) or ``g++``."""
     why: str = ""
-    """Why this compiler was used."""
+    """The reason for using this compiler."""
     store_key: str = ""
-    """Its key in the artifact store; empty if it may not be kept."""
+    """Key in the artifact store; empty if the store may not keep it."""
     source_key: str = ""
     """SHA-256, shortened, of the generated sources of device and host, with the kernel's name replaced."""
     machine: MachineFacts | None = None
-    """Its registers, stack and code; None for target ``c``."""
+    """Registers, stack and code; None for target ``c``."""
     state: str = ""
-    """Key of the compiler state in which cicc built it; empty if nvcc or g++ did."""
+    """Key of the compiler state in which cicc built it; empty if nvcc or g++ built it."""
     compared: bool = False
-    """Whether code of that state was found equal to nvcc's."""
+    """Whether cicc's code in this state is known to equal nvcc's."""
     roles: Roles | None = None
     """See `Lowered`."""
 
     @property
     def plain(self) -> bool:
-        """Whether it was compiled as tilelang does."""
+        """Whether it was compiled in the same way as by tilelang itself."""
         return self.compiler != CICC
 
 
@@ -345,12 +345,12 @@ Built = Artifact | Failure
 
 
 class Compared(msgspec.Struct, frozen=True, tag="compared"):
-    """Comparison of a library that cicc built with one by nvcc. `difference`: empty if code and sources are equal."""
+    """Comparison of cicc's library with nvcc's. `difference`: empty if code and sources are equal."""
 
     index: int
     difference: str = ""
 
 
 def source_path(library: str, symbol: str) -> str:
-    """Return the source file of one member of `library`: that kernel's alone, not the group's."""
+    """Return the path of the source of one kernel of `library`, without the rest of its group."""
     return f"{library.removesuffix('.so')}.{symbol}.source"

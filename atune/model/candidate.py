@@ -1,4 +1,4 @@
-"""A point of the space with its key, how points compared in other runs, and a problem with its distance to others."""
+"""Candidates, their configurations as plain values with keys, advice from other runs, and problems."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from atune.errors import SpaceError, type_of
 
 Config = dict[str, Any]
 PASS_CONFIGS = "pass_configs"
-"""Reserved config key: the candidate's TileLang pass configuration, no argument of the kernel. None: no entry."""
+"""Reserved config key: the candidate's TileLang pass configuration, which the kernel does not get. None: none."""
 COMPILE_FLAGS = "compile_flags"
 """Reserved config key: the candidate's compiler flags, instead of `CompileSettings.flags`."""
 BASELINE = -1
-"""Index of the default configuration where the space does not list it. It is measured as a baseline, and counts neither
-among the space's candidates nor for a budget."""
+"""Index of the default configuration if the space does not list it. It is measured as a baseline, but counts neither as
+a candidate of the space nor towards a budget."""
 RESERVED = frozenset({PASS_CONFIGS, COMPILE_FLAGS})
 LAUNCH_HINTS = frozenset({"occupancy", "num_ctas"})
-"""Config keys that a kernel's launch gets, where the kernel takes no argument of the name: blocks that a multiprocessor
-must have room for, and blocks of a cluster. None: no hint."""
+"""Config keys for a kernel's launch, if the kernel takes no argument of the same name: the blocks that must fit on a
+multiprocessor, and the blocks of a cluster. None: no hint."""
 MIN_INT, MAX_INT = -(2**63), 2**64 - 1
 """Integers outside this range become floating-point numbers in a journal, and do not fit a message to a worker."""
 MAX_NESTING = 60
@@ -34,7 +34,7 @@ MAX_NESTING = 60
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
-    """One configuration. `index`: its place in the space's order, or `BASELINE`. `key` depends on the config alone."""
+    """A configuration. `index`: its place in the space's order, or `BASELINE`. `key`: depends only on the config."""
 
     index: int
     key: str
@@ -47,7 +47,7 @@ class Advice(msgspec.Struct, frozen=True):
     source: str
     """The journal's path, ``result``, or ``cache`` and the result's key."""
     first: tuple[Config, ...] = ()
-    """The fastest of this space's configurations there, the best first."""
+    """Configurations of this space that were the fastest there, the best first."""
 
 
 def normalise(value: Any, where: str, depth: int = 0) -> Any:
@@ -55,8 +55,8 @@ def normalise(value: Any, where: str, depth: int = 0) -> Any:
 
     numpy's scalars, and enumerations of numbers or text, become their value. Allowed are None, bool, int, float, str
     and nested lists, tuples and string-keyed dicts of these. Raises `SpaceError`, naming `where`, for anything else,
-    and for values that a journal cannot hold. Those are integers beyond 64 bits, numbers that are not finite, invalid
-    Unicode, and nesting deeper than `MAX_NESTING`.
+    and for values that a journal cannot store: integers beyond 64 bits, infinity and NaN, invalid Unicode, and nesting
+    deeper than `MAX_NESTING`.
     """
     value = as_written(value, MAX_NESTING + 1)
     if value is None or isinstance(value, bool):
@@ -64,12 +64,12 @@ def normalise(value: Any, where: str, depth: int = 0) -> Any:
     if isinstance(value, int):
         value = int.__int__(value)
         if not MIN_INT <= value <= MAX_INT:
-            raise SpaceError(f"{where}: an integer of {value.bit_length()} bits; a journal keeps 64: use a string")
+            raise SpaceError(f"{where}: an integer of {value.bit_length()} bits, but a journal stores 64; use a string")
         return value
     if isinstance(value, float):
         value = float.__float__(value)
         if not math.isfinite(value):
-            raise SpaceError(f"{where}: {value!r} reads as None from a journal; use a string or None")
+            raise SpaceError(f"{where}: a journal cannot store {value!r}; use a string or None")
         return value
     if isinstance(value, str):
         value = str.__str__(value)
@@ -78,11 +78,11 @@ def normalise(value: Any, where: str, depth: int = 0) -> Any:
                 value.encode()
             except UnicodeEncodeError:
                 raise SpaceError(
-                    f"{where}: {shown(value)} has a surrogate, which no file keeps; give text that is Unicode"
+                    f"{where}: {shown(value)} has a surrogate, which a file cannot store; give valid Unicode"
                 ) from None
         return value
     if isinstance(value, (list, tuple, Mapping)) and depth == MAX_NESTING:
-        raise SpaceError(f"{where}: nested deeper than {MAX_NESTING}, which a journal does not keep; use a string")
+        raise SpaceError(f"{where}: nested deeper than {MAX_NESTING}, which a journal cannot store; use a string")
     if isinstance(value, (list, tuple)):
         return tuple(normalise(v, where, depth + 1) for v in value)
     if isinstance(value, Mapping) and all(isinstance(k, str) for k in value):
@@ -94,23 +94,23 @@ def normalise(value: Any, where: str, depth: int = 0) -> Any:
 
 
 def as_written(value: Any, depth: int = 0) -> Any:
-    """Return a value as constraints and kernels get it: as it was written, in lists and dicts of its own.
+    """Return a value as constraints and kernels get it: as the user wrote it, but in new lists and dicts.
 
-    numpy's scalars are Python's numbers there, too, because tilelang takes no others everywhere.
+    numpy's scalars become Python's numbers, because tilelang does not accept numpy's everywhere.
     """
     if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "shape", None) == ():
         return value.item()
     if depth > MAX_NESTING or type(value) not in (list, tuple, dict):
         return value
     if type(value) is dict:
-        return {name: as_written(one, depth + 1) for name, one in value.items()}
-    return type(value)(as_written(one, depth + 1) for one in value)
+        return {name: as_written(item, depth + 1) for name, item in value.items()}
+    return type(value)(as_written(item, depth + 1) for item in value)
 
 
 def written_like(own: Mapping[str, Any], plain: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `plain` arguments of another problem as the kernel gets them: in the types that they were `given` in.
+    """Return the `plain` arguments of another problem in the types in which the user gave them, for the kernel.
 
-    What was given plain, as a journal has it, gets the types of the first problem's `own` arguments.
+    Arguments that were `given` as plain values get the types of the first problem's `own` arguments.
     """
     same = {n: value for n, value in own.items() if key_of(value) == key_of(plain[n])}
     written = {n: as_written(value) for n, value in given.items() if forms(value)}
@@ -122,48 +122,48 @@ def _as_form(value: Any, form: Any) -> Any:
     if isinstance(form, list | tuple) and isinstance(value, tuple) and len(value) == len(form):
         parts = [_as_form(*pair) for pair in zip(value, form, strict=True)]
         return type(form)(*parts) if hasattr(form, "_fields") else type(form)(parts)
-    if isinstance(form, enum.Enum) or (isinstance(form, str) and type(form) is not str):  # TileLang's dtypes are texts
+    if isinstance(form, enum.Enum) or (isinstance(form, str) and type(form) is not str):  # a dtype is a str
         with suppress(ValueError, TypeError):
             return type(form)(value)
     return value
 
 
 def forms(value: Any) -> frozenset[str]:
-    """Return the names of the types in a value for which a plain form stands in keys and journals; none if it is plain.
+    """Return the names of the types in a value that keys and journals replace by plain types; empty if none is.
 
-    An enumeration's member and its number have one plain form, and may make two kernels of a function.
+    An enumeration's member and its number have the same plain form, but may lead to different kernels.
     """
     kind, inner = type(value), value.values() if isinstance(value, Mapping) else value
-    found = frozenset[str]().union(*map(forms, inner)) if isinstance(value, list | tuple | Mapping) else frozenset()
+    names = frozenset[str]().union(*map(forms, inner)) if isinstance(value, list | tuple | Mapping) else frozenset()
     plain = value is None or kind in (bool, int, float, str, tuple, dict)
-    return found if plain else found | {kind.__qualname__}
+    return names if plain else names | {kind.__qualname__}
 
 
 def forms_of(values: Mapping[str, Any]) -> dict[str, frozenset[str]]:
-    """Return the `forms` of values by name; only of those that are not plain, and that the kernel gets."""
-    return {name: found for name, value in values.items() if name not in RESERVED and (found := forms(value))}
+    """Return the `forms` of values by name, without plain values and values that the kernel does not get."""
+    return {name: types for name, value in values.items() if name not in RESERVED and (types := forms(value))}
 
 
 MUST_BE_PASS_CONFIGS = "must be a dict, such as {'tl.enable_fast_math': True}"
 
 
 def check_reserved(name: str, value: Any, where: str, hint: bool = False) -> None:
-    """Raise `SpaceError`, naming `where`, if a reserved `name` or a `hint` cannot be `value`. None is always right."""
+    """Raise `SpaceError`, naming `where`, if a reserved `name` or a `hint` cannot be `value`. It may always be None."""
     if value is None:
         return
     if name == PASS_CONFIGS and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
         raise SpaceError(f"{where}: {PASS_CONFIGS} {MUST_BE_PASS_CONFIGS}, or None; got {shown(value)}")
     if name == COMPILE_FLAGS and not (isinstance(value, (list, tuple)) and all(isinstance(f, str) for f in value)):
         raise SpaceError(
-            f"{where}: {COMPILE_FLAGS} must be a list of flags, such as ['-O2', '-ffast-math'], or None for those of "
-            f"CompileSettings; got {shown(value)}"
+            f"{where}: {COMPILE_FLAGS} must be a list of flags, such as ['-O2', '-ffast-math'], or None for the "
+            f"flags of CompileSettings; got {shown(value)}"
         )
     if hint and name in LAUNCH_HINTS and (type(value) is not int or value < 1):
         raise SpaceError(f"{where}: {name} must be a number of blocks, 1 or more, or None; got {shown(value)}")
 
 
 def shown(value: Any) -> str:
-    """Return `value` for a message of one line, whatever its own `__repr__` does."""
+    """Return `value` as one line of text for a message. Never fails, even if `__repr__` raises."""
     try:
         text = " ".join(repr(value).split())
     except Exception:
@@ -172,31 +172,31 @@ def shown(value: Any) -> str:
 
 
 def config_key(config: Mapping[str, Any]) -> str:
-    """Return 16 hex digits that depend on `config`'s names and values, but not on their order."""
+    """Return 16 hex digits that depend on the names and values of `config`, but not on their order."""
     return hashlib.sha256(key_of(config)).hexdigest()[:16]
 
 
 def typed_text(value: Any, written: Mapping[str, Any]) -> str:
-    """Return `key_of` as text; with a second line for the `forms` of the values `written` that are not plain."""
-    found = forms_of(written)
-    return b"\n".join(map(key_of, [value, found] if found else [value])).decode()
+    """Return `key_of` as text. If values of `written` are not plain, a second line has their `forms`."""
+    types = forms_of(written)
+    return b"\n".join(map(key_of, [value, types] if types else [value])).decode()
 
 
 def key_of(value: Any) -> bytes:
-    """Return data as text that does not depend on the order of names: equal for equal plain forms, and for no others.
+    """Return a value as text that is equal if, and only if, the plain forms are. The order of names does not matter.
 
-    It tells apart what Python takes for equal, such as True and 1, or 0.0 and -0.0.
+    Values that Python treats as equal, such as True and 1 or 0.0 and -0.0, have different texts.
     """
     return msgspec.json.encode(value, order="deterministic", enc_hook=lambda other: normalise(other, "a key"))
 
 
 def space_hash(keys: Iterable[str]) -> str:
-    """Return the SHA-256 of candidates' keys in order."""
+    """Return the SHA-256 of the candidates' keys, in order."""
     return hashlib.sha256("".join(keys).encode()).hexdigest()
 
 
 def with_tuples(config: Mapping[str, Any]) -> Config:
-    """Return `config` with lists turned back into tuples, as the kernel is called. This undoes JSON and msgpack."""
+    """Return `config` with tuples in place of lists, as the kernel needs it: JSON and msgpack make lists of tuples."""
 
     def tuples(value: Any) -> Any:
         if isinstance(value, list):
@@ -216,12 +216,12 @@ def numbered(configs: Iterable[Config]) -> list[Candidate]:
 
 
 def describe_config(config: Config) -> str:
-    """Return `config` as ``name=value`` parts, safe to print: no control characters, whoever wrote the journal."""
+    """Return `config` as ``name=value`` parts without control characters, because a stranger may have written it."""
     return printable(", ".join(f"{name}={value!r}" for name, value in config.items()))
 
 
 def shortened(text: str, most: int) -> str:
-    """Return `text` in `most` characters, its middle left out where it is longer."""
+    """Return `text` in at most `most` characters. A longer text loses its middle."""
     if len(text) <= most:
         return text
     end = (most - 1) // 3
@@ -229,11 +229,11 @@ def shortened(text: str, most: int) -> str:
 
 
 MOST_SHOWN = 5000
-"""Most characters of a journal's text, wherever it is shown."""
+"""Largest number of characters of a text from a journal that is shown."""
 
 
 def printable(text: str) -> str:
-    """Return `text` as one line without control characters, and not too long: a journal may come from a stranger."""
+    """Return `text` as a line of limited length without control characters, because a stranger may have written it."""
     text = shortened(text, MOST_SHOWN)
     return "".join(c if c.isprintable() else " " for c in text)
 
@@ -243,13 +243,13 @@ DYNAMIC = "$dynamic"
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One problem: arguments of the kernel."""
+    """A problem to tune for, given by arguments of the kernel."""
 
     arguments: dict[str, Any]
 
     @property
     def key(self) -> str:
-        """The arguments as text; equal for equal problems."""
+        """A digest of the arguments, equal for equal problems."""
         return config_key(self.arguments)
 
     def __str__(self) -> str:
@@ -257,36 +257,36 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 def is_size(value: Any) -> bool:
-    """Tell whether a problem's argument has a logarithm: a number above zero, and no flag."""
+    """Return whether a problem's argument is a positive number, so that it has a logarithm, and not a bool."""
     return isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0
 
 
-def distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-    """Return the sum of the log2 ratios of two problems' sizes. Each other difference counts as one.
+def distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
+    """Return the sum of the log2 ratios of two problems' sizes. An argument that differs in another way counts 1.
 
-    Rounded, so that machines whose logarithms differ in their last digit find the same ties.
+    The result is rounded, because machines differ in the last digit of a logarithm but must agree on ties.
     """
-    return round(math.fsum(_apart(one.get(name), other.get(name)) for name in {**one, **other}), 9)
+    return round(math.fsum(_distance(a.get(name), b.get(name)) for name in {**a, **b}), 9)
 
 
-def _apart(one: Any, other: Any) -> float:
-    if key_of(one) == key_of(other):
+def _distance(a: Any, b: Any) -> float:
+    if key_of(a) == key_of(b):
         return 0.0
-    return abs(math.log2(one / other)) if is_size(one) and is_size(other) else 1.0
+    return abs(math.log2(a / b)) if is_size(a) and is_size(b) else 1.0
 
 
 FAILED_ALIKE = 8
-"""So many must have been tried with a value of an axis before it is left for the end, because all failed alike."""
+"""After this many candidates with a value of an axis failed in the same way, the others with the value come last."""
 
 
 def failed_values(tried: Iterable[tuple[Iterable[tuple[Any, Any]], str]]) -> dict[tuple[Any, Any], tuple[int, str]]:
-    """Return each pair of axis and value with which all that were tried failed alike, with how many did, and why.
+    """Return the pairs of axis and value whose candidates all failed for the same reason, with their number and reason.
 
-    `tried`: each candidate's pairs with its reason, which is empty where it was measured.
+    `tried`: each candidate's pairs and its reason, which is empty if it was measured.
     """
-    found = defaultdict[tuple[Any, Any], Counter[str]](Counter)
+    counts = defaultdict[tuple[Any, Any], Counter[str]](Counter)
     for pairs, reason in tried:
         for pair in pairs:
-            found[pair][reason] += 1
-    alike = {pair: next(iter(reasons.items())) for pair, reasons in found.items() if len(reasons) == 1}
+            counts[pair][reason] += 1
+    alike = {pair: next(iter(reasons.items())) for pair, reasons in counts.items() if len(reasons) == 1}
     return {pair: (count, reason) for pair, (reason, count) in alike.items() if reason and count >= FAILED_ALIKE}

@@ -1,8 +1,8 @@
-"""Targets and devices: hard limits, how many blocks a multiprocessor holds at once, and figures for the prior.
+"""Targets and devices: hard limits, the occupancy of multiprocessors, and figures for the prior.
 
-Figures are from NVIDIA's data sheets, overridden by what the device reports. Other sources are NVIDIA's white papers on
-the architectures A100 (GA100), GA102, AD102 and H100 (GH100). Rates of tensor cores are for dense operands, accumulated
-in float32.
+Figures are from NVIDIA's data sheets; values that a device reports take precedence. Other sources are NVIDIA's white
+papers on the architectures A100 (GA100), GA102, AD102 and H100 (GH100). Rates of tensor cores are for dense operands,
+accumulated in float32.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from atune.model.options import meant
 from atune.model.ranges import Quantity, Rate, Whole
 
 NO_GPU = "no GPU found: tuning for the CPU"
-"""Message if ``auto`` falls back to the CPU."""
+"""The message if target ``auto`` falls back to the CPU."""
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A resolved compilation target. `kind` is ``cuda`` or ``c``. `arch` is, for example, ``sm_90a``; empty for
-    ``c``."""
+    """A resolved compilation target. `kind`: ``cuda`` or ``c``. `arch`: such as ``sm_90a``; empty for ``c``."""
 
     kind: Annotated[str, msgspec.Meta(pattern="^(c|cuda)$")]
     arch: Annotated[str, msgspec.Meta(pattern=r"^(sm_\d{2,4}[af]?)?$")] = ""
 
     def tvm(self) -> str | dict[str, str]:
-        """Return it as a target string for tilelang."""
+        """Return the target in the form that tilelang takes."""
         return {"kind": "cuda", "arch": self.arch} if self.kind == "cuda" else "c"
 
     def __str__(self) -> str:
@@ -37,49 +36,49 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class DeviceLimits(msgspec.Struct, frozen=True):
-    """Hard limits that a candidate must fit. None: no known limit.
+    """Hard limits that no candidate may exceed. None: no known limit.
 
-    CUDA's figures are those of the compute capability, from the CUDA C++ Programming Guide, table «Technical
-    Specifications per Compute Capability».
+    For CUDA they follow from the compute capability (CUDA C++ Programming Guide, table «Technical Specifications per
+    Compute Capability»).
     """
 
     smem_bytes: Whole | None = None
-    """Shared memory that a thread block may use, bytes."""
+    """Bytes of shared memory that a thread block may use."""
     threads: Whole | None = None
-    """Threads that a block may have."""
+    """Number of threads that a block may have."""
 
 
 class Peaks(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Peak rates of a device, by its data sheet."""
+    """Peak rates of a device."""
 
     flops_s: Rate
-    """Operations per second of its tensor cores, dense, with operands of 16 bits and sums in float32."""
+    """Dense operations per second of the tensor cores, with 16-bit operands and sums in float32."""
     bytes_s: Rate
-    """Bytes per second, read and written, of its memory."""
+    """Bytes per second that the memory reads and writes."""
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):
-    """One device as its own process sees it."""
+    """A device, as its own process sees it."""
 
     id: str
-    """``cpu``, or the CUDA index as a string: the worker's name."""
+    """The worker's name: ``cpu``, or the CUDA index as a string."""
     name: str
     uuid: str = ""
     arch: str = ""
     memory_bytes: Whole = 0
     limits: DeviceLimits = DeviceLimits()
     sms: Whole = 0
-    """Working multiprocessors. This and the following fields come from the device; 0 if it does not report them."""
+    """Number of working multiprocessors. The device reports this and the next two fields; 0 if it does not."""
     clock_hz: Quantity = 0.0
-    """The highest clock of its multiprocessors."""
+    """The highest clock of the multiprocessors."""
     memory_bytes_s: Quantity = 0.0
-    """Bytes per second of its memory at the highest clock."""
+    """Bytes per second of the memory at its highest clock."""
     peaks: Peaks | None = None
-    """Peaks for rooflines: measured on it, or from the data sheet; None if neither is known."""
+    """Peaks for rooflines, measured on the device or from its data sheet; None if neither is known."""
 
 
 def default_limits(target: Target) -> DeviceLimits:
-    """Return the limits of `target`'s architecture."""
+    """Return the limits of a target's architecture."""
     if target.kind != "cuda":
         return DeviceLimits()
     sm = MULTIPROCESSORS.get(re.sub(r"\D", "", target.arch))
@@ -87,10 +86,10 @@ def default_limits(target: Target) -> DeviceLimits:
 
 
 def parse_target(text: Any) -> Target | None:
-    """Read a target: ``auto`` (None: the machine decides), ``c``, ``cuda``, ``sm_90a``, ``cuda -arch=…`` or a dict.
+    """Parse a target: ``c``, ``cuda``, ``sm_90a``, ``cuda -arch=…``, a dict, or ``auto``.
 
-    ``cuda`` without an arch leaves `Target.arch` empty; the device fills it in. Raises `TargetError`, naming the
-    target, if it is not supported.
+    Returns None for ``auto``, so that the machine decides. ``cuda`` without an arch leaves `Target.arch` empty, and the
+    device fills it in. Raises `TargetError` if the target is not supported.
     """
     if text is None or text == "auto":
         return None
@@ -111,9 +110,9 @@ def parse_target(text: Any) -> Target | None:
 
 
 def device_names(devices: Any) -> tuple[str, ...]:
-    """Return devices as texts: ``all``, ``cpu`` and numbers of GPUs, which may be given as ints, or in a text: ``0,1``.
+    """Return devices as strings: ``all``, ``cpu`` or GPU numbers. They may be given as ints, or in one string: ``0,1``.
 
-    Raises `UsageError` for anything else. It does not check whether the devices exist.
+    Raises `UsageError` for anything else, but does not check whether the devices exist.
     """
     listed = isinstance(devices, Sequence) and not isinstance(devices, bytes)
     given = map(str.strip, devices.split(",")) if isinstance(devices, str) else devices if listed else ()
@@ -126,24 +125,24 @@ def device_names(devices: Any) -> tuple[str, ...]:
 
 
 def _full_arch(arch: str) -> str:
-    # Hopper and Blackwell kernels need the architecture-specific set (setmaxnreg, wgmma): plain sm_90 fails.
+    # Hopper and Blackwell kernels use architecture-specific instructions (setmaxnreg, wgmma), so plain sm_90 fails.
     return arch + "a" if arch in ("sm_90", "sm_100", "sm_103", "sm_120", "sm_121") else arch
 
 
 def arch_of_capability(major: int, minor: int) -> str:
-    """Return the arch string for a compute capability, such as ``sm_90a`` for (9, 0)."""
+    """Return the arch of a compute capability, such as ``sm_90a`` for (9, 0)."""
     return _full_arch(f"sm_{major}{minor}")
 
 
 class Multiprocessor(msgspec.Struct, frozen=True):
-    """Resources of a multiprocessor for its blocks (CUDA C++ Programming Guide, «Technical Specifications per Compute
-    Capability»)."""
+    """Resources that a multiprocessor has for its blocks (CUDA C++ Programming Guide, «Technical Specifications per
+    Compute Capability»)."""
 
     threads: int
     blocks: int
     smem_kib: int
     reserved_kib: int = 1
-    """Shared memory of each block that the system uses."""
+    """Shared memory per block that the system uses."""
     registers: int = 65536
 
 
@@ -160,8 +159,8 @@ MULTIPROCESSORS = {
 
 
 class Occupancy(msgspec.Struct, frozen=True):
-    """Number of resident blocks of a multiprocessor, and its limits: those of ``threads``, ``registers``, ``smem`` and
-    ``blocks`` that allow no more."""
+    """Number of resident blocks of a multiprocessor, and the resources that limit it, of ``threads``, ``registers``,
+    ``smem`` and ``blocks``."""
 
     blocks: int
     limits: tuple[str, ...]
@@ -170,45 +169,45 @@ class Occupancy(msgspec.Struct, frozen=True):
 def occupancy_of(arch: str, threads: int, registers: int, smem_bytes: int) -> Occupancy | None:
     """Return a kernel's occupancy on `arch`, such as ``sm_90a``; None for an unknown architecture.
 
-    `threads`, `smem_bytes`: of a block, static and dynamic; `registers`: of a thread. The formula is from
-    ``cuda_occupancy.h`` of the CUDA toolkit. Warps get registers in units of 256, from the four partitions of the
-    register file. Blocks get shared memory in units of 128 bytes.
+    `threads`: per block. `registers`: per thread. `smem_bytes`: static and dynamic shared memory per block. The formula
+    is from ``cuda_occupancy.h`` of the CUDA toolkit. Warps get registers in units of 256, from the four partitions of
+    the register file. Blocks get shared memory in units of 128 bytes.
     """
     sm = MULTIPROCESSORS.get(re.sub(r"\D", "", arch))
     if sm is None or threads < 1:
         return None
     warps = -(-threads // 32)
-    of_a_warp = _up(registers * 32, 256)
-    resident_warps = sm.registers // 4 // of_a_warp * 4 if of_a_warp else sm.threads // 32
-    of_a_block = _up(smem_bytes + (sm.reserved_kib << 10), 128)
+    warp_registers = _round_up(registers * 32, 256)
+    resident_warps = sm.registers // 4 // warp_registers * 4 if warp_registers else sm.threads // 32
+    block_bytes = _round_up(smem_bytes + (sm.reserved_kib << 10), 128)
     room = {
         "threads": sm.threads // 32 // warps,
         "registers": resident_warps // warps,
-        "smem": (sm.smem_kib << 10) // of_a_block if of_a_block else sm.blocks,
+        "smem": (sm.smem_kib << 10) // block_bytes if block_bytes else sm.blocks,
         "blocks": sm.blocks,
     }
     blocks = min(room.values())
     return Occupancy(blocks, tuple(name for name, fitting in room.items() if fitting == blocks))
 
 
-def _up(value: int, unit: int) -> int:
+def _round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-# ---- figures: of data sheets, overridden by what a device reports
+# ---- figures from data sheets, unless a device reports its own
 
 
 class Architecture(NamedTuple):
-    """Rates of one multiprocessor (SM) of an architecture."""
+    """Rates of a multiprocessor (SM) of an architecture."""
 
     tensor_flops: int
-    """Tensor core operations a clock in bfloat16; those of gaming boards, if server boards do more."""
+    """Tensor core operations per clock in bfloat16; the rate of gaming boards, if it differs from server boards."""
     lanes: int
-    """Float32 operations a clock, one for each lane."""
+    """Float32 operations per clock, one in each lane."""
     warp_groups: bool = False
-    """Whether groups of four warps multiply with operands in shared memory (wgmma)."""
+    """Whether groups of four warps can multiply operands in shared memory (wgmma)."""
     tensor_memory: bool = False
-    """Whether products may be in tensor memory (tcgen05), where warps need not divide them."""
+    """Whether products may be in tensor memory (tcgen05), so that warps need not divide them."""
 
 
 ARCHITECTURES = {
@@ -219,7 +218,7 @@ ARCHITECTURES = {
     "100": Architecture(8192, 128, tensor_memory=True),  # 2.25 PFLOP/s of 148 at 1.85 GHz
     "120": Architecture(512, 128),  # 210 TFLOP/s of 170 at 2.41 GHz
 }
-"""Figures by compute capability. An unknown one uses the next older entry."""
+"""Figures by compute capability. An unknown capability uses the next older entry."""
 
 
 class Sheet(NamedTuple):
@@ -231,11 +230,11 @@ class Sheet(NamedTuple):
     memory_bytes_s: float
     l2_bytes: int
     tensor_flops: int = 0
-    """Fields of `Architecture` in which this board differs."""
+    """As in `Architecture`, if this board differs from it; else 0."""
 
 
 SHEETS = {
-    "H200": Sheet("90", 132, 1.83e9, 4.8e12, 50 << 20),  # «H200 Tensor Core GPU»; the rest as the H100
+    "H200": Sheet("90", 132, 1.83e9, 4.8e12, 50 << 20),  # «H200 Tensor Core GPU»; other figures as for the H100
     "H100 PCIE": Sheet("90", 114, 1.755e9, 2.0e12, 50 << 20),  # «H100 Tensor Core GPU», «H100 Architecture», table 3
     "H100": Sheet("90", 132, 1.83e9, 3.35e12, 50 << 20),
     "A100": Sheet("80", 108, 1.41e9, 2.039e12, 40 << 20),  # «A100 80GB», «A100 Tensor Core GPU Architecture», table 1
@@ -244,16 +243,16 @@ SHEETS = {
     "RTX 4090": Sheet("89", 128, 2.52e9, 1.008e12, 72 << 20),  # «Ada GPU Architecture», table 2
     "L40S": Sheet("89", 142, 2.52e9, 8.64e11, 96 << 20, 1024),  # «L40S»
     "L4": Sheet("89", 58, 2.04e9, 3.0e11, 48 << 20, 1024),  # «L4 Tensor Core GPU»
-    "B200": Sheet("100", 148, 1.85e9, 8.0e12, 126 << 20),  # «HGX B200», a GPU's share
+    "B200": Sheet("100", 148, 1.85e9, 8.0e12, 126 << 20),  # «HGX B200», one GPU's share
     "RTX 5090": Sheet("120", 170, 2.41e9, 1.792e12, 96 << 20),  # «Blackwell GPU Architecture», appendix A
 }
-"""Data sheets by words in a device's name; the first match counts."""
+"""Data sheets by words in a device's name. The first match counts."""
 TYPICAL = {"80": "A100", "86": "RTX 3090", "89": "RTX 4090", "90": "H100", "100": "B200", "120": "RTX 5090"}
-"""The sheet to use for unknown boards of a compute capability."""
+"""Data sheets for unknown boards, by compute capability."""
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """A device's figures for the prior. A multiprocessor is an SM."""
+    """A device's figures for the prior."""
 
     sms: int
     clock_hz: float
@@ -266,9 +265,9 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 def figures_of(device: DeviceInfo | None, arch: str = "") -> Figures | None:
-    """Return the figures of `device`; without a device, those of a typical board of `arch`, such as ``sm_90a``.
+    """Return the figures of `device`, or of a typical board of `arch`, such as ``sm_90a``, if there is no device.
 
-    What the device reports overrides the sheet. Returns None if it is no CUDA GPU of these architectures.
+    Values that the device reports take precedence over the data sheet. Returns None for other architectures.
     """
     device = device or DeviceInfo("", "")
     arch = device.arch or arch
@@ -292,7 +291,7 @@ def figures_of(device: DeviceInfo | None, arch: str = "") -> Figures | None:
 
 
 def device_named(name: str) -> DeviceInfo:
-    """Return a board of the table, such as ``H100``, ``H100-PCIe`` or ``rtx4090``. Raises `UsageError`."""
+    """Return the board with a name such as ``H100``, ``H100-PCIe`` or ``rtx4090``. Raises `UsageError` if unknown."""
     board = _board(str(name)) or _board(re.sub(r"(?<=[A-Za-z])(?=\d+$)", " ", str(name)))
     if not board:
         raise UsageError(f"gpu {name!r} is not known; known are {', '.join(SHEETS)}{meant(str(name), SHEETS)}")
@@ -301,15 +300,15 @@ def device_named(name: str) -> DeviceInfo:
 
 
 def _board(name: str) -> str:
-    """Return the words in `SHEETS` that a device's name contains; empty for a board without a sheet."""
+    """Return the key of `SHEETS` that a device's name contains; empty for a board without a data sheet."""
     parts = re.sub(r"[^A-Z0-9]+", " ", name.upper())
     return next((words for words in SHEETS if f" {words} " in f" {parts} "), "")
 
 
 def with_peaks(device: DeviceInfo) -> DeviceInfo:
-    """Return `device` with its peaks by the data sheet: None for an architecture without a sheet.
+    """Return `device` with the peaks of its data sheet; unchanged if there is no sheet for its architecture.
 
-    Tensor cores count with the sheet's clock, which they hold under load. Memory counts with the device's own figure.
+    Tensor cores run at the sheet's clock, which they hold under load. The memory's rate is the device's own.
     """
     figures, sheet = figures_of(device), figures_of(msgspec.structs.replace(device, clock_hz=0.0))
     if figures is None or sheet is None:

@@ -1,6 +1,6 @@
-"""Folders of atune: in the user's cache, and private ones of runs and fork servers below `$TMPDIR/atune-UID`.
+"""Folders of atune: the user's cache, and private folders of runs and fork servers below `$TMPDIR/atune-UID`.
 
-Folders of killed programs are removed.
+atune removes the private folders of killed programs.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from atune.model.artifact import Artifact
 CACHE_VARIABLE = "ATUNE_CACHE_DIR"
 ARTIFACTS = "artifacts"
 chosen_folder: ContextVar[Path | None] = ContextVar("atune_cache_folder", default=None)
-"""The folder of the innermost `cache_folder_at`, or None outside. New threads do not inherit it."""
+"""The folder of the innermost `cache_folder_at`; None outside of it. New threads do not inherit it."""
 _named: set[Path] = set()
-"""Folders that this program chose. It may load the files that it stored there."""
+"""Folders that this program chose, so that it may load files that are stored there."""
 
 
 @contextmanager
 def cache_folder_at(folder: Path | None) -> Generator[None, None, None]:
-    """Make atune keep its files in `folder` inside the block, for this thread or task and those it starts."""
+    """Make atune keep its files in `folder` inside the block, in this thread or task and the tasks that it starts."""
     if folder is None:
         yield
         return
@@ -45,9 +45,9 @@ def cache_folder_at(folder: Path | None) -> Generator[None, None, None]:
 
 
 def cache_folder() -> Path:
-    """Return atune's folder in the user's cache. Creates nothing.
+    """Return the path of atune's folder in the user's cache, which need not exist.
 
-    It is ``$ATUNE_CACHE_DIR`` if that is an absolute path, else ``$XDG_CACHE_HOME/atune``, or ``~/.cache/atune``.
+    It is ``$ATUNE_CACHE_DIR`` if that is an absolute path, else ``$XDG_CACHE_HOME/atune`` or ``~/.cache/atune``.
     """
     chosen = chosen_folder.get()
     if chosen is not None:
@@ -63,36 +63,36 @@ def cache_folder() -> Path:
 
 @functools.cache
 def _warn_of(relative: str) -> None:
-    """Warn once that a relative cache folder does not count."""
+    """Warn once that a relative cache folder is ignored."""
     warn_caller(f"{CACHE_VARIABLE}={relative} is ignored: give an absolute path", RuntimeWarning)
 
 
 def artifacts_folder() -> Path:
-    """Return the folder of kept libraries. Creates nothing."""
+    """Return the path of the folder of kept libraries, which need not exist."""
     return cache_folder() / ARTIFACTS
 
 
 def is_cached(path: str) -> bool:
-    """Tell whether `path` is in the cache folder, or in one that this program chose."""
+    """Return whether `path` is in the cache folder, or in a folder that this program chose."""
     real = Path(path).resolve()
     return any(real.is_relative_to(folder.resolve()) for folder in (cache_folder(), *_named))
 
 
-def untrusted(path: str | os.PathLike[str], so: str = "no library is kept there, or loaded from there") -> str:
-    """Return why code in `path` may be another user's: whose it is, or who may write it; empty where that is this user.
+def untrusted(path: str | os.PathLike[str], so: str = "no library is kept there or loaded from there") -> str:
+    """Return a warning if another user owns `path`, or may write to it or to a folder above it; empty if it is safe.
 
-    The same holds for each folder above it, up to the cache's own. Root may do everything anyway. `so`: what follows.
+    Folders above the cache are not checked, and root is trusted. `so`: the consequence, for the warning.
     """
     real, roots = Path(path).resolve(), [folder.resolve() for folder in (cache_folder(), *_named)]
     inside = any(real.is_relative_to(root) for root in roots)
-    for one in (real, *real.parents) if inside else (real,):
-        with suppress(FileNotFoundError, NotADirectoryError):  # what is made there will be this user's
-            status = one.stat()
+    for place in (real, *real.parents) if inside else (real,):
+        with suppress(FileNotFoundError, NotADirectoryError):  # this user will own what is created there
+            status = place.stat()
             if status.st_uid not in (0, os.getuid()) or status.st_mode & 0o022:
-                whose = "others may write" if status.st_mode & 0o022 else "another user owns"
-                own = f"set {CACHE_VARIABLE} to a folder that is yours alone"
-                return f"{whose} {one}, so that {so}: {own}"
-        if one in roots:
+                whose = "other users may write to" if status.st_mode & 0o022 else "another user owns"
+                own = f"set {CACHE_VARIABLE} to a folder that only you can write to"
+                return f"{whose} {place}, so {so}: {own}"
+        if place in roots:
             break
     return ""
 
@@ -100,13 +100,13 @@ def untrusted(path: str | os.PathLike[str], so: str = "no library is kept there,
 def store_file(folder: Path, kind: Literal["codes", "lowered"], key: str) -> Path:
     """Return the path of a record in the artifact store `folder`.
 
-    ``codes``: the library with the code `key`. ``lowered``: the lowering result of the kernel `key`.
+    ``codes``: the record of a library, by its code's key. ``lowered``: the result of a lowering, by its kernel's key.
     """
     return folder / kind / f"{key}.json"
 
 
 def is_stored(path: str) -> bool:
-    """Tell whether `path` is a stored library whose content matches its name, and not a link out of its folder."""
+    """Return whether `path` is a stored library whose content matches its name, and not a link out of the folder."""
     real = Path(path).resolve()
     if real.parent not in {(folder / ARTIFACTS).resolve() for folder in (cache_folder(), *_named)}:
         return False
@@ -117,9 +117,9 @@ def is_stored(path: str) -> bool:
 
 
 def loadable(artifact: Artifact | None, *, replayed: bool) -> Artifact:
-    """Return the library of a winner, once it is known to be there and to be safe to load.
+    """Return the library of a winner. Raises `AtuneError` if it is missing, or not safe to load.
 
-    `replayed`: its path comes from a file, and only a library of the cache folder is loaded. Raises `AtuneError`.
+    `replayed`: the path comes from a journal, so that only a library in the cache folder is safe.
     """
     if artifact is None:
         why = "there is no kernel: the run did not finish, or its winner's library could not be kept"
@@ -127,18 +127,18 @@ def loadable(artifact: Artifact | None, *, replayed: bool) -> Artifact:
     path = artifact.path
     if replayed and not is_cached(path):
         # Loading a library runs its code, and a journal may come from a stranger.
-        raise AtuneError(f"{path} is outside the cache folder {cache_folder()}, and is not loaded; tune again")
+        raise AtuneError(f"{path} is not loaded, because it is outside the cache folder {cache_folder()}; tune again")
     if not Path(path).is_file():
         raise AtuneError(f"the winner's library {path} is gone (cache cleaned, or another machine's); tune again")
     if replayed and (why := untrusted(path)):
         raise AtuneError(why)
     if replayed and not (is_stored(path) and artifact.symbol.isidentifier()):
-        raise AtuneError(f"{path} is not the library that was kept under this name, and is not loaded; tune again")
+        raise AtuneError(f"{path} is not loaded, because it is not the library that atune kept there; tune again")
     return artifact
 
 
 def regular_file(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Open a file to read. Raises `OSError` for what is no regular file: it may have no end, or never begin."""
+    """Open a regular file to read. Raises `OSError` for others, such as pipes, which may block or never end."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:  # a NUL
@@ -153,7 +153,7 @@ def regular_file(path: str | os.PathLike[str]) -> IO[bytes]:
 
 
 def read_file(path: str | os.PathLike[str], most: int = 64 << 20) -> bytes:
-    """Return the content of a file of somebody else's. Raises `OSError` as `regular_file`, and beyond `most` bytes."""
+    """Return the content of a file from a stranger. Raises `OSError` if it is not regular, or exceeds `most` bytes."""
     with regular_file(path) as file:
         if len(data := file.read(most + 1)) > most:
             raise OSError(errno.EFBIG, f"it is longer than {most >> 20} MiB", os.fspath(path))
@@ -161,7 +161,7 @@ def read_file(path: str | os.PathLike[str], most: int = 64 << 20) -> bytes:
 
 
 def working_folder() -> str:
-    """Return the working folder. Empty if it was removed or is not readable."""
+    """Return the working folder; empty if it was removed, or is not readable."""
     try:
         return os.getcwd()
     except OSError:
@@ -169,7 +169,7 @@ def working_folder() -> str:
 
 
 def make_private_folder(folder: str) -> None:
-    """Make `folder` and its missing parents, private to the owner. Raises `OSError`."""
+    """Create `folder` and its missing parents, accessible only to this user. Raises `OSError`."""
     if not os.path.isdir(folder):
         make_private_folder(os.path.dirname(folder))
         try:
@@ -180,13 +180,13 @@ def make_private_folder(folder: str) -> None:
 
 
 TILELANG_FOLDER = "TILELANG_CACHE_DIR"
-"""tilelang's environment variable for the folder that its import makes."""
+"""tilelang's environment variable for the folder that its import creates."""
 SERVER_FOLDER = "ATUNE_SERVER_FOLDER"
 """Environment variable of a fork server and its workers: the server's folder."""
 
 
 def server_folder() -> tuple[Path, Callable[[], None]]:
-    """Make a folder for a fork server, which may outlive the run. Returns it with a function that removes it."""
+    """Create a folder for a fork server, which may outlive the run. Returns it and a function that removes it."""
     folder, lock = _make_folder("server-")
     owner = os.getpid()
 
@@ -200,7 +200,7 @@ def server_folder() -> tuple[Path, Callable[[], None]]:
 
 @contextmanager
 def short_path(folder: str) -> Generator[str, None, None]:
-    """Give `folder` a short path inside the block, because a socket's address holds only 107 bytes."""
+    """Yield a short path for `folder`, valid inside the block, because a socket's address holds only 107 bytes."""
     fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{fd}"
@@ -210,7 +210,7 @@ def short_path(folder: str) -> Generator[str, None, None]:
 
 @contextmanager
 def whole_file(path: Path) -> Generator[str, None, None]:
-    """Yield a temporary path, and rename it to `path` on success. Others never see an incomplete file."""
+    """Yield a temporary path, and rename it to `path` on success, so that nobody sees an incomplete file."""
     fd, part = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
     os.close(fd)
     try:
@@ -223,7 +223,7 @@ def whole_file(path: Path) -> Generator[str, None, None]:
 
 @contextmanager
 def run_folder() -> Generator[str, None, None]:
-    """Make a private folder for one run, and remove it afterwards."""
+    """Create a private folder for a run, and remove it afterwards."""
     folder, lock = _make_folder("run-")
     try:
         yield str(folder)
@@ -236,22 +236,22 @@ def run_folder() -> Generator[str, None, None]:
 
 
 def private_root() -> Path:
-    """Return this user's folder below `$TMPDIR`, and make it if needed. Raises `UsageError` if it is not private."""
+    """Return this user's folder below `$TMPDIR`, created if needed. Raises `UsageError` if it is not private."""
     root = Path(tempfile.gettempdir()) / f"atune-{os.getuid()}"
     with suppress(FileExistsError):
         root.mkdir(mode=0o700)
     status = root.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise UsageError(
-            f"{root} must be a folder that is yours alone (mode 700, no link); set TMPDIR to another place"
+            f"{root} must be a folder that only you can use (mode 700, not a link); set TMPDIR to another folder"
         )
     return root
 
 
 def _make_folder(prefix: str) -> tuple[Path, ExitStack]:
-    """Make and lock a folder. Remove the folders of killed programs, whose locks ended with them.
+    """Create and lock a folder, and remove the unlocked folders of killed programs.
 
-    The root is locked during this, so that nobody removes a new folder before it is locked.
+    The root is locked meanwhile, so that nobody removes the new folder before it is locked.
     """
     root = private_root()
     with _locked(root, fcntl.LOCK_EX):
@@ -264,7 +264,7 @@ def _make_folder(prefix: str) -> tuple[Path, ExitStack]:
 
 
 def _locked(folder: Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> ExitStack:
-    """Lock a folder. Raises `OSError`, unless it may wait, while another has it. The lock ends with its process."""
+    """Lock a folder until the stack closes or the process ends. By default, raises `OSError` if it is locked."""
     with ExitStack() as stack:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         stack.callback(os.close, fd)
@@ -273,7 +273,7 @@ def _locked(folder: Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> ExitStack
 
 
 def made_folder(*parts: str) -> str:
-    """Join `parts` and make that folder, with those above it."""
+    """Join `parts` and create that folder with its parents. Returns its path."""
     path = os.path.join(*parts)
     os.makedirs(path, exist_ok=True)
     return path

@@ -1,7 +1,7 @@
-"""Jobs: what the engine asks of a worker, and a worker of its process. Each names the type of its answer.
+"""Jobs, which the engine sends to workers, and workers to their processes. Each names the type of its answer.
 
-One tagged union, as msgpack, from the engine to the process that does the work, through an agent where that is on
-another machine.
+They travel as msgpack, in one tagged union, from the engine to the process that does the work. If the process is on
+another machine, they pass through an agent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _tag(name: str) -> str:
 
 
 class Job(msgspec.Struct, Generic[A], frozen=True, tag=_tag):
-    """Work for one worker. `A` is the type of the answer."""
+    """Work for a worker. `A` is the type of the answer."""
 
     @property
     def name(self) -> str:
@@ -33,25 +33,25 @@ class Job(msgspec.Struct, Generic[A], frozen=True, tag=_tag):
 
 
 def decoded(job: Job[A], answer: bytes) -> A:
-    """Return the answer to `job` from the bytes that came back. Raises `RemoteError` if they are none."""
+    """Decode the answer to `job`. Raises `RemoteError` if the bytes are not a valid answer."""
     [kind] = get_args(type(job).__orig_bases__[0])  # type: ignore[attr-defined]
     try:
-        found: A = msgspec.msgpack.decode(answer, type=kind)
+        decoded_answer: A = msgspec.msgpack.decode(answer, type=kind)
     except msgspec.MsgspecError as error:
-        raise RemoteError(f"its process answered what is no answer to {job.name!r}: {error}") from error
-    return found
+        raise RemoteError(f"the worker sent an invalid reply to {job.name!r}: {error}") from error
+    return decoded_answer
 
 
-# ---- of compile workers
+# ---- for compile workers
 
-HOPELESS = "compiling ran past {limit_s:g} s, far longer than the others' compiles took"
-"""Why a compile that ran past its `BuildJob.limit_s` failed."""
+HOPELESS = "compiling took more than {limit_s:g} s, far longer than other compiles"
+"""The message of a compile that exceeded `BuildJob.limit_s`."""
 
 
 class GroupFailed(msgspec.Struct, frozen=True, tag="group failed"):
-    """A group of several could not be elaborated or built as a whole: its parts may be fine, and are tried again.
+    """A group that could not be elaborated or built as a whole. Its parts may be fine, and are tried again.
 
-    `doubt`: why no member may be at fault, so that the whole group is built again; empty if a member is.
+    `doubt`: why perhaps no member is at fault, so that the whole group is built again; empty if a member is at fault.
     """
 
     message: str
@@ -59,10 +59,9 @@ class GroupFailed(msgspec.Struct, frozen=True, tag="group failed"):
 
 
 class ElaborateJob(Job[list[Elaborated | Failure] | GroupFailed], frozen=True):
-    """Elaborate `candidates`. The answer has the first one or more of them, in order.
+    """Elaborate `candidates`. The answer is for the first candidate and any number of the following ones, in order.
 
-    `digests`: answer with their `ir_digest` in place of their facts. A failure with a `doubt` may not be the
-    candidate's fault.
+    `digests`: answer with `ir_digest` instead of facts. If a failure has a `doubt`, the candidate may not be at fault.
     """
 
     candidates: tuple[Candidate, ...]
@@ -76,10 +75,10 @@ class RolesJob(Job[Roles | Failure], frozen=True):
 
 
 class LowerJob(Job[Lowered | Failure], frozen=True):
-    """Lower `candidate`. A crash or a missed deadline is a `Failure`; a fresh process takes over.
+    """Lower `candidate`. A crash or a missed deadline is a `Failure`, and a fresh process takes over.
 
-    A failure with a `doubt` may not be the candidate's fault: the engine lowers it again. `anew`: ignore what earlier
-    runs lowered. Raises `MachineError` if the machine lacks memory or disk for long, as all jobs do.
+    If a failure has a `doubt`, the engine lowers the candidate again. `anew`: ignore lowerings of earlier runs. Like
+    all jobs, raises `MachineError` if the machine has too little memory or disk space for long.
     """
 
     candidate: Candidate
@@ -87,17 +86,17 @@ class LowerJob(Job[Lowered | Failure], frozen=True):
 
 
 class FindJob(Job[Artifact | None], frozen=True):
-    """Return the artifact of the same code from the artifact store; None if there is none."""
+    """Look up an artifact with the same code in the artifact store. The answer is None if there is none."""
 
     lowered: Lowered
 
 
 class BuildJob(Job[list[Artifact | Failure] | GroupFailed], frozen=True):
-    """Compile `group` into one library. The answer has each member, in order.
+    """Compile `group` into one library. The answer has an entry for each member, in order.
 
-    `plain`: cicc must not take part. `limit_s`: seconds after which the compile is ``hopeless``; None: only the
-    settings' deadline counts. `path` and `service` are the worker's: the library's file, and whether the compile
-    service is available.
+    `plain`: do not use cicc. `limit_s`: seconds after which the compile is ``hopeless``; None if only the settings'
+    deadline applies. The worker sets `path`, the library's file, and `service`, whether the compile service is
+    available.
     """
 
     group: tuple[Lowered, ...]
@@ -108,10 +107,10 @@ class BuildJob(Job[list[Artifact | Failure] | GroupFailed], frozen=True):
 
 
 class CompareJob(Job[Compared | Failure], frozen=True):
-    """Compile `candidate` by nvcc, and compare it with the library that cicc built.
+    """Compile `candidate` with nvcc, and compare the result with the library that cicc built.
 
-    The result is remembered for its compiler state. `path` is the worker's: the plain library's file. Raises
-    `WorkerLost` if the worker ends through no fault of the candidate.
+    The comparison is kept for the compiler state. The worker sets `path`, the file of nvcc's library. Raises
+    `WorkerLost` if the worker ends and the candidate is not at fault.
     """
 
     candidate: Candidate
@@ -122,7 +121,7 @@ class CompareJob(Job[Compared | Failure], frozen=True):
 CompileJob = ElaborateJob | RolesJob | LowerJob | FindJob | BuildJob | CompareJob
 
 
-# ---- of a device's worker
+# ---- for device workers
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -135,12 +134,12 @@ class Started(msgspec.Struct, frozen=True):
 class StartJob(Job[Started], frozen=True):
     """Start the device's process and make its context.
 
-    If an earlier process had inputs, they are made again, so that the new one can measure. Raises `WorkerError`.
-    """
+    If an earlier process had made inputs, they are made again, so that the new process can measure. Raises
+    `WorkerError`."""
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """The reference's timing, if it was timed. `loaded_as`: the fingerprint of the workload in this process."""
+    """The reference's timing, if it was timed, and `loaded_as`, the fingerprint of the workload in this process."""
 
     reference: Timing | None
     loaded_as: str = ""
@@ -158,10 +157,10 @@ class PrepareJob(Job[Prepared], frozen=True):
 
 
 class MeasureJob(Job[Measurement | Failure], frozen=True):
-    """Check and time one candidate. After a failure that killed the process, the worker is not `alive`.
+    """Check and time a candidate. If a failure kills the process, the worker is no longer `alive`.
 
-    `best_ms` is the best latency so far: a clearly slower candidate gets few samples. None takes all samples. Raises
-    `WorkerLost` if the process ended for another reason, and `ServerLost` if all processes did.
+    `best_ms`: the best latency so far, so that a clearly slower candidate gets few samples; None to take all samples.
+    Raises `WorkerLost` if the process ends for another reason, and `ServerLost` if all processes end.
     """
 
     artifact: Artifact
@@ -172,7 +171,7 @@ class MeasureJob(Job[Measurement | Failure], frozen=True):
 class Finals(msgspec.Struct, frozen=True):
     """The finalists' timings, in the given order, and the reference's timing if it took part.
 
-    `failures`: finalists whose outputs turned out wrong after they were timed.
+    `failures`: finalists whose outputs were wrong after they were timed.
     """
 
     entries: tuple[FinalEntry, ...]
@@ -183,15 +182,15 @@ class Finals(msgspec.Struct, frozen=True):
 
 
 class Bits(msgspec.Struct, frozen=True):
-    """Digests of the outputs of each artifact, one for each seed; none where the inputs are not drawn."""
+    """Digests of each artifact's outputs, one for each seed; empty if the inputs are not drawn."""
 
     digests: tuple[tuple[str, ...], ...]
 
 
 class BitsJob(Job[Bits], frozen=True):
-    """Call each of `artifacts` once on inputs drawn with each of `seeds`; given inputs are not drawn, nor called on.
+    """Call each of `artifacts` once with inputs drawn from each of `seeds`, unless the user gives the inputs.
 
-    Raises `WorkerError` if a call fails. Nothing tells which artifact did it, so the process counts as lost.
+    Raises `WorkerError` if a call fails. The process counts as lost then, because nothing tells which artifact failed.
     """
 
     artifacts: tuple[Artifact, ...]
@@ -200,9 +199,9 @@ class BitsJob(Job[Bits], frozen=True):
 
 
 class FinalJob(Job[Finals], frozen=True):
-    """Time `artifacts`, and the reference if there is one, in turn: sample r of each is from round r of `rounds`.
+    """Time `artifacts`, and the reference if there is one, in turn. Sample r of each is from round r of `rounds`.
 
-    Then each is checked again; a wrong result is a failure. If it killed the process, the worker is not `alive`.
+    Then each is checked again, and a wrong result is a failure. If it kills the process, the worker is not `alive`.
     """
 
     artifacts: tuple[Artifact, ...]

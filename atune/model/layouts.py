@@ -1,4 +1,4 @@
-"""Layouts of a kernel: which thread holds which elements and does which iterations, and which of several to measure."""
+"""Layouts of a kernel, which assign elements and iterations to threads, and the choice of the layouts to measure."""
 
 from __future__ import annotations
 
@@ -16,98 +16,98 @@ COMPILER = "compiler"
 
 
 class LayoutAxis(tuple[Any, ...]):
-    """The values of an axis of layouts, which a run may choose from before it measures: see `choose`."""
+    """The values of an axis of layouts. With the option `layouts`, a run measures only the best few: see `choose`."""
 
     __slots__ = ()
 
 
 class FragmentFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """A buffer in registers. `slots`: elements that fit each thread's part."""
+    """A buffer in registers. `slots`: number of elements in each thread's part."""
 
     name: str
     dtype: Word
     shape: tuple[Whole, ...]
     slots: Whole
     replication: Whole = 1
-    """How many threads hold each element."""
+    """Number of threads that hold each element."""
 
     @property
     def registers(self) -> int:
-        """32-bit registers that a thread's elements take."""
+        """Number of 32-bit registers that a thread's elements take."""
         bits = re.search(r"\d+", self.dtype)
         return math.ceil(self.slots * (int(bits[0]) if bits else 8) / 32)
 
 
 class LoopFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """A parallel loop. `slots`: iterations of each thread."""
+    """A parallel loop. `slots`: number of iterations per thread."""
 
     extents: tuple[Whole, ...]
     slots: Whole
     replication: Whole = 1
-    """How many threads do each iteration."""
+    """Number of threads that execute each iteration."""
     redundant: Whole = 0
     """Iterations of a thread beyond an even share: slots minus ceil(iterations / threads)."""
     width: Whole = 1
-    """Successive neighbours on the last axis in one thread, at most 16. A vector access may be this wide."""
+    """Successive elements on the last axis that a thread handles, at most 16. A vector access can be this wide."""
     access_bits: Whole = 0
-    """Bits of global memory that a thread can move in one access, at most 128; 0 where the loop touches none."""
+    """Bits of global memory that a thread can move in one access, at most 128; 0 if the loop accesses none."""
     uneven: bool = False
-    """Whether only some threads run it, or store its results."""
+    """Whether only some threads run the loop, or store its results."""
     stores: tuple[str, ...] = ()
-    """Buffers that it writes to, ``name (scope)`` each."""
+    """Buffers that the loop writes to, each as ``name (scope)``."""
     threads: tuple[str, ...] = ()
-    """Which threads do each of a few iterations, as `mask_of` writes them; empty where that is not known."""
+    """For some of the iterations, the threads that execute each, as `mask_of` writes them; empty if unknown."""
     by_source: tuple[str, Whole] = ("", 0)
-    """The fragment that inference may lay it out by, and a thread's iterations then; empty where none is known."""
+    """A fragment from which inference may lay out the loop, and a thread's iterations then; empty if none is known."""
 
     @property
     def repeated(self) -> float:
-        """How many times its even share of the iterations a thread does."""
+        """Ratio of a thread's iterations to an even share."""
         return self.slots / max(1, self.slots - self.redundant)
 
 
 class Layouts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """The layouts of a kernel, in the order of its statements; at most `MOST_LAYOUTS` of each kind."""
+    """The layouts of a kernel in the order of its statements, at most `MOST_LAYOUTS` of each kind."""
 
     fragments: tuple[FragmentFacts, ...] = ()
     loops: tuple[LoopFacts, ...] = ()
 
     @property
     def registers(self) -> int:
-        """32-bit registers that all fragments take of a thread, if they all lived at once."""
+        """Number of 32-bit registers per thread for all fragments, if all were live at the same time."""
         return sum(fragment.registers for fragment in self.fragments)
 
     @property
     def redundant(self) -> int:
-        """Iterations of all parallel loops that a thread does beyond an even share."""
+        """Iterations of a thread beyond an even share, summed over the parallel loops."""
         return sum(loop.redundant for loop in self.loops)
 
     @property
     def access_bits(self) -> int:
-        """Bits that a thread can move in one access, summed over the loops."""
+        """Bits that a thread can move in one access, summed over the parallel loops."""
         return sum(loop.access_bits for loop in self.loops)
 
 
 MOST_LAYOUTS = 64
-"""Limit for each kind, because a journal keeps a candidate's facts in one line."""
+"""Largest number of each kind, because a journal keeps a candidate's facts in one line."""
 
 
 def mask_of(threads: Iterable[int]) -> str:
-    """Return threads as a mask in hexadecimal digits, whose bit t stands for thread t."""
+    """Return threads as a hexadecimal mask, in which bit t stands for thread t."""
     return f"{sum(1 << thread for thread in set(threads)):x}"
 
 
-CONTAINED = "its threads do what they do with another layout of the configuration, and more"
-REDUNDANT = "its threads do more redundant work than with another layout of the configuration"
-REGISTERS = "it takes more registers than another layout of the configuration that does no more work"
-NARROW = "its accesses are narrower than with another layout of the configuration that costs no more"
-TIED = "another layout of the configuration does the same work in as many registers"
+CONTAINED = "its threads do all the work of another layout of the same configuration, and more"
+REDUNDANT = "its threads do more redundant work than another layout of the same configuration"
+REGISTERS = "it takes more registers than another layout of the same configuration, which does no more work"
+NARROW = "its accesses are narrower than in another layout of the same configuration, which costs no more"
+TIED = "another layout of the same configuration does the same work with the same number of registers"
 
 
 class Alternative(msgspec.Struct, frozen=True):
-    """One layout of a configuration. `index`: the candidate's. `layouts`: None where nothing is known of them.
+    """One layout of a configuration. `index`: the candidate's index. `layouts`: None if they are unknown.
 
-    `valid`: whether it lowers, and its device can launch it. `own`: whether all of it is the compiler's own choice.
+    `valid`: whether the candidate lowers, and the device can launch it. `own`: whether the compiler chose every layout.
     """
 
     index: int
@@ -117,64 +117,64 @@ class Alternative(msgspec.Struct, frozen=True):
 
 
 class RejectedLayout(msgspec.Struct, frozen=True):
-    """An alternative that is not worth measuring: `instead` of it there is that candidate, and `why`."""
+    """An alternative that is not worth measuring: candidate `instead` is better, for the reason `why`."""
 
     instead: int
     why: str
 
 
 class LayoutSelection(msgspec.Struct, frozen=True):
-    """The alternatives kept, the best first, and why each other is rejected. Invalid ones are in neither."""
+    """The alternatives that are kept, the best first, and the rejected ones. Invalid alternatives are in neither."""
 
     kept: tuple[int, ...]
     rejected: dict[int, RejectedLayout]
 
 
 def choose(alternatives: Sequence[Alternative], most: int = 1) -> LayoutSelection:
-    """Choose up to `most` of the layouts of one configuration; their order does not matter.
+    """Choose up to `most` of the layouts of a configuration. The order of `alternatives` does not matter.
 
-    Valid ones come first that contain no other. Among these the order is: least redundant work, fewest registers,
-    widest accesses, the compiler's own, first in the space. One alternative is contained in another where, in each
-    loop, the threads that do an iteration are among those that do it in the other.
-    Alternatives without facts are kept in addition. If none is valid, only the compiler's own is kept.
+    Only valid alternatives that contain no other are considered, sorted by least redundant work, fewest registers,
+    widest accesses, the compiler's own choice, and place in the space. An alternative is contained in another if, in
+    each loop, the threads that execute an iteration are among the threads that execute it in the other.
+    Alternatives without facts are kept in addition. If none is valid, only the compiler's own choice is kept.
     """
-    valid = [one for one in alternatives if one.valid]
+    valid = [a for a in alternatives if a.valid]
     if not valid:
-        return LayoutSelection(tuple(one.index for one in alternatives if one.own), {})
-    left, kept = [one for one in valid if one.layouts is not None], list[Alternative]()
+        return LayoutSelection(tuple(a.index for a in alternatives if a.own), {})
+    left, kept = [a for a in valid if a.layouts is not None], list[Alternative]()
     while left and len(kept) < most:
-        minimal = [one for one in left if not any(_inside(other, one) for other in left)]
-        kept.append(min(minimal, key=lambda one: (*_cost(one), not one.own, one.index)))
+        minimal = [a for a in left if not any(_inside(b, a) for b in left)]
+        kept.append(min(minimal, key=lambda a: (*_cost(a), not a.own, a.index)))
         left.remove(kept[-1])
-    unknown = sorted(one.index for one in valid if one.layouts is None)
-    rejected = {one.index: RejectedLayout(kept[0].index, _why(kept[0], one)) for one in left}
-    return LayoutSelection((*(one.index for one in kept), *unknown), rejected)
+    unknown = sorted(a.index for a in valid if a.layouts is None)
+    rejected = {a.index: RejectedLayout(kept[0].index, _why(kept[0], a)) for a in left}
+    return LayoutSelection((*(a.index for a in kept), *unknown), rejected)
 
 
-def contained(one: Layouts, other: Layouts) -> bool:
-    """Tell whether each loop's iterations have their threads in `one` among those in `other`, and some have fewer.
+def contained(a: Layouts, b: Layouts) -> bool:
+    """Return whether each iteration's threads in `a` are among its threads in `b`, and fewer for some iteration.
 
-    A few iterations of each loop are looked at. Layouts of different loops are not comparable.
+    Only some iterations of each loop are compared. Layouts of different loops are not comparable.
     """
-    shapes = [[(loop.extents, len(loop.threads)) for loop in each.loops] for each in (one, other)]
-    if shapes[0] != shapes[1] or not all(loop.threads for loop in one.loops):
+    shapes = [[(loop.extents, len(loop.threads)) for loop in layouts.loops] for layouts in (a, b)]
+    if shapes[0] != shapes[1] or not all(loop.threads for loop in a.loops):
         return False
-    ours, theirs = ([int(mask, 16) for loop in each.loops for mask in loop.threads] for each in (one, other))
-    return ours != theirs and all(a & b == a for a, b in zip(ours, theirs, strict=True))
+    in_a, in_b = ([int(mask, 16) for loop in layouts.loops for mask in loop.threads] for layouts in (a, b))
+    return in_a != in_b and all(mask & other == mask for mask, other in zip(in_a, in_b, strict=True))
 
 
-def _inside(one: Alternative, other: Alternative) -> bool:
-    return one.layouts is not None and other.layouts is not None and contained(one.layouts, other.layouts)
+def _inside(a: Alternative, b: Alternative) -> bool:
+    return a.layouts is not None and b.layouts is not None and contained(a.layouts, b.layouts)
 
 
-def _cost(one: Alternative) -> tuple[int, int, int]:
-    """Return redundant iterations, registers, and less for wider accesses, of a thread."""
-    assert one.layouts is not None
-    return one.layouts.redundant, one.layouts.registers, -one.layouts.access_bits
+def _cost(alternative: Alternative) -> tuple[int, int, int]:
+    """Return a thread's redundant iterations, its registers, and its negative access width."""
+    assert alternative.layouts is not None
+    return alternative.layouts.redundant, alternative.layouts.registers, -alternative.layouts.access_bits
 
 
-def _why(best: Alternative, one: Alternative) -> str:
-    if _inside(best, one):
+def _why(best: Alternative, rejected: Alternative) -> str:
+    if _inside(best, rejected):
         return CONTAINED
-    reasons = zip(_cost(best), _cost(one), (REDUNDANT, REGISTERS, NARROW), strict=True)
-    return next((why for mine, theirs, why in reasons if mine != theirs), TIED)
+    reasons = zip(_cost(best), _cost(rejected), (REDUNDANT, REGISTERS, NARROW), strict=True)
+    return next((why for lower, higher, why in reasons if lower != higher), TIED)

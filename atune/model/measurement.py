@@ -1,8 +1,8 @@
-"""Measurements: the samples of a kernel, what they say with which certainty, and how near it comes to a device's peaks.
+"""Measurements: a kernel's samples, their statistics, and the rates in comparison with the device's peaks.
 
-The last is the roofline model: S. Williams, A. Waterman and D. Patterson, Roofline: An Insightful Visual Performance
-Model for Multicore Architectures, CACM 52(4), 2009. The work of a problem is the same for all candidates. It counts
-what its tensors and products need, and no extra work of a candidate.
+The rates follow the roofline model: S. Williams, A. Waterman and D. Patterson, Roofline: An Insightful Visual
+Performance Model for Multicore Architectures, CACM 52(4), 2009. The work of a problem is the same for all candidates.
+It counts the bytes of the tensors and the operations of the products, but no extra work of a candidate.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from atune.model.device import DeviceInfo, Peaks
 from atune.model.ranges import Index, Latency, Quantity, Whole
 
 DISTURBS = "may disturb the timings"
-"""Text of every warning about another user of a device."""
+"""A text in every warning about another program that uses a device."""
 CLOSE = 0.005
-"""Share by which two latencies may differ and still count as equal: a finalist that is slower by more cannot win."""
+"""Share by which latencies may differ and still count as equal. A finalist that is slower by more cannot win."""
 
 
 class Conditions(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """The GPU's state right after its samples were taken, from NVML. None: NVML did not report it."""
+    """The GPU's state right after the samples were taken, as NVML reports it. None: NVML did not report the value."""
 
     uuid: str
     sm_mhz: Whole | None = None
     throttle: tuple[str, ...] = ()
-    """Why its clocks were lowered; empty if they were not."""
+    """The reasons that its clocks were lowered; empty if they were not."""
 
 
 class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Samples of one kernel's time on one device, and the method.
+    """Samples of a kernel's time on a device, and the timing method.
 
-    `samples_us`: in the order in which they were taken, µs. `conditions`: the GPU's state afterwards; None on the CPU.
-    """
+    `samples_us`: in µs, in the order in which they were taken. `conditions`: the GPU's state afterwards; None on the
+    CPU."""
 
     latency_ms: Latency
     """Median of the samples."""
@@ -45,12 +45,12 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Half the interquartile range, as a share of the median."""
     samples_us: Annotated[tuple[Latency, ...], msgspec.Meta(min_length=1)]
     method: str
-    """The timing method. ``events``: CUDA events, with launches queued behind a device sleep, or ``one call at a time``
-    if the call waits for the device. ``perf_counter``: the CPU's clock."""
+    """The timing method. ``events``: CUDA events, with launches queued behind a sleep of the device, or ``one call at a
+    time`` if the call waits for the device. ``perf_counter``: the CPU's clock."""
     conditions: Conditions | None = None
 
     def __repr__(self) -> str:
-        """Return its figures, without the samples."""
+        """Return a summary without the samples."""
         return f"Timing({self.latency_ms:.4g} ms, spread {self.spread:.1%}, {self.n_samples} samples by {self.method})"
 
     @property
@@ -60,7 +60,7 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     @classmethod
     def of(cls, samples_us: Sequence[float], method: str, conditions: Conditions | None = None) -> Timing:
-        """Summarise samples in microseconds; there must be at least one. None is shorter than a nanosecond."""
+        """Summarise one or more samples in microseconds. Samples shorter than a nanosecond count as a nanosecond."""
         samples_us = [max(sample, 1e-3) for sample in samples_us]
         median = statistics.median(samples_us)
         low, _, high = statistics.quantiles(samples_us, n=4) if len(samples_us) > 1 else (median, median, median)
@@ -68,57 +68,57 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return cls(round(median / 1e3, 9), round((high - low) / 2 / median, 5), rounded, method, conditions)
 
     def and_more(self, other: Timing) -> Timing:
-        """Return this timing with the samples of `other` appended. `other` was taken later; its conditions count."""
+        """Return this timing with the samples of `other`, which were taken later, and with its conditions."""
         return Timing.of((*self.samples_us, *other.samples_us), self.method, other.conditions or self.conditions)
 
 
 class Measurement(msgspec.Struct, frozen=True, tag="measurement", omit_defaults=True, gc=False):
-    """A candidate that ran, was correct if checked, and was timed.
+    """A candidate that ran, gave correct outputs if they were checked, and was timed.
 
-    `index`: the candidate's. `timing`: its first one, not the final's. `checked`: its outputs were compared.
+    `index`: the candidate's index. `timing`: the first timing, not the final's. `checked`: the outputs were compared.
     """
 
     index: int
     timing: Timing
     checked: bool = False
     max_error: float | None = None
-    """Largest absolute difference to the reference over all outputs; None if not checked."""
+    """Largest absolute difference from the reference over all outputs; None if they were not checked."""
     seconds: float = 0.0
-    """Seconds that the device's process spent on it, including loading and checking."""
+    """Seconds that the device's process spent on the candidate, including loading and checking."""
     writes: tuple[int, ...] = ()
     """Positions of input parameters that the kernel writes into. They were restored before each timed call."""
     set_up: tuple[int, ...] = ()
-    """Positions of those that the workload's `setup` changed."""
+    """Positions of input parameters that the workload's `setup` changed."""
     printed: str = ""
     """See `Record.printed`."""
     bits: str = ""
-    """Digest of the outputs for the check's inputs: equal for equal bits."""
+    """Digest of the outputs for the check's inputs, equal for equal bits."""
     repeats: bool = True
     """Whether two calls on the same inputs gave the same bits."""
     memory_bytes: int = 0
-    """Device memory that its process has used at most so far, the context's too; 0 on the CPU."""
+    """Largest device memory that the process has used so far, including its context; 0 on the CPU."""
 
 
 class FinalEntry(msgspec.Struct, frozen=True):
-    """A finalist's interleaved timing. ``samples_us[r]`` of all entries were taken in the same round r."""
+    """A finalist's interleaved timing. ``samples_us[r]`` of all entries are from the same round r."""
 
     index: Index
     timing: Timing
 
 
 def ratio_interval(slow: Timing, fast: Timing, level: float = 0.95) -> tuple[float, float, float]:
-    """Return (low, median, high) of the round-by-round ratio slow / fast.
+    """Return (low, median, high) of the ratio slow / fast in each round, by `median_interval`.
 
-    The interval is `median_interval`'s. Needs interleaved timings: sample r of both is one round. If one timing has
-    more rounds, only the common rounds count.
+    The timings must be interleaved, so that sample r of both is from the same round. If a timing has more rounds, only
+    the common rounds count.
     """
     return median_interval([s / f for s, f in zip(slow.samples_us, fast.samples_us, strict=False)], level)
 
 
 def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
-    """Return (low, median, high): the median of `values` with its confidence interval.
+    """Return (low, median, high): the median of `values` with its confidence interval at `level`.
 
-    It is the distribution-free interval by order statistics at `level` (Conover, Practical Nonparametric Statistics,
+    The interval uses order statistics and assumes no distribution (Conover, Practical Nonparametric Statistics,
     3rd ed., section 3.2).
     """
     ordered = sorted(values)
@@ -133,24 +133,24 @@ def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float
 
 Bound = Literal["compute", "memory", "cache", ""]
 ABOVE_MEMORY = 1.05
-"""Share of the memory's peak above which some bytes must have come from a cache."""
+"""Above this share of the memory's peak rate, some bytes must have come from a cache."""
 
 
 class ProblemWork(msgspec.Struct, frozen=True, kw_only=True):
-    """The operations and bytes of one call, for every candidate. None: neither given nor known."""
+    """Operations and bytes of a call, the same for every candidate. None: neither given nor known."""
 
     flops: float | None = None
-    """Operations on tensor cores, if read off the kernel: products of whole tiles, of the candidate with the fewest."""
+    """Operations. If the user gave none, those on tensor cores of the candidate with the fewest, in whole tiles."""
     bytes: float | None = None
-    """Bytes to and from memory, if read off the kernel: every tensor once; less if a candidate requests less."""
+    """Bytes from and to memory. If the user gave none, every tensor once, or less if a candidate accesses less."""
     rate: float = 1.0
-    """Speed of tensor cores with these operands, relative to operands of 16 bits."""
+    """Speed of tensor cores with these operands, relative to 16-bit operands."""
 
     @classmethod
     def of(
         cls, facts: Iterable[StaticFacts | None], flops: float | None = None, n_bytes: float | None = None
     ) -> ProblemWork:
-        """Return the work of a problem: as the user gave it, otherwise the least of any candidate's kernel."""
+        """Return the work of a problem as the user gave it, or else the smallest of all candidates' kernels."""
         whole = [(fact.work, math.prod(fact.grid)) for fact in facts if fact and fact.work and fact.grid]
         if flops is None:
             flops = min((work.tensor_flops * blocks for work, blocks in whole if work.gemms), default=None)
@@ -162,16 +162,16 @@ class ProblemWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Roofline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Rates of a latency. None if the work, or the device's peak, is unknown."""
+    """Rates that follow from a latency. None: the work or the device's peak is unknown."""
 
     gflops_s: float | None = None
     gbytes_s: float | None = None
     compute_share: float | None = None
-    """Share of the peak of the tensor cores, with the problem's operands."""
+    """Share of the tensor cores' peak rate with the problem's operands."""
     memory_share: float | None = None
-    """Share of the peak of the memory. Above 1 the data came from a cache."""
+    """Share of the memory's peak rate. If it is above 1, data came from a cache."""
     bound: Bound = ""
-    """The peak that limits this work, as it alone would take longer. ``cache``: faster than memory."""
+    """The peak that limits this work, because its share is larger. ``cache``: data came faster than from memory."""
 
     @classmethod
     def of(cls, latency_ms: float, work: ProblemWork, peaks: Peaks | None) -> Roofline | None:
@@ -195,7 +195,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         )
 
     def describe(self) -> str:
-        """Return it as a line of text; empty if nothing is known."""
+        """Return the rates as a line of text; empty if nothing is known."""
         rates = ((self.gflops_s, "FLOP/s", self.compute_share), (self.gbytes_s, "B/s", self.memory_share))
         parts = [
             _rate_text(rate, unit) + (f" ({100 * share:.0f} % of the nominal peak)" if share is not None else "")
@@ -208,17 +208,17 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def _needed(work: BlockWork, blocks: int) -> float:
-    asked = (work.read_bytes + work.write_bytes) * blocks
-    return asked if work.tensor_bytes is None else min(asked, work.tensor_bytes)
+    accessed = (work.read_bytes + work.write_bytes) * blocks
+    return accessed if work.tensor_bytes is None else min(accessed, work.tensor_bytes)
 
 
 FASTEST_TYPE, ABOVE_THE_SHEET = 4, 1.2
-"""The rate of the fastest operands, of 4 bits, over that of 16 bits. How far a board may go beyond its data sheet: an
-H200 at 1980 MHz does by 8 %, and boards of one name differ."""
+"""The rate of the fastest operands, 4 bits, relative to 16 bits; and the factor by which a board may exceed its data
+sheet. An H200 at 1980 MHz exceeds it by 8 %, and boards of the same name differ."""
 
 
 def fastest_ms(device: DeviceInfo, flops: float | None, n_bytes: float | None) -> float | None:
-    """Return the latency that `device` cannot undercut for this work; None if its peaks are unknown."""
+    """Return the least possible latency of this work on `device`, in ms; None if its peaks are unknown."""
     if device.peaks is None or not (flops or n_bytes):
         return None
     peaks = (FASTEST_TYPE * device.peaks.flops_s, device.peaks.bytes_s)
@@ -226,12 +226,12 @@ def fastest_ms(device: DeviceInfo, flops: float | None, n_bytes: float | None) -
 
 
 def _rate_text(rate: float, unit: str) -> str:
-    """Return a rate of 10^9 `unit` with its prefix, such as ``756.9 TFLOP/s``."""
+    """Return a rate in 10^9 `unit` as text with a prefix, such as ``756.9 TFLOP/s``."""
     return f"{rate / 1e3:.4g} T{unit}" if rate >= 1e3 else f"{rate:.4g} G{unit}"
 
 
 def operand_rate(dtype: str) -> float:
-    """Return the speed of tensor cores with operands of a type, relative to bfloat16."""
+    """Return the speed of tensor cores with operands of type `dtype`, relative to bfloat16."""
     if "64" in dtype:
         return 1 / 16
     if "32" in dtype:

@@ -1,4 +1,4 @@
-"""Options: each is declared once, as a field with an `option` in its type. Checks, help, flags and tables follow."""
+"""Options: each is declared once, as a field with an `option` in its type, from which checks, help and flags follow."""
 
 from __future__ import annotations
 
@@ -26,63 +26,63 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def option(doc: str, **more: Any) -> msgspec.Meta:
-    """Return the description of an option, as a part of its type. `more`: attributes of `Option`.
+    """Return the description of an option, for its type. `more`: attributes of `Option`.
 
         class RunOptions(TypedDict, total=False):
             seed: Annotated[Natural, option("Seed of the strategy.", default=0, flag="--seed", metavar="N")]
 
-    A type that only type checkers import is quoted, and is not checked: the module of such a TypedDict does without
-    ``from __future__ import annotations``, which would quote all. A setting has its default next to its type.
+    Quote a type that only type checkers import; its values are not checked. The module of the TypedDict must not have
+    ``from __future__ import annotations``, which would quote all types. A setting has its default next to its type.
     """
     return msgspec.Meta(description=doc, extra=more)
 
 
 def described(group: type[Any], name: str) -> msgspec.Meta:
-    """Return the description of an option of `group`, for another group that has it too."""
+    """Return the description of an option of `group`, to use it in another group."""
     meta: msgspec.Meta = get_args(group.__annotations__[name])[-1]
     return meta
 
 
 SWITCH = (bool, bool | None)
-"""Types of what is on or off."""
+"""Types of options that are on or off."""
 _TYPED = (*SWITCH, int, int | None, float, float | None)
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
-    """An option of a group. Its values are checked by their type and its bounds, or by `check`."""
+    """An option of a group. Its values are checked by type and bounds, or by `check`."""
 
     name: str
     hint: Any
-    """Its type with bounds."""
+    """The type with bounds."""
     kind: Any
-    """Its type without them, as `help` shows it."""
+    """The type without bounds, as `help` shows it."""
     doc: str
-    """Sentences in the form of a docstring. The first is the help at the command line."""
+    """The description, as in a docstring. Its first sentence is the command line's help."""
     default: Any = None
     must: str = ""
-    """The constraint in words, for the message, such as ``must be a text``. Without it, only bool and numbers are
-    checked by their type."""
+    """The constraint in words for messages, such as ``must be a text``. Without it, only types of numbers and bool are
+    checked."""
     check: Callable[[str, Any], Any] | None = None
-    """Gets the place for messages and the value, and returns the value in its normal form, or raises `UsageError`."""
+    """Takes the name for messages and the value, and returns the value in its normal form, or raises `UsageError`."""
     measured: bool = False
-    """Whether measurements that were made under another value are others."""
+    """Whether the option affects measurements, so that timings under different values cannot be compared."""
     flag: str = ""
-    """The option of the command line, if it has one. ``--skip-…`` switches off what is on by default. Of flags that
-    exclude each other, ``--quiet|--verbose``, each sets its own name."""
+    """The option on the command line, if any. ``--skip-…`` switches off an option that is on by default. Mutually
+    exclusive flags, such as ``--quiet|--verbose``, each set their own name."""
     metavar: str = ""
     repeat: bool = False
-    """Whether the command line takes it several times."""
+    """Whether the option may be given several times on the command line."""
     unset: str = ""
-    """The default as text, where it is not a plain value."""
+    """A description of the default, if it is not a plain value."""
     page: str = ""
-    """Where the pages say more, such as ``search.md#the-prior``."""
+    """The page that explains the option, such as ``search.md#the-prior``."""
     group: str = ""
     """The heading in the command line's help."""
 
     def checked(self, where: str, value: Any, error: type[UsageError] = UsageError, *, strict: bool = True) -> Any:
-        """Return the value in its normal form. Raises `error`, which names `where`, or what its own check raises.
+        """Return the value in its normal form. Raises `error`, which names `where`, or the error of `check`.
 
-        `strict`: refuse a text in place of a number.
+        `strict`: whether to refuse a text in place of a number.
         """
         if value is None and self.default is None:
             return value
@@ -103,27 +103,27 @@ Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 _WORDS = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "a text"}
-"""Types in words, by msgspec's name."""
+"""msgspec's names of types, in words."""
 
 
 def converted(
     name: str, value: Any, kind: Any, must: str = "", error: type[UsageError] = UsageError, *, strict: bool = True
 ) -> Any:
-    """Return `value` as msgspec converts it to the type `kind`, `strict` or not; a mapping stays as it is.
+    """Return `value` as msgspec converts it to the type `kind`, `strict` or not; a mapping stays unchanged.
 
-    Raises `error` with `name` and what the value `must` be, or else what msgspec says.
+    Raises `error` with `name` and the constraint `must`, or else the constraint in msgspec's message.
     """
-    plain = as_written(value)  # numpy's numbers are Python's
+    plain = as_written(value)  # numpy's numbers become Python's
     plain = float(plain) if isinstance(plain, float) else plain
     try:
-        found = msgspec.convert(plain, kind, strict=strict)
+        result = msgspec.convert(plain, kind, strict=strict)
     except msgspec.ValidationError as wrong:
         raise error(f"{name} {must or f'must be {_wanted(wrong)}'}, got {reprlib.repr(value)}") from None
-    return value if isinstance(value, Mapping) else found
+    return value if isinstance(value, Mapping) else result
 
 
 def _wanted(wrong: msgspec.ValidationError) -> str:
-    """Return what a value must be, in msgspec's message that it is not."""
+    """Return the expected type or range, in words, from msgspec's message about a wrong value."""
     text = str(wrong)
     if not text.startswith("Expected "):
         return "within the range of numbers"
@@ -132,29 +132,29 @@ def _wanted(wrong: msgspec.ValidationError) -> str:
 
 
 def size(name: str, value: Any) -> int:
-    """Return bytes, which may be given as a text such as ``4GiB`` or ``512MiB``. Raises `UsageError` for others."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])i?B?|B?)\s*", str(value), re.IGNORECASE)
-    n = 0 if found is None else int(float(found[1]) * 1024 ** (1 + "KMGT".index(found[2].upper()) if found[2] else 0))
+    """Return a size in bytes, given as a number or a text such as ``4GiB``. Raises `UsageError` for anything else."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])i?B?|B?)\s*", str(value), re.IGNORECASE)
+    n = 0 if match is None else int(float(match[1]) * 1024 ** (1 + "KMGT".index(match[2].upper()) if match[2] else 0))
     if n <= 0:
         raise UsageError(f"{name} must be a size, such as '4GiB' or '512MiB', got {reprlib.repr(value)}")
     return n
 
 
 def path(name: str, value: Any) -> Any:
-    """Return `value`. Raises `UsageError` unless `value` is a path as a text or a `Path`."""
+    """Return `value`. Raises `UsageError` unless it is a text or a `Path`."""
     if not (isinstance(value, (str, os.PathLike)) and isinstance(os.fspath(value), str)):
         raise UsageError(f"{name} must be a path, got {value!r}")
     return value
 
 
 def options_of(group: type[Any]) -> dict[str, Option]:
-    """Return the options of a group by name: of a settings class, or of a TypedDict of keywords."""
+    """Return the options of a group, a settings class or a TypedDict of keywords, by name."""
     if group not in _KNOWN:
         hints: dict[str, Any] = group.__annotations__
         defaults: dict[str, Any] = {}
         if issubclass(group, msgspec.Struct):
             fields = msgspec.structs.fields(group)
-            hints, defaults = {one.name: one.type for one in fields}, {one.name: _default(one) for one in fields}
+            hints, defaults = {f.name: f.type for f in fields}, {f.name: _default(f) for f in fields}
         _KNOWN[group] = {name: _option(name, hint, defaults) for name, hint in hints.items()}
     return _KNOWN[group]
 
@@ -163,7 +163,7 @@ _KNOWN: dict[type[Any], dict[str, Option]] = {}
 
 
 def _option(name: str, hint: Any, defaults: Mapping[str, Any]) -> Option:
-    """Return an option from its type. `defaults`: of settings, by name."""
+    """Make an option from its type. `defaults`: the defaults of settings, by name."""
     hint = get_args(hint)[0] if get_origin(hint) is Required else hint
     kind, *_, meta = get_args(hint)
     more = {"default": defaults[name]} if name in defaults else {}
@@ -174,7 +174,7 @@ def _unbounded(kind: Any) -> Any:
     if isinstance(kind, ForwardRef):
         return kind.__forward_arg__
     alternatives = get_args(kind) if get_origin(kind) in (Union, UnionType) else [kind]
-    bare = [get_args(one)[0] if get_origin(one) is Annotated else one for one in alternatives]
+    bare = [get_args(hint)[0] if get_origin(hint) is Annotated else hint for hint in alternatives]
     return functools.reduce(operator.or_, bare)
 
 
@@ -186,7 +186,7 @@ def _default(field: msgspec.structs.FieldInfo) -> Any:
 def checked(
     where: str, given: Mapping[str, Any], kind: type[Any], error: type[UsageError] = UsageError
 ) -> dict[str, Any]:
-    """Return the options `given` of the group `kind`, in their normal form.
+    """Return the `given` options of the group `kind`, in their normal form.
 
     Raises `UnknownOption` for a name that the group lacks, and `error` for a wrong value. Messages name `where`.
     """
@@ -199,15 +199,15 @@ def checked(
 def complete(
     where: str, given: Mapping[str, Any], kind: type[Any], error: type[UsageError] = UsageError
 ) -> dict[str, Any]:
-    """Return all options of the group `kind`: those `given`, as `checked` does, and the defaults of the others."""
+    """Return all options of the group `kind`: the `given` ones, as from `checked`, and the others' defaults."""
     defaults = {name: option.default for name, option in options_of(kind).items()}
     return defaults | checked(where, given, kind, error)
 
 
 def documents(kind: type[Any]) -> Callable[[F], F]:
-    """Return a decorator for a function, or a class, with ``**options: Unpack[kind]``: `help` shows each with its text.
+    """Return a decorator that documents ``**options: Unpack[kind]`` of a function or a class, for `help`.
 
-    The line ``{options}`` of the docstring stands for them.
+    It lists the options in place of the docstring's line ``{options}``, and adds them to the signature.
     """
 
     def decorate(function: F) -> F:
@@ -216,8 +216,8 @@ def documents(kind: type[Any]) -> Callable[[F], F]:
         signature = inspect.signature(called)
         before = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
         more = [
-            inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.kind)
-            for one in options
+            inspect.Parameter(o.name, inspect.Parameter.KEYWORD_ONLY, default=o.default, annotation=o.kind)
+            for o in options
         ]
         called.__signature__ = signature.replace(parameters=[*before, *more])
         text = inspect.cleandoc(function.__doc__ or "").replace("{options}", "\n".join(map(_entry, options)))
@@ -241,7 +241,7 @@ if TYPE_CHECKING:
 else:
 
     class _Refusing(type(msgspec.Struct)):
-        """Refuses a wrong keyword where a class is called: msgspec lets no class of its own define how it is made."""
+        """Refuses wrong keywords when a class is called, because a msgspec class cannot define `__init__`."""
 
         def __call__(cls, *values: Any, **options: Any) -> Any:
             refuse_unknown(cls.__name__, options, cls.__struct_fields__)
@@ -249,7 +249,7 @@ else:
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Refusing):
-    """A group of options, each with an `option` in its type. They are checked when it is made."""
+    """A group of options, each with an `option` in its type. Making an object checks their values."""
 
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in self.__struct_fields__}
@@ -259,9 +259,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Refusing):
 
 
 def documented(kind: type[S]) -> type[S]:
-    """Return the settings class `kind`, with its options in its docstring."""
+    """Add the options of the settings class `kind` to its docstring. Returns the class."""
     options = [_wrapped(f"`{option.name}`: {option.doc}") for option in options_of(kind).values()]
-    raises = "Raises `UsageError`, with a suggestion, for a wrong name or value."
+    raises = "Raises `UsageError` for a wrong name, with a suggestion, or a wrong value."
     kind.__doc__ = "\n".join([f"{kind.__doc__}\n", *options, f"\n{raises}"])
     return kind
 
@@ -283,7 +283,7 @@ MEANT: dict[str, tuple[str, ...]] = {
     "trials": ("budget",), "tune_params": ("space",), "use_pipeline": ("pipeline",),
     "verify": ("check",), "warmup": ("n_warmup", "warmup_ms"),
 }  # fmt: skip
-"""atune's names for options of tilelang's tuner, Triton's, Kernel Tuner and Optuna."""
+"""atune's names for options of tilelang's autotuner, Triton, Kernel Tuner and Optuna."""
 
 _GROUPS = {
     "compile=CompileSettings({}=…)": ("atune.model.settings", "CompileSettings"),
@@ -292,25 +292,25 @@ _GROUPS = {
     "atune.Workload(…, {}=…)": ("atune.workload.workload_options", "WorkloadOptions"),
     "@atune.autotune({}=…)": ("atune.frontends.decorator_options", "AutotuneOptions"),
 }
-"""How to write the options of each group, and where the group is defined."""
+"""The way to write an option of each group, and the module and name of the group."""
 
 
 def refuse_unknown(
     where: str, given: Iterable[str], known: Sequence[str], elsewhere: Mapping[str, str] | None = None
 ) -> None:
-    """Raise `UnknownOption`, naming `where`, for the first name of `given` that is not `known`.
+    """Raise `UnknownOption`, naming `where`, for the first `given` name that is not `known`.
 
-    `elsewhere`: how to write the options of another place, by name, in place of the groups of `atune`.
+    `elsewhere`: options to suggest, and the way to write each; by default, the options of all groups.
     """
     for name in given:
         if name not in known:
             ways = python_ways() if elsewhere is None else elsewhere
-            hint = likely(name, {option: repr(option) for option in known}, ways) or f"; there is {', '.join(known)}"
+            hint = likely(name, {option: repr(option) for option in known}, ways) or f"; known are {', '.join(known)}"
             raise UnknownOption(f"{where}: there is no option {name!r}{hint}")
 
 
 def python_ways() -> dict[str, str]:
-    """Return how to write each option of `atune` in Python, by name."""
+    """Return the way to write each option of atune in Python, by name."""
     ways = {"where": "atune.Space(…, where=…)"}
     for way, (module, group) in _GROUPS.items():
         for name in getattr(importlib.import_module(module), group).__annotations__:
@@ -319,20 +319,20 @@ def python_ways() -> dict[str, str]:
 
 
 def likely(name: str, known: Mapping[str, str], elsewhere: Mapping[str, str]) -> str:
-    """Return a question for the options that `name` most likely means; empty if no option is similar.
+    """Return a "did you mean" question for options similar to `name`; empty if there is none.
 
-    `known`, `elsewhere`: how to write the options of this place and of others, by name.
+    `known`, `elsewhere`: the way to write each option of this place and of others, by name.
     """
     ways = {**elsewhere, **known}
-    found = [option for option in (name, *MEANT.get(name, ())) if option in ways]
-    found = [option for option in found if option in known] or found
-    if not found and name not in MEANT:
-        found = get_close_matches(name.lower(), [*known, *elsewhere], n=1, cutoff=0.7)
-    return f"; did you mean {' or '.join(dict.fromkeys(ways[option] for option in found))}?" if found else ""
+    options = [option for option in (name, *MEANT.get(name, ())) if option in ways]
+    options = [option for option in options if option in known] or options
+    if not options and name not in MEANT:
+        options = get_close_matches(name.lower(), [*known, *elsewhere], n=1, cutoff=0.7)
+    return f"; did you mean {' or '.join(dict.fromkeys(ways[option] for option in options))}?" if options else ""
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """Return a question for the name that is most like `name`; empty where none is."""
-    lowered = {one.lower(): one for one in known}
+    """Return a "did you mean" question for the known name most similar to `name`; empty if none is similar."""
+    lowered = {candidate.lower(): candidate for candidate in known}
     near = get_close_matches(name.lower(), list(lowered), n=1)
     return f" (did you mean {lowered[near[0]]!r}?)" if near else ""

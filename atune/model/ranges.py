@@ -1,6 +1,6 @@
-"""Ranges of what a journal's events hold. A line with anything else, which only a stranger writes, is refused whole.
+"""Ranges of the values in a journal's events. A line with any other value is refused, because atune never writes it.
 
-They are wider than what a run can record: what counts or lasts longer is no measurement, and no float holds its ratios.
+Each range is wider than all real measurements, but narrow enough for floats to hold sums and ratios of its values.
 """
 
 from typing import Annotated
@@ -12,14 +12,14 @@ Index = Annotated[int, Meta(ge=-1, le=2**53)]
 Whole = Annotated[int, Meta(ge=0, le=2**53)]
 Extent = Annotated[int, Meta(ge=0, le=2**31)]
 Moment = Annotated[float, Meta(ge=0, le=250e9)]
-"""Seconds since 1970, to the year 9892: later ones have no date."""
+"""Seconds since 1970, up to the year 9892, because Python has no later dates."""
 Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Latency = Annotated[float, Meta(ge=1e-9, le=1e12)]
-"""Milliseconds or microseconds. `Timing.of` makes none that is shorter."""
+"""Milliseconds or microseconds. `Timing.of` never makes shorter samples."""
 Rate = Annotated[float, Meta(ge=1e-9, le=1e30)]
-"""What is divided by."""
+"""A divisor, and so never 0."""
 Quantity = Annotated[float, Meta(ge=-1e30, le=1e30)]
 Word = Annotated[str, Meta(max_length=100)]
-"""A type's name, in which numbers are read."""
+"""The name of a type, which code searches for numbers."""
 PathText = Annotated[str, Meta(pattern=r"^[^\0]*$")]
-"""No file has a NUL in its name."""
+"""A path. File names cannot contain NUL."""

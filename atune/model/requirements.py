@@ -1,4 +1,4 @@
-"""The packages that atune runs with, and what to say where one is not installed. Imports none of them."""
+"""The packages that atune needs, and messages for packages that are not installed. Imports none of them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ REQUIRES = {
 }
 """Tested versions by package, as in pyproject.toml."""
 HEAVY = {"tilelang", "torch", "numpy"}
-"""Packages that reading and showing journals does not need."""
+"""Packages that are not needed to read and show journals."""
 _MODULES = {"nvidia-ml-py": "pynvml"}
 """Module of a package, if it differs from the package's name."""
 
 
 def is_tested(package: str, version: str) -> bool:
-    """Tell whether a package's version is in its range of `REQUIRES`, whatever stands after a ``+``."""
+    """Return whether a package's version is in its range in `REQUIRES`, ignoring a local part after ``+``."""
     low, high = map(_numbers, REQUIRES[package].split(","))
     return low <= _numbers(version.partition("+")[0]) < high
 
@@ -39,10 +39,10 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def not_installed(module: str | None) -> str:
-    """Return what to install, if `module`, which could not be found, is of a package that atune requires.
+    """Return a message with the packages to install, if the missing `module` belongs to one that atune requires.
 
-    Names all packages that are missing, so that one command mends it; `HEAVY` ones only where one of these was wanted.
-    Empty for other modules, which are somebody else's, or a mistake in atune.
+    It names all missing packages, so that one command installs them, but `HEAVY` packages only if `module` belongs to
+    one of these. Empty for other modules, which belong to somebody else, or show a mistake in atune.
     """
     wanted = (module or "").partition(".")[0]
     absent = [name for name in REQUIRES if find_spec(_MODULES.get(name, name)) is None]
@@ -54,7 +54,7 @@ def not_installed(module: str | None) -> str:
 
 
 def optional(what: str, package: str) -> Any:
-    """Import a package that `what` alone needs. Raises `UsageError`, with what to install, where that fails."""
+    """Import a package that only `what` needs. Raises `UsageError` with the command to install it if that fails."""
     try:
         return importlib.import_module(_MODULES.get(package, package))
     except ImportError as error:

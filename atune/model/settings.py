@@ -1,4 +1,4 @@
-"""Settings for compiling and measuring. They are checked when they are made."""
+"""Settings for compiling and measuring, and the budget of a run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from atune.model.options import Count, Natural, Positive, Settings, documented, 
 
 _BUDGETS = "give auto, a number of candidates (40), a share of them (10%), a time (90s), or several of these (auto,90s)"
 AUTO_PERCENT, AUTO_LEAST = 10, 16
-"""The budget ``auto`` tries at most this share of a space, or so many candidates if that is more."""
+"""The budget ``auto`` tries at most this percentage of a space, or this number of candidates if that is more."""
 AUTO_BATCH, AUTO_GAIN_PERCENT = 8, 2
-"""It ends once so many in a row brought nothing that is this much faster."""
+"""The budget ``auto`` ends after a batch of this many candidates with a gain of less than this percentage."""
 
 
 def _limit(text: str) -> tuple[str, Any]:
-    """Return one limit of a budget, as its field and value. Raises ValueError."""
+    """Parse a limit of a budget into its field and value. Raises `ValueError`."""
     text = text.strip()
     if text == "auto":
         return "auto", True
@@ -31,39 +31,39 @@ def _limit(text: str) -> tuple[str, Any]:
 
 @documented
 class Budget(Settings, frozen=True, kw_only=True):
-    """Limits of a run, of which the first to be reached ends it."""
+    """Limits of a run. It ends when the first of them is reached."""
 
     # fmt: off
-    candidates: Annotated[Count | None, option("How many candidates are tried.")] = None
-    seconds: Annotated[Positive | None, option("Seconds of the run.")] = None
+    candidates: Annotated[Count | None, option("Number of candidates to try.")] = None
+    seconds: Annotated[Positive | None, option("Seconds that the run may take.")] = None
     percent: Annotated[Annotated[float, Meta(gt=0, le=100)] | None, option(
-        "How many candidates are tried, in percent of the space.",
+        "Number of candidates to try, in percent of the space.",
     )] = None
     auto: Annotated[bool, option(
-        "Stop after eight in a row of which none is 2 % faster; at the latest after a tenth, or 16 if that is more.",
+        "Stop after eight candidates without a gain of 2 %, at the latest after 10 % of the space, but at least 16.",
     )] = False
     # fmt: on
 
     @property
     def limited(self) -> bool:
-        """Whether it can end a run before every candidate is tried."""
+        """Whether the budget can end a run before every candidate is tried."""
         return self.auto or any(limit is not None for limit in (self.candidates, self.seconds, self.percent))
 
     def most(self, total: int) -> int | None:
-        """Return how many of `total` candidates it admits, at least one; None without such a limit."""
+        """Return the number of candidates, one or more, that it admits of `total`; None if it has only other limits."""
         shares = [(self.percent, 1)] + ([(AUTO_PERCENT, AUTO_LEAST)] if self.auto else [])
-        found = [max(least, math.ceil(round(total * share / 100, 6))) for share, least in shares if share is not None]
-        return min([*found, *([] if self.candidates is None else [self.candidates])], default=None)
+        limits = [max(least, math.ceil(round(total * share / 100, 6))) for share, least in shares if share is not None]
+        return min([*limits, *([] if self.candidates is None else [self.candidates])], default=None)
 
     def used_up(self, wall_s: float) -> bool:
-        """Tell whether the time limit is reached, from the run's wall seconds."""
+        """Return whether the run's `wall_s` have reached the time limit."""
         return self.seconds is not None and wall_s >= self.seconds
 
     @classmethod
     def parse(cls, text: str | int | float | Budget | None) -> Budget:
-        """Read ``"auto"``, ``40`` (candidates), ``"10%"``, ``"90s"`` / ``"2m"`` (time), or several: ``"40,90s"``.
+        """Parse ``"auto"``, ``40`` (candidates), ``"10%"``, ``"90s"`` or ``"2m"`` (time), or several: ``"40,90s"``.
 
-        Raises `UsageError` for others.
+        Raises `UsageError` for anything else.
         """
         if text is None:
             return cls()
@@ -78,29 +78,29 @@ class Budget(Settings, frozen=True, kw_only=True):
         except ValueError:
             raise UsageError(f"budget {text!r}: {_BUDGETS}") from None
         if len(limits) <= text.count(","):
-            raise UsageError(f"budget {text!r}: it has two limits of one kind: {_BUDGETS}")
+            raise UsageError(f"budget {text!r} has two limits of the same kind: {_BUDGETS}")
         return cls(**limits)
 
 
 CPU_FLAGS = ("-O3", "-march=native")
-"""g++'s optimisation flags for `target="c"`. tilelang itself passes none, and then every tile takes the same time."""
+"""g++'s flags for `target="c"`. Without optimisation, as tilelang calls g++, every tile would take the same time."""
 
 
 @documented
 class CompileSettings(Settings, frozen=True, kw_only=True):
-    """How candidates become artifacts."""
+    """Settings for compiling candidates."""
 
     # fmt: off
     workers: Annotated[Count | None, option(
-        "Compile processes. Free memory limits them, too (1 GiB per worker). A core is kept for measuring.",
+        "Number of compile processes. Free memory limits it, too (1 GiB per process). One core is left for measuring.",
         flag="--workers", metavar="N", unset="by the cores",
     )] = None
     group_size: Annotated[Count | None, option(
-        "Candidates that are compiled into one library. 1 turns grouping off.",
+        "Number of candidates to compile into one library. 1 turns grouping off.",
         flag="--group-size", metavar="N", unset="the engine's choice",
     )] = None
     compile_timeout_s: Annotated[Positive, option(
-        "Seconds that one lowering, or the compile of one group, may take. Then its processes are killed.",
+        "Seconds that a lowering, or the compile of a group, may take before its processes are killed.",
         flag="--compile-timeout", metavar="S",
     )] = 120.0
     flags: Annotated[tuple[str, ...] | None, option(
@@ -114,7 +114,7 @@ class CompileSettings(Settings, frozen=True, kw_only=True):
         must=MUST_BE_PASS_CONFIGS, measured=True,
     )] = {}
     cicc: Annotated[bool, option(
-        "Compile device code by nvcc's own programs, with the headers parsed once.",
+        "Compile device code with nvcc's own programs, and parse the headers only once.",
         flag="--cicc", page="design/cicc.md",
     )] = True
     store: Annotated[bool, option(
@@ -126,7 +126,7 @@ class CompileSettings(Settings, frozen=True, kw_only=True):
         measured=True, unset="TileLang's choice",
     )] = None
     layouts: Annotated[Count | None, option(
-        "Compile and measure the N best layouts of each configuration, of the axes that `atune.layout` declares.",
+        "Compile and measure only the N best layouts of each configuration, on the axes from `atune.layout`.",
         flag="--layouts", metavar="N", unset="all",
         page="layout.md#the-best-few-before-anything-is-measured",
     )] = None
@@ -135,14 +135,14 @@ class CompileSettings(Settings, frozen=True, kw_only=True):
 
 @documented
 class BenchmarkSettings(Settings, frozen=True, kw_only=True):
-    """How artifacts are checked and timed."""
+    """Settings for checking and timing candidates."""
 
     # fmt: off
     n_warmup: Annotated[Natural, option(
-        "Calls before the first sample.", flag="--warmup", metavar="N", measured=True,
+        "Number of calls before the first sample.", flag="--warmup", metavar="N", measured=True,
     )] = 3
     n_repeat: Annotated[Count, option(
-        "Samples of the first timing.", flag="--rep", metavar="N", measured=True,
+        "Number of samples in the first timing.", flag="--rep", metavar="N", measured=True,
     )] = 20
     warmup_ms: Annotated[Positive | None, option(
         "Milliseconds of calls before the first sample, in place of `n_warmup`.", measured=True,
@@ -151,29 +151,29 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
         "Milliseconds of the first timing, in place of `n_repeat`.", measured=True,
     )] = None
     l2: Annotated[Literal["cold", "warm"], option(
-        "A GPU's L2 cache when a timed call begins: ``cold``, emptied, or ``warm``, with the data of the call before. "
-        "Take warm for a kernel whose inputs are still in the cache where you use it, such as a decode step.",
+        "State of a GPU's L2 cache when a timed call begins: ``cold``, emptied, or ``warm``, with the previous call's "
+        "data. Choose warm if the kernel's inputs are in the cache when you use it, as in a decode step.",
         must="must be 'cold' or 'warm'", flag="--l2", metavar="cold|warm", measured=True, page="concepts.md#timing",
     )] = "cold"
     adaptive: Annotated[bool, option(
-        "Take fewer samples of candidates that are clearly slower than the best so far. Take up to four times as many "
-        "of short calls whose samples scatter.",
+        "Take fewer samples of candidates that are clearly slower than the best so far, and up to four times as many "
+        "of short calls whose samples vary.",
         measured=True,
     )] = True
     early_stop_factor: Annotated[Annotated[float, Meta(ge=1)] | None, option(
-        "How many times slower than the best all of a candidate's first three samples must be for it to get no more. "
+        "Take no more samples of a candidate if its first three are all this many times slower than the best. "
         "At least 1; needs `adaptive`.",
         measured=True, unset="1.5, and 1.1 after eight samples",
     )] = None
     benchmark_timeout_s: Annotated[Positive, option(
-        "Seconds that loading, checking and timing one candidate may take. Then its process is killed.",
+        "Seconds that loading, checking and timing a candidate may take before its process is killed.",
         flag="--timeout", metavar="S",
     )] = 60.0
     check: Annotated[bool, option(
-        "Compare each candidate's outputs with the reference before it is timed.", flag="--skip-check", measured=True,
+        "Compare each candidate's outputs with the reference before timing it.", flag="--skip-check", measured=True,
     )] = True
     cache_inputs: Annotated[bool, option(
-        "Make the inputs once per device and use them for every candidate. False makes them for each one.",
+        "Make the inputs once per device, and use them for every candidate. False makes new inputs for each.",
         flag="--cache-inputs", measured=True,
     )] = True
     memory_limit: Annotated[int | str | None, option(
@@ -182,22 +182,22 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
         check=size, flag="--memory-limit", metavar="SIZE", measured=True, page="how/memory.md",
     )] = None
     same_bits: Annotated[Literal["default"] | None, option(
-        "``default``: only candidates may win whose outputs have the same bits as the default configuration's.",
+        "With ``default``, only a candidate whose outputs are bit-identical to the default configuration's may win.",
         must="must be 'default'", flag="--same-bits", metavar="default", page="how/bits.md",
     )] = None
     n_final: Annotated[Natural, option(
-        "How many of the best candidates are timed again in the final, without compiles. 0 skips the final.",
+        "Number of best candidates to time again in the final, while nothing compiles. 0 skips the final.",
         page="concepts.md#final",
     )] = 5
     n_final_rounds: Annotated[Count, option(
-        "Rounds of the final. Each round times every finalist once. While the order is unclear, the best few get as "
-        "many rounds again, ten times in all at most.",
+        "Number of rounds in the final. Each round times every finalist once. While the order is unclear, the best few "
+        "get as many rounds again, at most ten times in all.",
     )] = 20
     # fmt: on
 
 
 MEASURING = {
-    group: tuple(name for name, found in options_of(kind).items() if found.measured)
+    group: tuple(name for name, option in options_of(kind).items() if option.measured)
     for group, kind in {"compile": CompileSettings, "benchmark": BenchmarkSettings}.items()
 }
-"""Settings that change a measurement, by group."""
+"""Names of settings that affect measurements, by group."""

@@ -1,4 +1,4 @@
-"""The set of configurations to search, in a stable order; and its points for one problem, without enumeration."""
+"""The space of configurations to search, and its points for a problem, in a stable order and without enumeration."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from atune.model.options import meant
 T = TypeVar("T")
 Constraint = Callable[..., Any]
 LARGE = 100_000
-"""Most candidates of a space: of more points the seed draws this many. A generator gives no more."""
+"""Largest number of candidates. The seed draws this many of a larger space, and a generator must not yield more."""
 SMALL = 500
-"""Points that can be enumerated within a few milliseconds."""
+"""Number of points that can be enumerated within a few milliseconds."""
 NO_SERIES = (str, bytes, Mapping, set, frozenset)
-"""Types that are iterable, and no series of values: the order of a set differs between processes."""
+"""Iterable types that are not accepted as a series of values. The order of a set differs between processes."""
 Configs = Iterable[Mapping[str, Any]] | Callable[..., Iterable[Mapping[str, Any]]]
 SHUFFLED = 1_000_000
-"""Up to this many points are shuffled as a list, to draw them; of more, a draw may repeat a point."""
+"""Up to this many points are drawn from a shuffled list. In a larger space, a draw may repeat a point."""
 
 
 class Space:
@@ -50,12 +50,12 @@ class Space:
         Space(lambda M, N: ({"block": b} for b in (32, 64) if M % b == 0))
         Space(block=lambda N: [b for b in (32, 64, 128) if b <= N])
 
-    Axes are kernel arguments, or two reserved names. ``pass_configs`` is a dict of TileLang pass configuration for that
-    candidate, or None. ``compile_flags`` is a list of its compiler's flags instead of `CompileSettings.flags`, or None.
+    Axes are kernel arguments, or two reserved names: ``pass_configs`` is a dict with the candidate's TileLang pass
+    configuration or None, and ``compile_flags`` a list of flags in place of `CompileSettings.flags`, or None.
 
-    `where` is one constraint or several. Each takes configuration values and problem arguments by name, and answers
-    True, or False to drop the configuration. Configurations come in the order of the given axes, the last one varying
-    fastest. A generator is read at once. It gives `LARGE` configurations at most.
+    `where` is a constraint, or several. Each takes configuration values and problem arguments by name, and returns
+    True, or False to drop the configuration. Configurations come in the order of the axes, the last one varying
+    fastest. A generator is read immediately, and may yield at most 100,000 configurations. Raises `SpaceError`.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Space:
         self._configs = configs if configs is None or callable(configs) else _series(configs)
         self._axes = axes
         self.of_call = False
-        """Whether a decorated kernel's function made it for one call, of whose arguments it may have asked any."""
+        """Whether a decorated kernel's function made the space for one call, and may have used all its arguments."""
         self.where: tuple[Constraint, ...] = (
             tuple(where) if isinstance(where, Sequence) and not isinstance(where, str) else (where,)
         )
@@ -86,16 +86,16 @@ class Space:
         for name, values in axes.items():
             if not callable(values):
                 self._axes[name] = _axis(name, values)
-        one_form: dict[Any, Any] = {}
+        seen: dict[Any, Any] = {}
         for position, config in enumerate(self.listed or ()):
             plain = {}
             for name, value in config.items() if isinstance(config, Mapping) else ():
                 plain[name] = normalise(value, f"Space: config {position}: {name!r}")
                 check_reserved(name, value, f"Space: config {position}")
-            _refuse_second(one_form, plain, config, f"Space: config {position}")
+            _refuse_second(seen, plain, config, f"Space: config {position}")
 
     def __repr__(self) -> str:
-        """Return what made it, its values shortened; none of the user's functions is called."""
+        """Return the space as an expression with shortened values, without calling the user's functions."""
         if self.listed is not None:
             given = [f"{len(self.listed)} configurations"]
         elif self._configs is not None:
@@ -107,13 +107,13 @@ class Space:
 
     @property
     def axes(self) -> dict[str, Any]:
-        """The axes, or the functions that compute them, by name; empty for a list or a function of configurations."""
+        """The axes' values, or functions that compute them, by name; empty if configurations are listed or computed."""
         return dict(self._axes)
 
     def names(self) -> Iterator[tuple[int | None, tuple[str, ...]]]:
-        """Yield the axes' names with None, or those that listed configurations have, each with the first one's number.
+        """Yield None and the names of the axes, or each set of names and the first listed configuration that has it.
 
-        Asks no function of the user's: nothing for configurations that are computed.
+        Calls none of the user's functions, so it yields nothing for computed configurations.
         """
         if self._configs is None:
             yield None, tuple(self._axes)
@@ -125,13 +125,13 @@ class Space:
 
     @property
     def listed(self) -> Sequence[Any] | None:
-        """The configurations that were given one by one; None for axes and for a function."""
+        """The configurations of a list or a generator; None for axes and for a function."""
         return None if callable(self._configs) else self._configs
 
     def points(self, arguments: Mapping[str, Any]) -> Points:
-        """Return the space for the problem `arguments`, without enumerating it.
+        """Return the points for the problem `arguments`, without enumerating them.
 
-        Raises `SpaceError` if a user's callable raises, or gives no configurations or values, or too many.
+        Raises `SpaceError` if a user's function raises, or returns no configurations or values, or too many.
         """
         where = [UserCallback(c, arguments, lambda values: f"constraint on {dict(values)}") for c in self.where]
         if self._configs is None:
@@ -141,30 +141,30 @@ class Space:
         return Listed(self._configs, where)
 
     def empty(self, arguments: Mapping[str, Any], refused: Iterable[str]) -> SpaceError:
-        """Return the error for a space without configurations. `refused`: how many each constraint refused."""
+        """Return the error for a space without configurations. `refused`: a line for each constraint's refusals."""
         why = "no configuration satisfies the constraints" if self.where else "it has no configuration"
         problem = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
         lines = [f"Space is empty: {why}{f' for {problem}' if problem else ''}", *refused]
         negative = (name for name, value in arguments.items() if isinstance(value, (int, float)) and value < 0)
-        lines += [f"{name} is negative, which no size may be" for name in negative]
+        lines += [f"{name} is negative, but a size must be 0 or more" for name in negative]
         return SpaceError("\n  ".join(lines))
 
     @property
     def computed(self) -> bool:
-        """Whether what it lists depends on the problem."""
+        """Whether configurations or axes are computed from the problem."""
         return any(map(callable, (self._configs, *self._axes.values())))
 
     def asks(self, arguments: Iterable[str]) -> tuple[str, ...]:
-        """Return which of the problem's `arguments` its constraints, computed axes and configurations take."""
+        """Return the names in `arguments` that its constraints, computed axes and configurations take."""
         if self.of_call:
             return tuple(arguments)
         functions = (*self.where, *filter(callable, (self._configs, *self._axes.values())))
-        asked = [UserCallback(function, {}, str) for function in functions]
-        return tuple(name for name in arguments if any(one.takes(name) for one in asked))
+        callbacks = [UserCallback(function, {}, str) for function in functions]
+        return tuple(name for name in arguments if any(callback.takes(name) for callback in callbacks))
 
     @property
     def stands_at_once(self) -> bool:
-        """Whether it can be enumerated at once: it is small, and its values call no function of the user's."""
+        """Whether it can be enumerated quickly: it is small, and needs none of the user's functions."""
         if self.where or self.computed:
             return False
         return (math.prod(map(len, self._axes.values())) if self.listed is None else len(self.listed)) <= SMALL
@@ -172,8 +172,8 @@ class Space:
     @staticmethod
     def _values(name: str, values: Any, arguments: Mapping[str, Any]) -> Sequence[Any]:
         if not callable(values):
-            found: Sequence[Any] = values
-            return found
+            given: Sequence[Any] = values
+            return given
         return _axis(name, UserCallback(values, arguments, lambda _: f"axis {name!r}").ask({}))
 
 
@@ -182,55 +182,55 @@ def _name_of(function: Any) -> str:
 
 
 def _series(configs: Any) -> Sequence[Any]:
-    """Return configurations one by one; a generator is read."""
+    """Return configurations as a list, reading a generator to its end."""
     if isinstance(configs, NO_SERIES) or not isinstance(configs, Iterable):
-        raise SpaceError(f"Space: configs gave {configs!r}, and not a series of dicts")
-    found, most = list[Any](), len(configs) if isinstance(configs, Sequence) else LARGE
+        raise SpaceError(f"Space: configs must be a list or another series of dicts, got {configs!r}")
+    listed, most = list[Any](), len(configs) if isinstance(configs, Sequence) else LARGE
 
     def raised(error: BaseException) -> SpaceError:
-        return SpaceError(f"Space: the generator of configs raised after {len(found)}: {name_and_message(error)}")
+        return SpaceError(f"Space: the generator raised after {len(listed)} configs: {name_and_message(error)}")
 
-    asked(lambda: found.extend(itertools.islice(configs, most + 1)), raised)
-    if len(found) > most:
-        raise SpaceError(f"Space: the generator gives more than {LARGE:,} configs; give axes and constraints instead")
-    return [as_written(dict(one)) if isinstance(one, Mapping) else one for one in found]
+    asked(lambda: listed.extend(itertools.islice(configs, most + 1)), raised)
+    if len(listed) > most:
+        raise SpaceError(f"Space: the generator yields more than {LARGE:,} configs; give axes and constraints instead")
+    return [as_written(dict(config)) if isinstance(config, Mapping) else config for config in listed]
 
 
 def _refuse_second(seen: dict[bytes, Any], plain: Any, value: Any, where: str) -> None:
-    """Raise `SpaceError` if another value was `seen` with the same plain form, of which a kernel may make another."""
+    """Raise `SpaceError` if a different value with the same plain form was `seen`: their kernels may differ."""
     first = seen.setdefault(key_of(plain), value)
     if forms(first) != forms(value):
         raise SpaceError(
-            f"{where}: {shown(first)} and {shown(value)} are both {shown(plain)} in a journal, so that it cannot tell "
-            "them apart: give one of them, or a text for each that the kernel looks up"
+            f"{where}: {shown(first)} and {shown(value)} are both {shown(plain)} in a journal, which cannot tell them "
+            "apart. Give only one of them, or a text for each that the kernel looks up"
         )
 
 
 def _axis(name: str, values: Any) -> Sequence[Any]:
     if isinstance(values, NO_SERIES) or not isinstance(values, Iterable):
-        such = {PASS_CONFIGS: "[None, {'tl.enable_fast_math': True}]", COMPILE_FLAGS: "[None, ['-O2']]"}.get(
+        example = {PASS_CONFIGS: "[None, {'tl.enable_fast_math': True}]", COMPILE_FLAGS: "[None, ['-O2']]"}.get(
             name, "[1, 2]"
         )
-        raise SpaceError(f"Space: axis {name!r} is {values!r}; an axis is a list of values, such as {name}={such}")
+        raise SpaceError(f"Space: axis {name!r} is {values!r}; an axis is a list of values, such as {name}={example}")
     raised = lambda error: SpaceError(f"Space: axis {name!r} raised {name_and_message(error)}")  # noqa: E731
-    found = values if isinstance(values, (range, LayoutAxis)) else asked(lambda: tuple(values), raised)
-    if not found:
+    listed = values if isinstance(values, (range, LayoutAxis)) else asked(lambda: tuple(values), raised)
+    if not listed:
         raise SpaceError(f"Space is empty: axis {name!r} has no values")
-    where, one_form = f"Space: axis {name!r}", dict[bytes, Any]()
-    for value in (found[0], found[-1]) if isinstance(found, range) else found:
+    where, seen = f"Space: axis {name!r}", dict[bytes, Any]()
+    for value in (listed[0], listed[-1]) if isinstance(listed, range) else listed:
         plain = normalise(value, where)
         check_reserved(name, value, where)
-        _refuse_second(one_form, plain, value, where)
-    return found if isinstance(found, (range, LayoutAxis)) else tuple(map(as_written, found))
+        _refuse_second(seen, plain, value, where)
+    return listed if isinstance(listed, (range, LayoutAxis)) else tuple(map(as_written, listed))
 
 
 # ---- points
 
 
 class UserCallback:
-    """A function of the user's. Its signature is read once, however often it is called.
+    """A function of the user's, whose signature is read only once.
 
-    `what` names the call in messages, from the values that the function was offered in addition to the problem's.
+    `what` describes a call in messages, from the values that the call passes in addition to the problem's arguments.
     """
 
     def __init__(self, function: Callable[..., Any], arguments: Mapping[str, Any], what: Callable[[Any], str]) -> None:
@@ -246,18 +246,18 @@ class UserCallback:
         }
 
     def takes(self, name: str) -> bool:
-        """Tell whether the function takes an argument of this name."""
+        """Return whether the function takes an argument called `name`."""
         return self._takes_all or name in self._names
 
     def ask(self, values: Mapping[str, Any]) -> Any:
-        """Return the answer for `values` and the problem's arguments.
+        """Call the function with the `values` and problem arguments that it takes, and return its answer.
 
-        Raises `SpaceError` if the function needs a value that is missing, or raises.
+        Raises `SpaceError` if the function raises, or needs a value that is missing.
         """
         return self._asked(values, lambda wanted: self._function(**wanted))
 
     def holds(self, values: Mapping[str, Any]) -> bool:
-        """Tell whether the answer is True. Raises as `ask` does, also where the answer is neither True nor False."""
+        """Return whether the answer is True. Raises as `ask` does, and if the answer is neither True nor False."""
         return self._asked(values, lambda wanted: yes_or_no(self._function(**wanted)))
 
     def _asked(self, values: Mapping[str, Any], question: Callable[[dict[str, Any]], T]) -> T:
@@ -277,14 +277,14 @@ class UserCallback:
 
 
 class NoAnswer(TypeError):
-    """A function that must answer yes or no answered something else."""
+    """A function of the user's that must return True or False returned something else."""
 
 
 def yes_or_no(answer: Any) -> bool:
-    """Return what a function of the user's answered: True, False, or one element of numpy's or torch's booleans.
+    """Return the bool that a function of the user's answered, which may be a single boolean of numpy or torch.
 
-    Raises `NoAnswer`, which says what it answered, for anything else, such as None, a number, a generator or a
-    coroutine, whose truth says nothing about the question.
+    Raises `NoAnswer` for anything else. The truth of None, a number, a generator or a coroutine would not be an answer
+    to the question.
     """
     if isinstance(answer, bool):
         return answer
@@ -292,12 +292,12 @@ def yes_or_no(answer: Any) -> bool:
         return bool(answer.item())
     if inspect.iscoroutine(answer):
         answer.close()  # or Python warns that nobody awaited it
-    bool(answer)  # what that raises says more
-    raise NoAnswer(f"answered {shown(answer)}, {type_of(answer)}, and must answer True or False")
+    bool(answer)  # if this raises, its message is more helpful
+    raise NoAnswer(f"returned {shown(answer)}, {type_of(answer)}, but must return True or False")
 
 
 def defined(function: Any) -> str:
-    """Return where a function is defined, as lines of a traceback; empty where that is unknown."""
+    """Return the lines of a traceback for a function's definition; empty if its place is unknown."""
     inner = getattr(function, "func", function)  # of functools.partial
     code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
     if code is None:
@@ -307,10 +307,10 @@ def defined(function: Any) -> str:
 
 
 class Points(ABC):
-    """Places ``0 … size-1`` in a stable order. Constraints refuse some of them: `size` is an upper bound.
+    """Configurations at places ``0 … size-1``, in a stable order. `size` counts those that constraints refuse, too.
 
-    Configurations are plain values, as in candidates and journals. Constraints and kernels get them `as_written`.
-    Methods that call the user's constraints raise `SpaceError` if a constraint raises, or answers neither yes nor no.
+    Plain configurations have the values of candidates and journals. Raw ones, for constraints and kernels, have the
+    values `as_written`. Methods that call constraints raise `SpaceError` if one raises, or does not return a bool.
     """
 
     size: int
@@ -318,21 +318,21 @@ class Points(ABC):
     def __init__(self, where: Sequence[UserCallback]) -> None:
         self._where = where
         self.refused = [0] * len(where)
-        """How many configurations each constraint refused first."""
+        """For each constraint, the number of configurations that it was the first to refuse."""
 
     @property
     @abstractmethod
     def axes(self) -> Mapping[str, Sequence[Any]]:
-        """The values of each name, in the order given."""
+        """The values of each name, in the user's order."""
 
     @property
     def layout_axes(self) -> tuple[str, ...]:
-        """Names of the axes that lay out fragments and loops."""
+        """Names of the axes with layouts of fragments and loops."""
         return tuple(name for name, values in self.axes.items() if isinstance(values, LayoutAxis))
 
     @abstractmethod
     def raw(self, place: int) -> Config:
-        """Return the configuration at `place` as it was given, without checking constraints."""
+        """Return the configuration at `place` in the user's values, without checking constraints."""
 
     @abstractmethod
     def plain(self, place: int) -> Config:
@@ -340,30 +340,30 @@ class Points(ABC):
 
     @abstractmethod
     def place(self, config: Config) -> int | None:
-        """Return the place of a configuration of plain values, without checking constraints; None if it is no point."""
+        """Return the place of a plain configuration, without checking constraints; None if the space lacks it."""
 
     def admits(self, raw: Mapping[str, Any]) -> bool:
-        """Tell whether every constraint admits a configuration, given in the form that constraints see."""
+        """Return whether every constraint admits a raw configuration."""
         return self.refusing(raw) is None
 
     def serves(self, config: Config, *, unlisted: bool) -> bool:
-        """Tell whether constraints admit a configuration of plain values; unless `unlisted`, it must be a point."""
+        """Return whether constraints admit a plain configuration. Unless `unlisted`, the space must have it, too."""
         place = self.place(config)
         return (unlisted or place is not None) and self.admits(config if place is None else self.raw(place))
 
     def refusing(self, raw: Mapping[str, Any]) -> int | None:
-        """Return the first constraint that refuses a configuration; None if none does."""
+        """Return the number of the first constraint that refuses a raw configuration; None if all admit it."""
         first = next((number for number, question in enumerate(self._where) if not question.holds(raw)), None)
         if first is not None:
             self.refused[first] += 1
         return first
 
     def given(self) -> Iterator[Config]:
-        """Yield every configuration in order, as it was given, without checking constraints."""
+        """Yield every raw configuration in order, without checking constraints."""
         return map(self.raw, range(self.size))
 
     def drawn(self, seed: int) -> Iterator[int]:
-        """Yield places in a random order that `seed` decides: each once, or of more than `SHUFFLED` without an end."""
+        """Yield places in a random order, drawn with `seed`: each once, or endlessly if there are over `SHUFFLED`."""
         rng = random.Random(seed)
         if self.size <= SHUFFLED:
             order = list(range(self.size))
@@ -372,7 +372,7 @@ class Points(ABC):
         return iter(lambda: rng.randrange(self.size), None)
 
     def walk(self) -> Iterator[Config]:
-        """Yield each admitted configuration, in order."""
+        """Yield each admitted configuration in order, in plain values."""
         return (self.plain(place) for place, raw in enumerate(self.given()) if self.admits(raw))
 
 
@@ -406,12 +406,12 @@ class Product(Points):
     def place(self, config: Config) -> int | None:
         if config.keys() != self._axes.keys():
             return None
-        found = [(_position(values, as_written(config[name])), step) for name, values, step, _ in self._plain_steps]
-        return None if any(at is None for at, _ in found) else sum((at or 0) * step for at, step in found)
+        steps = [(_position(values, as_written(config[name])), step) for name, values, step, _ in self._plain_steps]
+        return None if any(at is None for at, _ in steps) else sum((at or 0) * step for at, step in steps)
 
 
 class Listed(Points):
-    """Configurations one by one, such as a list."""
+    """A list of configurations."""
 
     def __init__(self, configs: Sequence[Mapping[str, Any]], where: Sequence[UserCallback]) -> None:
         super().__init__(where)
@@ -419,11 +419,11 @@ class Listed(Points):
 
     @cached_property
     def axes(self) -> Mapping[str, Sequence[Any]]:
-        found: dict[str, dict[bytes, Any]] = {}
+        axes: dict[str, dict[bytes, Any]] = {}
         for place in range(self.size):
             for name, value in self.raw(place).items():
-                found.setdefault(name, {}).setdefault(key_of(value), value)
-        return {name: tuple(values.values()) for name, values in found.items()}
+                axes.setdefault(name, {}).setdefault(key_of(value), value)
+        return {name: tuple(values.values()) for name, values in axes.items()}
 
     def raw(self, place: int) -> Config:
         config = self._configs[place]
@@ -446,7 +446,7 @@ class Listed(Points):
 def _position(values: Sequence[Any], value: Any) -> int | None:
     if isinstance(values, range):
         return values.index(value) if type(value) is int and value in values else None
-    return next((at for at, one in enumerate(values) if key_of(one) == key_of(value)), None)
+    return next((at for at, other in enumerate(values) if key_of(other) == key_of(value)), None)
 
 
 def _plain_values(name: str, values: Sequence[Any]) -> Sequence[Any]:

@@ -1,6 +1,6 @@
-"""What runs inside a worker's process: elaboration, lowering, code, loading, the check of outputs, and timing.
+"""The work inside a worker's process: elaborate, lower, generate code, load, check outputs and time calls.
 
-They import `model`, `workload`, `bundle` and the messages, stores and locks of `workers`; nothing here decides what a
-run does next. Only they and `compat` import tilelang, torch or CUDA, and `tilelang` names all that they take from it.
-The engine names their entry points by import path; each takes bytes and returns bytes.
+The modules do one job at a time; the engine decides what a run does next. They import `model`, `workload`, `bundle`,
+and the messages, stores and locks of `workers`. Only they and `compat` import tilelang or CUDA, and the module
+`tilelang` lists the names that they use. Entry points, which the engine names by path, take and return bytes.
 """

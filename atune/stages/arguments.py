@@ -1,4 +1,4 @@
-"""Arguments of a kernel on its device, between guards: inputs that every candidate gets, and outputs to fill."""
+"""Arguments of a kernel on its device, between guards: inputs, the same for every candidate, and outputs to fill."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from atune.workload.source_locations import ask
 from atune.workload.workload import Workload
 
 GUARD_BYTES = 64 << 10
-"""Guard on each side of a tensor: a last block that is not cut off at its end writes a tile farther at most."""
+"""Size of the guard on each side of a tensor. A last block without a bounds check writes at most one tile too far."""
 ALIGN_BYTES = 512
-"""Alignment of tensors, as torch aligns them on a GPU. TMA needs 128 bytes at most (CUDA C++ Programming Guide,
+"""Alignment of tensors, the same as torch's on a GPU. TMA needs at most 128 bytes (CUDA C++ Programming Guide,
 «Asynchronous Data Copies», table of alignments)."""
 POISONS = (0xFF, 0x7F)
-"""Bytes to fill the outputs with. What holds the one after a call, and after another call the other, was not written.
-The first is NaN in every float format, but -1 in an integer. The second is large, or NaN, so that a kernel that adds to
-it is found out, too."""
+"""Bytes to fill the outputs with, each before a call of its own. An element that holds both in turn was never written.
+The first byte makes NaN in every float format, but -1 in an integer. The second makes a large number or NaN, so that a
+kernel that adds to its output is detected, too."""
 _LOWEST, _HIGHEST = 0x11, 0x37
-"""Bytes of the pattern: finite in every float format, and neither small integers nor parts of common floats."""
+"""Range of the guards' bytes: they form finite floats in every format, but neither small integers nor common floats."""
 
 
 class KernelArguments:
     """All arguments of one workload's kernel on one device; every candidate gets the same data.
 
-    `spare`: keep the copies that inputs are restored from in the host's memory.
+    `copies_on_host`: keep the copies from which inputs are restored in the host's memory.
 
-    `values` are the kernel's parameters in order; every tensor lies between `guards`. Positions are those of the
-    parameters.
+    `values` holds the kernel's arguments in order; every tensor lies between `guards`. A position is an index into the
+    kernel's parameters.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class KernelArguments:
         roles: Roles,
         device: str,
         seed: int = 0,
-        spare: bool = False,
+        copies_on_host: bool = False,
     ) -> None:
         import torch
 
@@ -64,13 +64,13 @@ class KernelArguments:
         self.out_idx = tuple(sorted(i % n for i in roles.outputs))
         self.in_idx = tuple(i for i in range(n) if i not in self.out_idx)
         self.labels = [f"output {self.out_idx.index(i)}" if i in self.out_idx else f"parameter {i}" for i in range(n)]
-        """What messages call each parameter: outputs have numbers of their own."""
+        """Name of each parameter in messages: outputs have numbers of their own."""
         self.writes = roles.writes
         """Inputs that the kernel may write into."""
         self.supplied: dict[int, Any] = {}
         self.zero = tuple(sorted(i % n for i in roles.zero))
         self.named = {*(i % n for i in work.restore), *self.zero}
-        """Parameters that the workload says must be restored, or set to zero, before each call."""
+        """Parameters that the workload wants restored, or set to zero, before each call."""
         self.values: list[Any] = [None] * n
         self.guards = Guards(device, n)
         self._memory: dict[int, Any] = {}
@@ -88,27 +88,27 @@ class KernelArguments:
         self.outputs = [self.values[i] for i in self.out_idx]
         self.set_up = self._set_up()
         """Inputs that the workload's `setup` changed."""
-        copied = _on_host if spare else torch.clone
-        self._pristine = {i: copied(self._memory[i]) for i in self.in_idx if i in self._memory}
+        copy = _copy_to_host if copies_on_host else torch.clone
+        self._pristine = {i: copy(self._memory[i]) for i in self.in_idx if i in self._memory}
         self.expected: Any = None
         """The reference's outputs by position; None without a reference."""
-        self.seal = ""
-        """The `evidence` as it was when the reference had run; empty before."""
+        self.evidence_before = ""
+        """The `evidence` right after the reference ran; empty until then."""
 
     def _given(self) -> tuple[list[Any] | None, list[tuple[int, Any]]]:
-        """Return what the workload gives: inputs in order, None where they are drawn, and outputs by position."""
-        asked = range(len(self.params)) if self.roles.unnamed else self.in_idx
-        given = _asked(self._work, tuple(self.params[i] for i in asked))
+        """Return the workload's tensors: inputs in order (None if they are drawn), and outputs with their positions."""
+        wanted = range(len(self.params)) if self.roles.unnamed else self.in_idx
+        given = _given_inputs(self._work, tuple(self.params[i] for i in wanted))
         if given is None or len(given) == len(self.in_idx):
             return given, []
         if len(given) != len(self.params):
-            name = f"Workload {self._work.name}: {called(self._work, 'inputs')}"
-            raise WorkloadError(f"{name} gave {len(given)} tensors; the kernel has {self.described}")
+            name = f"Workload {self._work.name}: {user_name(self._work, 'inputs')}"
+            raise WorkloadError(f"{name} gave {len(given)} tensors, but the kernel has {self.described}")
         self.supplied = {i: given[i] for i in self.out_idx if self.roles.unnamed}
         return [given[i] for i in self.in_idx], [(i, given[i]) for i in self.out_idx]
 
     def _fill_inputs(self, given: list[Any] | None) -> None:
-        """Copy the inputs between guards; draw them where none are given. They bind symbolic dimensions."""
+        """Copy the given inputs between guards, and draw the others. Their shapes bind symbolic dimensions."""
         import torch
 
         device = self.guards.device
@@ -127,7 +127,7 @@ class KernelArguments:
                 self.values[i] = value  # a scalar
 
     def _placed(self, i: int, value: Any) -> Any:
-        """Return a given input on the device, with the strides that the kernel takes. Raises `WorkloadError`."""
+        """Return a given input on the device, with the strides that the kernel takes. Raises `InputsMisfit`."""
         import torch
 
         param, device = self.params[i], self.guards.device
@@ -140,12 +140,12 @@ class KernelArguments:
             bind_dimensions([param], [value], self._sizes)
         except (TypeError, ValueError) as error:
             own = "supply_prog" if self._work.like_tilelang else "inputs=lambda parameters: …"
-            own = f"; where configurations differ in it, {own} gets what each one takes"
-            raise InputsMisfit(f"Workload {self._work.name}: inputs do not fit: {error}{own}") from None
+            hint = f". If this depends on the configuration, use {own}"
+            raise InputsMisfit(f"Workload {self._work.name}: inputs do not fit: {error}{hint}") from None
         return value
 
     def _make_outputs(self, given: Sequence[tuple[int, Any]]) -> None:
-        """Allocate the outputs. Dimensions that outputs alone have come from the tensors that are given for them."""
+        """Allocate the outputs. Tensors that are given for them bind the dimensions that only outputs have."""
         for i, tensor in given:
             for want, got in zip(self.params[i].shape or (), getattr(tensor, "shape", ()), strict=False):
                 if isinstance(want, str):
@@ -157,7 +157,7 @@ class KernelArguments:
             self._allocate(i, torch_dtype(param.dtype), shape, strides)
 
     def _set_up(self) -> tuple[int, ...]:
-        """Zero the inputs that are to be zero, and call the workload's `setup`. Returns the inputs that it changed."""
+        """Zero the inputs named by `zero`, and call the workload's `setup`. Return the positions that it changed."""
         for i in self.zero:
             if i in self.in_idx:
                 self._memory[i].zero_()
@@ -174,31 +174,31 @@ class KernelArguments:
 
     @property
     def described(self) -> str:
-        """How many outputs and inputs there are, and why, for messages."""
+        """Numbers of outputs and inputs, and the reason for them, for messages."""
         named, outs, ins = self._work.out_idx, len(self.out_idx), len(self.in_idx)
         places = f" (parameter{'s' * (outs > 1)} {', '.join(map(str, self.out_idx))})" if outs else ""
         why = "" if named is None else f", by out_idx {list(named)}"
         if named is None and self.writes and not self.out_idx:
-            why = f": it may read what it writes, parameters {list(self.writes)}; name outputs with out_idx= or zero="
+            why = f": parameters {list(self.writes)} may be read, too; name outputs by out_idx= or zero="
         return f"{outs} output{'s' * (outs != 1)}{places} and {ins} input{'s' * (ins != 1)}{why}"
 
-    def kept(self, byte: int, among: Mapping[int, Any] | None = None) -> dict[int, Any]:
-        """Return which elements of the outputs still hold `byte`, as masks by position, where there are any.
+    def still_holding(self, byte: int, among: Mapping[int, Any] | None = None) -> dict[int, Any]:
+        """Return masks of the output elements that still hold `byte`, by position, without outputs that have none.
 
-        `among`: masks of elements that count; None for all. Outputs that are set to zero have none.
+        `among`: masks of the elements to look at; None for all. Outputs that are set to zero are left out.
         """
-        found = {}
+        masks = {}
         for i in [i for i in (self.out_idx if among is None else among) if i not in self.zero]:
             size = self.values[i].element_size()
-            whole = int.from_bytes(bytes([byte]) * size, "little", signed=size > 1)  # an element of such bytes
-            mask = bits_of(self.values[i]) == whole
+            pattern = int.from_bytes(bytes([byte]) * size, "little", signed=size > 1)  # of a whole element
+            mask = bits_of(self.values[i]) == pattern
             mask = mask if among is None else mask & among[i]
             if mask.any():
-                found[i] = mask
-        return found
+                masks[i] = mask
+        return masks
 
     def fill_outputs(self, byte: int) -> None:
-        """Set every byte of the outputs to `byte`; an output that is named to be zeroed is set to zero."""
+        """Set every byte of the outputs to `byte`, but zero the outputs that `zero` names."""
         import torch
 
         for i in self.out_idx:
@@ -206,29 +206,29 @@ class KernelArguments:
             memory.zero_() if i in self.zero else memory.view(torch.uint8).fill_(byte)
 
     def changed(self) -> set[int]:
-        """Return the input parameters that a kernel has written into."""
+        """Return the positions of the inputs that a kernel has written into."""
         return {
             i for i, pristine in self._pristine.items() if not same_bits(self._memory[i].to(pristine.device), pristine)
         }
 
     def restore_inputs(self) -> set[int]:
-        """Undo what a kernel wrote into its inputs. Returns which these were."""
+        """Undo a kernel's writes into its inputs. Return the positions of these inputs."""
         changed = self.changed()
         for i in changed:
             self._memory[i].copy_(self._pristine[i])
         return changed
 
     def digest(self) -> str:
-        """Return the digest of what a kernel wrote: its outputs, and the inputs that it may write into."""
+        """Return the digest of a kernel's outputs and of the inputs that it may write into."""
         return digest_of_bits([self.values[i] for i in sorted({*self.out_idx, *self.writes})])
 
     def evidence(self) -> str:
-        """Return the digest of what candidates are judged by: the reference's tensors, and the copies of the inputs."""
+        """Return the digest of the tensors that judge candidates: the reference's, and the copies of the inputs."""
         pristine = [value for value in self._pristine.values() if value.device.type == self.guards.device]
         return digest_of_bits([*(self.expected or {}).values(), *pristine])
 
     def restorer(self, changed: Collection[int]) -> Callable[[], None] | None:
-        """Return a function that restores what the kernel changed, and what is named; None where that is nothing."""
+        """Return a function that restores the `changed` and the named parameters; None if there are none."""
         wanted = sorted({*changed, *self.named})
         if not wanted:
             return None
@@ -244,16 +244,16 @@ class KernelArguments:
         return restore
 
     def copies(self) -> list[Any]:
-        """Return copies of the inputs, for a reference that may write into what it gets."""
+        """Return copies of the inputs, for a reference that may write into its arguments."""
         return [self._copy(i) for i in self.in_idx]
 
     def fresh(self, others: Mapping[int, Any] | None = None) -> list[Any]:
-        """Return all parameters in order, for a reference: copies of the inputs, fresh outputs, and these `others`."""
+        """Return arguments for a reference, in order: copies of the inputs, fresh outputs, and `others` by position."""
         known = {**dict(zip(self.in_idx, self.copies(), strict=True)), **(others or {})}
         return [known[i] if i in known else self._fresh_output(i) for i in range(len(self.params))]
 
     def _fresh_output(self, i: int) -> Any:
-        """Return zeros, or what was given for the output where nobody names outputs."""
+        """Return zeros, or a copy of the tensor that was given for the output, if nobody names outputs."""
         import torch
 
         fresh, given = torch.zeros_like(self.values[i]), self.supplied.get(i)
@@ -266,21 +266,21 @@ class KernelArguments:
         return self._pristine[i].to(value.device, copy=True).as_strided(value.shape, value.stride())
 
 
-def _on_host(value: Any) -> Any:
-    """Return a copy of a tensor in the host's memory, from where it is quickly copied back."""
+def _copy_to_host(value: Any) -> Any:
+    """Return a copy of a tensor in the host's memory, pinned so that copying it back is fast."""
     import torch
 
     return torch.empty_like(value, device="cpu", pin_memory=torch.cuda.is_available()).copy_(value)
 
 
-def called(work: Workload, what: str) -> str:
-    """Return what messages call what the user gave: by tilelang's name, where that was used."""
+def user_name(work: Workload, what: str) -> str:
+    """Return the name of a user's function or inputs for messages: tilelang's name if tilelang's tuner was used."""
     inputs = "set_autotune_inputs" if isinstance(work.inputs, GivenTensors) else "supply_prog"
     names = {"the reference": "ref_prog", "the check": "manual_check_prog"}
     return names.get(what, inputs) if work.like_tilelang else what
 
 
-def _asked(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | None:
+def _given_inputs(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | None:
     inputs = work.inputs
     if inputs is None:
         return None
@@ -296,8 +296,8 @@ def _asked(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | No
         answer = inputs(**named)
         return [answer] if answer is None or getattr(answer, "shape", None) is not None else list(answer)
 
-    hint = "" if work.like_tilelang else f"it gets what it names of {', '.join([*work.arguments, 'parameters'])}"
-    return ask(f"Workload {work.name}: {called(work, 'inputs')}", given, hint)
+    hint = "" if work.like_tilelang else f"it can take these by name: {', '.join([*work.arguments, 'parameters'])}"
+    return ask(f"Workload {work.name}: {user_name(work, 'inputs')}", given, hint)
 
 
 def drawn(
@@ -309,28 +309,27 @@ def drawn(
 ) -> Any:
     """Return a tensor of random data, contiguous or with `strides`.
 
-    `supply` is the name of one of tilelang's `TensorSupplyType`s, in lower case. None draws floats from the standard
-    normal distribution, and small whole numbers for integers. Integers are from -2 (0 if unsigned) to 2 for every
-    distribution.
+    `supply`: the name of a member of tilelang's `TensorSupplyType`, in lower case. With None, floats are drawn from the
+    standard normal distribution. With a distribution, integers are from -2 (0 if unsigned) to 2, otherwise small.
     """
     import torch
 
     if param.shape is None:
-        raise InputsMissing(f"a {param.dtype} scalar parameter has no default value: give inputs")
+        raise InputsMissing(f"a {param.dtype} scalar parameter has no default value: pass inputs=")
     if strides is not None:
         return drawn(param, [extent(shape, strides)], device, supply).as_strided(shape, strides)
     dtype = torch_dtype(param.dtype)
     float8, is_float = "float8" in param.dtype, dtype.is_floating_point or dtype.is_complex
     if supply in ("zero", "one"):
         return torch.full(shape, supply == "one", dtype=torch.bool, device=device).to(dtype)
-    here: dict[str, Any] = {"dtype": torch.float32, "device": device}  # never the program's defaults
+    here: dict[str, Any] = {"dtype": torch.float32, "device": device}  # and never the program's defaults
     if is_float and supply in (None, "randn"):
         return torch.randn(shape, **here).to(dtype)
     if is_float and (supply == "uniform" or (supply == "auto" and not float8)):
         return torch.empty(shape, **here).uniform_(-1, 1).to(dtype)
     if is_float and supply == "normal":
-        return torch.empty(shape, **here).normal_(-1, 1).to(dtype)  # tilelang's has the mean -1, too
-    low, high = (-2, 3) if supply else (-8, 8)  # rounded to whole numbers, little would be left of the others
+        return torch.empty(shape, **here).normal_(-1, 1).to(dtype)  # tilelang's own distribution has the mean -1, too
+    low, high = (-2, 3) if supply else (-8, 8)  # a narrower distribution, rounded to integers, is nearly constant
     if dtype is torch.bool:
         low, high = 0, 2
     elif float8:
@@ -341,13 +340,13 @@ def drawn(
 
 
 TO_DRAW = object()
-"""Placeholder of an input that is to be drawn."""
+"""Placeholder for an input to draw."""
 
 
 class DrawnInputs:
-    """Inputs that are drawn, with `symbols` as the sizes of symbolic dimensions.
+    """Inputs to draw, with `symbols` as the sizes of symbolic dimensions.
 
-    `scalars` are the values of scalar parameters, in order.
+    `scalars`: the values of scalar parameters, in order.
     """
 
     cache_identity = "inputs as described by the problem"
@@ -361,10 +360,10 @@ class DrawnInputs:
 
 
 class GivenTensors:
-    """An `inputs` function that gives these tensors, as they are when the workload is sent to the workers.
+    """An `inputs` function that returns these tensors, with their values at the time the workload is sent to workers.
 
-    `metadata` identifies it: dtypes, shapes and strides of tensors, and by value scalars and tensors of integers and
-    booleans, since lengths, indices and masks decide what a kernel does.
+    `metadata` identifies the inputs: dtypes, shapes and strides of tensors, and the values of scalars and of tensors
+    of integers or booleans, since lengths, indices and masks decide what a kernel does.
     """
 
     def __init__(self, tensors: Sequence[Any]) -> None:
@@ -379,7 +378,7 @@ class GivenTensors:
         ]
 
     def discard(self) -> None:
-        """Forget the tensors, when nobody is going to ask for them any more."""
+        """Forget the tensors, once nobody needs them any more."""
         self._values = []
 
     def __call__(self) -> list[Any]:
@@ -399,17 +398,17 @@ class CallInputs(GivenTensors):
 
 
 def sized(dimensions: Sequence[int | str] | None, sizes: Mapping[str, int]) -> list[int]:
-    """Return dimensions as numbers. Raises `WorkloadError` for a symbolic one without a size."""
+    """Return dimensions as numbers. Raises `InputsMissing` for a symbolic dimension without a size."""
     return [_size(d, sizes) if isinstance(d, str) else d for d in dimensions or ()]
 
 
 def _size(text: str, sizes: Mapping[str, int]) -> int:
-    if (found := size_of(text, sizes)) is None:
+    if (size := size_of(text, sizes)) is None:
         raise InputsMissing(
-            f"dimension {text!r} is symbolic, and nothing says its size: give tensors of the size to tune for, such as "
-            "Workload(…, inputs=[torch.randn(4096, 64)]). Where outputs alone have it, give all parameters' tensors"
+            f"dimension {text!r} is symbolic, and its size is unknown: give tensors of the size to tune for, such as "
+            "Workload(…, inputs=[torch.randn(4096, 64)]). If only outputs have it, give tensors for all parameters"
         )
-    return found
+    return size
 
 
 class _Guard(NamedTuple):
@@ -422,8 +421,8 @@ class _Guard(NamedTuple):
 class Guards:
     """Allocates tensors with a guard on each side, and tells which guard was written into.
 
-    Every parameter's pattern is another one: what is copied from beyond the end of one tensor to beyond the end of
-    another is seen, too. All take `GUARD_BYTES` twice, and `ALIGN_BYTES`, a tensor, and as much as one for the pattern.
+    Each parameter has another pattern, so a copy from beyond the end of one tensor to beyond the end of another is
+    detected, too. Each tensor takes `ALIGN_BYTES` and twice `GUARD_BYTES` more; the pattern takes `GUARD_BYTES` once.
     """
 
     def __init__(self, device: str, n_params: int) -> None:
@@ -431,13 +430,13 @@ class Guards:
 
         self.device = device
         self._guards: list[_Guard] = []
-        generator = torch.Generator("cpu").manual_seed(0)  # of its own: inputs are drawn from torch's
+        generator = torch.Generator("cpu").manual_seed(0)  # torch's own generator draws the inputs
         size = GUARD_BYTES + n_params
         pattern = torch.randint(_LOWEST, _HIGHEST + 1, (size,), dtype=torch.uint8, device="cpu", generator=generator)
         self._pattern = pattern.to(device)
 
     def allocate(self, position: int, count: int, dtype: Any) -> Any:
-        """Return a flat tensor of `count` elements for the parameter at `position`, uninitialised, between guards."""
+        """Return a flat, uninitialised tensor of `count` elements for the parameter at `position`, between guards."""
         import torch
 
         n = count * dtype.itemsize
@@ -449,7 +448,7 @@ class Guards:
             zone = whole[at : at + GUARD_BYTES]
             zone.copy_(pattern)
             self._guards.append(_Guard(position, after, zone, pattern))
-        # With a storage of its own, in which it begins at 0, like any tensor: from_dlpack takes the bare address.
+        # from_dlpack takes the bare address, so the tensor begins at 0 of its own storage, like any other tensor.
         return torch.from_dlpack(whole[start:end]).view(dtype)
 
     def renew(self) -> None:
@@ -457,7 +456,7 @@ class Guards:
             guard.zone.copy_(guard.pattern)
 
     def damage(self) -> str:
-        """Say which parameters were written past, on which side and how far; empty where none was. Waits for it."""
+        """Wait for the device, and describe the writes beyond parameters: on which side, and how far. Empty if none."""
         import torch
 
         if not self._guards:  # no parameter is a tensor

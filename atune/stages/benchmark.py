@@ -15,8 +15,8 @@ from atune.model.device import DeviceInfo
 from atune.model.jobs import FinalJob, Finals, MeasureJob, Prepared, PrepareJob
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings
-from atune.stages.arguments import POISONS, KernelArguments, called
-from atune.stages.check import Mismatch, expected_outputs, judged, taken
+from atune.stages.arguments import POISONS, KernelArguments, user_name
+from atune.stages.check import Mismatch, expected_outputs, judged, reference_positions
 from atune.stages.gpu import kind_of
 from atune.stages.loader import LoadError, load
 from atune.stages.observer import Answer, Observer
@@ -25,21 +25,21 @@ from atune.stages.timer import PROBE, DeviceStream, Timed, Timer, counts, make_t
 from atune.workers.resources import Resource, ShortOf, check_machine
 from atune.workload.source_locations import ask
 
-AFTER_TIMING = " (once it had been timed)"
-OVERWRITTEN = "it changed memory that it was not given: what the reference gave, or the copies of the inputs"
-OWN: Resource = "files"
-"""The resource that candidates can exhaust in this process: the candidate is tried again in a fresh one."""
+AFTER_TIMING = " (after it was timed)"
+OVERWRITTEN = "it changed memory that is not among its arguments: the reference's outputs, or the copies of the inputs"
+EXHAUSTIBLE: Resource = "files"
+"""The resource that candidates can exhaust in this process: the next one is tried again in a fresh process."""
 
 
 class _Device:
-    """This process's device: made by `begin`, used by every call after it."""
+    """This process's device. `begin` makes it, and every later call uses it."""
 
     stream: DeviceStream
     timer: Timer
     observers: tuple[Observer, ...] = ()
     arguments: KernelArguments | None = None
-    spare = False
-    """Whether its memory was short: copies to restore inputs from are on the host since."""
+    copies_on_host = False
+    """Whether inputs are restored from the host's memory, because the device's memory was short."""
     prepared: tuple[KernelParam, ...] = ()
     """Parameters for which the workload's inputs and reference are known to work."""
 
@@ -48,16 +48,16 @@ device = _Device()
 
 
 def begin(info: DeviceInfo) -> str:
-    """Make the device's context, before any artifact exists, once a process. Returns the GPU's UUID as CUDA has it."""
+    """Make the device's context, unless it exists, before the first artifact does. Return the GPU's UUID from CUDA."""
     import torch
 
     if info.id == "cpu":
-        torch.set_num_threads(1)  # the kernel runs on one core; so does the reference next to it
+        torch.set_num_threads(1)  # the kernel runs on one core, so the reference must, too
     if not hasattr(device, "timer"):
         if info.id != "cpu":
             torch.cuda.init()
         device.stream = DeviceStream(info.id)
-        device.timer = make_timer(device.stream)  # which allocates, and so makes the context
+        device.timer = make_timer(device.stream)  # it allocates, which makes the context
     uuid = "" if info.id == "cpu" else f"GPU-{torch.cuda.get_device_properties(0).uuid}"
     if uuid and info.uuid and uuid != info.uuid:
         raise RuntimeError(f"asked for {info.uuid}, CUDA shows {uuid}")
@@ -65,9 +65,9 @@ def begin(info: DeviceInfo) -> str:
 
 
 def rest() -> None:
-    """Forget the run, and free its memory: another one has the process next."""
+    """Forget the run, and free its memory, because another run uses the process next."""
     release()
-    device.prepared, device.spare = (), False
+    device.prepared, device.copies_on_host = (), False
 
 
 def _recorded(answer: Answer) -> Answer:
@@ -76,11 +76,11 @@ def _recorded(answer: Answer) -> Answer:
     return answer
 
 
-def _spares_memory() -> bool:
-    """Keep copies on the host from now on, and free the device's memory. Returns False where that is so already."""
-    if device.spare or session().device == "cpu":
+def _moves_copies_to_host() -> bool:
+    """Keep copies on the host from now on, and free the device's memory. Return False if they are there already."""
+    if device.copies_on_host or session().device == "cpu":
         return False
-    device.spare = True
+    device.copies_on_host = True
     release()
     return True
 
@@ -88,7 +88,7 @@ def _spares_memory() -> bool:
 def prepare(job: PrepareJob) -> Prepared:
     """Make the inputs, run the reference, and time it if requested.
 
-    Raises `WorkloadError` if the memory does not suffice for that, and `ShortOf` if others use it.
+    Raises `WorkloadError` if the device has too little memory, and `ShortOf` if other processes use it.
     """
     lack: Failure | None = None
     try:
@@ -98,19 +98,19 @@ def prepare(job: PrepareJob) -> Prepared:
         if kind_of(error) != "out_of_memory":
             raise
         lack = Failure(-1, "out_of_memory", in_one_line(error))
-    if lack is not None:  # not in the handler: the error's frames hold what was made
-        if _spares_memory():
+    if lack is not None:  # outside the handler, because the error's frames hold the tensors
+        if _moves_copies_to_host():
             return prepare(job)
         lack = _recorded(lack)
-        told = (
-            f"Workload {workload().name}: the memory of {session().device} does not suffice for the inputs and the "
-            f"reference: make the problem smaller, or free memory there ({lack.message})"
+        message = (
+            f"Workload {workload().name}: {session().device} has too little memory for the inputs and the reference: "
+            f"make the problem smaller, or free memory there ({lack.message})"
         )
-        raise ShortOf(f"device memory: {told}; {lack.doubt}") if lack.doubt else WorkloadError(told)
+        raise ShortOf(f"device memory: {message}; {lack.doubt}") if lack.doubt else WorkloadError(message)
     device.prepared, reference = job.params, None
     if job.timed and (timed := _timed_reference()) is not None:
         settings = session().benchmark
-        name = f"Workload {workload().name}: {called(workload(), 'the reference')}"
+        name = f"Workload {workload().name}: {user_name(workload(), 'the reference')}"
         reference = _timing(ask(name, lambda: _samples(timed, settings, None)), timed)
     return Prepared(reference, loaded_as())
 
@@ -128,32 +128,32 @@ def _measured(job: MeasureJob) -> Measurement | Failure:
         _fit_arguments(artifact.params, fitting(artifact.roles, job.roles), anew=not session().benchmark.cache_inputs)
         function = load(artifact)
     except LoadError as error:
-        check_machine(error, message_of(error), but=OWN)
+        check_machine(error, message_of(error), but=EXHAUSTIBLE)
         result = Failure(artifact.index, "load", in_one_line(error), whole_message(error))
     except UsageError as error:
         if artifact.params == device.prepared:
             raise  # the workload's mistake, not this candidate's
         result = Failure(artifact.index, "launch", message_of(error))
     except BaseException as error:
-        check_machine(error, but=OWN)
+        check_machine(error, but=EXHAUSTIBLE)
         result = Failure(artifact.index, kind_of(error), in_one_line(error), whole_message(error))
     else:
         try:
             result = _checked_and_timed(artifact, function, started, job.best_ms)
         except WorkloadError:
-            raise  # of the workload's check
+            raise  # the workload's check made a mistake
         except BaseException as error:
-            check_machine(error, but=OWN)
+            check_machine(error, but=EXHAUSTIBLE)
             result = _failed_call(error, artifact)
     if isinstance(result, Failure) and result.kind == "out_of_memory":
-        if _spares_memory():
+        if _moves_copies_to_host():
             return _measured(job)
         release()
     return result
 
 
 def _failed_call(error: BaseException, artifact: Artifact) -> Failure:
-    """Return the failure of a candidate whose call raised: that it wrote out of bounds says more, where that is so."""
+    """Return the failure of a candidate whose call raised: out of bounds, if it was, which says more than the error."""
     kind, message = kind_of(error), in_one_line(error)
     if kind == "launch" and device.arguments is not None:
         with contextlib.suppress(Exception):  # the device may not answer any more
@@ -163,14 +163,14 @@ def _failed_call(error: BaseException, artifact: Artifact) -> Failure:
 
 
 def final(job: FinalJob) -> Finals:
-    """Time all in turn, every round in another order, and then check them again."""
+    """Time all candidates in turn, each round in another order, and then check them again."""
     calls: list[Timed] = []
-    kept: dict[Any, KernelArguments] = {}
-    for artifact in job.artifacts:  # they may differ in their parameters
+    arguments_of: dict[Any, KernelArguments] = {}
+    for artifact in job.artifacts:  # candidates may differ in their parameters
         form = artifact.params, fitting(artifact.roles, job.roles)
-        if form not in kept:
-            kept[form] = _fit_arguments(*form)
-        arguments = kept[form]
+        if form not in arguments_of:
+            arguments_of[form] = _fit_arguments(*form)
+        arguments = arguments_of[form]
         call = functools.partial(load(artifact), *arguments.values)
         call()
         device.timer.synchronise()
@@ -181,10 +181,10 @@ def final(job: FinalJob) -> Finals:
     entries = [FinalEntry(a.index, _timing(s, c)) for a, s, c in zip(job.artifacts, samples, calls, strict=False)]
     failures = []
     for artifact, timed in zip(job.artifacts, calls, strict=False):
-        arguments = kept[artifact.params, fitting(artifact.roles, job.roles)]
-        if _spoilt(arguments):  # by one of them, while all were timed
+        arguments = arguments_of[artifact.params, fitting(artifact.roles, job.roles)]
+        if _spoilt(arguments):  # by a candidate, while all were timed
             _expecting(arguments)
-        arguments.guards.renew()  # the candidate's own call shows that it was this one
+        arguments.guards.renew()  # damage after the call below is this candidate's
         arguments.restore_inputs()
         wrong, _ = _called_and_judged(timed, arguments, POISONS[::-1])
         if wrong is not None:
@@ -195,13 +195,13 @@ def final(job: FinalJob) -> Finals:
 
 
 def _fit_arguments(params: tuple[KernelParam, ...], roles: Roles, *, anew: bool = False) -> KernelArguments:
-    """Make the inputs, and have the reference run, unless the candidate before left what this one needs."""
+    """Make the inputs and run the reference, unless the arguments of the previous candidate fit this one."""
 
     def fits(known: KernelArguments) -> bool:
         return (known.params, known.roles) == (params, roles) and not _spoilt(known)
 
     if anew or device.arguments is None or not fits(device.arguments):
-        device.arguments = None  # its memory is free before new ones are made
+        device.arguments = None  # frees their memory before new arguments are made
         device.arguments = _expecting(make_arguments(params, roles))
     return device.arguments
 
@@ -209,28 +209,28 @@ def _fit_arguments(params: tuple[KernelParam, ...], roles: Roles, *, anew: bool 
 def _expecting(arguments: KernelArguments) -> KernelArguments:
     if workload().reference is not None:
         arguments.expected = expected_outputs(workload(), arguments)
-    arguments.seal = arguments.evidence()
+    arguments.evidence_before = arguments.evidence()
     return arguments
 
 
 def _spoilt(arguments: KernelArguments) -> bool:
-    """Tell whether a candidate has changed what candidates are judged by."""
-    return session().benchmark.check and arguments.evidence() != arguments.seal
+    """Tell whether a candidate has changed the tensors that candidates are judged by."""
+    return session().benchmark.check and arguments.evidence() != arguments.evidence_before
 
 
 def make_arguments(params: tuple[KernelParam, ...], roles: Roles, seed: int = 0) -> KernelArguments:
     """Return arguments for kernels of the workload, on the device of this process."""
     where = "cpu" if session().device == "cpu" else "cuda"
-    return KernelArguments(workload(), params, roles, where, seed, spare=device.spare)
+    return KernelArguments(workload(), params, roles, where, seed, copies_on_host=device.copies_on_host)
 
 
 def _timed_reference() -> Timed | None:
-    """Return the call of the reference; None where there is none, or where it judges."""
+    """Return the call of the reference; None if there is no reference, or it judges outputs."""
     work, arguments = workload(), device.arguments
     if work.reference is None or arguments is None or arguments.expected is None:
         return None
     fresh = arguments.fresh()
-    return _timed(functools.partial(work.reference, *[fresh[i] for i in taken(work, arguments)]))
+    return _timed(functools.partial(work.reference, *[fresh[i] for i in reference_positions(work, arguments)]))
 
 
 def _timed(call: Callable[[], Any], before: Callable[[], None] | None = None) -> Timed:
@@ -275,11 +275,11 @@ def _observe_call(arguments: KernelArguments) -> None:
 def _called_and_judged(
     timed: Timed, arguments: KernelArguments, poisons: Sequence[int]
 ) -> tuple[Mismatch | None, float | None]:
-    """Call on poisoned outputs; tell what is wrong with what was written since the guards were renewed.
+    """Call on outputs filled with each of `poisons` in turn, and judge the writes since the guards were renewed.
 
-    What still holds the first of `poisons` may have been written so: then it is called again, on the next.
+    An element that still holds the first poison may have been given just that value, so only then is the next tried.
     """
-    kept: dict[int, Any] | None = None
+    unwritten: dict[int, Any] | None = None
     for poison in poisons:
         arguments.fill_outputs(poison)
         if timed.before is not None:
@@ -290,35 +290,35 @@ def _called_and_judged(
             return Mismatch("out_of_bounds", damage), None
         if not session().benchmark.check:
             return None, None
-        if not (kept := arguments.kept(poison, kept)):
+        if not (unwritten := arguments.still_holding(poison, unwritten)):
             break
         if poison != poisons[-1]:
             arguments.restore_inputs()
     if _spoilt(arguments):
         return Mismatch("out_of_bounds", OVERWRITTEN), None
-    found = judged(workload(), arguments, arguments.expected, kept or {})
-    if workload().check is not None:  # it may write into what it gets
-        arguments.seal = arguments.evidence()
-    return found
+    verdict = judged(workload(), arguments, arguments.expected, unwritten or {})
+    if workload().check is not None:  # it may write into its arguments
+        arguments.evidence_before = arguments.evidence()
+    return verdict
 
 
 def _samples(timed: Timed, settings: BenchmarkSettings, best_ms: float | None) -> list[float]:
-    """Take samples until the candidate is known well enough. The checked call was a first warm-up."""
+    """Take samples until the median is known well enough. The checked call was a first warm-up."""
     timer, factor = device.timer, settings.early_stop_factor
     n_warmup, n_repeat = settings.n_warmup, settings.n_repeat
     if settings.warmup_ms is not None or settings.rep_ms is not None:
         n_warmup, n_repeat = counts(settings, statistics.median(timer.samples(timed, 1, PROBE)))
     if best_ms is not None:
-        # One call more tells apart what is plainly slow; who passes is warmed up as anyone else.
+        # Few samples tell that a candidate is plainly slow. The others get the rest of their warm-up.
         probe = timer.samples(timed, min(n_warmup, 1), min(PROBE, n_repeat))
         if still_wanted(probe, n_repeat, best_ms, factor=factor) == 0:
             return probe
         n_warmup = max(0, n_warmup - 1 - len(probe))
-    found: list[float] = []
-    while more := still_wanted(found, n_repeat, best_ms, factor=factor, until_known=settings.adaptive):
-        found += timer.samples(timed, n_warmup, more)
+    samples: list[float] = []
+    while more := still_wanted(samples, n_repeat, best_ms, factor=factor, until_known=settings.adaptive):
+        samples += timer.samples(timed, n_warmup, more)
         n_warmup = 0
-    return found
+    return samples
 
 
 def _since(started: float) -> float:

@@ -15,7 +15,7 @@ from atune.stages.session import workload
 
 
 class BitsObserver(Observer):
-    """Adds the digest of a candidate's outputs to its measurement, and whether each call had the same."""
+    """Adds the digest of a candidate's outputs to its measurement, and whether each call repeated it."""
 
     def __init__(self) -> None:
         self._digests: list[str] = []
@@ -33,24 +33,24 @@ class BitsObserver(Observer):
 
 
 def digests(job: BitsJob) -> Bits:
-    """Call each artifact on inputs drawn with other seeds; nothing is judged."""
+    """Call each artifact on inputs drawn with other seeds, and return the digests of its outputs, unchecked."""
     benchmark.release()
     drawn = workload().inputs is None or isinstance(workload().inputs, DrawnInputs)
-    found = [_of_seed(job, seed) for seed in (job.seeds if drawn else ())]
-    return Bits(tuple(tuple(one[n] for one in found) for n in range(len(job.artifacts))))
+    by_seed = [_of_seed(job, seed) for seed in (job.seeds if drawn else ())]
+    return Bits(tuple(tuple(digests[n] for digests in by_seed) for n in range(len(job.artifacts))))
 
 
 def _of_seed(job: BitsJob, seed: int) -> list[str]:
-    """Return the digest of each artifact's outputs for the inputs of one seed, which are freed then."""
-    found, arguments, made = list[str](), None, None
+    """Return the digest of each artifact's outputs for the inputs of one seed. Free these inputs afterwards."""
+    digests, arguments, made = list[str](), None, None
     for artifact in job.artifacts:
         form = artifact.params, fitting(artifact.roles, job.roles)
         if arguments is None or form != made:
-            arguments, made = None, form  # its memory is free before new ones are made
+            arguments, made = None, form  # frees their memory before new arguments are made
             arguments = benchmark.make_arguments(*form, seed)
         arguments.fill_outputs(POISONS[0])
         load(artifact)(*arguments.values)
         benchmark.device.timer.synchronise()
-        found.append(arguments.digest())
+        digests.append(arguments.digest())
         arguments.restore_inputs()
-    return found
+    return digests

@@ -1,4 +1,4 @@
-"""Outputs against the reference's: what is expected, and where and how much a candidate differs."""
+"""Check outputs: run the reference, compare a candidate's outputs with its tensors, or ask the user's check."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 from atune.errors import WorkloadError, asked, message_of, name_and_message, name_of, type_of
 from atune.model.artifact import FailureKind
 from atune.model.space import NoAnswer, defined, yes_or_no
-from atune.stages.arguments import POISONS, KernelArguments, called
+from atune.stages.arguments import POISONS, KernelArguments, user_name
 from atune.stages.gpu import kind_of
 from atune.stages.tensors import same_bits
 from atune.workload.source_locations import ask
@@ -24,34 +24,34 @@ RTOL = {
     "float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 2e-2,
     "float8_e4m3fn": 0.125, "float8_e5m2": 0.25, "complex128": 1e-9, "complex64": 1e-4,
 }  # fmt: skip
-"""Default relative tolerance by output dtype: some units of its last place, with room for another order of summing.
+"""Default relative tolerance by output dtype: some units in the last place, with room for another order of summation.
 The default absolute tolerance is this times the reference's `usual_sizes`, so that it follows their scale."""
 LONG, DRAWN_OF_LINE, DRAWN_OF_ALL = 32, 64, 1 << 16
-"""Rows and columns of so many values have a usual size of their own. So many values tell it, or that of a tensor."""
+"""Least length of a row or column that has its own usual size; values that are drawn to estimate it, and a tensor's."""
 
 
 class Mismatch(msgspec.Struct, frozen=True):
-    """How outputs differ from the reference."""
+    """A difference between a candidate's outputs and the reference."""
 
     kind: FailureKind
     message: str
 
 
 class Expected(dict[int, Any]):
-    """The reference's tensors by the position of the kernel's parameter: returned ones and those it wrote into."""
+    """The tensors that the reference returned or wrote into, by the position of the kernel's parameter."""
 
     @functools.cached_property
     def sizes(self) -> dict[int, list[Any]]:
-        """The usual sizes of each tensor's values."""
+        """The usual sizes of each tensor's values, by position."""
         return {i: usual_sizes(tensor) for i, tensor in self.items() if tensor.numel()}
 
 
 def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected | None:
-    """Run the reference on copies of the inputs. Raises `WorkloadError` where it raises or answers nothing.
+    """Run the reference on copies of the inputs, and return its tensors; None if the reference itself judges outputs.
 
-    What it returns are the output parameters, in order, or all that the kernel may write into. One that takes every
-    parameter, and returns nothing, writes into the outputs. Inputs that it writes into are expected to be written
-    likewise. None: it judges.
+    The reference returns the outputs, in order, or all parameters that the kernel may write into. If it takes every
+    parameter and returns nothing, it writes into the outputs. If it writes into inputs, the kernel must do the same.
+    Raises `WorkloadError` if the reference raises, or returns something else.
     """
     import torch
 
@@ -59,46 +59,47 @@ def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected | N
     assert reference is not None
     if _judges(work, arguments):
         return None
-    out_idx, positions, given = arguments.out_idx, taken(work, arguments), arguments.fresh()
-    hint = f"it gets the kernel's inputs, and there are {arguments.described}"
-    name = f"Workload {work.name}: {called(work, 'the reference')}"
+    out_idx, positions, given = arguments.out_idx, reference_positions(work, arguments), arguments.fresh()
+    hint = f"it gets the kernel's inputs; the kernel has {arguments.described}"
+    name = f"Workload {work.name}: {user_name(work, 'the reference')}"
     answer = ask(name, lambda: reference(*[given[i] for i in positions]), hint)
-    found = list(answer) if isinstance(answer, (tuple, list)) else [] if answer is None else [answer]
-    if not found and len(positions) == len(arguments.params):
-        found = [given[i] for i in out_idx]
+    tensors = list(answer) if isinstance(answer, (tuple, list)) else [] if answer is None else [answer]
+    if not tensors and len(positions) == len(arguments.params):
+        tensors = [given[i] for i in out_idx]
     expected = Expected()
     for i, pristine in zip(arguments.in_idx, arguments.copies(), strict=True):
         if isinstance(given[i], torch.Tensor) and not same_bits(given[i], pristine):
             expected[i] = given[i]
-    if not found and expected and not out_idx:
+    if not tensors and expected and not out_idx:
         return expected
-    returned = out_idx if len(found) == len(out_idx) else tuple(sorted({*out_idx, *arguments.writes}))
-    if len(found) != len(returned) or not found or not all(isinstance(t, torch.Tensor) for t in found):
-        kinds = ", ".join(map(type_of, found)) or "None"
-        must = f"and must return a torch tensor for each output; the kernel has {arguments.described}"
-        judge = "takes every parameter, without manual_check_prog" if work.like_tilelang else "is check="
-        must += f"; a function that judges {judge}" if isinstance(answer, bool) else ""
+    returned = out_idx if len(tensors) == len(out_idx) else tuple(sorted({*out_idx, *arguments.writes}))
+    if len(tensors) != len(returned) or not tensors or not all(isinstance(t, torch.Tensor) for t in tensors):
+        kinds = ", ".join(map(type_of, tensors)) or "None"
+        must = f"but must return a torch tensor for each output; the kernel has {arguments.described}"
+        how = "let it take every parameter, without manual_check_prog" if work.like_tilelang else "pass it as check="
+        must += f". If the function judges outputs, {how}" if isinstance(answer, bool) else ""
         raise WorkloadError(f"{name} returned {kinds}, {must}")
-    for tensor in found:
+    for tensor in tensors:
         if tensor.layout != torch.strided or tensor.is_meta:
-            kind = "no values: it is on device meta" if tensor.is_meta else f"layout {tensor.layout}, and not strided"
-            raise WorkloadError(f"{name} returned a tensor of {kind}")
-    for i, tensor in zip(returned, found, strict=True):
+            problem = "without values, on device meta" if tensor.is_meta else f"of layout {tensor.layout}, not strided"
+            raise WorkloadError(f"{name} returned a tensor {problem}")
+    for i, tensor in zip(returned, tensors, strict=True):
         expected[i] = tensor.resolve_conj().resolve_neg().to(arguments.values[i].device)
     return expected
 
 
 def _judges(work: Workload, arguments: KernelArguments) -> bool:
-    """Tell whether a reference of tilelang's judges: it returns a boolean for wrong outputs, or objects to them."""
+    """Tell whether a `ref_prog` judges outputs: it returns a boolean for wrong outputs, or raises."""
     function: Any = work.reference
-    if not work.like_tilelang or work.check is not None or len(taken(work, arguments)) != len(arguments.params):
+    n = len(arguments.params)
+    if not work.like_tilelang or work.check is not None or len(reference_positions(work, arguments)) != n:
         return False
     flags = [v.numel() for v in map(arguments.values.__getitem__, arguments.out_idx) if str(v.dtype) == "torch.bool"]
-    for byte in (*POISONS, 0):  # no comparison with NaN finds an error, and in float16 both poisons are NaN
+    for byte in (*POISONS, 0):  # comparing with NaN may find no error, and in float16 both poisons are NaN
         arguments.fill_outputs(byte)
         try:
             answer = function(*arguments.fresh({i: arguments.values[i] for i in arguments.out_idx}))
-        except (NameError, TypeError, AttributeError, ImportError, LookupError):  # a mistake of its own
+        except (NameError, TypeError, AttributeError, ImportError, LookupError):  # a mistake of the function itself
             return False
         except Exception as error:
             return kind_of(error) == "launch"
@@ -108,7 +109,7 @@ def _judges(work: Workload, arguments: KernelArguments) -> bool:
     return False
 
 
-def takes(function: Any, n: int) -> bool:
+def accepts(function: Any, n: int) -> bool:
     """Tell whether `function` can be called with `n` positional arguments."""
     try:
         inspect.signature(function).bind(*[None] * n)
@@ -117,24 +118,24 @@ def takes(function: Any, n: int) -> bool:
     return True
 
 
-def taken(work: Workload, arguments: KernelArguments) -> Sequence[int]:
-    """Return the parameters that the reference takes: the inputs, all, or the inputs that the kernel does not write."""
+def reference_positions(work: Workload, arguments: KernelArguments) -> Sequence[int]:
+    """Return the parameters that the reference takes: the inputs, all, or the inputs that the kernel only reads."""
     pure = [i for i in arguments.in_idx if i not in arguments.writes]
     ways: list[Sequence[int]] = [arguments.in_idx, range(len(arguments.params)), pure]
-    ways.insert(0, ways[1] if arguments.roles.unnamed else ways[0])  # as tilelang's tuner has it
-    return next((way for way in ways if takes(work.reference, len(way))), arguments.in_idx)
+    ways.insert(0, ways[1] if arguments.roles.unnamed else ways[0])  # the choice of tilelang's tuner
+    return next((way for way in ways if accepts(work.reference, len(way))), arguments.in_idx)
 
 
 Unwritten = dict[int, Any]
-"""Which elements of the outputs a call did not write, as masks, by the position of the kernel's parameter."""
+"""Masks of the output elements that a call did not write, by the position of the kernel's parameter."""
 
 
 def judged(
     work: Workload, arguments: KernelArguments, expected: Expected | None, unwritten: Unwritten
 ) -> tuple[Mismatch | None, float | None]:
-    """Return what is wrong with the outputs, if anything, and the largest absolute difference where it is known.
+    """Judge the outputs. Return the mismatch, if any, and the largest absolute difference, if it is known.
 
-    An output that is `unwritten` in part is wrong also where nothing is expected, and nobody asks.
+    Unwritten elements are a mismatch even without a reference and a check.
     """
     wrong, worst = None, None
     if work.check is None and expected is not None:
@@ -153,15 +154,15 @@ def _unwritten_of(label: str, mask: Any) -> str:
 
 
 class _Objection(Exception):
-    """What a check, or a reference that judges, has against a candidate: it raised."""
+    """A check, or a reference that judges outputs, raised: the message is its objection to a candidate."""
 
 
 def _checked(
     work: Workload, arguments: KernelArguments, expected: Expected | None, unwritten: Unwritten
 ) -> Mismatch | None:
-    """Ask the judge: None and True are content, False and NaN are not. Raises `WorkloadError` for other answers."""
+    """Ask the judge: None and True accept the outputs, False and NaN refuse them. Raises `WorkloadError` otherwise."""
     check: Any = work.check
-    name = called(work, "the reference" if check is None else "the check")
+    name = user_name(work, "the reference" if check is None else "the check")
     outputs = {i: arguments.values[i] for i in expected or arguments.out_idx or arguments.writes}
     given = [[*outputs.values()]]
     if check is None:
@@ -175,23 +176,23 @@ def _checked(
         answer = asked(lambda: check(*given), lambda error: _Objection(_objection(name, error, outputs)), passes=False)
     except _Objection as error:
         return _refused(str(error), arguments, outputs, unwritten)
-    content = _content(f"Workload {work.name}: {name}", check, answer)
-    if not content:
-        why = f"{name} returned {'NaN' if content is None else 'a false value'}"
+    accepted = _accepted(f"Workload {work.name}: {name}", check, answer)
+    if not accepted:
+        why = f"{name} returned {'NaN' if accepted is None else 'a false value'}"
         return _refused(why, arguments, outputs, unwritten)
     nan = [i for i, v in outputs.items() if v.dtype.is_floating_point and bool(v.float().isnan().any())]
     if not nan or work.check is not None or not _passes_nan(check, arguments, outputs):
         return None
-    return Mismatch("non_finite", f"{arguments.labels[nan[0]]} holds NaN, which {name} takes for right")
+    return Mismatch("non_finite", f"{arguments.labels[nan[0]]} holds NaN, but {name} accepts it")
 
 
-def _content(name: str, judge: Any, answer: Any) -> bool | None:
-    """Tell whether the answer of a judge, by its `name`, is content; None where it is NaN. Raises `WorkloadError`."""
+def _accepted(name: str, judge: Any, answer: Any) -> bool | None:
+    """Tell whether a judge's answer accepts the outputs; None if it is NaN. Raises `WorkloadError` with `name`."""
 
     def raised(error: BaseException) -> WorkloadError:
-        why = f", and its truth raised {name_and_message(error)}"
+        why = f", and converting it to bool raised {name_and_message(error)}"
         if isinstance(error, NoAnswer):
-            why = "; it must return True or False, or raise what is wrong and return nothing"
+            why = "; it must return True or False, or return nothing and raise an error for wrong outputs"
         return WorkloadError(f"{name} returned {type_of(answer)}{why}{defined(judge)}")
 
     def truth() -> bool | None:
@@ -201,7 +202,7 @@ def _content(name: str, judge: Any, answer: Any) -> bool | None:
 
 
 def _refused(why: str, arguments: KernelArguments, outputs: dict[int, Any], unwritten: Unwritten) -> Mismatch:
-    """Return the mismatch of outputs that a judge refused: what they lack or hold says more than `why`."""
+    """Return the mismatch of outputs that a judge refused, with unwritten or non-finite elements, if there are any."""
     import torch
 
     for i, output in outputs.items():
@@ -213,7 +214,7 @@ def _refused(why: str, arguments: KernelArguments, outputs: dict[int, Any], unwr
 
 
 def _passes_nan(judge: Any, arguments: KernelArguments, outputs: dict[int, Any]) -> bool:
-    """Tell whether a reference that judges is content with outputs of NaN alone."""
+    """Tell whether a reference that judges accepts outputs that are all NaN."""
     wrong = {i: v.mul(math.nan) if v.dtype.is_floating_point else v for i, v in outputs.items()}
     try:
         answer = judge(*arguments.fresh(wrong))
@@ -223,7 +224,7 @@ def _passes_nan(judge: Any, arguments: KernelArguments, outputs: dict[int, Any])
 
 
 def _objection(name: str, error: BaseException, outputs: dict[int, Any]) -> str:
-    """Return what a check, by its `name`, raised. Raises `error` again if the device reports it: it has own kinds."""
+    """Describe the error that a check raised. Raises it again if it is the device's, which has other failure kinds."""
     on_device = any(getattr(value, "is_cuda", False) for value in outputs.values())
     if on_device and isinstance(error, RuntimeError) and kind_of(error) != "launch":
         raise error
@@ -237,7 +238,7 @@ def _objection(name: str, error: BaseException, outputs: dict[int, Any]) -> str:
 def compare(
     work: Workload, arguments: KernelArguments, expected: Expected, unwritten: Unwritten
 ) -> tuple[Mismatch | None, float]:
-    """Compare the kernel's outputs with the reference's tensors, elementwise. What is `unwritten` is wrong."""
+    """Compare the kernel's outputs with the reference's tensors, elementwise. Unwritten elements are wrong."""
     worst = 0.0
     for i in sorted(expected):
         wrong, difference = _compared(work, arguments.labels[i], arguments.values[i], expected, i, unwritten.get(i))
@@ -255,14 +256,14 @@ def _compared(
     ref = expected[i]
     if out.shape != ref.shape or out.is_complex() != ref.is_complex():
         theirs = f"{'complex ' if ref.is_complex() else ''}{list(ref.shape)}"
-        return Mismatch("mismatch", f"{label}: shape {list(out.shape)}, the reference's is {theirs}"), 0.0
+        return Mismatch("mismatch", f"{label}: shape {list(out.shape)}, but the reference's is {theirs}"), 0.0
     written = torch.ones_like(out, dtype=torch.bool) if unwritten is None else ~unwritten
     pair = Pair(out, ref, *_wide(out, ref), written)
     tolerance = _tolerance(work, pair, expected, i)
     largest = pair.want.abs().nan_to_num(0, posinf=0).max().item() if out.numel() and not pair.exact else 0.0
     if not math.isfinite(max(atol.max().item() for atol in tolerance.atols) + tolerance.rtol * largest):
         rtol = f"rtol {tolerance.rtol:g} is an infinite tolerance for the reference's values, up to {largest:.3g}"
-        return Mismatch("mismatch", f"{label}: {rtol}: give less"), 0.0
+        return Mismatch("mismatch", f"{label}: {rtol}; pass a smaller rtol="), 0.0
     bad, worst = _differing(pair, tolerance)
     if int(bad.sum().item()) <= work.max_mismatched_ratio * out.numel():
         return None, worst
@@ -270,7 +271,7 @@ def _compared(
 
 
 class Pair(NamedTuple):
-    """An output and what is expected, as they are and wide enough for their difference; and what was `written`."""
+    """An output and its reference, both also in a type wide enough to subtract, and the mask of written elements."""
 
     out: Any
     ref: Any
@@ -294,14 +295,14 @@ def _wide(out: Any, ref: Any) -> tuple[Any, Any]:
 
 
 class Tolerance(NamedTuple):
-    """How much values may differ: by `rtol` of the reference's, and by any of `atols`, which broadcast to them."""
+    """Allowed difference: `rtol` of the reference's value, plus the largest of `atols`, which broadcast to it."""
 
     rtol: float
     atols: list[Any]
 
 
 def _tolerance(work: Workload, pair: Pair, expected: Expected, i: int) -> Tolerance:
-    """Return the tolerance that the workload asks for, otherwise that of the dtype and of the values' usual sizes."""
+    """Return the workload's tolerance, or by default the tolerance for the dtype and the values' usual sizes."""
     import torch
 
     name = str(pair.out.dtype).removeprefix("torch.")
@@ -315,17 +316,17 @@ def _differing(pair: Pair, tolerance: Tolerance) -> tuple[Any, float]:
     """Return a mask of the elements that differ by more than the tolerance, and the largest finite difference."""
     out, ref, got, want, written = pair
     difference = (got - want).abs()
-    finite = difference < math.inf  # no tolerance counts where one is infinite or NaN
+    finite = difference < math.inf  # no tolerance covers infinity or NaN
     excess = difference - tolerance.rtol * want.abs()
     near = functools.reduce(operator.or_, [excess <= atol.to(excess) for atol in tolerance.atols])
     bad = ~((near & finite) | (got == want) | (got.isnan() & want.isnan() & written))
     if pair.exact and tolerance.rtol == tolerance.atols[0] == 0:
-        bad = out != ref  # not rounded: large integers differ by less than the wide type tells
+        bad = out != ref  # exact: the wide type rounds large integers
     return bad | ~written, difference.masked_fill(~finite, 0).max().item() if out.numel() else 0.0
 
 
 def _described(label: str, pair: Pair, tolerance: Tolerance, bad: Any, worst: float) -> Mismatch:
-    """Say where an output is wrong, in how many elements, and by how much."""
+    """Describe a wrong output: the first wrong element, the number of them, and the largest difference."""
     out, ref, got, want, written = pair
     count, place = int(bad.sum().item()), tuple(int(i) for i in bad.nonzero()[0])
     if int((~written).sum().item()) == count:
@@ -334,43 +335,43 @@ def _described(label: str, pair: Pair, tolerance: Tolerance, bad: Any, worst: fl
     if int((bad & ~got.isfinite() & want.isfinite()).sum().item()) == count:
         return Mismatch("non_finite", f"{where} are NaN or infinite, the first at {[*place]}")
     ours, theirs = (tensor[place].item() for tensor in ((out, ref) if pair.exact else (got, want)))
-    values = f"{ours:g} and not {theirs:g}"
+    values = f"{ours:g} instead of {theirs:g}"
     if pair.exact or f"{ours:g}" == f"{theirs:g}":
-        values = f"{ours!r} and not {theirs!r}"
+        values = f"{ours!r} instead of {theirs!r}"
     atol = max(atol.expand(out.shape)[place].item() for atol in tolerance.atols)
     limits = f"rtol {tolerance.rtol:g}, atol {atol:.3g}"
-    said = f"{where} differ by more than {limits}: first at {[*place]}, {values}; largest difference {worst:.3g}"
-    return Mismatch("mismatch", said)
+    text = f"{where} differ by more than {limits}: first at {[*place]}, {values}; largest difference {worst:.3g}"
+    return Mismatch("mismatch", text)
 
 
 def usual_sizes(tensor: Any) -> list[Any]:
-    """Return the usual size of a tensor's values, and those in its rows and columns, as they broadcast to it.
+    """Return the usual sizes of a tensor's values and of those in each row and column, shaped to broadcast to it.
 
-    An error has the size of its row or its column, however small its element, and these may have scales of their own.
+    The rounding error of an element grows with the values of its row or column, and lines may have different scales.
     """
     rows = tensor.reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
-    found = [_usual(rows.reshape(-1), DRAWN_OF_ALL)]
+    sizes = [_usual(rows.reshape(-1), DRAWN_OF_ALL)]
     if LONG <= rows.shape[1] < tensor.numel():
-        found.append(_usual(rows.mT, DRAWN_OF_LINE).reshape(*tensor.shape[:-1], 1))
+        sizes.append(_usual(rows.mT, DRAWN_OF_LINE).reshape(*tensor.shape[:-1], 1))
     if LONG <= rows.shape[0] < tensor.numel():
-        found.append(_usual(rows, DRAWN_OF_LINE))
-    return found
+        sizes.append(_usual(rows, DRAWN_OF_LINE))
+    return sizes
 
 
 def _usual(values: Any, most: int) -> Any:
-    """Return the usual size of the finite values along the first dimension, as `most` of them tell it.
+    """Return the usual size of the finite values along the first dimension, estimated from at most `most` of them.
 
-    It is the root mean square. Large values do not set it: it is at most what that would be for normally distributed
-    values of which a quarter, without zeros, is as small.
+    It is their root mean square, but a few large values cannot set it: normally distributed values with the same lower
+    quartile of nonzero absolute values give its upper bound.
     """
     import torch
 
     if len(values) > most:
-        generator = torch.Generator("cpu").manual_seed(0)  # each process draws the same
+        generator = torch.Generator("cpu").manual_seed(0)  # every process draws the same values
         drawn = torch.randint(len(values), (most,), generator=generator, dtype=torch.int64, device="cpu")
         values = values[drawn.to(values.device)]
     sizes = (values.abs() if values.is_complex() else values).double().abs().nan_to_num(math.nan, posinf=math.nan)
-    top = sizes.nan_to_num(0).amax(0)  # by which no square overflows
+    top = sizes.nan_to_num(0).amax(0)  # squares of values divided by this do not overflow
     mean_square = (sizes / top).square().nanmean(0).sqrt() * top
     quarter = sizes.masked_fill(sizes == 0, math.nan).nanquantile(0.25, 0)
     return torch.minimum(mean_square, quarter / 0.31864).nan_to_num(0)

@@ -1,6 +1,6 @@
-"""A worker's side of nvcc with pre-parsed headers: the rest of a source goes to cicc's server.
+"""A worker's side of compiling with pre-parsed headers: cicc's server compiles the rest of a source.
 
-See `cicc_server` for the server. The fallback is nvcc, and the library says why.
+See `cicc_server` for the server. nvcc is the fallback, and the artifact then gives the reason.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from atune.stages.cicc_server import (
     CiccError,
     Parsed,
     ask,
-    behind,
     files_of,
     nvcc_command,
     preprocess,
     run_tool,
+    tools_of,
 )
-from atune.stages.cicc_source import Flavour, flavour_of, for_nvcc, parts
+from atune.stages.cicc_source import Flavour, flavour_of, nvcc_only_reason, parts
 from atune.stages.codegen import Blob, MachineCode, answer, by_nvcc, flags_config
 from atune.stages.lowering import digest, lower, toolchain
 from atune.stages.session import session
@@ -47,38 +47,38 @@ from atune.workers.artifact_store import StateCheck, contents_of, key_in, rememb
 
 CUT = "#pragma atune_cut"
 VERSION = 1
-"""Raised where cicc may make other code than before."""
+"""Increased by a change after which cicc may generate different code."""
 TILELANG = ("0.1.15",)
 """Versions of tilelang whose headers and compile commands are known."""
 
 
-def tools_or_why(target: Target) -> tuple[str, str]:
-    """Return the compilers behind nvcc as a key, and why cicc cannot compile for `target` here; one is empty."""
+def tools_or_reason(target: Target) -> tuple[str, str]:
+    """Return a key of the compilers behind nvcc, or the reason that cicc cannot be used for `target` here."""
     if target.kind != "cuda":
-        return "", f"it is for CUDA, and the target is {target.kind}"
+        return "", f"it is for CUDA, but the target is {target.kind}"
     if tilelang.__version__ not in TILELANG:
-        return "", f"tilelang {tilelang.__version__} is not known, only {', '.join(TILELANG)}"
+        return "", f"it is known to work with tilelang {', '.join(TILELANG)} only, not {tilelang.__version__}"
     if not (shutil.which("gcc") or shutil.which("cc")):
-        return "", "gcc is missing, which makes its server"
-    if why := for_nvcc({}):
+        return "", "gcc is missing, which builds its server"
+    if why := nvcc_only_reason({}):
         return "", why
     with tempfile.TemporaryDirectory() as folder:
         try:
-            tools = behind(nvcc_command(Flavour(target.arch or "sm_90a"), ()), folder)
+            tools = tools_of(nvcc_command(Flavour(target.arch or "sm_90a"), ()), folder)
         except (CiccError, OSError) as error:
             return "", str(error)[:300]
-    commands = [[word.replace(folder, "") for word in one] for one in (tools.preprocess, tools.cicc, tools.ptxas)]
-    found = [shutil.which(one[0], path=tools.environment.get("PATH")) or one[0] for one in commands]
-    stats = [(path, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in found if os.path.exists(path)]
+    commands = [[word.replace(folder, "") for word in call] for call in (tools.preprocess, tools.cicc, tools.ptxas)]
+    paths = [shutil.which(command[0], path=tools.environment.get("PATH")) or command[0] for command in commands]
+    stats = [(path, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in paths if os.path.exists(path)]
     return digest((VERSION, toolchain("cuda"), commands, stats)), ""
 
 
 def with_use(lowered: Lowered) -> Lowered:
-    """Return `lowered` with what its source uses of the headers, as a key; without one if cicc cannot compile it."""
+    """Return `lowered` with a key of the header parts that its source uses; without a key if cicc cannot compile it."""
     if session().target.kind != "cuda" or not lowered.blob:
         return lowered
     blob = msgspec.msgpack.decode(lowered.blob, type=Blob)
-    if for_nvcc({**blob.pass_configs, **flags_config(blob.flags)}):
+    if nvcc_only_reason({**blob.pass_configs, **flags_config(blob.flags)}):
         return lowered
     try:
         includes = parts(blob.source)[0]
@@ -88,7 +88,7 @@ def with_use(lowered: Lowered) -> Lowered:
     if instructions is None:
         return lowered
     flavour = flavour_of(session().target.arch, blob.pass_configs)
-    use = digest((flavour, includes, sorted({one[:4] for one in instructions})))
+    use = digest((flavour, includes, sorted({instruction[:4] for instruction in instructions})))
     return msgspec.structs.replace(lowered, use=use)
 
 
@@ -101,14 +101,14 @@ def headers_of(artifact: Artifact) -> tuple[tuple[str, ...], str]:
     return headers_read(os.path.join(session().run_dir, FOLDER), parts(source)[0])
 
 
-def in_state(lowered: Lowered, artifact: Artifact) -> Artifact:
-    """Return what was built of `lowered`, with its compiler state and its key in the artifact store."""
+def with_state(lowered: Lowered, artifact: Artifact) -> Artifact:
+    """Return `artifact`, which was built from `lowered`, with its compiler state and its key in the artifact store."""
     if artifact.plain:
         return artifact
     try:
         _, headers = headers_of(artifact)
     except (CiccError, ValueError, OSError):
-        headers = ""  # no later run is in this state
+        headers = ""  # no later run has this state
     state = state_of(session().tools, lowered.use, headers)
     return msgspec.structs.replace(artifact, state=state, store_key=key_in(lowered.store_key, state))
 
@@ -123,26 +123,26 @@ def headers_read(server: str, includes: tuple[str, ...]) -> tuple[tuple[str, ...
     read = files_of(Path(folder, HEADERS))
     if more := tuple(name for name in includes if name not in parsed.includes):
         read |= files_of(Path(_more(parsed, more, server)))
-    real = set(map(os.path.realpath, read))  # one file may be named in several ways
+    real = set(map(os.path.realpath, read))  # the same file may have several names
     files = tuple(sorted(name for name in real if not name.startswith(f"{folder}/")))
     return files, contents_of(files)
 
 
 def compile(source: str, pass_configs: Mapping[str, Any]) -> MachineCode:
-    """Compile by a cicc that has parsed tilelang's headers, if its server is linked in the run; otherwise by nvcc.
+    """Compile by cicc, if the compile service has linked its server in the run's folder; otherwise by nvcc.
 
-    The server is the compile service's. Raises what nvcc raises.
+    Raises the errors of nvcc.
     """
     if not os.path.lexists(os.path.join(session().run_dir, FOLDER)):  # no server is linked
         return by_nvcc(source, pass_configs)
-    if reason := for_nvcc(dict(pass_configs)):
+    if reason := nvcc_only_reason(dict(pass_configs)):
         return replace(by_nvcc(source, pass_configs), why=f"nvcc, because {reason}")
     try:
         flavour = flavour_of(session().target.arch, dict(pass_configs))
         code = compile_remotely(source, flavour, session().run_dir)
     except (CiccError, OSError) as error:
-        machine_code = by_nvcc(source, pass_configs)  # a source that both refuse is the kernel's own mistake
-        return replace(machine_code, why=f"cicc could not compile what nvcc could: {str(error)[:300]}")
+        machine_code = by_nvcc(source, pass_configs)  # if nvcc refuses the source as well, it raises the kernel's error
+        return replace(machine_code, why=f"nvcc, because cicc did not compile the source: {str(error)[:300]}")
     return MachineCode(code, CICC)
 
 
@@ -150,7 +150,7 @@ def compile_remotely(source: str, flavour: Flavour, run_dir: str) -> bytes:
     """Compile `source` by the server that is linked in `run_dir`, and return the binary. Raises `CiccError`."""
     parsed = _parsed(os.path.join(run_dir, FOLDER, TOOLS))
     if flavour != parsed.flavour:
-        raise CiccError(f"the headers are parsed for {parsed.flavour.arch}, fast math {parsed.flavour.fast_math}")
+        raise CiccError(f"its headers are parsed for {parsed.flavour.arch}, fast_math={parsed.flavour.fast_math}")
     body = _body(source, parsed, os.path.join(run_dir, FOLDER))
     with tempfile.TemporaryDirectory(dir=run_dir, prefix="cicc-") as folder:
         ask(os.path.join(run_dir, FOLDER), body, folder)
@@ -160,7 +160,7 @@ def compile_remotely(source: str, flavour: Flavour, run_dir: str) -> bytes:
 
 
 def _more(parsed: Parsed, includes: Sequence[str], server: str) -> str:
-    """Return a file with `includes` preprocessed as if they followed the parsed headers; made once for all workers."""
+    """Return a file with `includes`, preprocessed as if they followed the parsed headers. All workers share it."""
     name = f"more-{hashlib.sha256(repr(includes).encode()).hexdigest()[:16]}"
     path = os.path.join(os.path.realpath(server), f"{name}.ii")
     with open(f"{path}.lock", "wb") as lock:
@@ -177,7 +177,7 @@ def _make_more(parsed: Parsed, includes: Sequence[str], path: str) -> None:
         preprocess(parsed, f"{parsed.text()}{CUT}\n{lines}", os.path.join(folder, "more.cu"), whole)
         _, cut, after = Path(whole).read_bytes().partition(f"\n{CUT}\n".encode())
         if not cut:
-            raise CiccError("the preprocessor leaves pragmas out")
+            raise CiccError("the preprocessor drops pragmas")
         Path(rest).write_bytes(after)
         os.replace(rest, path)
 
@@ -187,70 +187,70 @@ def _parsed(path: str) -> Parsed:
     try:
         return msgspec.json.decode(Path(path).read_bytes(), type=Parsed)
     except OSError as error:
-        raise CiccError(f"cicc's server is not there: {error}") from None
+        raise CiccError(f"cicc's server is not running: {error}") from None
 
 
 def _body(source: str, parsed: Parsed, server: str) -> str:
-    """Return the remaining part of `source` to compile, for the server in the folder `server`."""
+    """Return the part of `source` that the server in the folder `server` has yet to compile."""
     try:
         includes, rest = parts(source)
     except ValueError as error:
-        raise CiccError(f"the source is not as tilelang prints it: {error}") from None
-    brought = ""
+        raise CiccError(f"the source is not in tilelang's form: {error}") from None
+    added = ""
     if more := tuple(name for name in includes if name not in parsed.includes):
-        # tilelang's headers may come in any order; others may depend on those before them, or the reverse.
+        # Only tilelang's own headers may come in any order. Others may depend on the headers around them.
         if other := [name for name in more if not name.startswith("<tl_templates/")]:
-            raise CiccError(f"the source includes {other[0]}, which is not parsed yet")
-        brought = f'#include "{_more(parsed, more, server)}"\n'
+            raise CiccError(f"the source includes {other[0]}, which the server has not parsed")
+        added = f'#include "{_more(parsed, more, server)}"\n'
     if f"<{wgmma.WGMMA}>" in includes:
         where, used = tilelang.paths(), wgmma.uses(source)
         if used is None:
-            raise CiccError("the source uses CUTLASS by itself")
+            raise CiccError("the source uses CUTLASS directly")
         if used:
-            found = wgmma.definitions(where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR, used)
-            if not found:
-                raise CiccError("an instruction of Hopper's is not found")
-            brought += found
-    return f'{brought}#line 1 "{NAME}"\n{rest}'
+            definitions = wgmma.definitions(where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR, used)
+            if not definitions:
+                raise CiccError("CUTLASS does not define a wgmma instruction of the source")
+            added += definitions
+    return f'{added}#line 1 "{NAME}"\n{rest}'
 
 
-# ---- what cicc built beside what nvcc makes: it compiles a candidate again, as tilelang does
+# ---- comparing cicc's code with nvcc's: a candidate is compiled again, as tilelang does it
 
 
 def compared(candidate: Candidate, built: Artifact, path: str) -> Compared | Failure:
-    """Elaborate, lower, generate, compile by nvcc and link `candidate`, and compare with `built`.
+    """Elaborate, lower, generate, compile by nvcc and link `candidate`, and compare the result with `built`.
 
-    The result is kept for the compiler state of `built`, if this machine is in that state. Raises what elaborating and
-    lowering raise. Returns a `Failure` if compilers refuse the source.
+    The comparison is kept for the compiler state of `built`, if this machine is in that state. Raises the errors of
+    elaborating and lowering. Returns a `Failure` if a compiler refuses the source.
     """
     lowered = with_use(lower(candidate))
     (plain,) = answer([lowered], path)
     if isinstance(plain, Failure):
         return plain
-    found = difference(built, plain)
-    with contextlib.suppress(OSError, CiccError, ValueError):  # then a later run compares again
+    differs = difference(built, plain)
+    with contextlib.suppress(OSError, CiccError, ValueError):  # without the record, a later run compares again
         files, headers = headers_of(plain)
         if state_of(session().tools, lowered.use, headers) == built.state:
-            remember(session().tools, lowered.use, StateCheck(files, headers, found))
-    return Compared(candidate.index, found)
+            remember(session().tools, lowered.use, StateCheck(files, headers, differs))
+    return Compared(candidate.index, differs)
 
 
 def difference(measured: Artifact, plain: Artifact) -> str:
-    """Say how two libraries of one candidate differ; empty if sources and code sections are the same.
+    """Name the part in which two libraries of a candidate differ; empty if sources and code sections are the same.
 
-    Sources are those of device and host. For target ``c`` they decide alone, because g++ compiles both and nothing
-    wraps it. The host's half of a CUDA library is compared only by its source.
+    The sources are the device's and the host's. For target ``c`` only they are compared, because g++ compiles both
+    libraries. The host's half of a CUDA library is compared only by its source.
     """
     if measured.source_key != plain.source_key:
         return "the generated source"
     if plain.target != "cuda":
         return ""
-    own, other = (elf.kernels_code(Path(one.path).read_bytes(), one.symbol) for one in (measured, plain))
+    own, other = (elf.kernels_code(Path(a.path).read_bytes(), a.symbol) for a in (measured, plain))
     if not other:
-        return "the place of its code: the plain library has none under its name"
+        return "no code under the kernel's name in nvcc's library"
     if not own:
-        return "the place of its code: the measured library has none under its name"
-    for code in own:  # tvm decides which of several is loaded
+        return "no code under the kernel's name in the measured library"
+    for code in own:  # if there are several, tvm decides which is loaded
         if code.keys() != other[0].keys():
             return f"sections of its code: {', '.join(sorted(code.keys() ^ other[0].keys()))}"
         if wrong := sorted(name for name in code if code[name] != other[0][name]):

@@ -1,8 +1,8 @@
 /* Turns cicc, the compiler inside nvcc, into a server that has parsed the headers already.
  *
- * Preloaded into a cicc that compiles "#include <headers>, #include BODY". When cicc opens BODY, all headers are
- * parsed: here it stays, and forks for every request that comes to the socket. The child goes on in the folder that the
- * request names, with the BODY that lies there, and writes its output there, too; see server.py, which has the protocol.
+ * Preloaded into a cicc that compiles "#include <headers>, #include BODY". When cicc opens BODY, it has parsed all
+ * headers. It stops there, and forks a child for every request on the socket. The child changes into the folder that
+ * the request names, compiles the BODY in it, and writes its output there. cicc_server.py speaks the same protocol.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -28,7 +28,7 @@ static void die_with_parent(void) { prctl(PR_SET_PDEATHSIG, SIGKILL); }
 
 __attribute__((constructor)) static void begin(void) { die_with_parent(); }
 
-/* Waited for, and not ignored: so the children's CPU time counts as this process's. */
+/* Wait for children instead of ignoring SIGCHLD, so that their CPU time counts as this process's. */
 static void reap(int number) {
   int saved = errno;
   (void)number;
@@ -37,7 +37,7 @@ static void reap(int number) {
   errno = saved;
 }
 
-/* Tells how the compile ended; that it ended, and everything is written, the closing of the connection tells. */
+/* Sends the status. The connection closes after that, which tells the client that all output is written. */
 static void answer(int status, void *unused) {
   char byte = (char)(status != 0);
   (void)unused;
@@ -48,7 +48,7 @@ static void answer(int status, void *unused) {
 
 static int receive(char *folder, size_t size) {
   size_t n = 0;
-  while (n < size) { /* the folder's name, ended by a zero byte */
+  while (n < size) { /* the folder's name ends with a zero byte */
     ssize_t got = read(connection, folder + n, 1);
     if (got < 0 && errno == EINTR)
       continue;
@@ -71,18 +71,18 @@ static void become_child(pid_t parent, int listener) {
   messages = open(MESSAGES, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (messages < 0 || dup2(messages, 1) < 0 || dup2(messages, 2) < 0)
     _exit(1);
-  /* Whoever asked may be killed, by its deadline say: then this compile must end, too. */
+  /* If the client is killed, at its deadline for example, this compile must end, too: SIGKILL on a closed socket. */
   connection_flags = fcntl(connection, F_GETFL);
   fcntl(connection, F_SETOWN, getpid());
   fcntl(connection, F_SETSIG, SIGKILL);
   fcntl(connection, F_SETFL, connection_flags | O_ASYNC);
-  if (recv(connection, folder, 1, MSG_PEEK | MSG_DONTWAIT) == 0) /* killed before it got the folder */
+  if (recv(connection, folder, 1, MSG_PEEK | MSG_DONTWAIT) == 0) /* the client is gone already */
     _exit(1);
   if (on_exit(answer, NULL))
     _exit(1);
 }
 
-/* Returns in children alone. */
+/* Returns only in children. */
 static void serve(void) {
   const char *text = getenv("ATUNE_LISTENER");
   int listener = text ? atoi(text) : -1;
@@ -102,7 +102,7 @@ static void serve(void) {
       become_child(parent, listener);
       return;
     }
-    close(connection); /* also where there is no memory for a child: whoever asked sees the end of it */
+    close(connection); /* if there is no memory for a child, the client sees its connection closed */
   }
 }
 

@@ -1,14 +1,14 @@
-"""A server of cicc, the compiler inside nvcc: it parses the headers once, and forks a child for every library.
+"""A server that runs cicc, the compiler inside nvcc: it parses the headers once, and forks a child for every library.
 
-nvcc preprocesses a source, passes it to cicc, and passes cicc's PTX to ptxas. Nearly all of that time goes into
-tilelang's headers and the headers that they include. Here they are preprocessed and parsed once. cicc itself waits,
-with `cicc_server.c` preloaded, where the kernels begin. Each child that it forks continues with kernels of its own. So
-their code is nvcc's, byte for byte. NVRTC's is not, because it keeps addresses of shared memory in 64 bits. (Headers
-that a library does not include itself may leave variables of one byte in it.)
+nvcc preprocesses a source, passes it to cicc, and passes cicc's PTX to ptxas. Nearly all of this time goes into
+tilelang's headers and the headers that they include, so the server preprocesses and parses them once. With
+`cicc_server.c` preloaded, cicc waits at the point where the kernels begin, and each child that it forks continues with
+other kernels. The code is therefore the same as nvcc's, byte for byte. (NVRTC's would differ, because it keeps
+addresses of shared memory in 64 bits. Headers that a library does not include itself may add one-byte variables.)
 
-Two parts are omitted from the parsed text. One is the instructions of Hopper: a library brings those that it uses (see
-`cicc_source`). The other is headers of the C++ library that only host code needs. A library that needs an omitted part
-does not compile, and goes to nvcc.
+Two parts are omitted from the parsed text: Hopper's instructions, of which a library brings the ones that it uses (see
+`cicc_source`), and headers of the C++ library that only host code needs. A library that needs an omitted part does not
+compile, and goes to nvcc.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from atune.stages.cicc_source import (
     WGMMA,
     Flavour,
     flavour_of,
-    for_nvcc,
+    nvcc_only_reason,
     parts,
     without_instructions,
 )
@@ -45,14 +45,14 @@ from atune.stages.gpu import visible_gpus
 
 SERVER = Path(__file__).with_name("cicc_server.c")
 BODY, OUTPUT, MESSAGES = "atune_body.cu", "kernels.ptx", "messages"
-"""Files in the folder of a request: the kernels, the PTX, and cicc's output. `cicc_server.c` names them, too."""
+"""Files in a request's folder: the kernels, the PTX, and cicc's output. `cicc_server.c` repeats the names."""
 FOLDER, SOCKET, TOOLS = "cicc", "cicc.sock", "tools.json"
-"""A server's entry in a run's folder: a folder, with its socket and `Tools`."""
+"""The link to a server's folder in a run's folder, and the server's socket and `Parsed` in its folder."""
 NAME = "tvm_kernels.cu"
 """tilelang's name for a source."""
 MAIN, HEADERS, LOG, PRELOADED = "kernels.ii", "headers.ii", "log", "server.so"
-"""Files in the server's folder: its source, the preprocessed headers, the output of parsing them, and the preloaded
-library."""
+"""Files in the server's folder: the source for cicc, the preprocessed headers, cicc's output for them, and the
+preloaded library."""
 _HOST_ONLY = (
     "_BACKWARD_AUTO_PTR_H", "_GLIBCXX_ALGORITHM", "_GLIBCXX_BITS_SPECFUN_H", "_GLIBCXX_FUNCTIONAL", "_GLIBCXX_IOMANIP",
     "_GLIBCXX_IOS", "_GLIBCXX_IOSTREAM", "_GLIBCXX_ISTREAM", "_GLIBCXX_MEMORY", "_GLIBCXX_MUTEX", "_GLIBCXX_OSTREAM",
@@ -60,23 +60,23 @@ _HOST_ONLY = (
     "_SHARED_PTR_H", "_STL_UNINITIALIZED_H", "_STREAMBUF_ITERATOR_H", "_STREAM_ITERATOR_H", "_UNIQUE_PTR_H",
     "_USES_ALLOCATOR_ARGS",
 )  # fmt: skip
-"""Headers of the GNU C++ library, by their guards, that CUDA and CUTLASS include for host code. Without them a library
-takes half the time."""
+"""Include guards of the GNU C++ library's headers that CUDA and CUTLASS include for host code. Defining them omits the
+headers, which halves the time that a library takes."""
 _FOR_THE_HOST = {
     "--include_file_name", "--module_id_file_name", "--gen_c_file_name", "--stub_file_name", "--gen_device_file_name",
 }  # fmt: skip
-"""cicc's options, each with a value, for the output files of host code."""
+"""Options of cicc, each with a value, that name output files for host code."""
 _READ = re.compile(rb'^# \d+ "(/[^"]+)"', re.MULTILINE)
-"""A line with which the preprocessor names a file that it reads."""
+"""A line in which the preprocessor names a file that it reads."""
 _EMPTY = 'extern "C" __global__ void atune_empty() {}\n'
 
 
 class CiccError(Exception):
-    """cicc's server is gone, or refused a source. The message is its output."""
+    """cicc's server is gone, cannot be used, or refused a source. The message says why, or is cicc's output."""
 
 
 class Tools(msgspec.Struct, frozen=True):
-    """The commands behind one of nvcc's, without the files that they read and write, and with their environment."""
+    """The commands that an nvcc command runs, without the names of their files, and their environment."""
 
     preprocess: tuple[str, ...]
     cicc: tuple[str, ...]
@@ -85,7 +85,7 @@ class Tools(msgspec.Struct, frozen=True):
 
 
 class Parsed(msgspec.Struct, frozen=True):
-    """The headers that a server has parsed, ``<file>`` each, with the macros and the tools."""
+    """Headers that a server has parsed, each as ``<file>``, with the macros that were defined, and the tools."""
 
     flavour: Flavour
     includes: tuple[str, ...]
@@ -93,22 +93,22 @@ class Parsed(msgspec.Struct, frozen=True):
     tools: Tools
 
     def text(self) -> str:
-        # The C++ library declares its streams in the first one; the headers that define them are omitted.
+        # <iosfwd> declares the streams of the C++ library; the headers that define them are omitted.
         return "".join(f"#include {name}\n" for name in ("<iosfwd>", *self.includes))
 
 
 def nvcc_command(flavour: Flavour, folders: Sequence[str]) -> list[str]:
-    """Return nvcc's command for a binary, without the files, as tilelang's ``tilelang_callback_cuda_compile`` calls
-    it."""
-    found = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), "g++")
-    compiler = os.environ.get("CXX") or os.environ.get("CC") or found
+    """Return nvcc's command for a binary, without files, with the options that ``tilelang_callback_cuda_compile``
+    passes."""
+    installed = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), "g++")
+    compiler = os.environ.get("CXX") or os.environ.get("CC") or installed
     command = [tilelang.nvcc(), f"-ccbin={compiler}", "--cubin", "-O3"]
     command += ["-lineinfo", f"-arch={flavour.arch}", "-std=c++20", *(f"-I{folder}" for folder in folders)]
     return [*command, "--use_fast_math"] if flavour.fast_math else command
 
 
-def behind(command: Sequence[str], folder: str) -> Tools:
-    """Ask nvcc which programs it runs for `command`. Raises `CiccError` if they are not the known ones."""
+def tools_of(command: Sequence[str], folder: str) -> Tools:
+    """Return the programs that nvcc runs for `command`. Raises `CiccError` if they are not the known programs."""
     source, output = os.path.join(folder, NAME), os.path.join(folder, "kernels.cubin")
     Path(source).touch()
     dry = [command[0], "--dryrun", *command[1:], "-o", output, source]
@@ -117,7 +117,7 @@ def behind(command: Sequence[str], folder: str) -> Tools:
     except OSError as error:
         raise CiccError(f"nvcc does not start: {error}") from None
     environment = dict(os.environ)
-    found: dict[str, list[list[str]]] = {"-E": [], "cicc": [], "ptxas": []}
+    calls: dict[str, list[list[str]]] = {"-E": [], "cicc": [], "ptxas": []}
     for text in (line.removeprefix("#$ ") for line in done.stderr.splitlines() if line.startswith("#$ ")):
         if match := re.match(r"([A-Za-z_]+)=(.*)$", text):
             environment[match[1]] = match[2]
@@ -125,16 +125,16 @@ def behind(command: Sequence[str], folder: str) -> Tools:
         try:
             words = [re.sub(r"\$(\w+)", lambda m: environment.get(m[1], ""), word) for word in shlex.split(text)]
         except ValueError as error:
-            raise CiccError(f"nvcc's command is not understood: {error}: {text[:200]}") from None
+            raise CiccError(f"cannot parse a command of nvcc: {error}: {text[:200]}") from None
         kind = "-E" if "-E" in words else os.path.basename(words[0]) if words else ""
-        if kind in found:
-            found[kind].append(words)
-    if done.returncode != 0 or any(len(commands) != 1 for commands in found.values()):
-        raise CiccError(f"nvcc calls other programs than it is known to: {done.stderr.strip()[-300:]}")
-    (preprocess,), (cicc,), (ptxas,) = found.values()
+        if kind in calls:
+            calls[kind].append(words)
+    if done.returncode != 0 or any(len(commands) != 1 for commands in calls.values()):
+        raise CiccError(f"nvcc calls unknown programs: {done.stderr.strip()[-300:]}")
+    (preprocess,), (cicc,), (ptxas,) = calls.values()
     made = [command[command.index("-o") + 1] for command in (preprocess, cicc) if "-o" in command[:-1]]
     if len(made) != 2 or source not in preprocess or made[0] not in cicc or made[1] not in ptxas:
-        raise CiccError("nvcc's programs name their files otherwise")
+        raise CiccError("nvcc passes files between its programs in an unknown way")
     return Tools(
         _without(preprocess, {source}, {"-o"}),
         _without(cicc, {made[0], "--static-host-stub", "--gen_module_id_file"}, {"-o", *_FOR_THE_HOST}),
@@ -144,7 +144,7 @@ def behind(command: Sequence[str], folder: str) -> Tools:
 
 
 def _without(command: Sequence[str], words: Collection[str], options: Collection[str]) -> tuple[str, ...]:
-    """Return `command` without `words`, and without `options` and the value that follows each."""
+    """Return `command` without `words`, and without `options` and their values."""
     kept = list[str]()
     rest = iter(command)
     for word in rest:
@@ -156,9 +156,9 @@ def _without(command: Sequence[str], words: Collection[str], options: Collection
 
 
 class Server:
-    """A cicc that has parsed `includes` for `flavour`, once made. Raises `CiccError` or `OSError` if that fails.
+    """A cicc process that has parsed `includes` for `flavour`. Raises `CiccError` or `OSError` if that fails.
 
-    `folder`: for its files, including its socket and `Parsed`. It ends with this process at the latest.
+    `folder`: where it keeps its files, its socket and `Parsed`. The process ends no later than this one.
     """
 
     def __init__(self, flavour: Flavour, includes: Sequence[str], folder: str) -> None:
@@ -167,9 +167,9 @@ class Server:
         if f"<{WGMMA}>" in includes:
             without = without_instructions(where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR, folder)
             if without is None:
-                raise CiccError("tilelang's headers for Hopper are not as they are known")
+                raise CiccError("tilelang's headers for Hopper differ from the known ones")
             folders.insert(0, without)
-        tools = behind(nvcc_command(flavour, folders), folder)
+        tools = tools_of(nvcc_command(flavour, folders), folder)
         library = os.path.join(folder, PRELOADED)
         gcc = [shutil.which("gcc") or "cc", "-O1", "-w", "-shared", "-fPIC", str(SERVER), "-o", library, "-ldl"]
         run_tool(gcc, tools)
@@ -177,17 +177,17 @@ class Server:
         self.parsed = Parsed(flavour, tuple(dict.fromkeys(includes)), left_out, tools)
         try:
             self._start()
-        except CiccError:  # another C++ library, which needs them
+        except CiccError:  # not the GNU C++ library, and this one needs the headers
             self.parsed = msgspec.structs.replace(self.parsed, defined=())
             self._start()
         Path(folder, TOOLS).write_bytes(msgspec.json.encode(self.parsed))
 
     def fits(self, flavour: Flavour, includes: Sequence[str]) -> bool:
-        """Tell whether this server has parsed what a source includes."""
+        """Tell whether this server has parsed the headers that a source includes."""
         return flavour == self.parsed.flavour and {*includes} <= {*self.parsed.includes}
 
     def _start(self) -> None:
-        """Start cicc to parse the headers, and wait until it compiles. Its output is in the folder."""
+        """Start cicc, and wait until it has parsed the headers and compiles. Its output goes to the folder."""
         folder, parsed = self.folder, self.parsed
         preprocessed = os.path.join(folder, HEADERS)
         preprocess(parsed, parsed.text(), os.path.join(folder, "headers.cu"), preprocessed)
@@ -204,7 +204,7 @@ class Server:
                 env={
                     **os.environ,
                     **parsed.tools.environment,
-                    "LD_PRELOAD": f"./{PRELOADED}",  # a path may have spaces, where it would be split
+                    "LD_PRELOAD": f"./{PRELOADED}",  # relative, because LD_PRELOAD splits paths at spaces
                     "ATUNE_LISTENER": str(listener.fileno()),
                 },
                 pass_fds=[listener.fileno()],
@@ -212,7 +212,7 @@ class Server:
                 stdout=output,
                 stderr=output,
             )
-        # Nobody else holds the socket now: it answers, or the client learns that cicc has ended.
+        # Only cicc holds the socket now: it answers, or the client sees that it has ended.
         try:
             ptx = ask(folder, _EMPTY, folder)
         except (CiccError, OSError) as error:
@@ -222,10 +222,10 @@ class Server:
             raise CiccError(f"{error}; {first}" if first else str(error)) from None
         if b".entry atune_empty" not in ptx:
             self.kill()
-            raise CiccError("cicc does not compile what it is given")
+            raise CiccError("cicc does not compile the source that it is given")
 
     def link(self, run_dir: str) -> None:
-        """Let workers find this server by the folder of their run."""
+        """Link this server into a run's folder, where workers look for it."""
         os.symlink(self.folder, os.path.join(run_dir, FOLDER))
 
     def kill(self) -> None:
@@ -233,20 +233,20 @@ class Server:
         self.process.wait()
 
     def wait(self) -> str:
-        """Wait until cicc ends, which it never does on its own, and return how it ended."""
+        """Wait until cicc ends, which it never does by itself, and describe its end."""
         status = self.process.wait()
         return f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
 
 
 def files_of(preprocessed: Path) -> set[str]:
-    """Return the files that a preprocessed text comes from."""
+    """Return the files that the preprocessor read for a text."""
     return set(map(os.fsdecode, _READ.findall(preprocessed.read_bytes())))
 
 
 def includes_for(arch: str) -> tuple[str, ...]:
-    """Return the includes to parse while no kernel is known yet.
+    """Return the headers to parse before any kernel is known.
 
-    Each child handles everything that is parsed. So headers that few kernels need would slow all libraries down.
+    Every child processes all parsed headers, so headers that few kernels need would slow all libraries down.
     """
     hopper = int(re.sub(r"\D", "", arch) or 0) >= 90
     names = (*(GUESS if hopper else GUESS_BEFORE_HOPPER), "copy.h")
@@ -259,7 +259,7 @@ def preprocess(parsed: Parsed, text: str, source: str, output: str) -> None:
 
 
 def run_tool(command: Sequence[str], tools: Tools) -> None:
-    """Run one of nvcc's programs, or one next to them. Raises `CiccError` with the tail of its output if it fails."""
+    """Run one of nvcc's programs, or gcc. Raises `CiccError` with the end of its output if it fails."""
     environment = {**os.environ, **tools.environment}
     done = subprocess.run(
         command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, env=environment
@@ -290,25 +290,24 @@ def ask(server: str, body: str, folder: str) -> bytes:
     return Path(folder, OUTPUT).read_bytes()
 
 
-# ---- the compile service: a process of a run that imports neither tilelang nor torch, and parses meanwhile
+# ---- the compile service: a process of a run that parses headers, and imports neither tilelang nor torch
 
 
 _servers: list[Server] = []
-"""Servers that this process has started. Each serves the runs whose sources fit it."""
+"""Servers that this process has started. Each serves the runs whose sources it fits."""
 
 
 def header(payload: bytes) -> bytes:
-    """Entry point: parse the headers that most kernels include, for an arch as msgpack. Returns why that fails.
+    """Entry point: parse the headers that most kernels include, for an arch as msgpack. Return the reason if it fails.
 
-    That needs no kernel. Without an arch it uses that of this machine's first GPU. Headers that are parsed serve all
-    runs.
+    An empty arch stands for the architecture of this machine's first GPU. The parsed headers serve all runs.
     """
     arch = msgspec.msgpack.decode(payload, type=str)
     try:
         if not _servers:
             gpus = [] if arch else visible_gpus()
             if not (arch or gpus):
-                raise CiccError("there is no GPU")
+                raise CiccError("no GPU is visible")
             _parse(Flavour(arch or gpus[0].arch))
     except (CiccError, OSError) as error:
         return str(error)[:500].encode()
@@ -316,19 +315,18 @@ def header(payload: bytes) -> bytes:
 
 
 def listen(payload: bytes) -> bytes:
-    """Entry point: msgpack of (a lowered candidate's blob, arch, folder) → why the service cannot compile; else empty.
+    """Entry point: link a server into a run's folder. msgpack of (blob, arch, folder) → empty, or why that fails.
 
-    Afterwards the run's `folder` has the link that workers connect to. If the parsed headers do not fit the candidate,
-    the service parses those that its source includes.
+    `blob`: a lowered candidate's. If no parsed headers fit it, parse the headers that its source includes.
     """
     data, arch, folder = msgspec.msgpack.decode(payload, type=tuple[bytes, str, str])
     blob = msgspec.msgpack.decode(data, type=Blob)
     flavour = flavour_of(arch, blob.pass_configs)
     try:
-        if reason := for_nvcc({**blob.pass_configs, **flags_config(blob.flags)}):
+        if reason := nvcc_only_reason({**blob.pass_configs, **flags_config(blob.flags)}):
             raise CiccError(reason)
         includes, _ = parts(blob.source)
-        server = next((one for one in _servers if one.fits(flavour, includes)), None) or _parse(flavour, includes)
+        server = next((s for s in _servers if s.fits(flavour, includes)), None) or _parse(flavour, includes)
         server.link(folder)
     except (CiccError, OSError, ValueError) as error:
         return str(error)[:500].encode()
@@ -336,7 +334,7 @@ def listen(payload: bytes) -> bytes:
 
 
 def _end_with(server: Server) -> None:
-    """Wait for cicc's end, and then end this process, which is useless without it."""
+    """Wait until cicc ends, then end this process, which is useless without it."""
     print(f"cicc ended: {server.wait()}", file=sys.stderr, flush=True)
     os._exit(1)
 

@@ -1,10 +1,10 @@
 """tilelang's device sources for cicc: the headers that they include, and Hopper's instructions in them.
 
-CUTLASS defines a structure for each shape and type of a wgmma instruction: a thousand structures in 77,000 lines. A
-kernel uses one or two. `without_instructions` writes copies of those headers without them, and keeps all other lines in
-place. `definitions` returns the text of the instructions that a source names. Both together compile to the same bytes
-as the original headers, including line information. A kernel that needs another instruction does not compile, and goes
-to nvcc.
+CUTLASS defines a structure for each shape and type of a wgmma instruction: a thousand structures in 77,000 lines, of
+which a kernel uses one or two. `without_instructions` writes copies of the headers without these structures, and keeps
+all other lines in place. `definitions` returns the text of the instructions that a source names. Together they compile
+to the same bytes as the original headers, line information included. A kernel that needs another instruction does not
+compile, and goes to nvcc.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ GUESS = (
     "instruction/wgmma.h", "intrin.h", "barrier.h", "copy_sm90.h", "reduce.h", "scan.h", "ldsm.h",
     "threadblock_swizzle.h", "debug.h",
 )  # fmt: skip
-"""tilelang's headers that most kernels include, in its order. A kernel that includes fewer compiles to the same
-code."""
+"""Headers that most of tilelang's kernels include, in its order. A kernel that includes fewer of them compiles to the
+same code."""
 GUESS_BEFORE_HOPPER = ("instruction/mma.h", "intrin.h", "copy.h", *GUESS[4:])
 MICROSOFT = """\
 #if defined(_MSC_VER) && !defined(__clang__) && _MSC_VER < 1940
@@ -35,32 +35,33 @@ MICROSOFT = """\
 """
 """The text that tilelang writes before its headers, for Microsoft's compiler."""
 _FALLBACKS = "#ifdef ENABLE_BF16\n#include <tl_templates/cuda/cuda_bf16_fallbacks.cuh>\n#endif\n"
-"""The text that it writes after them, for a macro that only a user's flags can define."""
+"""The text that tilelang writes after its headers, for a macro that only a user's flags can define."""
 _INCLUDE = re.compile(r"[ \t]*#[ \t]*include[ \t]*(<[^>\n]*>)[ \t]*")
 
 
 class Flavour(msgspec.Struct, frozen=True):
-    """Facts that a compiler's options depend on."""
+    """Options of a compile: the architecture, and whether fast math is on."""
 
     arch: str
     fast_math: bool = False
 
 
-def for_nvcc(pass_configs: dict[str, Any]) -> str:
-    """Say why only nvcc can do the compile that tilelang would request; empty if others can."""
+def nvcc_only_reason(pass_configs: dict[str, Any]) -> str:
+    """Return the reason that only nvcc can compile with these options; empty if cicc can, too."""
     if any(os.environ.get(name) for name in ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS")):
-        return "NVCC_APPEND_FLAGS and NVCC_PREPEND_FLAGS are for nvcc"
+        return "only nvcc reads NVCC_APPEND_FLAGS and NVCC_PREPEND_FLAGS"
     if os.environ.get("TILELANG_VERBOSE", "0").lower() in ("1", "true", "yes", "on"):
-        return "verbose asks for ptxas' figures, which only nvcc prints"
+        return "TILELANG_VERBOSE requests ptxas' figures, which only nvcc prints"
     if pass_configs.get("tl.device_compile_flags"):
-        return "compile flags are for nvcc"
-    return "register levels are for nvcc" if pass_configs.get("tl.ptxas_register_usage_level") is not None else ""
+        return "only nvcc takes compile flags"
+    level = pass_configs.get("tl.ptxas_register_usage_level")
+    return "" if level is None else "only nvcc takes tl.ptxas_register_usage_level"
 
 
 def parts(source: str) -> tuple[tuple[str, ...], str]:
-    """Return the headers that a source includes, ``<file>`` each, and the rest on its original lines.
+    """Return the headers that a source includes, each as ``<file>``, and the rest of it on its original lines.
 
-    Raises `ValueError`, which says how, if it is not as tilelang prints it, such as with text of the user's.
+    Raises `ValueError`, with the reason, if the source is not in tilelang's form, such as with text from the user.
     """
     for text in (MICROSOFT, _FALLBACKS):
         source = source.replace(text, "\n" * text.count("\n"), 1)
@@ -87,7 +88,7 @@ def flavour_of(arch: str, pass_configs: dict[str, Any]) -> Flavour:
 GMMA = ("cute/arch/mma_sm90_gmma.hpp", "cute/arch/mma_sm90_gmma_ext.hpp")
 WGMMA = "tl_templates/cuda/instruction/wgmma.h"
 KNOWN_HEADERS = {*GUESS, *GUESS_BEFORE_HOPPER, "atomic.h", "math.h", "cuda_fp8.h", "cluster.h"}
-"""tilelang's headers that use the instructions only through `WGMMA`, or not at all."""
+"""Headers of tilelang that use the instructions through `WGMMA`, or not at all."""
 _USE = re.compile(
     r"\btl::wgmma_(ss|rs)<\s*tl::DataType::(k\w+), tl::DataType::(k\w+), tl::DataType::(k\w+), (\d+), (\d+), (\d+),"
 )
@@ -102,7 +103,7 @@ _STRUCTURE = re.compile(r"^(?:template <\n(?:[^\n]*\n)*?>\n)?struct (MMA_\w+)\n\
 
 
 class Instruction(NamedTuple):
-    """A wgmma instruction. `operands`: ``SS`` or ``RS``. `a`, `b`, `c`: their types. `m`, `n`, `k`: its shape."""
+    """A wgmma instruction: ``SS`` or ``RS``, the types of its matrices `a`, `b`, `c`, and its shape `m`, `n`, `k`."""
 
     operands: str
     a: str
@@ -114,7 +115,7 @@ class Instruction(NamedTuple):
 
 
 def uses(source: str) -> frozenset[Instruction] | None:
-    """Return the instructions that a device source names; None if it may use others, or not through `WGMMA`."""
+    """Return the instructions that a device source names; None if it may use others, or uses them without `WGMMA`."""
     includes = re.findall(r"^\s*#\s*include\s*[<\"](\S+)[>\"]", source, re.MULTILINE)
     ours = {name.removeprefix("tl_templates/cuda/") for name in includes if name.startswith("tl_templates/")}
     others = {name for name in includes if name.startswith(("cute/", "cutlass/"))}
@@ -123,16 +124,16 @@ def uses(source: str) -> frozenset[Instruction] | None:
         return None
     if re.search(r"\bcute\b|\bGMMA\b|\bMMA_|#\s*include\s*\"", source):
         return None
-    found = [Instruction(one[0].upper(), *one[1:4], *map(int, one[4:])) for one in _USE.findall(source)]
-    if len(found) != len(re.findall(r"\bwgmma_(?:ss|rs)\b", source)):
+    used = [Instruction(use[0].upper(), *use[1:4], *map(int, use[4:])) for use in _USE.findall(source)]
+    if len(used) != len(re.findall(r"\bwgmma_(?:ss|rs)\b", source)):
         return None
-    return frozenset(found)
+    return frozenset(used)
 
 
 def without_instructions(templates: str, cutlass: str, folder: str) -> str | None:
-    """Write the headers without any instruction below `folder`, and return the folder to include before the others.
+    """Write the headers without instructions below `folder`, and return the include folder to put before the others.
 
-    `templates`, `cutlass`: tilelang's own include folders. None if the headers differ from the known ones.
+    `templates`, `cutlass`: tilelang's include folders. Returns None if the headers differ from the known ones.
     """
     path = f"{templates}/{WGMMA}"
     try:
@@ -143,9 +144,9 @@ def without_instructions(templates: str, cutlass: str, folder: str) -> str | Non
     if _rows(wgmma) is None:
         return None
     for name, text in written.items():
-        written[name] = _as(f"{cutlass}/{name}", _STRUCTURE.sub(lambda match: "\n" * match[0].count("\n"), text))
+        written[name] = _as_file(f"{cutlass}/{name}", _STRUCTURE.sub(lambda m: "\n" * m[0].count("\n"), text))
     common = f'#include "{os.path.dirname(path)}/../common.h"'
-    written[WGMMA] = _as(path, _ALL.sub("\n", wgmma).replace('#include "../common.h"', common))
+    written[WGMMA] = _as_file(path, _ALL.sub("\n", wgmma).replace('#include "../common.h"', common))
     target = Path(folder, "headers")
     for name, text in written.items():
         file = target / name
@@ -155,14 +156,14 @@ def without_instructions(templates: str, cutlass: str, folder: str) -> str | Non
 
 
 def _rows(wgmma: str) -> dict[tuple[str, ...], re.Match[str]] | None:
-    """Return the macros of `WGMMA`, whose text is `wgmma`, by instruction; None if it differs from the known one."""
+    """Return the macros in the header `WGMMA`, whose text is `wgmma`, by instruction; None for an unknown text."""
     rows = {match.groups()[1:7]: match for match in _ROW.finditer(wgmma)}
     return rows if set(_ALL.findall(wgmma)) == {row[1] for row in rows.values()} else None
 
 
 @functools.cache
 def definitions(templates: str, cutlass: str, wanted: frozenset[Instruction]) -> str | None:
-    """Return the text that adds `wanted` to the headers without instructions, to follow them; None as above."""
+    """Return text that defines `wanted`, to follow the headers without instructions; None if one is not defined."""
     wgmma = (Path(templates) / WGMMA).read_text()
     rows = _rows(wgmma) or {}
     used = [(rows.get((kind, a, b, c, str(m), str(k))), n) for kind, a, b, c, m, n, k in sorted(wanted)]
@@ -173,9 +174,9 @@ def definitions(templates: str, cutlass: str, wanted: frozenset[Instruction]) ->
     for name in GMMA:
         whole = (Path(cutlass) / name).read_text()
         for structure in names:
-            if match := _found(structure, whole):
+            if match := _structure_in(whole, structure):
                 first = whole.count("\n", 0, match.start()) + 1
-                lines = match[0].splitlines(keepends=True)  # cicc alone does not know __LINE__
+                lines = match[0].splitlines(keepends=True)  # cicc itself does not expand __LINE__
                 text = "".join(re.sub(r"\b__LINE__\b", str(n), line) for n, line in enumerate(lines, first))
                 texts[structure] = f'#line {first} "{cutlass}/{name}"\n{text}'
     if texts.keys() != names:
@@ -187,8 +188,8 @@ def definitions(templates: str, cutlass: str, wanted: frozenset[Instruction]) ->
     return f"namespace cute::SM90::GMMA {{\n{structures}}}\nnamespace tl {{\n{macros}}}\n"
 
 
-def _found(structure: str, text: str) -> re.Match[str] | None:
-    """Return a pattern for `structure` in a header's text that does not scan the thousand others."""
+def _structure_in(text: str, structure: str) -> re.Match[str] | None:
+    """Find the definition of `structure` in a header's text, without scanning the thousand others."""
     at = text.find(f"\nstruct {structure}\n{{\n") + 1
     if not at:
         return None
@@ -196,6 +197,6 @@ def _found(structure: str, text: str) -> re.Match[str] | None:
     return template if template and template[1] == structure else _STRUCTURE.match(text, at)
 
 
-def _as(path: str, text: str) -> str:
-    """Return `text`, with as many lines as the file `path`, so that compilers take it for that file's."""
+def _as_file(path: str, text: str) -> str:
+    """Return `text`, which has as many lines as the file `path`, marked so that compilers take it for that file."""
     return f'#line 1 "{path}"\n{text}'

@@ -19,11 +19,11 @@ THROTTLE = {
 
 
 class ClocksObserver(Observer):
-    """Adds the clocks of the GPU `uuid` to each timing. Facts that NVML does not tell are omitted."""
+    """Adds the clocks of the GPU `uuid` to each timing, without the figures that NVML does not report."""
 
     def __init__(self, uuid: str) -> None:
         self._uuid, self._nvml = uuid, None
-        with suppress(Exception):  # no driver, no permission: measuring works without
+        with suppress(Exception):  # no driver or no permission: measuring does not need the clocks
             self._handle, self._nvml = handle(uuid), nvml()
 
     def after(self, timing: Timing) -> Timing:
@@ -44,5 +44,5 @@ class ClocksObserver(Observer):
     def _ask(self, name: str, *arguments: Any) -> int | None:
         try:
             return int(getattr(self._nvml, name)(self._handle, *arguments))
-        except Exception:  # not supported here, or not by this version of the bindings
+        except Exception:  # not supported by the GPU, or by this version of the bindings
             return None

@@ -1,4 +1,4 @@
-"""Lowered → Artifact: compile a group's kernels, by g++ or as tilelang does, and link them into one library."""
+"""Lowered → Artifact: compile a group's kernels, by g++ or by tilelang's steps, and link them into one library."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class Blob(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     device: str
     source: str
-    """The device's half as printed."""
+    """Source of the device's half."""
     pass_configs: dict[str, Any]
     calls: tuple[int | str, ...] = ()
-    """For the CPU, the meaning of each argument of the C function."""
+    """For the CPU: what each argument of the C function is, as `facts.c_arguments` maps them."""
     flags: tuple[str, ...] | None = None
     """The compiler's flags; None for the target's own."""
 
 
 @dataclass(frozen=True)
 class MachineCode:
-    """Kernels' machine code, its compiler, and why this compiler was used."""
+    """Machine code of kernels, its compiler, and the reason for this compiler, if there is one."""
 
     code: bytes
     compiler: str = "nvcc"
@@ -51,11 +51,11 @@ class MachineCode:
 
 
 Compile = Callable[[str, Mapping[str, Any]], MachineCode]
-"""Compiles device code that tilelang printed, with a pass configuration."""
+"""Function that compiles the device source from tilelang, with a pass configuration."""
 
 
 def by_nvcc(source: str, pass_configs: Mapping[str, Any]) -> MachineCode:
-    """Compile by nvcc, as tilelang calls it. Raises what tilelang raises."""
+    """Compile by nvcc, as tilelang does. Raises the errors of tilelang."""
     configs = tilelang.tvm.transform.PassContext.current().config
     code = tilelang.tvm.get_global_func(tilelang.NVCC)(source, backend_context().target, configs)
     return MachineCode(bytes(code))
@@ -72,15 +72,15 @@ def context_of(target: Target, target_host: str | None) -> Any:
 
 
 def build(group: Sequence[Lowered], path: str, compile: Compile = by_nvcc) -> list[Artifact]:
-    """Compile `group` into the library `path`. Members must share one `merge_key`. Raises the compilers' errors.
+    """Compile `group`, whose members share one `merge_key`, into the library `path`. Raises the compilers' errors.
 
-    `compile`: compiles CUDA's device code.
+    `compile`: compiles CUDA device code.
     """
     started = time.perf_counter()
     if len({lowered.merge_key for lowered in group}) != 1:
-        raise ValueError("members of different merge keys cannot share a library")
+        raise ValueError("members with different merge keys cannot share a library")
     blobs = [msgspec.msgpack.decode(lowered.blob, type=Blob) for lowered in group]
-    part = f"{path}.{os.getpid()}.part"  # a killed build leaves no file under the final name
+    part = f"{path}.{os.getpid()}.part"  # so a killed build leaves no file under the final name
     kind = session().target.kind
     if kind == "c":
         _build_c([blob.source for blob in blobs], blobs[0].flags, part)
@@ -114,9 +114,9 @@ def build(group: Sequence[Lowered], path: str, compile: Compile = by_nvcc) -> li
 
 
 def answer(group: Sequence[Lowered], path: str, compile: Compile = by_nvcc) -> Sequence[Built]:
-    """Do as `build`, but answer with a `Failure` if a group of one does not compile.
+    """Build `group` as `build` does, but return a `Failure` if its only member does not compile.
 
-    A larger group that fails raises, because the faulty member is unknown. A lack of resources, or a kill, raises, too.
+    A larger group raises, because it is unknown which member failed. A lack of resources, or a kill, raises, too.
     """
     try:
         return build(group, path, compile)
@@ -127,29 +127,29 @@ def answer(group: Sequence[Lowered], path: str, compile: Compile = by_nvcc) -> S
         if len(group) > 1:
             raise
         if isinstance(error, CompileError) or "Compilation error" in message:
-            first = _alike(_first_error(output)).strip()[:MESSAGE_CHARACTERS]
+            first = _without_places(_first_error(output)).strip()[:MESSAGE_CHARACTERS]
             return [Failure(group[0].index, "compile", first, message[-DETAIL_CHARACTERS:])]
         return [Failure(group[0].index, "codegen", in_one_line(error), message[-DETAIL_CHARACTERS:])]
 
 
 def _first_error(text: str) -> str:
-    """Return the most informative line of compiler output: the linker's missing symbol, the first error, or the first
-    that names a cause."""
+    """Return the most informative line of compiler output: a missing symbol, the first error, or the first line that
+    names a cause."""
     lines = [line for line in text.splitlines() if cause_in(line)]
     for wanted in ("undefined reference", "multiple definition", "error: ", "fatal", "error"):
-        if found := next((line for line in lines if wanted in line.lower()), None):
-            return found
+        if match := next((line for line in lines if wanted in line.lower()), None):
+            return match
     return cause_in(text)
 
 
-def _alike(line: str) -> str:
-    """Return a compiler's line without names of temporary files and offsets: failures of one kind count together."""
+def _without_places(line: str) -> str:
+    """Return a compiler's line without temporary files and offsets, so that failures of one kind count together."""
     named = re.sub(r"(?:\S*/)?[^/\s:]+\.part", "kernel", re.sub(r"\S*/tvm_kernels(?=\.cu\b)", "kernel", line))
     return re.sub(r":\(\.text[^)]*\)| at line \d+ in function \w+", "", named)
 
 
 def _build_cuda(blobs: Sequence[Blob], path: str, compile: Compile) -> MachineCode:
-    pass_configs = {**blobs[0].pass_configs, **flags_config(blobs[0].flags)}  # one merge key, so the same for all
+    pass_configs = {**blobs[0].pass_configs, **flags_config(blobs[0].flags)}  # the same for all members of a merge key
     device = merged([load_ir(blob.device) for blob in blobs])
     current = tilelang.tvm.transform.PassContext(opt_level=3, config=tilelang.normalize_pass_configs(pass_configs))
     with current, backend_context().target:
@@ -161,7 +161,7 @@ def _build_cuda(blobs: Sequence[Blob], path: str, compile: Compile) -> MachineCo
 
 
 def _runtime_module(device: Any, code: bytes) -> Any:
-    """Return tilelang's runtime module of `device`: it receives the binary `code` when it requests a compile."""
+    """Return tilelang's runtime module of `device`, which is handed the binary `code` when it calls the compiler."""
     nvcc = tilelang.tvm.get_global_func(tilelang.NVCC)
     tilelang.tvm.register_global_func(tilelang.NVCC, lambda *_: bytearray(code), override=True)
     try:
@@ -177,21 +177,21 @@ def _build_c(sources: Sequence[str], flags: Sequence[str] | None, path: str) -> 
         file.write("\n".join(sources))
     command = [shutil.which("g++") or shutil.which("c++") or "g++", "-std=c++17"]
     command += [*(CPU_FLAGS if flags is None else flags), "-fPIC", "-shared", "-x", "c++", source]
-    command += ["-Wl,-z,defs"]  # an undefined symbol fails here, with its member, not the whole library at loading
+    command += ["-Wl,-z,defs"]  # an undefined symbol fails its member here, not the whole library at load time
     command += [f"-I{tilelang.paths().TILELANG_TEMPLATE_PATH}", "-o", path]
     run_compiler(command, "g++")
     os.remove(source)
 
 
-# ---- the steps, as tilelang does them
+# ---- tilelang's steps
 
 
 class CompileError(Exception):
-    """A compiler refused the source. Its output is in the message's later lines."""
+    """A compiler refused the source. The later lines of the message are its output."""
 
 
 def run_compiler(command: Sequence[str], what: str) -> None:
-    """Run a compiler. Raises `CompileError`, which begins with `what` and has the compiler's errors, if it fails."""
+    """Run the compiler `what`. If it fails, raise `CompileError` with its name, its errors and its command."""
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
         how = f"exit status {done.returncode}" if done.returncode > 0 else f"killed by signal {-done.returncode}"
@@ -199,21 +199,21 @@ def run_compiler(command: Sequence[str], what: str) -> None:
 
 
 def link(hosts: Sequence[Any], device: Any, path: str, folder: str) -> None:
-    """Make the library `path` with tvm. Raises `CompileError` with gcc's output.
+    """Link the library `path` with tvm. Raises `CompileError` with gcc's output.
 
-    `hosts`: the kernels' halves for the host. `device`: the runtime module with the device code. `folder`: for other
-    files.
+    `hosts`: the kernels' halves for the host. `device`: the runtime module with the device code. `folder`: for
+    temporary files.
     """
     library = tilelang.host_codegen(merged(hosts), backend_context())
     library.import_module(device)
-    # tvm asks a compiler function for its `object_format`; without one it writes C for the host, as needed.
+    # tvm asks `fcompile` for its `object_format`. `_link_library` has none, so tvm writes C for the host, as needed.
     tilelang.tvm.runtime.Executable(library).export_library(
         path, fcompile=_link_library, fpack_imports=_pack_device_code, workspace_dir=folder
     )
 
 
 def _link_library(output: str, files: Sequence[str], options: Sequence[str] = (), **_: Any) -> None:
-    """Make the library of the host's C and of the file that `_pack_device_code` wrote. For tvm's `export_library`.
+    """Link the host's C and the file of `_pack_device_code` into a library. Called by tvm's `export_library`.
 
     Raises `CompileError` with gcc's output.
     """
@@ -222,10 +222,10 @@ def _link_library(output: str, files: Sequence[str], options: Sequence[str] = ()
 
 
 def _pack_device_code(library: Any, _system_library: bool, prefix: str, folder: str) -> str:
-    """Write the device code that `library` imports for the assembler, and return the file. For tvm's `export_library`.
+    """Write an assembler file with the device code of `library`, and return it. Called by tvm's `export_library`.
 
-    tvm itself writes a C array of the same bytes. Printing it takes part of a second, and gcc needs longer to parse it
-    than for everything else.
+    tvm itself would write the same bytes as a C array. Printing it takes part of a second, and parsing it takes gcc
+    longer than everything else.
     """
     name, file = f"{prefix}__tvm_ffi__library_bin", os.path.join(folder, f"{prefix}devc.s")
     packed = tilelang.tvm.get_global_func(tilelang.PACK_IMPORTS)(library).numpy().tobytes()
@@ -240,31 +240,31 @@ def _pack_device_code(library: Any, _system_library: bool, prefix: str, folder: 
 
 
 def printed(device: Any) -> str:
-    """Return a device module's source, as tilelang prints it."""
+    """Return the source that tilelang generates for a device module."""
     return str(tilelang.device_codegen_without_compile(device, backend_context()).inspect_source())
 
 
 def merged(modules: Sequence[Any]) -> Any:
-    """Return one module with the functions of all. Raises `ValueError` if two have a function of the same name."""
+    """Merge the functions of modules into one module. Raises `ValueError` if two functions have the same name."""
     functions: dict[Any, Any] = {}
     names: set[str] = set()
     for module in modules:
         for name, function in module.functions.items():
             if name.name_hint in names:
-                raise ValueError(f"{name.name_hint} is defined by two members of the group")
+                raise ValueError(f"two members of the group define {name.name_hint}")
             names.add(name.name_hint)
             functions[name] = function
     return tilelang.tvm.IRModule(functions, attrs=modules[0].attrs)
 
 
 def load_ir(text: str) -> Any:
-    """Return the object that `tvm.ir.save_json` wrote.
+    """Load an object that `tvm.ir.save_json` wrote.
 
-    `tvm.ir.load_json` would first convert texts of older releases in Python, which takes ten times as long as loading.
+    `tvm.ir.load_json` would first convert texts of older releases, in Python, which takes ten times as long as loading.
     """
     return tilelang.tvm.get_global_func(tilelang.LOAD_JSON)(text)
 
 
 def flags_config(flags: Sequence[str] | None) -> dict[str, Any]:
-    """Return the pass configuration that passes compile flags to nvcc."""
+    """Return the pass configuration that hands compile flags to nvcc."""
     return {"tl.device_compile_flags": list(flags)} if flags else {}

@@ -19,7 +19,7 @@ _NOBITS = 8
 
 
 class Section(NamedTuple):
-    """A section of a 64-bit ELF file. `data`: its contents, empty for one that only has a size."""
+    """A section of a 64-bit ELF file. `data`: its contents; empty if the file only has its size."""
 
     size: int
     info: int
@@ -29,24 +29,24 @@ class Section(NamedTuple):
 def sections(elf: bytes | memoryview) -> dict[str, Section]:
     """Return the sections by name.
 
-    Raises `ValueError` for anything but a 64-bit ELF file.
+    Raises `ValueError` unless `elf` is a 64-bit ELF file.
     """
     if bytes(elf[:5]) != MAGIC:
         raise ValueError("not a 64-bit ELF file")
     (table,) = struct.unpack_from("<Q", elf, 0x28)
     entry_size, count, names = struct.unpack_from("<HHH", elf, 0x3A)
     if table + count * entry_size > len(elf) or entry_size < _SECTION.size:
-        raise ValueError("not a whole ELF file")
+        raise ValueError("the ELF file is cut off")
     headers = [_SECTION.unpack_from(elf, table + i * entry_size) for i in range(count)]
-    texts, found = headers[names][2], {}
+    texts, by_name = headers[names][2], {}
     for name, kind, offset, size, info in headers:
         text = bytes(elf[texts + name : texts + name + 4096]).partition(b"\0")[0].decode(errors="replace")
-        found[text] = Section(size, info, b"" if kind == _NOBITS else bytes(elf[offset : offset + size]))
-    return found
+        by_name[text] = Section(size, info, b"" if kind == _NOBITS else bytes(elf[offset : offset + size]))
+    return by_name
 
 
 def cuda_binaries(library: bytes) -> Iterator[bytes]:
-    """Yield the CUDA binaries that a library holds uncompressed, each to the library's end."""
+    """Yield the uncompressed CUDA binaries in a library, each with the rest of the library."""
     at = library.find(MAGIC, 1)
     while at >= 0:
         if struct.unpack_from("<H", library, at + 0x12)[0] == _CUDA:
@@ -55,36 +55,36 @@ def cuda_binaries(library: bytes) -> Iterator[bytes]:
 
 
 def kernels_code(library: bytes, symbol: str) -> list[dict[str, bytes]]:
-    """Return the contents of a PrimFunc's kernels, once for each binary in `library` that has them.
+    """Return the code of a PrimFunc's kernels, by section, for each binary in `library` that contains them.
 
-    A PrimFunc of several `T.Kernel` has several: ``<symbol>_kernel``, ``<symbol>_kernel_1`` and so on. Each kernel has
-    its code, constants, registers a thread and static shared memory. The binary adds its own constants. `symbol` is
-    replaced in the names. Sections that name other kernels by number, and debug sections, are omitted.
+    Each `T.Kernel` of the PrimFunc is a kernel: ``<symbol>_kernel``, ``<symbol>_kernel_1`` and so on. The sections hold
+    its code, constants, registers per thread and static shared memory, and the binary's own constants. ``K`` replaces
+    `symbol` in the names. Sections that refer to other kernels by number, and debug sections, are omitted.
     """
     own = re.compile(rf"\.(text|nv\.constant\d+|nv\.shared)\.{re.escape(symbol)}_kernel(_\d+)?|\.nv\.constant3")
-    found = []
+    binaries = []
     for mine, noted in _parts_of(library, own):
         code = {}
         for name, section in mine.items():
             code[name.replace(symbol, "K")] = section.data or section.size.to_bytes(8, "little")
             if name.startswith(".text."):
                 code[f"registers of {name.replace(symbol, 'K')}"] = _registers(section, noted).to_bytes(4, "little")
-        found.append(code)
-    return found
+        binaries.append(code)
+    return binaries
 
 
 _NOTE = struct.Struct("<BBH")
 _SIZED, _FRAME_SIZE, _REGCOUNT = 4, 0x11, 0x2F
 _NUMBER = 0xFFFFFF
-"""The part of ``sh_info`` that numbers the symbol."""
+"""The bits of ``sh_info`` with the symbol's number."""
 
 
 def machine_facts(library: bytes, symbol: str) -> MachineFacts | None:
-    """Return the resources that a PrimFunc's kernels need, from the first binary that has them; None without one.
+    """Return the resources that a PrimFunc's kernels need, from the first binary that contains them; None without one.
 
-    Registers and stack frame are in ``.nv.info`` as attributes ``EIATTR_REGCOUNT`` and ``EIATTR_FRAME_SIZE``, after the
-    number of the kernel's symbol. That is the low part of ``sh_info`` of its code. (Before CUDA 13 the high byte of
-    that had the registers, too.)
+    Registers and stack frame are the attributes ``EIATTR_REGCOUNT`` and ``EIATTR_FRAME_SIZE`` in ``.nv.info``, after
+    the number of the kernel's symbol. The low bits of ``sh_info`` of its code have this number. (Before CUDA 13, the
+    high byte had the registers, too.)
     """
     own = re.compile(rf"\.(text|nv\.shared)\.{re.escape(symbol)}_kernel(_\d+)?")
     for parts, noted in _parts_of(library, own):
@@ -101,7 +101,7 @@ def machine_facts(library: bytes, symbol: str) -> MachineFacts | None:
 
 
 def _parts_of(library: bytes, own: re.Pattern[str]) -> Iterator[tuple[dict[str, Section], dict[tuple[int, int], int]]]:
-    """Yield, for each binary with code among its sections named `own`, these sections and its ``.nv.info``."""
+    """Yield the sections that match `own`, and the attributes of ``.nv.info``, for each binary that has such code."""
     for binary in cuda_binaries(library):
         try:
             parts = sections(memoryview(binary))
@@ -113,13 +113,13 @@ def _parts_of(library: bytes, own: re.Pattern[str]) -> Iterator[tuple[dict[str, 
 
 
 def _registers(code: Section, noted: Mapping[tuple[int, int], int]) -> int:
-    """Return the registers a thread of a kernel's code; before CUDA 13 the high byte of ``sh_info`` has them, too."""
+    """Return the registers per thread of a kernel. Before CUDA 13, the high byte of ``sh_info`` has them."""
     return noted.get((_REGCOUNT, code.info & _NUMBER), code.info >> 24)
 
 
 def _attributes(notes: bytes) -> dict[tuple[int, int], int]:
-    """Return the values of ``.nv.info`` by attribute and number of a symbol."""
-    found, at = {}, 0
+    """Return the values in ``.nv.info``, by attribute and number of a symbol."""
+    values, at = {}, 0
     while at + _NOTE.size <= len(notes):
         form, attribute, size = _NOTE.unpack_from(notes, at)
         at += _NOTE.size
@@ -127,6 +127,6 @@ def _attributes(notes: bytes) -> dict[tuple[int, int], int]:
             continue
         if size == 8 and at + size <= len(notes):
             number, value = struct.unpack_from("<II", notes, at)
-            found[attribute, number] = value
+            values[attribute, number] = value
         at += size
-    return found
+    return values

@@ -1,6 +1,6 @@
 """Entry points of workers, named after their jobs: bytes in, bytes out.
 
-`messages` names the others: those of a session and its space are in `session`, those about devices in `gpu`.
+`messages` names more entry points: those of a session and its space are in `session`, those of devices in `gpu`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 SWITCHED_OFF = "it is switched off"
 SLICE_S = 0.25
-"""Seconds after which elaborating answers with the results so far: little is lost if a later candidate hangs."""
+"""Seconds after which elaborating answers with the results so far, so that little is lost if the next one hangs."""
 
 
 # ---- a compile worker
@@ -55,29 +55,29 @@ SLICE_S = 0.25
 def discover(payload: bytes) -> bytes:
     """Resolve a target: msgpack of (target, device names, `CompileSettings`) → `Discovery`.
 
-    Raises `TargetError` if the target's devices or compilers are missing, and `UsageError` for a tilelang that lacks
-    what atune takes from it.
+    Raises `TargetError` if the target's devices or compilers are missing, and `UsageError` if tilelang lacks names that
+    atune uses.
     """
     text, wanted, settings = msgspec.msgpack.decode(payload, type=tuple[str | Target, tuple[str, ...], CompileSettings])
-    found = find_devices(text, wanted)
-    tools, why = cicc.tools_or_why(found.target) if settings.cicc else ("", SWITCHED_OFF)
-    found = msgspec.structs.replace(found, tools=tools, no_cicc=why, untested=tilelang.untested())
-    return msgspec.msgpack.encode(found)
+    discovery = find_devices(text, wanted)
+    tools, why = cicc.tools_or_reason(discovery.target) if settings.cicc else ("", SWITCHED_OFF)
+    discovery = msgspec.structs.replace(discovery, tools=tools, no_cicc=why, untested=tilelang.untested())
+    return msgspec.msgpack.encode(discovery)
 
 
 def elaborate(payload: bytes) -> bytes:
     """Elaborate candidates: `ElaborateJob` → list of `Elaborated` or `Failure`.
 
-    It has an answer for each of the first of them: one at least, and as many as come in `SLICE_S`. One that fails
-    after others is left for the next time, when it may be the first in its process.
+    The answer covers the first candidates, as many as `SLICE_S` allows, but at least one. A candidate that fails after
+    others is left for the next job, where it may be the first in its process.
     """
     ends, answers = time.monotonic() + SLICE_S, list[Elaborated | Failure]()
     job = msgspec.msgpack.decode(payload, type=ElaborateJob)
     for candidate in job.candidates:
-        one = _guarded(candidate, _digested if job.digests else _elaborated)
-        if answers and isinstance(one, Failure):
+        outcome = _guarded(candidate, _digested if job.digests else _elaborated)
+        if answers and isinstance(outcome, Failure):
             break
-        answers.append(one)
+        answers.append(outcome)
         if time.monotonic() > ends:
             break
     return msgspec.msgpack.encode(answers)
@@ -98,48 +98,48 @@ def _function(candidate: Candidate) -> Any:
 
 def roles(payload: bytes) -> bytes:
     """Find the roles of a kernel's parameters: `RolesJob` → `Roles` or `Failure`. Raises `WorkloadError`."""
-    work, found = workload(), _guarded(msgspec.msgpack.decode(payload, type=RolesJob).candidate, _function)
-    if isinstance(found, Failure):
-        return msgspec.msgpack.encode(found)
+    work, function = workload(), _guarded(msgspec.msgpack.decode(payload, type=RolesJob).candidate, _function)
+    if isinstance(function, Failure):
+        return msgspec.msgpack.encode(function)
     with work.placed():
-        return msgspec.msgpack.encode(roles_of(found, work.out_idx, work.zero, work.restore, work.like_tilelang))
+        return msgspec.msgpack.encode(roles_of(function, work.out_idx, work.zero, work.restore, work.like_tilelang))
 
 
 def lower(payload: bytes) -> bytes:
     """Lower a candidate: `LowerJob` → `Lowered` or `Failure`.
 
-    A kernel that an earlier run lowered is not lowered again if the artifact store has its library. Raises
-    `SpaceError` for a configuration that does not fit the kernel, as one may that no space lists.
+    A kernel that an earlier run lowered is not lowered again if the artifact store has its library. Raises `SpaceError`
+    for a configuration that does not fit the kernel, which is possible if no space lists it.
     """
     job = msgspec.msgpack.decode(payload, type=LowerJob)
     ConfigCheck(workload()).check(job.candidate.config, f"Workload {workload().name}")
-    lowered = _guarded(job.candidate, lambda one: cicc.with_use(lowering.lower(one, anew=job.anew)))
+    lowered = _guarded(job.candidate, lambda given: cicc.with_use(lowering.lower(given, anew=job.anew)))
     return msgspec.msgpack.encode(lowered)
 
 
 def build(payload: bytes) -> bytes:
-    """Build a group: `BuildJob` → list of `Artifact` or `Failure`, one a member.
+    """Build a group: `BuildJob` → list with an `Artifact` or a `Failure` for each member.
 
-    A group of several that fails raises: nobody knows yet whose fault it is. A group of one answers with a `Failure`.
+    A group of one that fails answers with a `Failure`. A larger group raises, because the faulty member is unknown.
     """
     job = msgspec.msgpack.decode(payload, type=BuildJob)
     built = answer(job.group, job.path, cicc.compile if job.service else by_nvcc)
     pairs = zip(job.group, built, strict=True)
-    return msgspec.msgpack.encode([cicc.in_state(of, it) if isinstance(it, Artifact) else it for of, it in pairs])
+    return msgspec.msgpack.encode([cicc.with_state(low, a) if isinstance(a, Artifact) else a for low, a in pairs])
 
 
 def compare(payload: bytes) -> bytes:
-    """Compare what cicc built with what nvcc makes: `CompareJob` → `Compared` or `Failure`."""
+    """Compare cicc's library of a candidate with nvcc's: `CompareJob` → `Compared` or `Failure`."""
     job = msgspec.msgpack.decode(payload, type=CompareJob)
-    return msgspec.msgpack.encode(_guarded(job.candidate, lambda one: cicc.compared(one, job.built, job.path)))
+    return msgspec.msgpack.encode(_guarded(job.candidate, lambda given: cicc.compared(given, job.built, job.path)))
 
 
 def _guarded(candidate: Candidate, work: Callable[[Candidate], T]) -> T | Failure:
-    """Do `work`. An error of the kernel or tilelang is the candidate's failure, except a lack of resources."""
+    """Do `work`. Errors of the kernel and of tilelang are the candidate's failure, except a lack of resources."""
     try:
         return work(candidate)
-    except BaseException as error:  # in a worker nobody else raises: interrupts and cancellations are the kernel's too
-        check_machine(error, but="files")  # the candidate opened them, or another whose process is not believed
+    except BaseException as error:  # a worker is not interrupted or cancelled, so these are the kernel's, too
+        check_machine(error, but="files")  # this candidate or an earlier one opened them: it is tried again
         return Failure(candidate.index, "lower", _message(error), detail_of(error))
 
 
@@ -147,8 +147,8 @@ def _message(error: BaseException) -> str:
     text = in_one_line(error)
     if isinstance(error, OSError) and "source code" in text:  # the message of `inspect`
         return (
-            f"{text}: put the kernel into a file, because what is typed, piped or given to python -c has no source; a "
-            "kernel that exec made needs its text, too: Workload(source=...)"
+            f"{text}: put the kernel into a file, since code that is typed, piped or given to python -c has no source; "
+            "a kernel that exec defines needs its text, too: Workload(source=...)"
         )
     return text
 
@@ -157,7 +157,7 @@ def _message(error: BaseException) -> str:
 
 
 def open_device(payload: bytes) -> bytes:
-    """Begin a run: `DeviceInfo` → `Started`. Raises `ShortOf` without memory for the device's context."""
+    """Begin a run: `DeviceInfo` → `Started`. Raises `ShortOf` if memory for the device's context is lacking."""
     info = msgspec.msgpack.decode(payload, type=DeviceInfo)
     try:
         uuid = benchmark.begin(info)
@@ -171,7 +171,7 @@ def open_device(payload: bytes) -> bytes:
 
 
 def rest_device(_: bytes) -> bytes:
-    """Forget the run, and free its memory: another one has the process next."""
+    """Forget the run, and free its memory, because another run uses the process next."""
     benchmark.rest()
     return b""
 

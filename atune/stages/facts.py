@@ -1,4 +1,4 @@
-"""Facts of a kernel before any compiler runs: those of its lowered code, inferred layouts, and predictions from the
+"""Facts of a kernel before any compiler runs: read off its lowered code and inferred layouts, or predicted from the
 elaborated kernel."""
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def static_facts(kind: str, device: Any, source: str) -> StaticFacts:
 
 
 def lacking_registers(source: str) -> int:
-    """Return how many more registers a block requests by ``setmaxnreg`` than it begins with; 0 if it has enough.
+    """Return the number of registers that a block lacks for its ``setmaxnreg`` requests; 0 if it has enough.
 
-    A block begins with the registers that its launch bounds leave each thread, in steps of eight. A producer of 128
+    A block begins with as many registers per thread as its launch bounds allow, in steps of eight. A producer of 128
     threads releases some, and the consumers wait for the number that they request (PTX ISA, «setmaxnreg»). If the block
     lacks registers, they wait forever.
     """
@@ -69,7 +69,7 @@ def lacking_registers(source: str) -> int:
 
 
 def c_arguments(function: Any, device: Any) -> tuple[int | str, ...]:
-    """Map the generated C function's arguments to kernel parameters (positions) and symbolic dimensions (names)."""
+    """Map the generated C function's arguments to kernel parameters (positions) or symbolic dimensions (names)."""
     buffers = {
         str(function.buffer_map[v].data.name): i for i, v in enumerate(function.params) if v in function.buffer_map
     }
@@ -81,14 +81,14 @@ def c_arguments(function: Any, device: Any) -> tuple[int | str, ...]:
 
 
 PRODUCERS = 128
-"""Threads that tilelang adds for loads, if it specialises warps: only on sm_90."""
+"""Threads that tilelang adds for loads if it specialises warps, which it does on sm_90."""
 
 
 def foreseen(function: Any, arch: str) -> StaticFacts:
-    """Return predicted facts of `function`, an elaborated PrimFunc, without the unknown ones. Raises nothing."""
+    """Predict the facts of `function`, an elaborated PrimFunc, and leave out unknown ones. Raises nothing."""
     try:
         return _foreseen(function, work_of(function), arch)
-    except Exception:  # a kernel that this module does not understand is lowered all the same
+    except Exception:  # a kernel that this module does not understand can still be lowered
         return StaticFacts()
 
 
@@ -119,8 +119,8 @@ def _foreseen(function: Any, work: BlockWork | None, arch: str) -> StaticFacts:
 
 
 def _pipelined(body: Any) -> dict[Any, tuple[Any, int]]:
-    """Return the shared buffers that pipelined loops load, each with its source tensor and its stages."""
-    found = dict[Any, tuple[Any, int]]()
+    """Return the shared buffers that pipelined loops load, each with its source tensor and number of stages."""
+    loads = dict[Any, tuple[Any, int]]()
     for node in nodes_of(body):
         asked = node.annotations.get("num_stages") if type(node).__name__ == "For" else None
         if asked is None or int(asked) < 1:
@@ -129,8 +129,8 @@ def _pipelined(body: Any) -> dict[Any, tuple[Any, int]]:
             if type(call).__name__ == "Call" and str(getattr(call.op, "name", "")) in COPIES:
                 source, target = (region(argument)[0] for argument in call.args[:2])
                 if str(source.scope()) == "global" and str(target.scope()).startswith("shared"):
-                    found[target.data] = source, max(int(asked), found.get(target.data, (None, 1))[1])
-    return found
+                    loads[target.data] = source, max(int(asked), loads.get(target.data, (None, 1))[1])
+    return loads
 
 
 def _rows_are_aligned(tensor: Any) -> bool:
@@ -142,7 +142,7 @@ def _rows_are_aligned(tensor: Any) -> bool:
 
 
 def _shared_bytes(body: Any, stages: dict[Any, int]) -> int:
-    """Return a block's bytes of shared memory: the maximum that lives between two of its outermost statements."""
+    """Return a block's bytes of shared memory: the most that is alive between two of its outermost statements."""
     sizes, spans = dict[Any, int](), dict[Any, list[int]]()
     for number, statement in enumerate(_outermost(body)):
         for node in nodes_of(statement):
@@ -156,11 +156,11 @@ def _shared_bytes(body: Any, stages: dict[Any, int]) -> int:
 
 
 def _outermost(node: Any) -> Iterator[Any]:
-    """Yield the statements of a block in order, each loop as one."""
+    """Yield the statements of a block in order, with each loop as a single statement."""
     kind = type(node).__name__
     if kind == "SeqStmt":
-        for one in node.seq:
-            yield from _outermost(one)
+        for statement in node.seq:
+            yield from _outermost(statement)
     elif kind == "AttrStmt":
         yield from _outermost(node.body)
     elif kind == "SBlockRealize":
@@ -173,17 +173,17 @@ def _outermost(node: Any) -> Iterator[Any]:
 
 INFERENCE = "tl.LayoutInference"
 WIDEST = 16
-"""Neighbours that are examined for a loop's width."""
+"""Neighbours on the last axis that are examined for a loop's width."""
 WIDEST_BITS = 128
-"""Most bits of one access of a thread (CUDA C++ Programming Guide, device memory accesses)."""
+"""Most bits that a thread accesses in one instruction (CUDA C++ Programming Guide, device memory accesses)."""
 MOST_THREADS = 1024
-"""Threads of an iteration that are looked at: a block has no more."""
+"""Most copies of an iteration that are examined, because a block has no more threads."""
 
 
 def instruments(seen: list[Layouts]) -> list[Any]:
-    """Return the instruments for the `PassContext` in which a kernel is lowered. They add its layouts to `seen`.
+    """Return the instruments for the `PassContext` in which a kernel is lowered. They append its layouts to `seen`.
 
-    They add none where the layouts are not understood, because the kernel is lowered in any case.
+    If a layout is not understood, they append nothing, so that the kernel is still lowered.
     """
 
     class Instrument:
@@ -196,7 +196,7 @@ def instruments(seen: list[Layouts]) -> list[Any]:
 
 
 def layouts_of(module: Any) -> Layouts:
-    """Return the layouts of the fragments and the parallel loops of a module, in the order of the statements."""
+    """Return the layouts of a module's fragments and parallel loops, in the order of the statements."""
     buffers: dict[Any, Any] = {}
     loops: list[tuple[Any, Any]] = []
     bodies = [function.body for function in module.functions.values() if hasattr(function, "body")]
@@ -249,7 +249,7 @@ def _loop(loop: Any, layout: Any, fragments: Mapping[Any, Any]) -> LoopFacts:
 
 
 def _by_source(loop: Any, iterations: int, touched: Sequence[Any], fragments: Mapping[Any, Any]) -> tuple[str, int]:
-    """Return the fragment that tilelang's ``ParallelOpNode`` may lay a loop out by, and a thread's iterations then."""
+    """Return the fragment whose layout tilelang's ``ParallelOpNode`` may copy, and the iterations per thread then."""
     spans = {node.loop_var: str(node.extent) for node in nodes_of(loop) if type(node).__name__ == "For"}
     reads = [node for node in touched if type(node).__name__ == "BufferLoad" and node.buffer in fragments]
     source = max(reads, key=lambda node: len(node.indices), default=None)
@@ -260,32 +260,32 @@ def _by_source(loop: Any, iterations: int, touched: Sequence[Any], fragments: Ma
 
 
 def _index_variables(layout: Any, dimensions: int) -> tuple[list[Any], list[Any]]:
-    """Return a layout's variables of the indices, and those that count the copies, which come before them."""
+    """Return a layout's index variables, and its variables that count copies, which come before them."""
     indices = list(layout.get_forward_vars())[-dimensions:]
     names = tilelang.tvm.tirx.analysis.undefined_vars(layout.thread)
-    return indices, [one for one in names if not any(map(one.same_as, indices))]
+    return indices, [name for name in names if not any(map(name.same_as, indices))]
 
 
 def _width(layout: Any, extents: Sequence[int]) -> int:
-    """Return how many neighbours on the last axis one thread has in successive slots; 1 where that is unknown."""
+    """Return the number of neighbours on the last axis that a thread holds in successive slots; 1 if unknown."""
     import numpy as np
 
     indices, copies = _index_variables(layout, len(extents))
     last = np.arange(min(WIDEST, extents[-1]))
     values = {**dict.fromkeys([*indices, *copies], 0), indices[-1]: last}
-    thread, *places = (evaluated(one, values) for one in (layout.thread, *layout.index))
-    if thread is None or any(one is None for one in places):
+    thread, *places = (evaluated(expression, values) for expression in (layout.thread, *layout.index))
+    if thread is None or any(place is None for place in places):
         return 1
     slot = 0 * last
-    for one, size in zip(places, _ints(layout.get_output_shape()), strict=True):
-        slot = slot * size + one
+    for place, size in zip(places, _ints(layout.get_output_shape()), strict=True):
+        slot = slot * size + place
     thread = np.broadcast_to(thread, last.shape)
     successive = (thread == thread[0]) & (slot == slot[0] + last)
     return int(np.append(successive, False).argmin())
 
 
 def _threads(layout: Any, extents: Sequence[int], replication: int) -> tuple[str, ...]:
-    """Return the threads that do the first, the last and each 2^n-th iteration; empty where that is not understood."""
+    """Return the threads of the first, the last and each 2^n-th iteration; empty if the layout is not understood."""
     import numpy as np
 
     indices, copies = _index_variables(layout, len(extents))

@@ -1,5 +1,5 @@
-"""Kernel functions as tilelang elaborates them, in workers and in the caller's process alike; facts of a call; and the
-roles of parameters: which are outputs, and which inputs a kernel may write into."""
+"""Kernel functions, elaborated by tilelang in workers and in the caller's process; facts of a call; and the roles of
+parameters: which are outputs, and which inputs a kernel may write into."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from atune.workload.fingerprint import launch_hints
 from atune.workload.source_locations import located
 
 DTYPE, TORCH_DTYPE = "$dtype", "$torch.dtype"
-"""Keys of one-entry dicts that encode dtypes, tilelang's and torch's, as data; `DYNAMIC` is that of symbolic ones."""
+"""Keys of one-entry dicts that encode dtypes of tilelang and torch as data. `DYNAMIC` encodes symbolic variables."""
 
 
 def elaborate(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
     """Call `kernel`, plain or under `@tilelang.jit`, and return its PrimFunc.
 
-    `arguments` are the problem's, `config` a configuration, both as they were written; the configuration's reserved
-    names are omitted. Raises what the kernel or tilelang raises, `TypeError` for a kernel that returns something else,
-    and `ValueError` for a hint that the launch cannot have.
+    `arguments`: the problem's. `config`: a configuration, whose reserved names are not passed. Both are taken as they
+    were written. Raises the errors of the kernel and of tilelang, `TypeError` if the kernel returns something else, and
+    `ValueError` for a launch hint that the kernel cannot have.
     """
     given, hints = _split(kernel, arguments, config)
     symbols: dict[str, Any] = {}
@@ -39,28 +39,28 @@ def elaborate(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, An
     function = get_tir(**values) if get_tir is not None else kernel(**values)
     if not isinstance(function, tilelang.tvm.tirx.PrimFunc):
         returned = "None" if function is None else type_of(function)
-        raise TypeError(f"the kernel returned {returned}, and must return a PrimFunc (T.prim_func)")
+        raise TypeError(f"the kernel returned {returned}, but must return a PrimFunc (T.prim_func)")
     return _hinted(function, hints) if hints else function
 
 
 def _split(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[Config, Config]:
-    """Return what `kernel` is called with, and the hints that its launch gets."""
+    """Split the arguments and a configuration into `kernel`'s own arguments, and the hints for its launch."""
     given = {**arguments, **{name: as_written(value) for name, value in config.items() if name not in RESERVED}}
     return given, {n: value for n in launch_hints(kernel) if (value := given.pop(n, None)) is not None}
 
 
 _ANNOTATES = {"occupancy": "tl.min_blocks_per_sm", "num_ctas": "cluster_dims"}
 _INSTEAD = {
-    "occupancy": "a kernel that takes it annotates its launch bounds: T.annotate_min_blocks_per_sm(occupancy)",
-    "num_ctas": "a cluster's size is the kernel's own, T.Kernel(…, cluster_dims=…)",
+    "occupancy": "let the kernel take it, and annotate its launch bounds: T.annotate_min_blocks_per_sm(occupancy)",
+    "num_ctas": "set the cluster's size in the kernel, T.Kernel(…, cluster_dims=…)",
 }
-"""What a hint annotates, and what to do where it cannot."""
+"""The annotation of each hint, and the advice for a launch that cannot have it."""
 
 
 def _hinted(function: Any, hints: Config) -> Any:
     """Return a PrimFunc with `hints` for its launches, as the kernel itself would annotate them.
 
-    Raises `ValueError` where the target or the kernel cannot have one.
+    Raises `ValueError` if the target has no such hint, or the kernel has its own.
     """
     tvm, own, target = tilelang.tvm, set[str](), tilelang.tvm.target.Target.current(allow_none=True)
     arch = "sm_" if target is None else str(target.attrs.get("arch", target.kind.name))
@@ -81,13 +81,13 @@ def _hinted(function: Any, hints: Config) -> Any:
     for name in hints:
         lacks = not arch.startswith("sm_") or (name == "num_ctas" and int(arch[3:].rstrip("af") or 90) < 90)
         if lacks or _ANNOTATES[name] in own:
-            why = f"the target {arch} has none" if lacks else "the kernel has its own"
+            why = f"the target {arch} does not support it" if lacks else "the kernel sets it itself"
             raise ValueError(f"{name}: {why}; {_INSTEAD[name]}")
     return function.with_body(body)
 
 
 def tagged(value: Any) -> Any:
-    """Return `value` with data in place of dtypes and symbolic variables, which `elaborate` turns back."""
+    """Return `value` with dtypes and symbolic variables encoded as data, which `elaborate` decodes."""
     import torch  # heavy: no module imports it at its top
 
     if isinstance(value, tilelang.tvm.tirx.Var):
@@ -100,7 +100,7 @@ def tagged(value: Any) -> Any:
 
 
 def _of_same_type(series: Any, each: Callable[[Any], Any]) -> Any:
-    """Return a list, a tuple or a named tuple with `each` of its values; others, such as `torch.Size`, as they are."""
+    """Apply `each` to the values of a list, tuple or named tuple. Return others, such as `torch.Size`, unchanged."""
     kind = type(series)
     if kind in (list, tuple):
         return kind(map(each, series))
@@ -108,22 +108,22 @@ def _of_same_type(series: Any, each: Callable[[Any], Any]) -> Any:
 
 
 def encode(value: Any, where: str) -> Any:
-    """Return `value` as data, the plain form of `tagged`. Raises `UsageError`, naming `where`, for what is none."""
+    """Return `value` as plain data, with `tagged` dtypes. Raises `UsageError`, naming `where`, for other objects."""
     try:
         return normalise(tagged(value), where)
     except SpaceError as error:
-        if isinstance(value, (int, float, str)):  # the kind is right, and the error says what is not
+        if isinstance(value, (int, float, str)):  # the type is right, and the error says what is wrong
             raise
         raise UsageError(
             f"{where} is {type_of(value)}; a problem's arguments must be None, bool, int, float, str, a dtype, "
-            "a symbolic variable, or lists, tuples and dicts of these. Put other things in the kernel's closure"
+            "a symbolic variable, or lists, tuples and dicts of these. Put other objects in the kernel's closure"
         ) from error
 
 
 def _value(value: Any, symbols: dict[str, Any]) -> Any:
-    """Undo `encode`; one name is one symbolic variable."""
+    """Undo `encode`. Equal names become the same symbolic variable, which `symbols` keeps."""
     if isinstance(value, (list, tuple)):
-        return _of_same_type(value, lambda one: _value(one, symbols))
+        return _of_same_type(value, lambda item: _value(item, symbols))
     if not isinstance(value, dict) or len(value) != 1:
         return as_written(value)  # a dict of the kernel's own
     [(tag, name)] = value.items()
@@ -141,19 +141,19 @@ def _value(value: Any, symbols: dict[str, Any]) -> Any:
 
 
 def elaborated(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, Any], target: Any) -> Any:
-    """Return the PrimFunc that is the input of lowering. Raises what elaboration raises."""
+    """Elaborate `kernel` for `target`, and return the PrimFunc to lower. Raises the errors of `elaborate`."""
     with target:
         return elaborate(kernel, arguments, config)
 
 
 frontend_lock = threading.RLock()
-"""tilelang's builders and registries are for one thread at a time."""
+"""Held by the thread that uses tilelang's builders and registries, which serve only one at a time."""
 
 
 class JitFunction:
-    """A kernel under `@tilelang.jit` as a workload's: it travels without the kernels that were compiled from it.
+    """A kernel under `@tilelang.jit`, for a workload: pickling leaves out the kernels that were compiled from it.
 
-    An eager one takes its dimensions by name here, and no tensors: `workload_signature` says so.
+    An eager kernel takes its dimensions by name here, and no tensors, as `workload_signature` declares.
     """
 
     def __init__(self, jit: Any, signature: inspect.Signature | None = None) -> None:
@@ -176,7 +176,7 @@ class JitFunction:
             self._jit = tilelang.jit(
                 self.func, out_idx=self.out_idx, target=self._target, pass_configs=self.pass_configs
             )
-        self._jit.func.p1_cache.clear()  # by Python's equality, in which 0.0 is -0.0
+        self._jit.func.p1_cache.clear()  # its keys are equal for 0.0 and -0.0
         return self._jit.get_tir(**arguments)
 
 
@@ -186,10 +186,10 @@ def is_jit(kernel: Any) -> bool:
 
 
 def is_eager(jit: Any, arguments: Mapping[str, Any], configs: Iterable[Config]) -> bool:
-    """Tell whether a kernel under `@tilelang.jit` runs when it is called, and fix that mode in it.
+    """Tell whether a kernel under `@tilelang.jit` runs when it is called, and fix this mode in it.
 
-    tilelang may have to call the kernel for that: with the first of `configs` that does not fail. Raises
-    `WorkloadError` where all do.
+    tilelang may have to call the kernel to know, with the first of `configs` that does not fail. Raises `WorkloadError`
+    if all fail.
     """
     ordered = sorted(configs, key=lambda c: not c)  # {}, the kernel's own defaults, is the last resort
 
@@ -200,35 +200,35 @@ def is_eager(jit: Any, arguments: Mapping[str, Any], configs: Iterable[Config]) 
 
 
 def _first_result(configs: Iterable[Config], trace: Callable[[Config], Any], problem: str) -> Any:
-    """Return `trace` of the first of `configs` for which it does not raise.
+    """Return the result of `trace` for the first of `configs` for which it does not raise.
 
-    Raises `WorkloadError` where it raises for all: `problem`, and the first error with its place.
+    If it raises for all, raise `WorkloadError` with `problem` and the place of the first error.
     """
     first: Exception | None = None
     for config in configs:
         try:
             with frontend_lock:
                 return trace(config)
-        except Exception as error:  # this configuration's mistake, perhaps
+        except Exception as error:  # perhaps only this configuration is wrong
             first = first or error
     message = problem if first is None else located(f"{problem}: {name_and_message(first)}", first)
     raise WorkloadError(message) from first
 
 
 def tensor_names(jit: Any) -> tuple[str, ...]:
-    """Return the parameters that an eager kernel takes at run time, in order: tensors and run-time scalars."""
+    """Return the names of an eager kernel's run-time parameters, tensors and scalars, in order."""
     names = getattr(jit.func, "tensor_args", None) or {}
     return tuple(name for name in jit.signature.parameters if name in names)
 
 
 def jit_function(jit: Any, eager: bool) -> JitFunction:
-    """Return `jit` as a workload's kernel."""
+    """Return `jit` as the kernel of a workload."""
     if not eager:
         return JitFunction(jit)
     names = tensor_names(jit)
     kept = [p for n, p in jit.signature.parameters.items() if n not in names and p.kind is not p.VAR_KEYWORD]
     kept = [p.replace(kind=p.KEYWORD_ONLY) for p in kept]
-    free = "_".join(["dimensions", *jit.signature.parameters])  # which no parameter is called
+    free = "_".join(["dimensions", *jit.signature.parameters])  # longer than any parameter's name, so it is free
     dimensions = inspect.Parameter(free, inspect.Parameter.VAR_KEYWORD)
     return JitFunction(jit, inspect.Signature([*kept, dimensions]))
 
@@ -236,23 +236,25 @@ def jit_function(jit: Any, eager: bool) -> JitFunction:
 def eager_dimensions(
     jit: Any, tensors: Mapping[str, Any], arguments: Mapping[str, Any], configs: Iterable[Config]
 ) -> dict[str, Any]:
-    """Return an eager kernel's `T.const` dimensions, by name, read off `tensors`.
+    """Read an eager kernel's `T.const` dimensions off `tensors`, and return them by name.
 
-    The kernel is traced with the first of `configs` that works. Raises `WorkloadError` if none does, and `UsageError`
-    if a dimension is neither in a tensor nor among `arguments`.
+    The kernel is traced with the first of `configs` that works. Raises `WorkloadError` if none works, and `UsageError`
+    if neither a tensor nor `arguments` have a dimension.
     """
 
     def traced(config: Config) -> dict[str, Any]:
-        (key, found), _ = jit.func.parse_args(**_split(jit, {**tensors, **arguments}, config)[0])
+        (key, sizes), _ = jit.func.parse_args(**_split(jit, {**tensors, **arguments}, config)[0])
         matcher = getattr(jit.func.p1_cache.get(key), "matcher", None) or ()
-        return {str(getattr(k, "orig_name", k)): v for k, v in zip(matcher, found or (), strict=False)}
+        return {str(getattr(k, "orig_name", k)): v for k, v in zip(matcher, sizes or (), strict=False)}
 
     try:
-        found: dict[str, Any] = _first_result(configs, traced, "no configuration of the kernel can be traced")
+        dimensions: dict[str, Any] = _first_result(configs, traced, "no configuration of the kernel can be traced")
     except WorkloadError as error:
         name = jit.func.orig_func.__name__
-        if odd := next((one for one in tensors if not hasattr(tensors[one], "shape")), ""):
-            raise UsageError(f"{name}: {odd} must be a tensor, got {type_of(tensors[odd])}") from error
+        if odd := next((n for n in tensors if not hasattr(tensors[n], "shape")), ""):
+            raise UsageError(
+                f"{jit.func.orig_func.__name__}: {odd} must be a tensor, got {type_of(tensors[odd])}"
+            ) from error
         template = next(reversed(jit.func.p1_cache.values()), None)
         known = {*tensors, *arguments}
         lacks = [n for of, _, _, n in (getattr(template, "matcher", None) or {}).values() if not {of, n} & known]
@@ -261,39 +263,39 @@ def eager_dimensions(
         options = " ".join(f"--arg {n}=…" for n in lacks)
         sizes = f"{', '.join(f'{n}=…' for n in lacks)} ({options})"
         raise UsageError(f"{name}: give the tensors of a call, or its sizes: {sizes}") from error
-    return found
+    return dimensions
 
 
 def first_function(kernel: Any, arguments: Mapping[str, Any], configs: Iterable[Config]) -> Any:
-    """Return the PrimFunc of the first of `configs` that elaborates; None where none does."""
-    with contextlib.suppress(WorkloadError):  # the engine records why, as this candidate's failure
+    """Return the PrimFunc of the first of `configs` that elaborates; None if all fail."""
+    with contextlib.suppress(WorkloadError):  # the engine records the error, as the candidate's failure
         return _first_result(configs, lambda config: elaborate(kernel, arguments, config), "nothing elaborates")
     return None
 
 
 def parameters_of(kernel: Any, arguments: Mapping[str, Any], configs: Iterable[Config]) -> tuple[KernelParam, ...]:
-    """Return the kernel's parameters; none where no configuration elaborates."""
+    """Return the kernel's parameters; empty if no configuration elaborates."""
     function = first_function(kernel, arguments, configs)
     return () if function is None else kernel_parameters(function)
 
 
 def misfit(params: Sequence[KernelParam], tensors: Sequence[Any]) -> Exception | None:
-    """Return why a kernel cannot take `tensors`, its first parameters, which may lack; None where it can.
+    """Return the reason that a kernel cannot take `tensors`, its first arguments, of which some may be None.
 
-    Dtype, dimensions and strides count. The devices are those of a run.
+    Returns None if it can. Dtypes, dimensions and strides count, but not devices, since a run has its own.
     """
-    for position, (param, one) in enumerate(zip(params, tensors, strict=False)):
-        home = getattr(getattr(one, "device", None), "type", None)
+    for position, (param, tensor) in enumerate(zip(params, tensors, strict=False)):
+        home = getattr(getattr(tensor, "device", None), "type", None)
         try:
-            check_arguments([param], [one], home, position)
+            check_arguments([param], [tensor], home, position)
         except (TypeError, ValueError) as error:
-            if one is not None:
+            if tensor is not None:
                 return error
     return None
 
 
 def kernel_parameters(function: Any) -> tuple[KernelParam, ...]:
-    """Return the parameters of a PrimFunc. A tensor without dimensions is a number, as for tilelang."""
+    """Return the parameters of a PrimFunc. A tensor without dimensions counts as a number, as in tilelang."""
     params = []
     for variable in function.params:
         buffer = function.buffer_map.get(variable)
@@ -306,7 +308,7 @@ def kernel_parameters(function: Any) -> tuple[KernelParam, ...]:
 
 
 def _sizes(sizes: Any) -> tuple[int | str, ...]:
-    """Return sizes as numbers, or as text if they are symbolic: msgspec does not encode tvm's own kind of string."""
+    """Return sizes as numbers, or as plain strings if symbolic, because msgspec cannot encode tvm's strings."""
     return tuple(int(size) if type(size).__name__ in ("IntImm", "int") else "".join(str(size)) for size in sizes)
 
 
@@ -321,54 +323,52 @@ def _is_compact(buffer: Any) -> bool:
 
 
 def symbols_of(params: Sequence[KernelParam]) -> set[str]:
-    """Return the names of symbolic dimensions. A sum or product counts as one name."""
+    """Return the names of symbolic dimensions, without sums and products of them."""
     return {d for p in params for d in p.shape or () if isinstance(d, str) and d.isidentifier()}
 
 
 def bound_symbols(params: Sequence[KernelParam], tensors: Sequence[Any]) -> dict[str, int]:
-    """Return the values of symbolic dimensions that `tensors`, the first parameters, have."""
-    found: dict[str, int] = {}
+    """Return the values of symbolic dimensions in `tensors`, the first arguments."""
+    symbols: dict[str, int] = {}
     for param, tensor in zip(params, tensors, strict=False):
         for name, size in zip(param.shape or (), getattr(tensor, "shape", ()), strict=False):
             if isinstance(name, str) and name.isidentifier():
-                found[name] = int(size)
-    return found
+                symbols[name] = int(size)
+    return symbols
 
 
 def drawn_inputs(params: Sequence[KernelParam], symbols: Mapping[str, int], scalars: Sequence[Any] = ()) -> DrawnInputs:
-    """Return inputs to draw, with sizes for symbolic dimensions. Raises `UsageError` for one without a size."""
+    """Return inputs to draw, with sizes for symbolic dimensions. Raises `UsageError` if a size or scalar is missing."""
     for size in (d for p in params for d in p.shape or () if isinstance(d, str)):
         if size_of(size, symbols) is None:
-            raise UsageError(
-                f"dimension {size!r} is symbolic: say with symbols={{…}} which size to tune for, or give inputs"
-            )
+            raise UsageError(f"dimension {size!r} is symbolic: pass a size in symbols={{…}}, or pass inputs=")
     if sum(p.shape is None for p in params) > len(scalars) or None in scalars:
         raise UsageError(
-            "a parameter is a number that is given at run time: call with one, or give inputs, to tune for"
+            "a parameter is a number that is given at run time: call with a value to tune for, or pass inputs="
         )
     return DrawnInputs(symbols, scalars)
 
 
 def target_text(target: Any) -> str:
-    """Return the target that `@tilelang.jit` was given, as atune takes it."""
+    """Return the target of `@tilelang.jit` as atune names it."""
     if target is None:
         return "auto"
     if isinstance(target, str) and not target.startswith("{"):
         return target
-    found = tilelang.tvm.target.Target(target)
-    kind = str(found.kind.name)
-    return str(found.attrs.get("arch", "cuda")) if kind == "cuda" else kind
+    parsed = tilelang.tvm.target.Target(target)
+    kind = str(parsed.kind.name)
+    return str(parsed.attrs.get("arch", "cuda")) if kind == "cuda" else kind
 
 
 # ---- roles
-# Outputs are those that the caller or the kernel names. Where neither does, they are those that the code writes and
-# never reads. Where there are none, the kernel has no outputs: what it reads holds data, which nobody may overwrite.
+# Outputs are the parameters that the caller or the kernel names. If neither names any, they are the parameters that the
+# code writes and never reads. A parameter that it reads may hold data, which must not be overwritten.
 
 READ, WRITE = 1, 2
-"""Bits of an access, as tilelang has them."""
+"""Bits of an access mask, the same as tilelang's."""
 
 _MASK_AT = {"tl.region": 1, "tl.access_ptr": 2, "tirx.tvm_access_ptr": 4}
-"""Calls that stand for a part of a buffer, with the place of the argument that says what is done to it."""
+"""Calls that stand for a part of a buffer, with the position of the argument that holds the access mask."""
 
 
 def roles_of(
@@ -380,10 +380,10 @@ def roles_of(
 ) -> Roles:
     """Return the roles of the parameters of a PrimFunc.
 
-    `out_idx`: the outputs that are named, by position; None where they are not. What the function itself returns is
-    named, too. `zero`: parameters to set to zero, which are outputs unless `out_idx` says otherwise. `restore`:
-    parameters that hold data, and are outputs only if they are named. `every`: whether the user's functions get every
-    parameter where nobody names outputs. Raises `WorkloadError` for a position that no tensor has.
+    `out_idx`: positions of the outputs that the caller names; None for the function's own, if it returns tensors.
+    `zero`: parameters to set to zero, which are outputs unless `out_idx` says otherwise. `restore`: parameters that
+    hold data, and are outputs only if they are named. `every`: whether the user's functions get every parameter if
+    nobody names outputs. Raises `WorkloadError` for a position without a tensor.
     """
     params, attrs, done = kernel_parameters(function), function.attrs or {}, accesses(function)
     written = {i for i, access in done.items() if access & WRITE}
@@ -404,22 +404,22 @@ def _positions(name: str, params: Sequence[KernelParam], given: Sequence[int]) -
         if not -len(params) <= i < len(params):
             raise WorkloadError(f"{name} {i}: the kernel has {len(params)} parameters")
         if params[i].shape is None:
-            raise WorkloadError(f"{name} {i}: this parameter is a number, and must be a tensor")
+            raise WorkloadError(f"{name} {i}: this parameter is a number, but must be a tensor")
     return [i % len(params) for i in given]
 
 
 def accesses(function: Any) -> dict[int, int]:
-    """Return what a PrimFunc may do with its tensors, by position: `READ`, `WRITE` or both.
+    """Return the access mask of each tensor of a PrimFunc, by position: `READ`, `WRITE` or both.
 
-    An atomic operation does both. So may whoever gets an address.
+    An atomic operation does both, and a function that gets an address may do both.
     """
     tvm = tilelang.tvm
     owners = {b.data: i for i, v in enumerate(function.params) if (b := function.buffer_map.get(v)) is not None}
-    found = dict.fromkeys(owners.values(), 0)
+    masks = dict.fromkeys(owners.values(), 0)
 
     def note(data: Any, access: int) -> None:
         if data in owners:
-            found[owners[data]] |= access
+            masks[owners[data]] |= access
 
     def look(node: Any) -> bool:
         if isinstance(node, tvm.tirx.BufferStore):
@@ -433,10 +433,10 @@ def accesses(function: Any) -> dict[int, int]:
                 for data, access, _ in filter(None, map(_part, node.args)):
                     note(data, READ | WRITE if access & WRITE else 0)
             if (part := _part(node)) is not None:
-                data, access, within = part
+                data, access, expressions = part
                 note(data, access)
-                for one in within:
-                    visit(one)
+                for expression in expressions:
+                    visit(expression)
                 return False
         return True
 
@@ -444,13 +444,13 @@ def accesses(function: Any) -> dict[int, int]:
         tvm.tirx.stmt_functor.pre_order_visit(root, look)
 
     visit(function.body)
-    return found
+    return masks
 
 
 def _part(call: Any) -> tuple[Any, int, Sequence[Any]] | None:
-    """Return the memory that a call stands for a part of, what is done to it, and the expressions that say which part.
+    """Return the memory, the access mask and the index expressions of a call that stands for a part of a buffer.
 
-    None for other calls.
+    Returns None for other calls.
     """
     name = str(getattr(getattr(call, "op", None), "name", ""))
     if name not in _MASK_AT and name != "tirx.address_of":

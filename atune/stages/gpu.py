@@ -1,4 +1,4 @@
-"""Devices of this machine: their list, the target that fits them, who else uses them, and what an error says of one."""
+"""Devices of this machine: list them, resolve a target, describe their other users, and classify their errors."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from atune.stages import tilelang
 from atune.workers.messages import Discovery, Neighbours
 from atune.workers.server_main import parent_of
 
-# ---- those of this machine, and the target that fits them: no CUDA context is made
+# ---- list devices and resolve targets, without a CUDA context
 
 
 def find_devices(text: str | Target, wanted: tuple[str, ...]) -> Discovery:
-    """Resolve a target text and list its devices, of one model if any are `wanted`.
+    """Resolve a target text and list its devices. If any are `wanted` by name, they must be of the same model.
 
     Asks NVML, and makes no CUDA context. Raises `TargetError` if the target's devices or compilers are missing.
     """
@@ -43,25 +43,25 @@ def find_devices(text: str | Target, wanted: tuple[str, ...]) -> Discovery:
         target = Target("cuda") if gpus else Target("c")
     if target.kind == "c":
         if bad := [d for d in wanted if d not in ("all", "cpu")]:
-            raise TargetError(f"device {bad[0]!r} is not there: target c takes the CPU alone (--devices cpu, devices=)")
+            raise TargetError(f"device {bad[0]!r} does not exist: target c has only the CPU (--devices cpu, devices=)")
         if shutil.which("g++") is None and shutil.which("c++") is None:
-            raise TargetError("g++ is missing: target c compiles with it; install g++ (Debian: apt install g++)")
+            raise TargetError("g++ is missing, which target c needs: install g++ (Debian: apt install g++)")
         return Discovery(target, (cpu,), fallback=fallback)
     if "cpu" in wanted:
-        raise TargetError("target cuda does not run on device 'cpu': take target c, or all devices")
+        raise TargetError("target cuda does not run on device 'cpu': use target c, or all devices")
     if not gpus:
-        raise TargetError(f"target cuda: no CUDA GPU is there ({none_found()}): target c takes the CPU")
+        raise TargetError(f"target cuda: there is no CUDA GPU ({no_gpu_reason()}): use target c for the CPU")
     ids = [g.id for g in gpus]
     if missing := [d for d in wanted if d != "all" and d not in ids]:
-        raise TargetError(f"device {missing[0]!r} is not there; there is {', '.join(ids)}")
+        raise TargetError(f"device {missing[0]!r} does not exist: choose from {', '.join(ids)}")
     chosen = gpus if "all" in wanted or not wanted else [g for g in gpus if g.id in wanted]
     models = ", ".join(f"{g.id}: {g.name}" for g in chosen)
     if len({g.name if wanted else g.arch for g in chosen}) > 1:
-        raise TargetError(f"devices must be of one model, and there is {models}; choose with --devices")
+        raise TargetError(f"devices must be of the same model, but there are {models}: choose with --devices")
     if not target.arch:
         target = Target("cuda", chosen[0].arch)
     if not os.path.exists(tilelang.nvcc()):
-        raise TargetError("nvcc is missing: target cuda compiles with it; install the CUDA toolkit or set CUDA_HOME")
+        raise TargetError("nvcc is missing, which target cuda needs: install the CUDA toolkit or set CUDA_HOME")
     return Discovery(target, tuple(chosen))
 
 
@@ -74,7 +74,7 @@ def visible_gpus() -> list[DeviceInfo]:
     except Exception:  # no driver, no library
         return []
     try:
-        found = [_gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount())]
+        listed = [_gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount())]
     finally:
         pynvml.nvmlShutdown()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -83,14 +83,14 @@ def visible_gpus() -> list[DeviceInfo]:
         for entry in (e.strip() for e in visible.split(",")):
             match = [
                 g
-                for i, g in enumerate(found)
+                for i, g in enumerate(listed)
                 if entry == str(i) or (entry.startswith("GPU-") and g.uuid.startswith(entry))
             ]
             if not match:
-                break  # CUDA too ignores what follows an invalid entry
+                break  # CUDA, too, ignores the entries after an invalid entry
             chosen += match
-        found = chosen
-    return [msgspec.structs.replace(g, id=str(i)) for i, g in enumerate(found)]
+        listed = chosen
+    return [msgspec.structs.replace(g, id=str(i)) for i, g in enumerate(listed)]
 
 
 def gpus(_: bytes) -> bytes:
@@ -98,8 +98,8 @@ def gpus(_: bytes) -> bytes:
     return msgspec.msgpack.encode(visible_gpus())
 
 
-def none_found() -> str:
-    """Return why `visible_gpus` lists none."""
+def no_gpu_reason() -> str:
+    """Return the reason that `visible_gpus` is empty."""
     return f"NVML finds none{' among CUDA_VISIBLE_DEVICES' * ('CUDA_VISIBLE_DEVICES' in os.environ)}"
 
 
@@ -120,21 +120,21 @@ def _gpu(pynvml: Any, device: Any) -> DeviceInfo:
 
 
 def _figures(pynvml: Any, device: Any, arch: str) -> dict[str, Any]:
-    """Return a GPU's multiprocessors, clock and memory from NVML, without those that it does not tell."""
+    """Return a GPU's multiprocessors, clock and memory bandwidth, as far as NVML reports them."""
     cores = 64 if arch == "sm_80" else 128  # of a multiprocessor (CUDA C++ Programming Guide, arithmetic instructions)
     asked: dict[str, Callable[[], float]] = {
         "sms": lambda: int(pynvml.nvmlDeviceGetNumGpuCores(device)) // cores,
         "clock_hz": lambda: pynvml.nvmlDeviceGetMaxClockInfo(device, pynvml.NVML_CLOCK_SM) * 1e6,
         "memory_bytes_s": lambda: (
-            pynvml.nvmlDeviceGetMaxClockInfo(device, pynvml.NVML_CLOCK_MEM) * 2e6  # twice a clock
+            pynvml.nvmlDeviceGetMaxClockInfo(device, pynvml.NVML_CLOCK_MEM) * 2e6  # two transfers a clock
             * pynvml.nvmlDeviceGetMemoryBusWidth(device) / 8
         ),
     }  # fmt: skip
-    found = {}
+    figures = {}
     for name, ask in asked.items():
         with suppress(Exception):  # an older driver, or a part of a GPU
-            found[name] = ask()
-    return found
+            figures[name] = ask()
+    return figures
 
 
 def _cpu_name() -> str:
@@ -145,7 +145,7 @@ def _cpu_name() -> str:
         return "CPU"
 
 
-# ---- in the process of one of them
+# ---- in a device's process
 
 
 @cache
@@ -161,53 +161,53 @@ def handle(uuid: str) -> Any:
     return nvml().nvmlDeviceGetHandleByUUID(uuid)
 
 
-# ---- other processes that use one of them, as far as NVML names them
+# ---- other processes that use a device, as far as NVML names them
 
 
 def neighbours(payload: bytes) -> bytes:
-    """Entry point: the answer to `Neighbours`; nobody where NVML cannot tell."""
+    """Entry point: `Neighbours` → other users by pid, and how busy the GPU is; empty if NVML cannot tell."""
     question = msgspec.msgpack.decode(payload, type=Neighbours)
-    found: dict[int, str] = {}
+    users: dict[int, str] = {}
     busy = 0
     with suppress(Exception):  # no driver, no permission, not supported here
         running = nvml().nvmlDeviceGetComputeRunningProcesses(handle(question.uuid))
-        found = foreign_users(running, question.program)
+        users = foreign_users(running, question.program)
         if question.idle and os.getpid() not in {entry.pid for entry in running}:
             busy = int(nvml().nvmlDeviceGetUtilizationRates(handle(question.uuid)).gpu)
-    return msgspec.msgpack.encode((found, busy))
+    return msgspec.msgpack.encode((users, busy))
 
 
 def foreign_users(running: list[Any], program: int) -> dict[int, str]:
-    """Describe the processes in NVML's `running`, by pid, that are neither of this run nor of one that takes turns.
+    """Describe the processes in NVML's `running`, by pid, except those of this run and of runs that take turns with it.
 
-    This process has a context, so it must be listed; otherwise returns none. Then the numbers are from another process
+    If this process, which has a context, is not listed, the result is empty, because the pids are from another
     namespace, as in some containers, or the list is incomplete. `program`: the process that the run belongs to.
     """
     memory = {entry.pid: entry.usedGpuMemory for entry in running}
     if os.getpid() not in memory:
         return {}
-    found = [pid for pid in sorted(memory) if not _belongs(pid, program) and not _takes_turns(pid)]
-    return {pid: text for pid in found if (text := _described(pid, memory[pid]))}
+    foreign = [pid for pid in sorted(memory) if not _belongs(pid, program) and not _takes_turns(pid)]
+    return {pid: text for pid in foreign if (text := _described(pid, memory[pid]))}
 
 
 def holders(uuid: str) -> str:
-    """Say who else uses a GPU, as far as NVML knows: also who was killed, and has yet to give its memory back."""
-    found: dict[int, int | None] = {}
+    """Describe the other users of a GPU that NVML knows, including killed processes that still hold memory."""
+    memory: dict[int, int | None] = {}
     with suppress(Exception):  # no driver, no permission, not supported here
-        found = {one.pid: one.usedGpuMemory for one in nvml().nvmlDeviceGetComputeRunningProcesses(handle(uuid))}
-    others = [_described(pid, used) or f"process {pid}" for pid, used in found.items() if pid != os.getpid()]
+        memory = {p.pid: p.usedGpuMemory for p in nvml().nvmlDeviceGetComputeRunningProcesses(handle(uuid))}
+    others = [_described(pid, used) or f"process {pid}" for pid, used in memory.items() if pid != os.getpid()]
     return f"NVML names {', '.join(others) or 'nobody'}"
 
 
 def _belongs(pid: int, program: int) -> bool:
-    """Tell whether a process is the program or descends from it."""
+    """Tell whether a process is the program or its descendant."""
     while pid > 1 and pid != program:
         pid = parent_of(pid)
     return pid == program
 
 
 def _takes_turns(pid: int) -> bool:
-    """Tell whether a process is of a run that has its locks where this one has them."""
+    """Tell whether a process is of a run that keeps its locks in the same folder, and so takes turns with this one."""
     with suppress(OSError):
         for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             name, _, value = entry.partition(b"=")
@@ -217,7 +217,7 @@ def _takes_turns(pid: int) -> bool:
 
 
 def _described(pid: int, used: int | None) -> str:
-    """Describe a process; empty if it has ended, or is of another namespace."""
+    """Describe a process; empty if it has ended, or belongs to another namespace."""
     try:
         name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
         owner = os.stat(f"/proc/{pid}").st_uid
@@ -232,7 +232,7 @@ def _described(pid: int, used: int | None) -> str:
     return f"process {pid}{user} ({name}{'' if used is None else f', {used >> 20} MiB'})"
 
 
-# ---- what a call's error says of its device
+# ---- kinds of errors
 
 
 _BEYOND_REPAIR = (
@@ -246,12 +246,12 @@ _BEYOND_REPAIR = (
 )
 """The driver's texts and names of errors that leave a context unusable. The CUDA driver API, «CUresult», says of them:
 «This leaves the process in an inconsistent state and any further CUDA work will return the same error». Errors of
-broken device memory or links are included. It takes milliseconds to compile, and so waits for an error."""
+broken device memory and links are included. Compiling takes milliseconds, so it is left to the first error."""
 _NO_MEMORY = r"can't allocate memory|out of memory|OutOfMemory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
 
 
 def kind_of(error: BaseException) -> FailureKind:
-    """Tell what became of a call that raised `error`: after ``fault`` the process's context is beyond repair."""
+    """Return the kind of failure of a call that raised `error`. After ``fault`` the process's context is unusable."""
     text = name_and_message(error)
     if re.search(_BEYOND_REPAIR, text, re.IGNORECASE):
         return "fault"

@@ -1,6 +1,6 @@
-"""Winners as `tilelang.JITKernel`s that call the library that was measured, and such kernels as torch operators.
+"""Winners as `tilelang.JITKernel`s that call the measured library, and these kernels as torch operators.
 
-Importing it imports tilelang.
+Importing this module imports tilelang.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def jit_kernel(
 ) -> Any:
     """Return `kernel` with `config` as a `tilelang.JITKernel`, with its latency, configuration and reference set.
 
-    `artifact`: its member of a library that tuning built, which is called as it stands: the kernel is `Measured`. None
-    compiles with tilelang, in this process. `out_idx`: as `@tilelang.jit` takes it. `roles`: as the kernel was tuned;
-    None for those that `out_idx` says. Where they say more, outputs may also be given, with every parameter.
-    `pass_configs`, `flags`: for every configuration; the configuration's own win. `execution_backend`, `target_host`,
-    `verbose`: tilelang's, for what is compiled here.
+    `artifact`: the kernel in a library that tuning built, for a `Measured` kernel that calls it; None to compile with
+    tilelang, in this process. `out_idx`: as `@tilelang.jit` takes it. `roles`: the roles that the kernel was tuned
+    with; None for the roles that `out_idx` implies. With other roles, a call may also pass every parameter, outputs
+    included. `pass_configs`, `flags`: for every configuration; the configuration's own take precedence.
+    `execution_backend`, `target_host`, `verbose`: tilelang's options for compiling here.
 
-    Raises what elaborating and compiling raise, and `LoadError`.
+    Raises the errors of elaborating and compiling, and `LoadError`.
     """
     function = elaborate(kernel, arguments, config)
     outputs = list(out_idx) if isinstance(out_idx, (list, tuple)) else out_idx
@@ -60,7 +60,7 @@ def jit_kernel(
     chosen = flags if config.get(COMPILE_FLAGS) is None else config[COMPILE_FLAGS]
     usual = "cython" if target.kind == "c" else "tvm_ffi"
     if target.kind == "c" and chosen is None:
-        chosen = CPU_FLAGS  # as it was tuned: tilelang itself passes none
+        chosen = CPU_FLAGS  # the flags that it was tuned with: tilelang itself passes none
     options = {
         "target": target.tvm(),
         "compile_flags": None if chosen is None else list(chosen),
@@ -72,26 +72,26 @@ def jit_kernel(
         return _tilelang_kernel(function, outputs, roles, target.kind, **how, **options)
 
     if artifact is None:
-        found = compile_by_tilelang()
+        made = compile_by_tilelang()
     else:
         measured = {**options, "execution_backend": usual, "pass_configs": passes}
-        found = Measured(function, artifact, roles, named, compile_by_tilelang, measured)
-    found.roles = roles
+        made = Measured(function, artifact, roles, named, compile_by_tilelang, measured)
+    made.roles = roles
     if config:
-        found.update_tuner_result(latency_ms, {**config}, reference_ms)
-    return found
+        made.update_tuner_result(latency_ms, {**config}, reference_ms)
+    return made
 
 
 class Deferred(tilelang.JITKernel):  # type: ignore[misc]
-    """A kernel that tilelang compiles in this process when its first use, or `as_tilelang`, needs it."""
+    """A kernel that tilelang compiles in this process when it is first used, or by `as_tilelang`."""
 
     _tilelang_compile: Callable[[], Any]
     _compiled: Any = None
 
     def as_tilelang(self) -> Any:
-        """Return the same kernel compiled by tilelang itself: at the first call, or from its cache.
+        """Return the same kernel, compiled by tilelang itself at the first call, or loaded from its cache.
 
-        Its latency, configuration and reference latency are set, too. Raises what tilelang raises.
+        Its latency, configuration and reference latency are set, too. Raises the errors of tilelang.
         """
         with frontend_lock:
             if self._compiled is None:
@@ -109,11 +109,11 @@ class Deferred(tilelang.JITKernel):  # type: ignore[misc]
 
 
 class Measured(Deferred):
-    """A kernel from a measured library: `artifact` is its member. Outputs are allocated here.
+    """The kernel `artifact` of a measured library, which allocates its outputs here.
 
-    The call, the device's source and the profiler need the library alone. `tilelang_compile` makes what it lacks:
-    `artifact`, the host's source, the exported library. `named`: the outputs that tilelang knows of. `options`: for
-    `JITKernel`. Raises `LoadError` where the library is gone.
+    Calls, the device's source and the profiler need only the library. `tilelang_compile` makes the rest: the attribute
+    `artifact`, the host's source and the exported library. `named`: positions of the outputs that tilelang knows of.
+    `options`: for `JITKernel`. Raises `LoadError` if the library is gone.
     """
 
     def __init__(
@@ -146,9 +146,9 @@ class Measured(Deferred):
 
 
 class MeasuredAdapter:
-    """Calls one member of a measured library, with the names of tilelang's adapters; other names are of its own one.
+    """Calls a kernel of a measured library. Attributes that it lacks are taken from tilelang's own adapter.
 
-    Arguments are checked by the library itself, which is tilelang's code; on the CPU they are checked here.
+    On a GPU, the library checks the arguments by tilelang's code; on the CPU, they are checked here.
     """
 
     def __init__(
@@ -182,10 +182,10 @@ class MeasuredAdapter:
 def compiled_again(
     function: Any, out_idx: Any, roles: Roles | None, options: Mapping[str, Any], tuned: Mapping[str, Any]
 ) -> Any:
-    """Return the `JITKernel` of a PrimFunc, which tilelang compiles at its first use, or has in its cache.
+    """Return the `JITKernel` of a PrimFunc, which tilelang compiles, or loads from its cache, at its first use.
 
-    `roles`: those of its parameters, of a tuned kernel. `options`: for `tilelang.compile`. `tuned`: the kernel's
-    latency, configuration and reference latency.
+    `roles`: the roles of a tuned kernel's parameters. `options`: for `tilelang.compile`. `tuned`: the kernel's latency,
+    configuration and reference latency.
     """
     given = None if "tilelang_out_idx" in (function.attrs or {}) else out_idx
     known = Roles(tuple(named_outputs(function, given))) if roles is None else roles
@@ -197,7 +197,7 @@ def compiled_again(
 
 
 def _tilelang_kernel(function: Any, out_idx: Any, roles: Roles, kind: str, **options: Any) -> Any:
-    """Return a PrimFunc's kernel as tilelang compiles it, whose calls make the outputs that `roles` says.
+    """Compile a PrimFunc with tilelang, and return its kernel, whose calls make the outputs of `roles`.
 
     `kind`: the target's. `options`: for `tilelang.compile`.
     """
@@ -205,23 +205,23 @@ def _tilelang_kernel(function: Any, out_idx: Any, roles: Roles, kind: str, **opt
     made = tilelang.compile(
         function if own else function.without_attr("tilelang_out_idx"), out_idx=out_idx if own else None, **options
     )
-    # A copy: tilelang keeps one kernel a code, and its latency and configuration are another tuning's too.
-    found = copy.copy(made)
+    # tilelang caches a kernel for each code, so without a copy two tunings would share latency and configuration.
+    own_copy = copy.copy(made)
     if not own:
         makes = Outputs(kernel_parameters(function), roles.outputs, kind, _scalars(function), roles.zero)
-        found.torch_function = calling(makes, made.torch_function)
-    return found
+        own_copy.torch_function = calling(makes, made.torch_function)
+    return own_copy
 
 
 def _scalars(function: Any) -> dict[int, str]:
-    """Return the names of a PrimFunc's parameters that are numbers, by position."""
+    """Return the names of a PrimFunc's scalar parameters, by position."""
     return {i: str(v.name) for i, v in enumerate(function.params) if v not in function.buffer_map}
 
 
 def named_outputs(function: Any, out_idx: Sequence[int] | int | None) -> list[int]:
-    """Return the positions of the outputs that a PrimFunc names, otherwise of `out_idx`. Raises `ValueError`."""
+    """Return the positions of the outputs that a PrimFunc names, or else of `out_idx`. Raises `ValueError`."""
     given = [out_idx] if isinstance(out_idx, int) else out_idx
-    found, n = [int(i) for i in (function.attrs or {}).get("tilelang_out_idx", given) or ()], len(function.params)
-    if wrong := [i for i in found if not -n <= i < n]:
+    named, n = [int(i) for i in (function.attrs or {}).get("tilelang_out_idx", given) or ()], len(function.params)
+    if wrong := [i for i in named if not -n <= i < n]:
         raise ValueError(f"out_idx {wrong[0]} is out of range: the kernel has {n} parameters")
-    return [i % n for i in found]
+    return [i % n for i in named]

@@ -1,6 +1,6 @@
-"""Artifact → callable, and a callable as a torch operator.
+"""Artifact → callable, and callable → torch operator.
 
-Used by the benchmark process, and by `TuneResult.kernel` in the user's own.
+The device's process uses it, and so does `TuneResult.kernel` in the user's process.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from atune.stages.tensors import Outputs, bind_dimensions, check_arguments, devi
 
 _NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*")
 _registered: dict[str, tuple[Hashable, Any]] = {}
-"""Operators by name, each with what identifies it."""
+"""Registered operators by name, each with the identity of its kernel."""
 _registering = threading.Lock()
 
 
 class LoadError(AtuneError):
-    """The library is gone, or has no such symbol."""
+    """The library is gone, or does not contain the kernel's symbol."""
 
 
 def load(artifact: Artifact) -> Callable[..., None]:
-    """Return a function of all the kernel's parameters, outputs included, that launches it.
+    """Return a function that launches the kernel, and takes all of its parameters, outputs included.
 
-    CUDA launches go to torch's current stream. What is mounted noexec is loaded from memory. Raises `LoadError`.
+    CUDA launches go to torch's current stream. A library on a noexec mount is loaded from memory. Raises `LoadError`.
     """
     if not os.path.exists(artifact.path):
-        raise LoadError(f"{artifact.path} is gone; tune again to rebuild it")
+        raise LoadError(f"{artifact.path} is gone: tune again to rebuild it")
     with ExitStack() as stack:
         if os.statvfs(artifact.path).f_flag & os.ST_NOEXEC:
             link = f"{stack.enter_context(tempfile.TemporaryDirectory())}/kernel.so"
@@ -49,8 +49,8 @@ def load(artifact: Artifact) -> Callable[..., None]:
         try:
             if artifact.target == "c":
                 return c_function(artifact.path, artifact, lambda given: bind_dimensions(artifact.params, given))
-            # As `load_module` does it, by their names. The module stays: what another load of the library launches
-            # was found through whichever module was the last one at the library's first launch.
+            # The same functions as `load_module` calls. The module must stay loaded, because the library resolves its
+            # kernels at its first launch, through the module that was loaded last, and later loads reuse them.
             opened = tilelang.tvm.get_global_func(tilelang.LOAD_MODULE)(artifact.path)
             tilelang.tvm.get_global_func(tilelang.KEEP_MODULE)(opened)
             return unless_empty(opened[artifact.symbol], artifact)
@@ -59,7 +59,7 @@ def load(artifact: Artifact) -> Callable[..., None]:
 
 
 def unless_empty(launch: Callable[..., None], artifact: Artifact) -> Callable[..., None]:
-    """Return `launch`, without effect where all that the kernel writes is empty: CUDA refuses a grid of no blocks."""
+    """Return `launch`, but skip launches that would write only empty tensors, because CUDA refuses an empty grid."""
     params, roles = artifact.params, artifact.roles or Roles()
     written = {*roles.outputs, *roles.writes}
     if not any(isinstance(size, str) or size == 0 for i in written for size in params[i].shape or ()):
@@ -73,13 +73,13 @@ def unless_empty(launch: Callable[..., None], artifact: Artifact) -> Callable[..
 
 
 def checked(artifact: Artifact) -> Callable[..., None]:
-    """Return a function like `load`, which raises `ValueError` or `TypeError` for arguments that do not fit.
+    """Load a kernel as `load` does, but raise `ValueError` or `TypeError` for arguments that do not fit.
 
-    The C function takes bare pointers: a wrong tensor would be read out of bounds.
+    The C function takes bare pointers, so a wrong tensor would be read out of bounds.
     """
     launch, params = load(artifact), artifact.params
     shapes = [msgspec.structs.replace(param, strides=None) for param in params]
-    computed = any(isinstance(size, str) and not size.isidentifier() for one in shapes for size in one.shape or ())
+    computed = any(isinstance(size, str) and not size.isidentifier() for p in shapes for size in p.shape or ())
 
     def call(*arguments: Any) -> None:
         check_arguments(params, arguments, device_type(artifact.target))
@@ -91,10 +91,10 @@ def checked(artifact: Artifact) -> Callable[..., None]:
 
 
 def calling(outputs: Outputs, launch: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of the inputs, which makes the outputs and returns them, or of every parameter.
+    """Return a function that takes the inputs, makes the outputs and returns them, or takes every parameter.
 
-    `launch` takes every parameter. Several outputs are a list, as tilelang has them. Raises `ValueError` for another
-    number of arguments.
+    `launch` takes every parameter. Several outputs are returned in a list, as tilelang does. The function raises
+    `ValueError` for another number of arguments.
     """
     out_idx, n = outputs.positions, len(outputs.params)
 
@@ -111,12 +111,12 @@ def calling(outputs: Outputs, launch: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Kernel:
-    """A tuned kernel. Call it with the inputs and it returns the outputs, or with every parameter and it returns None.
+    """A tuned kernel. Call it with the inputs to get the outputs, or with every parameter to fill yours (returns None).
 
-    Outputs that it makes are prepared as when it was checked. Those that are given are the caller's to prepare.
-    Inputs are torch tensors of the shapes and dtypes that the kernel was tuned for, on its device. They are contiguous,
-    except for parameters that are declared with strides. The kernel is launched on torch's current stream. Inputs that
-    require grad are refused while gradients are recorded.
+    The kernel prepares the outputs that it makes, such as by zeroing them, as it did when it was checked. You prepare
+    the outputs that you pass. Inputs are torch tensors with the shapes and dtypes that the kernel was tuned for, on its
+    device, and contiguous unless the parameter is declared with strides. The kernel is launched on torch's current
+    stream. While gradients are recorded, inputs that require grad are refused.
     """
 
     def __init__(self, artifact: Artifact, roles: Roles) -> None:
@@ -132,10 +132,10 @@ class Kernel:
     def as_op(self, name: str) -> Any:
         """Return the kernel as a `torch.library` custom operator, for `torch.compile` and fake tensors.
 
-        It takes the inputs and returns the outputs. `name`: with its library, such as ``mylib::gemm``; the operator is
-        also ``torch.ops.mylib.gemm``. It is registered until the program ends.
+        It takes the inputs and returns the outputs. `name`: with its library, such as ``mylib::gemm``, which also makes
+        it ``torch.ops.mylib.gemm``. It stays registered until the program ends.
 
-        Raises `UsageError` for a name that is taken by another kernel, and for what torch cannot register.
+        Raises `UsageError` if another kernel has the name, and for kernels that torch cannot register.
         """
         artifact = self.artifact
         identity = artifact.path, artifact.symbol, self.roles
@@ -146,9 +146,9 @@ class Kernel:
 
 
 def without_gradients(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `run` for calls without gradients: it raises RuntimeError where an argument requires a recorded one.
+    """Return `run`, but raise `RuntimeError` for an argument that requires grad while gradients are recorded.
 
-    The outputs would lack the way back to that argument, and its gradient would be wrong without a word.
+    The outputs would have no backward to that argument, so its gradient would be silently wrong.
     """
     import torch
 
@@ -159,7 +159,7 @@ def without_gradients(run: Callable[..., Any]) -> Callable[..., Any]:
             for position, argument in enumerate(arguments):
                 if getattr(argument, "requires_grad", False):
                     raise RuntimeError(
-                        f"argument {position} requires grad, and the kernel has no backward: call it under "
+                        f"argument {position} requires grad, but the kernel has no backward: call it under "
                         "torch.no_grad(), with detached tensors, or as an operator (as_op) with a backward"
                     )
         return run(*arguments)
@@ -178,20 +178,20 @@ def register_op(
 ) -> Any:
     """Return `call` as the `torch.library` custom operator `name`, registered until the program ends.
 
-    `call`: a function of all `params` but the outputs, which returns these: one, or several in a sequence. `roles` says
-    what else it writes into. `scalars`: names of parameters that are numbers, by position. The same `identity` under
-    the same name is the operator that is there.
+    `call`: a function that takes all `params` but the outputs, and returns an output, or several in a sequence.
+    `roles`: the outputs, and the inputs that it writes into. `scalars`: names of scalar parameters, by position. If an
+    operator of the same name and `identity` is registered, it is returned.
 
-    Raises `UsageError` for a name that another kernel or library has, and for what torch cannot register.
+    Raises `UsageError` if another kernel or library has the name, and for kernels that torch cannot register.
     """
     import torch
 
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise UsageError(f'as_op: give a name with its library, such as "mylib::gemm", got {name!r}')
+        raise UsageError(f'as_op: pass a name with its library, such as "mylib::gemm", got {name!r}')
     written = {*roles.writes, *roles.zero_inputs}
     given = [i for i in range(len(params)) if i not in roles.outputs]
     if all(params[i].shape is None for i in given):
-        raise UsageError(f"as_op: {name} takes no tensor, which would tell torch the device")
+        raise UsageError(f"as_op: {name} takes no tensor, but torch needs a tensor to know the device")
     outputs = Outputs(params, roles.outputs, target, scalars)
 
     def returned(made: Sequence[Any]) -> Any:
@@ -223,22 +223,22 @@ def register_op(
 
 
 def _registered_as(name: str, identity: Hashable) -> Any:
-    """Return the operator `name` of `identity`; None where the name is free. Raises `UsageError` where it is taken."""
+    """Return the operator `name` of `identity`; None if the name is free. Raises `UsageError` if it is taken."""
     import torch
 
     if name in _registered:
         known, op = _registered[name]
         if known != identity:
-            raise UsageError(f"as_op: {name} is another kernel's: choose another name, or start anew")
+            raise UsageError(f"as_op: another kernel has the name {name}: choose another, or restart the program")
         return op
     library, _, short = name.partition("::")
     if hasattr(getattr(torch.ops, library), short):
-        raise UsageError(f"as_op: torch has an operator {name}, which is not atune's: choose another name")
+        raise UsageError(f"as_op: torch already has an operator {name} that is not from atune: choose another name")
     return None
 
 
 def _declared(param: KernelParam, position: int, written: bool) -> str:
-    """Return a parameter as torch's schemas declare it."""
+    """Return the declaration of a parameter in torch's schema language."""
     if param.shape is not None:
         return f"Tensor{f'(a{position}!)' if written else ''} p{position}"
     kind = "bool" if param.dtype == "bool" else "SymInt" if param.dtype.startswith(("int", "uint")) else "float"

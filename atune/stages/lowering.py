@@ -1,5 +1,5 @@
-"""Candidate → Lowered: elaborates and lowers a kernel, generates its source, and reads the facts known before any
-compiler runs. Keys of what decides the code, for the artifact store: equal keys, equal machine code."""
+"""Candidate → Lowered: elaborate and lower a kernel, generate its source, and read the facts known before any compiler
+runs. Keys for the artifact store cover all that decides the machine code, so equal keys mean equal code."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from atune.stages.work import work_of
 from atune.version import LIBRARIES
 
 SYMBOL = "atune_kernel_{key}"
-"""A candidate's global symbol. It occurs nowhere else, so that replacing it in the source is safe."""
+"""A candidate's global symbol. It is unique, so that replacing it in the source is safe."""
 
 
 def lower(candidate: Candidate, *, anew: bool = True) -> Lowered:
-    """Lower one candidate. Raises whatever elaboration or tilelang raises.
+    """Lower a candidate. Raises the errors of elaboration and of tilelang.
 
-    Unless `anew`, nothing is lowered that an earlier run lowered, and the answer has no blob then.
+    Unless `anew`, return the result of an earlier run, if there is one, without a blob.
     """
     started, work = time.perf_counter(), workload()
     context, symbol = backend_context(), SYMBOL.format(key=candidate.key)
@@ -48,28 +48,28 @@ def lower(candidate: Candidate, *, anew: bool = True) -> Lowered:
     bare = ir_text(function)
     ir_key = ir_key_of(bare, how)
     roles = roles_of(function, work.out_idx, work.zero, work.restore, work.like_tilelang)
-    found = None if anew else lowered_before(ir_key)
-    if found is None:
+    lowered = None if anew else lowered_before(ir_key)
+    if lowered is None:
         configs = tilelang.normalize_pass_configs(dict(how.pass_configs))
         seen: list[Layouts] = []
         instruments = facts.instruments(seen)
         with tilelang.tvm.transform.PassContext(opt_level=3, config=configs, instruments=instruments), context.target:
             host, device, *_ = tilelang.lower_to_host_device_ir(function, context)
-            found = _generated(candidate, function, bare, host, device, how)
-        found_facts = msgspec.structs.replace(found.facts, layouts=seen[-1] if seen else None)
-        found = msgspec.structs.replace(found, ir_key=ir_key, facts=found_facts)
-    kernel, seconds = ir_digest(function) if found.storable else "", round(time.perf_counter() - started, 4)
-    return msgspec.structs.replace(found, index=candidate.index, ir_digest=kernel, roles=roles, seconds=seconds)
+            lowered = _generated(candidate, function, bare, host, device, how)
+        with_layouts = msgspec.structs.replace(lowered.facts, layouts=seen[-1] if seen else None)
+        lowered = msgspec.structs.replace(lowered, ir_key=ir_key, facts=with_layouts)
+    kernel, seconds = ir_digest(function) if lowered.storable else "", round(time.perf_counter() - started, 4)
+    return msgspec.structs.replace(lowered, index=candidate.index, ir_digest=kernel, roles=roles, seconds=seconds)
 
 
 def _generated(candidate: Candidate, function: Any, bare: str, host: Any, device: Any, how: CompileInputs) -> Lowered:
-    """Print the sources of a lowered kernel, and collect its facts."""
+    """Generate the sources of a lowered kernel, and collect its facts."""
     symbol, on_cpu = SYMBOL.format(key=candidate.key), how.kind == "c"
     source = printed(device)
-    # The grid, the TMA descriptors and the launch's shared memory. C sources are merged as text.
+    # It sets the grid, the TMA descriptors and the launch's shared memory. For C, sources are merged as text instead.
     host_source = "" if on_cpu else str(tilelang.host_codegen(host, backend_context()).inspect_source())
     if symbol not in source:
-        raise RuntimeError(f"the generated source does not contain {symbol}; tilelang renamed the kernel")
+        raise RuntimeError(f"the generated source does not contain {symbol}: tilelang renamed the kernel")
     parameters = kernel_parameters(function)
     calls = facts.c_arguments(function, device) if on_cpu else ()
     source_key = digest((source.replace(symbol, "K"), host_source.replace(symbol, "K")))
@@ -83,9 +83,9 @@ def _generated(candidate: Candidate, function: Any, bare: str, host: Any, device
         calls=calls,
         flags=how.flags,
     )
-    found_facts = facts.static_facts(how.kind, device, source)
+    static = facts.static_facts(how.kind, device, source)
     if not on_cpu:
-        found_facts = msgspec.structs.replace(found_facts, work=work_of(function))
+        static = msgspec.structs.replace(static, work=work_of(function))
     attributes = sorted(map(str, dict(device.attrs or {}).items()))
     texts = [text.partition(symbol) for text in (source, host_source)]
     alone = symbol in bare or _USERS_KERNEL in bare or any(_DIRECTIVE.search(after) for _, _, after in texts)
@@ -94,14 +94,14 @@ def _generated(candidate: Candidate, function: Any, bare: str, host: Any, device
     return Lowered(
         index=candidate.index,
         code_key=code_key,
-        store_key=digest((code_key, *_way())),
+        store_key=digest((code_key, *_generators())),
         merge_key=digest(together),
         source_key=source_key,
         params=parameters,
-        facts=found_facts,
+        facts=static,
         seconds=0.0,
         blob=msgspec.msgpack.encode(blob),
-        # No key covers the user's own files.
+        # The keys do not cover the contents of the user's own files.
         storable=not (_USERS_FILES.search(" ".join(how.flags or ())) or _USERS_INCLUDE.search(source)),
     )
 
@@ -113,15 +113,15 @@ _DECISIVE = (
     "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "CUDA_HOME", "CUDA_PATH", "NVCC_APPEND_FLAGS",
     "NVCC_PREPEND_FLAGS", "TL_TEMPLATE_PATH", "TL_CUTLASS_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH",
 )  # fmt: skip
-"""Environment variables with sources or flags for compilers and tilelang."""
+"""Environment variables that name sources or flags for compilers and tilelang."""
 _LOWERS = re.compile(r"(TILELANG_(?!CACHE_DIR|TMP_DIR|DISABLE_CACHE)|TL_|TVM_)")
-"""Environment variables that may change tilelang's output for a kernel."""
+"""Names of environment variables that may change the code that tilelang generates."""
 _USERS_FILES = re.compile(r"(^|\s)(-I|-i[a-z]+|--include|-B|@)")
 _USERS_INCLUDE = re.compile(r'^\s*#\s*include\s+"', re.MULTILINE)
 _USERS_KERNEL = "code_block_source"
-"""The attribute that holds the text of `T.CUDASourceCodeKernel`: it is printed among the kernels."""
+"""The attribute with the text of a `T.CUDASourceCodeKernel`, which is printed among the kernels."""
 _DIRECTIVE = re.compile(r"^[ \t]*#(?!pragma unroll\b|line \d|ifdef __cplusplus$|endif$)|\b_Pragma\b", re.MULTILINE)
-"""A directive of the user's among the kernels. Those that follow it in a library would see it, too."""
+"""A preprocessor directive of the user among the kernels. It would also affect the kernels that follow in a library."""
 
 
 def digest(value: Any) -> str:
@@ -131,31 +131,31 @@ def digest(value: Any) -> str:
 
 @functools.cache
 def toolchain(kind: str) -> tuple[str, ...]:
-    """Return what else decides the machine code: versions, the compilers' files, and the CPU for ``-march=native``."""
-    found = [tilelang.__version__, str(sys.implementation.cache_tag)]
-    found += [f"{name}={os.environ.get(name)}" for name in _DECISIVE]
+    """Return versions, compilers' files, and the CPU (for ``-march=native``), on which the machine code depends."""
+    parts = [tilelang.__version__, str(sys.implementation.cache_tag)]
+    parts += [f"{name}={os.environ.get(name)}" for name in _DECISIVE]
     compilers = [shutil.which(name) for name in ("g++", "gcc", "c++")]
     if kind != "c":
         nvcc = tilelang.nvcc()
-        compilers.append(shutil.which(nvcc))  # it may be a script before the real compiler, which tells its version
-        found.append(subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout)
+        compilers.append(shutil.which(nvcc))  # possibly a script around the compiler, so the version is added
+        parts.append(subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout)
     for path in compilers:
         if path is not None:
             status = os.stat(os.path.realpath(path))
-            found.append(f"{path} {status.st_size} {status.st_mtime_ns}")
+            parts.append(f"{path} {status.st_size} {status.st_mtime_ns}")
     if kind == "c":
         with open("/proc/cpuinfo") as info:
-            found += sorted({line for line in info if line.startswith(("model name", "flags"))})
-    return tuple(found)
+            parts += sorted({line for line in info if line.startswith(("model name", "flags"))})
+    return tuple(parts)
 
 
 _BARE = "bare"
-"""The common symbol that replaces each candidate's own when kernels are compared."""
+"""The symbol that replaces each candidate's own when kernels are compared."""
 
 
 @dataclass(frozen=True)
 class CompileInputs:
-    """Everything except the kernel that decides the result."""
+    """The inputs, apart from the kernel itself, on which the generated code depends."""
 
     kind: str
     target: str
@@ -165,7 +165,7 @@ class CompileInputs:
     """Target of host code; None for tilelang's choice."""
 
     def key(self) -> tuple[Any, ...]:
-        """Return the inputs, other than the kernel, that the code depends on."""
+        """Return the inputs and the toolchain as a key."""
         settings = (self.target, self.flags, self.pass_configs, self.host)
         return (*settings, toolchain(self.kind))
 
@@ -176,8 +176,7 @@ def how_of(
     settings: CompileSettings,
     pass_configs: Mapping[str, Any],
 ) -> CompileInputs:
-    """Return everything that decides the result for a configuration. Its own flags and pass configuration take
-    precedence.
+    """Return the compile inputs of a configuration, whose own flags and pass configuration take precedence.
 
     `pass_configs`: the workload's.
     """
@@ -192,48 +191,48 @@ def how_of(
 
 
 def ir_text(function: Any) -> str:
-    """Return an elaborated kernel as text, whatever its symbol."""
+    """Return an elaborated kernel as text, with its symbol replaced."""
     return str(tilelang.tvm.ir.save_json(function.with_attr("global_symbol", _BARE)))
 
 
 def ir_key_of(text: str, how: CompileInputs) -> str:
-    """Return the `ir_key` of an elaborated kernel by its text."""
+    """Return the `ir_key` of an elaborated kernel from its text."""
     environment = sorted((name, value) for name, value in os.environ.items() if _LOWERS.match(name))
-    return digest((text, *how.key(), *_way(), environment, LoopFacts.__struct_fields__))
+    return digest((text, *how.key(), *_generators(), environment, LoopFacts.__struct_fields__))
 
 
 def ir_digest(function: Any) -> str:
-    """Return the `Lowered.ir_digest` of an elaborated kernel, whatever its symbol and the lines of its source."""
+    """Return the `Lowered.ir_digest` of an elaborated kernel, which ignores its symbol and its source's lines."""
     tvm, rewrites = tilelang.tvm, ("tilelang_callback_cuda_postproc", "tilelang_callback_c_host_postproc")
     if any(tvm.get_global_func(name, allow_missing=True) is not None for name in rewrites):
-        return ""  # a function of the user's changes what tilelang generates
+        return ""  # a function of the user rewrites the source that tilelang generates
     return digest(str(tvm.ir.structural_hash(function.with_attr("global_symbol", _BARE), map_free_vars=True)))
 
 
 def digest_here(
     kernel: Any, arguments: Mapping[str, Any], config: Config, target: Target, settings: CompileSettings
 ) -> str:
-    """Return the `Lowered.ir_digest` of `kernel` in the program's own process. Raises what elaboration raises."""
+    """Return the `Lowered.ir_digest` of `kernel`, in the program's process. Raises the errors of elaboration."""
     with frontend_lock:
         context = context_of(target, settings.target_host)
         return ir_digest(elaborated(kernel, arguments, config, context.target))
 
 
 @functools.cache
-def _way() -> tuple[Any, ...]:
-    """Return the inputs that only the way to the code depends on. The code itself does, too, if that way has a bug."""
-    solvers = metadata.distributions(name="z3-solver")  # not every tilelang has it
-    return (LIBRARIES, *(one.version for one in solvers))
+def _generators() -> tuple[Any, ...]:
+    """Return versions of libraries that generate the code. It should not depend on them, but does if they have bugs."""
+    solvers = metadata.distributions(name="z3-solver")  # not every tilelang needs it
+    return (LIBRARIES, *(solver.version for solver in solvers))
 
 
 def lowered_before(ir_key: str) -> Lowered | None:
-    """Return an earlier run's lowered kernel, if the artifact store has its library, too."""
+    """Return the lowered kernel of an earlier run, if the artifact store has its library as well."""
     folder = artifacts_folder()
     try:
-        found = msgspec.json.decode(store_file(folder, "lowered", ir_key).read_bytes(), type=Lowered)
+        known = msgspec.json.decode(store_file(folder, "lowered", ir_key).read_bytes(), type=Lowered)
     except (OSError, msgspec.MsgspecError):
         return None
-    return found if found.ir_key == ir_key and store_file(folder, "codes", found.kept_as).exists() else None
+    return known if known.ir_key == ir_key and store_file(folder, "codes", known.kept_as).exists() else None
 
 
 def store_key(
@@ -244,14 +243,14 @@ def store_key(
     settings: CompileSettings,
     pass_configs: Mapping[str, Any],
 ) -> str:
-    """Return the artifact store's key for the library of `kernel` with `config`; empty if it has none.
+    """Return the artifact store's key for the library of `kernel` with `config`; empty if the library is not stored.
 
-    For the program's own process: it only elaborates the kernel. `pass_configs`: the workload's. Raises what
-    elaboration raises.
+    Runs in the program's process, and only elaborates the kernel. `pass_configs`: the workload's. Raises the errors of
+    elaboration.
     """
     how = how_of(config, target, settings, pass_configs)
     with frontend_lock:
         context = context_of(target, settings.target_host)
         function = elaborated(kernel, arguments, config, context.target)
-        found = lowered_before(ir_key_of(ir_text(function), how))
-    return "" if found is None else found.store_key
+        known = lowered_before(ir_key_of(ir_text(function), how))
+    return "" if known is None else known.store_key

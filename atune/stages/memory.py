@@ -1,4 +1,4 @@
-"""Device memory: how much a process has used, the session's limit for it, and why there is too little."""
+"""Device memory: how much a process used, the session's limit for it, and the causes of a lack."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from atune.stages.observer import Answer, Observer
 from atune.stages.session import session
 
 CONTEXT_BYTES = 600 << 20
-"""Device memory of an H100's context, which is counted."""
+"""Device memory of a CUDA context on an H100. It counts as used."""
 OWN_CONTEXT_BYTES = 1 << 30
-"""That of our own CUDA context, at most; further use is by other processes."""
+"""Most memory of this process's CUDA context. Use beyond it is by other processes."""
 
 
 class MemoryObserver(Observer):
-    """Keeps the process on the GPU `uuid` within the session's limit, and tells what it used or why it lacks memory.
+    """Keeps the process on the GPU `uuid` within the session's limit, and adds its use of memory to answers.
 
-    Raises `WorkloadError` where the context alone exceeds the limit.
+    Raises `WorkloadError` if the context alone exceeds the limit.
     """
 
     def __init__(self, uuid: str) -> None:
@@ -32,8 +32,8 @@ class MemoryObserver(Observer):
         if (limit := session().memory_bytes) is None:
             return
         if (left := limit - CONTEXT_BYTES) <= 0:
-            taken = f"CUDA's context takes {CONTEXT_BYTES >> 20} MiB"
-            raise WorkloadError(f"memory_limit: {limit >> 20} MiB a process, and {taken}")
+            own = f"CUDA's context alone takes {CONTEXT_BYTES >> 20} MiB"
+            raise WorkloadError(f"memory_limit: {limit >> 20} MiB for a process is too little: {own}")
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, left / total))
 
@@ -45,7 +45,7 @@ class MemoryObserver(Observer):
         return msgspec.structs.replace(answer, **self._why(answer)) if answer.kind == "out_of_memory" else answer
 
     def _why(self, failure: Failure) -> dict[str, str]:
-        """Return the doubt of a lack of memory, where others use the device, or a message that names the limit."""
+        """Return the cause of a lack of memory: a doubt if others use the device, or a message that names the limit."""
         if others := self._others():
             return {"doubt": others}
         if (limit := session().memory_bytes) is None:
@@ -53,7 +53,7 @@ class MemoryObserver(Observer):
         return {"message": f"memory_limit allows {limit >> 20} MiB in this process: {failure.message}"}
 
     def _others(self) -> str:
-        """Say how much memory others use, and who; empty where that is little, or leaves the limit free."""
+        """Describe the other users of the memory; empty if they use little, or leave the limit free."""
         import torch
 
         (free, total), own, limit = torch.cuda.mem_get_info(), torch.cuda.memory_reserved(), session().memory_bytes

@@ -1,4 +1,4 @@
-"""The protocol by which a measurement is observed beside its time."""
+"""The protocol of observers, which note more about a measurement than its time."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ Answer = TypeVar("Answer", bound="Measurement | Finals | Failure")
 
 
 class Observer:
-    """Observes what a device's process measures. By itself a method does nothing, and returns what it is given."""
+    """Observes the measurements of a device's process. By default, a method does nothing and returns its argument."""
 
     def before(self) -> None:
-        """A candidate is going to be called."""
+        """Prepare for the calls of a candidate, which come next."""
 
     def after_call(self, arguments: KernelArguments) -> None:
-        """The candidate was called once more, and what it wrote into `arguments` is right."""
+        """Note a call of the candidate, whose outputs in `arguments` are correct."""
 
     def after(self, timing: Timing) -> Timing:
-        """Samples were taken just now. Returns `timing`, which they make, with more of its conditions."""
+        """Return `timing`, whose samples were taken just now, with more of its conditions."""
         return timing
 
     def record(self, answer: Answer) -> Answer:
-        """Return the answer to a job with what was observed."""
+        """Return the answer to a job with the observations added."""
         return answer

@@ -1,7 +1,7 @@
-"""A worker process's state, sent once when the worker starts, and its answers about workload and space.
+"""A worker process's session, which is sent once when the worker starts, and its answers about workload and space.
 
-The workload's file and constraints are user code. Calls that list a space are short, so that a deadline for each call
-distinguishes a function that hangs from many that take time.
+The workload's file and constraints are user code. A space is listed in short calls, so that the deadline of a call
+distinguishes a function that hangs from many functions that take time.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _state = _SessionState()
 
 
 def begin(payload: bytes) -> bytes:
-    """Entry point: store the session. Return the fingerprint of its workload where that is to be loaded now."""
+    """Entry point: store the session. Return the fingerprint of its workload, if the session says to load it now."""
     _state.session = msgspec.msgpack.decode(payload, type=Session)
     _state.workload = None
-    tempfile.tempdir = None  # the server may have asked for it; this run has a folder of its own
+    tempfile.tempdir = None  # the server may have set it, but this run has its own folder
     return loaded_as().encode() if _state.session.load else b""
 
 
 def written(payload: bytes) -> bytes:
-    """Entry point: return the files of imported modules that were written after a time, as msgpack."""
+    """Entry point: a time as msgpack → the files of imported modules that were written after it."""
     return msgspec.msgpack.encode(written_since(msgspec.msgpack.decode(payload, type=float)))
 
 
@@ -65,9 +65,9 @@ def loaded_as() -> str:
 PART_S = 0.5
 """Seconds after which a call answers with the results so far."""
 PART = 2048
-"""Candidates that one call lists at most: the program decodes them in its event loop."""
+"""Most candidates that a call lists, because the program decodes them in its event loop."""
 EARLY = 0.9
-"""Share of a call's deadline after which the worker writes where it hangs; the caller then ends it."""
+"""Share of a call's deadline after which the worker writes its stack. At the deadline, the caller ends it."""
 
 
 class _Space:
@@ -82,18 +82,18 @@ _space = _Space()
 
 def load_space(payload: bytes) -> bytes:
     """Load a workload (`LoadSpace`) to list its space."""
-    asked = msgspec.msgpack.decode(payload, type=LoadSpace)
-    with _telling(asked.deadline_s):
-        _space.workload, _space.candidates = load(asked.ref), None
-        origin = chosen(asked.ref).origin if isinstance(asked.ref, FileRef) else ""
-        _space.spec = asked.known or head(_space.workload, origin)
+    job = msgspec.msgpack.decode(payload, type=LoadSpace)
+    with _writing_stack(job.deadline_s):
+        _space.workload, _space.candidates = load(job.ref), None
+        origin = chosen(job.ref).origin if isinstance(job.ref, FileRef) else ""
+        _space.spec = job.known or head(_space.workload, origin)
         return b""
 
 
 def list_space(payload: bytes) -> bytes:
     """Continue to list the space: msgpack of (seed, deadline) → the next `SpacePart`."""
     seed, deadline_s = msgspec.msgpack.decode(payload, type=tuple[int, float])
-    with _telling(deadline_s), _space.workload.placed():
+    with _writing_stack(deadline_s), _space.workload.placed():
         if _space.candidates is None:
             _space.candidates = Candidates(_space.workload, seed)
             _space.listed = _space.candidates.listed()
@@ -101,18 +101,18 @@ def list_space(payload: bytes) -> bytes:
 
 
 def _next_part(candidates: Candidates) -> SpacePart:
-    """List what comes in `PART_S`, and `PART` at most; the description comes with the last part."""
-    ends, found = time.monotonic() + PART_S, list[Config]()
+    """List candidates for `PART_S`, and at most `PART`. The last part includes the description of the space."""
+    ends, configs = time.monotonic() + PART_S, list[Config]()
     for candidate in _space.listed:
-        found += [] if candidate is None else [candidate.config]
-        if len(found) == PART or time.monotonic() > ends:
-            return SpacePart(tuple(found), None)
-    return SpacePart(tuple(found), candidates.complete(_space.spec))
+        configs += [] if candidate is None else [candidate.config]
+        if len(configs) == PART or time.monotonic() > ends:
+            return SpacePart(tuple(configs), None)
+    return SpacePart(tuple(configs), candidates.complete(_space.spec))
 
 
 @contextmanager
-def _telling(deadline_s: float) -> Generator[None, None, None]:
-    """Have the worker write its stack to stderr shortly before the deadline, also where a C function holds the GIL."""
+def _writing_stack(deadline_s: float) -> Generator[None, None, None]:
+    """Make the worker write its stack to stderr shortly before the deadline, even if a C function holds the GIL."""
     faulthandler.dump_traceback_later(EARLY * deadline_s, file=sys.__stderr__ or 2)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A kernel's parameters as tensors: dtypes, sizes, strides, checks of what is given, and outputs to fill."""
+"""A kernel's parameters as tensors: dtypes, sizes, strides, checks of arguments, and outputs to fill."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atune.model.artifact import KernelParam
 
 
 def device_type(target: str) -> str:
-    """Return torch's name for where kernels for `target` run."""
+    """Return torch's device type for kernels of `target`: ``cpu`` or ``cuda``."""
     return "cpu" if target == "c" else "cuda"
 
 
@@ -25,39 +25,39 @@ def torch_dtype(name: str) -> Any:
 
 
 def memory_of(tensor: Any) -> Any:
-    """Return the memory from a tensor's first to its last element as a flat tensor, gaps included."""
+    """Return the memory from a tensor's first to its last element, gaps included, as a flat tensor."""
     return tensor.as_strided((launch.extent(tensor.shape, tensor.stride()),), (1,))
 
 
-_WHOLE = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
+_INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 
 def bits_of(tensor: Any) -> Any:
-    """Return a tensor's elements as integers of their size, in the same memory."""
+    """Return a view of a tensor whose elements are integers of the same size."""
     import torch
 
-    return tensor.view(getattr(torch, _WHOLE[tensor.element_size()]))
+    return tensor.view(getattr(torch, _INTEGERS[tensor.element_size()]))
 
 
 def same_bits(left: Any, right: Any) -> bool:
-    """Tell whether two tensors of one shape and dtype hold the same bits, NaN or not."""
+    """Tell whether two tensors of the same shape and dtype hold the same bits; NaN equals itself."""
     import torch
 
-    if left.element_size() not in _WHOLE:
+    if left.element_size() not in _INTEGERS:
         return bool(torch.equal(left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8)))
     return bool(torch.equal(bits_of(left), bits_of(right)))
 
 
 _DIGEST_WORDS = 1 << 22
-"""Words of eight bytes that a digest takes at once: 32 MiB, and as much for their products."""
+"""Eight-byte words that are digested at a time. They take 32 MiB, and their products as much again."""
 _DIGEST_FACTOR = -0x61C8864680B583EB
 
 
 def digest_of_bits(tensors: Sequence[Any]) -> str:
-    """Return 16 hex digits that are equal for equal bits: a sum of the words, each times an odd number, modulo 2**64.
+    """Return a digest of 16 hex digits: the sum of all words, each times its own odd number, modulo 2**64.
 
-    A single different word always changes the sum, and any other difference does with a chance of about 1 in 2**63
-    (multiply-shift hashing; Dietzfelbinger and others, J. Algorithms 25, 1997). NaN and signed zeros count as bits.
+    Equal bits have equal digests. If only one word differs, so does the digest; other differences go unnoticed with a
+    chance of about 1 in 2**63 (multiply-shift hashing; Dietzfelbinger and others, J. Algorithms 25, 1997).
     """
     import torch
 
@@ -70,27 +70,27 @@ def digest_of_bits(tensors: Sequence[Any]) -> str:
             words.append(torch.nn.functional.pad(data[whole:].clone(), (0, 8 - data.numel() + whole)).view(torch.int64))
         for part in words:
             weights = _weights(part.device)[: part.numel()]
-            found = torch.dot(part, weights) if part.device.type == "cpu" else (part * weights).sum()
-            total = found if total is None else total * _DIGEST_FACTOR + found  # on the device: nothing waits
+            products = torch.dot(part, weights) if part.device.type == "cpu" else (part * weights).sum()
+            total = products if total is None else total * _DIGEST_FACTOR + products  # on the device, without waiting
         sizes = sizes * _DIGEST_FACTOR + data.numel()
     return f"{(sizes + (0 if total is None else int(total.item()))) % 2**64:016x}"
 
 
 @functools.cache
 def _weights(device: Any) -> Any:
-    """Return an odd number for each word: its place, as splitmix64 scatters it."""
+    """Return an odd number for each word: the hash of its place by splitmix64."""
     import torch
 
-    found = torch.arange(1, _DIGEST_WORDS + 1, dtype=torch.int64, device=device) * _DIGEST_FACTOR
+    numbers = torch.arange(1, _DIGEST_WORDS + 1, dtype=torch.int64, device=device) * _DIGEST_FACTOR
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
-        found = (found ^ (found >> shift)) * factor
-    return found | 1
+        numbers = (numbers ^ (numbers >> shift)) * factor
+    return numbers | 1
 
 
 def has_layout(param: KernelParam, tensor: Any) -> bool:
-    """Tell whether a tensor lies in memory as `param` is declared: contiguous, or with these strides.
+    """Tell whether a tensor has the layout that `param` declares: contiguous, or its strides.
 
-    The stride of a dimension of size one or less does not matter; a symbolic one can be any.
+    The stride of a dimension of size one or less does not matter, and a symbolic stride can have any value.
     """
     if param.strides is None:
         return bool(tensor.is_contiguous())
@@ -101,9 +101,9 @@ def has_layout(param: KernelParam, tensor: Any) -> bool:
 def bind_dimensions(
     params: Sequence[KernelParam], arguments: Sequence[Any], known: dict[str, int] | None = None
 ) -> dict[str, int]:
-    """Read the symbolic dimensions' and strides' values off the tensors that were given, and add them to `known`.
+    """Read the values of symbolic dimensions and strides off the given tensors, and add them to `known`.
 
-    Raises `ValueError` where two differ.
+    Raises `ValueError` if two values of the same name differ.
     """
     known = {} if known is None else known
     for param, argument in zip(params, arguments, strict=True):
@@ -122,8 +122,8 @@ def check_arguments(
 ) -> None:
     """Raise `ValueError` or `TypeError` for an argument that the kernel cannot take.
 
-    `device`: torch's type of the device where tensors must be. None takes tensors without memory, such as fake ones,
-    and ignores their strides. `first`: the position of the first one.
+    `device`: torch's type of the device where tensors must be. None accepts tensors without memory, such as fake
+    tensors, and ignores their strides. `first`: the position of the first argument.
     """
     for position, (param, tensor) in enumerate(zip(params, arguments, strict=True), first):
         if param.shape is None:
@@ -141,7 +141,7 @@ def check_arguments(
         if not right or elsewhere or tensor.dtype != torch_dtype(param.dtype):
             wanted = "contiguous" if param.strides is None else f"with strides {list(param.strides)}"
             layout = "" if right or not fits else f", with strides {list(tensor.stride())}"
-            layout += f", on {tensor.device} and not on {device}" if elsewhere else ""
+            layout += f", on {tensor.device} instead of {device}" if elsewhere else ""
             raise ValueError(
                 f"parameter {position}: the kernel takes {param.dtype} {list(param.shape)}, {wanted}; "
                 f"got {str(tensor.dtype).removeprefix('torch.')} {list(shape)}{layout}"
@@ -149,11 +149,11 @@ def check_arguments(
 
 
 class Outputs:
-    """Makes a kernel's outputs, on the device of the first tensor that is given: uninitialised, or zero as `zero` says.
+    """Makes a kernel's outputs, uninitialised or zero, on the device of the first tensor among the arguments.
 
-    Without one they are on the target's current device. Dimensions may be numbers, names that a given tensor binds, or
-    sums and products of these. `scalars`: the names of parameters that are numbers, by position; a dimension may have
-    such a name, too. `zero`: positions of outputs and inputs to set to zero; an output that is given stays as it is.
+    Without a tensor they are on the target's current device. Dimensions may be numbers, names that a given tensor or
+    scalar binds, or sums and products of these. `scalars`: the names of scalar parameters, by position. `zero`:
+    positions of outputs and inputs to set to zero. An output that the caller gives is not changed.
     """
 
     def __init__(
@@ -171,9 +171,9 @@ class Outputs:
         self._fixed = {i: self._layout(i, {}) for i in fixed}
 
     def complete(self, given: Sequence[Any]) -> Sequence[Any]:
-        """Return all arguments in order, with zeros where they are wanted. `given`: the inputs, or every parameter.
+        """Return all arguments in order, after zeroing those named by `zero`. `given`: the inputs, or every parameter.
 
-        Raises as `among` does.
+        Raises the errors of `among`.
         """
         arguments = given if len(given) == len(self.params) else self.among(given)
         self._check(arguments)
@@ -183,9 +183,9 @@ class Outputs:
         return arguments
 
     def among(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return all arguments in order: `inputs` where they belong, and fresh outputs.
+        """Return all arguments in order: `inputs` at their positions, and new outputs.
 
-        Raises `ValueError` for an output whose size `inputs` do not tell.
+        Raises `ValueError` if an output's size does not follow from `inputs`.
         """
         import torch
 
@@ -197,7 +197,7 @@ class Outputs:
             bind_dimensions([self.params[i] for i in self._in_idx], inputs, known)
             for i, name in self._scalars.items():
                 value = arguments[i]
-                known[name] = value if hasattr(value, "node") else int(value)  # a torch trace goes on with its own
+                known[name] = value if hasattr(value, "node") else int(value)  # under torch.compile it stays symbolic
         device = next((value.device for value in inputs if isinstance(value, torch.Tensor)), None)
         if device is None:
             device = torch.device("cpu" if self._device == "cpu" else f"cuda:{torch.cuda.current_device()}")
@@ -205,7 +205,7 @@ class Outputs:
             shape, strides = self._fixed.get(i) or self._layout(i, known)
             dtype = torch_dtype(self.params[i].dtype)
             if not shape:
-                raise ValueError(f"output {i} has no dimensions, and cannot be allocated: give it, as every parameter")
+                raise ValueError(f"output {i} has no dimensions, so it cannot be allocated: pass every parameter")
             if strides:
                 arguments[i] = torch.empty_strided(shape, strides, dtype=dtype, device=device)
             else:
@@ -215,20 +215,20 @@ class Outputs:
         return arguments
 
     def _layout(self, i: int, known: Mapping[str, int]) -> tuple[list[int], list[int]]:
-        """Return an output's shape and strides; none for a contiguous one."""
+        """Return an output's shape and strides; no strides if it is contiguous."""
         declared, rank = _declared(self.params[i]), len(self.params[i].shape or ())
-        found = []
+        sizes = []
         for size in declared:
             value = launch.size_of(size, known)
             if value is None:
                 raise ValueError(
-                    f"output {i} is {list(declared)}, and the inputs do not tell {size!r}: give every parameter, "
+                    f"output {i} is {list(declared)}, but the inputs do not determine {size!r}: pass every parameter, "
                     "outputs included"
                 )
-            found.append(value)
-        return found[:rank], found[rank:]
+            sizes.append(value)
+        return sizes[:rank], sizes[rank:]
 
 
 def _declared(param: KernelParam) -> tuple[int | str, ...]:
-    """Return a parameter's shape, with its strides behind."""
+    """Return a parameter's shape, followed by its strides."""
     return (*(param.shape or ()), *(param.strides or ()))

@@ -1,7 +1,7 @@
-"""The names that atune takes from tilelang, with their purpose and how they are called. That is the contract.
+"""The contract with tilelang: the names that atune uses of it, their purpose, and the parameters that atune passes.
 
-It imports `model` alone. No other module of atune imports tilelang. ``tilelang.tvm`` of this module imports it when it
-is first used. A tilelang that atune was not tested with is held to the contract then.
+No other module of atune imports tilelang. This one imports it when a name such as ``tilelang.tvm`` is first used, and
+then checks the contract, unless atune was tested with that version. Of atune, it imports only `model` and `errors`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from atune.model.requirements import REQUIRES, is_tested
 
 NAMES: dict[str, tuple[str, ...]] = {
     "tilelang:": (
-        "its public interface: compiling for `as_tilelang`, folders and switches, layouts in kernels",
+        "its public interface: compiling for `as_tilelang`, folders, switches, and layouts in kernels",
         "__version__", "jit(func, *, out_idx, target, pass_configs)",
         "compile(func, *, out_idx, execution_backend, target, target_host, verbose, pass_configs, compile_flags)",
         "JITKernel(*, func, execution_backend, from_database, target, pass_configs, compile_flags)",
@@ -35,7 +35,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "language.Parallel", "layout.make_fully_replicated_layout_fragment",
     ),
     "tilelang:tvm": (
-        "kernels as trees, elaborated and lowered; libraries",
+        "the trees of kernels, and libraries",
         "get_global_func(name, *, allow_missing)", "register_global_func(func_name, f, *, override)", "DataType(value)",
         "IRModule(functions, *, attrs)", "tirx.Var(name, dtype)", "tirx.BufferStore", "tirx.BufferLoad", "tirx.Call",
         "tirx.PrimFunc", "tirx.PrimFunc.with_body(self, new_body)", "tirx.AttrStmt(node, attr_key, value, body)",
@@ -56,18 +56,18 @@ NAMES: dict[str, tuple[str, ...]] = {
     "tilelang.engine.lower:device_codegen(device_mod, context)": ("loads machine code into a library's device half",),
     "tilelang.transform.pass_config:normalize_pass_configs(pass_configs)": ("completes a pass configuration",),
     "tilelang.engine:KernelParam(dtype, shape)": (
-        "parameters, for `supply_prog` and for kernels from libraries", "from_buffer(buffer)", "from_var(var)",
+        "parameters for `supply_prog`, and of kernels from libraries", "from_buffer(buffer)", "from_var(var)",
     ),
     "tilelang.jit:JITImpl": (
         "kernels under `@tilelang.jit`",
         "get_tir", "initialize_jit_mode", "func", "signature", "out_idx", "pass_configs", "target",
     ),
     "tilelang.language.eager:builder": (
-        "the function of such a kernel, and the sizes of an eager one by name",
+        "the function under `@tilelang.jit`, and the sizes of an eager kernel by name",
         "JITFunc.orig_func", "JITFunc.tensor_args", "JITFunc.parse_args", "JITFunc.p1_cache", "TirTemplate.matcher",
     ),
     "tilelang.autotuner:param": (
-        "results of `AutoTuner` in folders, and its records",
+        "the stored results of `AutoTuner`, and its records",
         "CompileArgs(out_idx, execution_backend, target, target_host, verbose, pass_configs)",
         "ProfileArgs(*, warmup, rep, timeout, supply_type, ref_prog, supply_prog, rtol, atol, max_mismatched_ratio, "
         "skip_check, manual_check_prog, cache_input_tensors, backend)",
@@ -75,28 +75,28 @@ NAMES: dict[str, tuple[str, ...]] = {
         "AutotuneResult.save_to_disk(self, path, verbose)", "AutotuneResult.load_from_disk(path, compile_args)",
     ),
     "tilelang.autotuner:tuner": (
-        "the tuner's signatures, and what the drop-in leaves as it is", "autotune(*, configs)",
+        "the tuner's signatures, and the parts that the drop-in keeps", "autotune(*, configs)",
         "AutoTuner(fn, configs)", "AutoTuner.from_kernel(kernel, configs)", "AutoTuner.set_compile_args",
         "AutoTuner.set_profile_args", "AutoTuner.set_kernel_parameters(self, k_parameters, f_parameters)",
         "AutoTuner.run", "_normalize_value(value, *, sort_dict_items)",
     ),
     "tilelang.autotuner:capture": (
-        "inputs of a tuning", "get_autotune_inputs()", "set_autotune_inputs",
+        "inputs for tuning", "get_autotune_inputs()", "set_autotune_inputs",
     ),
 }  # fmt: skip
-"""Purpose and use of each ``module:attribute``. In brackets are the parameters that atune passes: by
-position, and after ``*`` by name."""
+"""Purpose and uses of each ``module:attribute``. The parameters in brackets are those that atune passes, by position
+and, after ``*``, by name."""
 
 NVCC, PACK_IMPORTS, LOAD_JSON = FUNCTIONS = (
     "tilelang_callback_cuda_compile", "runtime.ModulePackImportsToTensor", "node.LoadJSON",
 )  # fmt: skip
-"""Registered functions. They compile device code, pack it into a library, and read a tree."""
+"""Registered functions that compile device code, pack it into a library, and load a tree."""
 LOAD_MODULE, KEEP_MODULE = "ffi.ModuleLoadFromFile", "ffi.ModuleGlobalsAdd"
-"""Those that load a library as a module, and keep a module for as long as the program runs."""
+"""Registered functions that load a library as a module, and keep a module until the program ends."""
 L2_WINDOW = "__tvm_cuda_stream_set_access_policy_window", "__tvm_cuda_stream_reset_access_policy_window"
 """Registered functions that host code of `T.annotate_l2_hit_ratio` calls before and after a launch."""
 OPERATIONS = ("tl.region", "tl.access_ptr", "tirx.tvm_access_ptr", "tirx.address_of")
-"""Operations that tell what a kernel reads and writes."""
+"""Operations that show which memory a kernel reads and writes."""
 
 REPLACED = {
     "autotune": ("tilelang", "tilelang.autotuner", "tilelang.autotuner.tuner"),
@@ -104,14 +104,14 @@ REPLACED = {
     "AutoTuneImpl": ("tilelang.autotuner.tuner",),
     "AutotuneResult": ("tilelang.autotuner.param", "tilelang.autotuner.tuner"),
 }
-"""Names that `atune.compat.tilelang.install` replaces, and in which modules. Nothing else needs them."""
+"""Names that `atune.compat.tilelang.install` replaces, with their modules. Only the drop-in needs them."""
 
 _PLACES = {re.split("[.:]", place)[-1]: place for place in (use.partition("(")[0] for use in NAMES)}
 _PLACES |= {name: f"tilelang:{name}" for name in (re.split(r"\W", part)[0] for part in NAMES["tilelang:"][1:])}
 
 
 def __getattr__(name: str) -> Any:
-    """Return a name of `NAMES`, as it stands in tilelang now. Raises `UsageError` as `untested` does."""
+    """Look up a name of `NAMES` in tilelang. Raises `UsageError` as `untested` does."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     untested()
@@ -121,28 +121,28 @@ def __getattr__(name: str) -> Any:
 
 @functools.cache
 def untested() -> str:
-    """Say that atune was not tested with the installed tilelang; empty if it was.
+    """Return a warning that atune was not tested with the installed tilelang; empty if it was.
 
-    Raises `UsageError`, which names what moved, if that tilelang breaks the contract.
+    Raises `UsageError`, with the names that are gone or changed, if that tilelang breaks the contract.
     """
     version, tested = str(importlib.import_module("tilelang").__version__), REQUIRES["tilelang"]
     if is_tested("tilelang", version):
         return ""
     if moved := breaches():
         raise UsageError(
-            f"tilelang {version} does not fit this atune, which was tested with tilelang{tested}: {'; '.join(moved)} "
-            f"(pip install 'tilelang{tested}')"
+            f"atune does not work with tilelang {version}: {'; '.join(moved)}. "
+            f"Install a tested version: pip install 'tilelang{tested}'"
         )
-    return f"atune was not tested with tilelang {version}, only with {tested}; all that it takes from tilelang is there"
+    return f"atune was not tested with tilelang {version}, only with {tested}; all the names that it uses are there"
 
 
 def breaches() -> list[str]:
-    """Return how the installed tilelang differs from the contract; empty if it keeps it."""
+    """Describe the installed tilelang's breaches of the contract; empty if there are none."""
     owners = [(use.partition("(")[0], parts) for use, (_, *parts) in NAMES.items()]
     uses = [f"{owner}.{part}".replace(":.", ":") for owner, parts in owners for part in parts]
-    if found := differences([*NAMES, *uses]):
-        return found
-    tvm = _found("tilelang:tvm")
+    if differing := differences([*NAMES, *uses]):
+        return differing
+    tvm = _attribute("tilelang:tvm")
     gone = [
         name for name in (*FUNCTIONS, LOAD_MODULE, KEEP_MODULE) if tvm.get_global_func(name, allow_missing=True) is None
     ]
@@ -151,7 +151,7 @@ def breaches() -> list[str]:
 
 
 def differences(uses: Iterable[str]) -> list[str]:
-    """Return how tilelang differs from each of `uses`, written as in `NAMES`, where it does."""
+    """Describe the differences between tilelang and `uses`, which are written as in `NAMES`."""
     return [differs for use in uses if (differs := _difference(use))]
 
 
@@ -159,36 +159,36 @@ def _difference(use: str) -> str:
     place, called, passed = use.rstrip(")").partition("(")
     name = place.replace(":", ".")
     try:
-        found = _found(place)
+        value = _attribute(place)
     except (ImportError, AttributeError):
         return f"{name} is gone"
     if not called:
         return ""
     ordered, _, by_name = passed.partition("*")
-    names, signature = re.findall(r"\w+", ordered), inspect.signature(found)
+    names, signature = re.findall(r"\w+", ordered), inspect.signature(value)
     try:
         signature.bind(*names, **dict.fromkeys(re.findall(r"\w+", by_name)))
         same = [*signature.bind_partial(*names).arguments] == names
     except TypeError:
         same = False
-    return "" if same else f"{name} takes ({', '.join(signature.parameters)}) in place of ({passed})"
+    return "" if same else f"{name} takes ({', '.join(signature.parameters)}) instead of ({passed})"
 
 
-def _found(place: str) -> Any:
-    """Return what is at ``module:attribute``; None for what only instances have. Raises if nothing is there."""
+def _attribute(place: str) -> Any:
+    """Return the value of ``module:attribute``; None for an attribute of instances. Raises if it does not exist."""
     module, _, path = place.partition(":")
-    found: Any = importlib.import_module(module)
+    value: Any = importlib.import_module(module)
     for name in filter(None, path.split(".")):
-        made = getattr(getattr(found, "__post_init__", None), "__code__", None)
-        of_instances = {*getattr(found, "__annotations__", ()), *(made.co_names if made is not None else ())}
-        found = getattr(found, name, None) if name in of_instances else getattr(found, name)
-    return found
+        made = getattr(getattr(value, "__post_init__", None), "__code__", None)
+        of_instances = {*getattr(value, "__annotations__", ()), *(made.co_names if made is not None else ())}
+        value = getattr(value, name, None) if name in of_instances else getattr(value, name)
+    return value
 
 
 def paths() -> Any:
-    """Return what locates tilelang's files and CUDA, without importing tilelang if it is not imported.
+    """Return tilelang's module `env`, which locates its files and CUDA, without importing tilelang itself.
 
-    Importing tilelang takes seconds; the service has no other need for it. Raises `FileNotFoundError` without tilelang.
+    This saves the compile service the seconds of the import. Raises `FileNotFoundError` without tilelang.
     """
     if "tilelang" in sys.modules:
         return __getattr__("env")

@@ -1,4 +1,4 @@
-"""How calls are timed on a device, the same way for kernel and reference, and how many samples each gets."""
+"""Time calls on a device, kernels and references alike, and decide how many samples each call gets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from atune.stages import tilelang
 
 @dataclass(eq=False)
 class Timed:
-    """A call to time, and an untimed step before each call, such as restoring its inputs."""
+    """A call to time, and an untimed step `before` each call, such as restoring its inputs."""
 
     call: Callable[[], Any]
     before: Callable[[], None] | None = None
@@ -29,14 +29,14 @@ class Timed:
 
     @property
     def in_a_row(self) -> int:
-        """How many calls a sample is the mean of: several, as in a CUDA graph, where each finds the last one's data."""
+        """Calls per sample: several, as in a CUDA graph, if each call shall find its data in the cache."""
         return 5 if self.warm and self.before is None else 1
 
 
 class DeviceStream:
-    """The CUDA stream of one device, on which its process does all of its work. The CPU, ``cpu``, has none.
+    """The CUDA stream on which a device's process does all of its work. The device ``cpu`` has no stream.
 
-    `handle`: CUDA's own for the stream; 0 on the CPU.
+    `handle`: CUDA's handle of the stream; 0 on the CPU.
     """
 
     def __init__(self, device: str) -> None:
@@ -46,7 +46,7 @@ class DeviceStream:
         self.handle: int = 0 if self._stream is None else self._stream.cuda_stream
 
     def current(self) -> AbstractContextManager[Any]:
-        """Return a context in which torch, and kernels, which go to torch's current stream, work on this one."""
+        """Return a context in which this is torch's current stream, to which kernels are launched, too."""
         import torch
 
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
@@ -56,9 +56,9 @@ MAX_SAMPLES = 10_000
 
 
 class Timer(ABC):
-    """Takes samples in batches, in microseconds a call, on `stream`.
+    """Takes samples, in microseconds per call, on `stream`. The samples of a batch are taken without a break.
 
-    `BATCH`, `BURST`: samples of a batch, which are taken without a break: at most, and of one call.
+    `BATCH`: most samples of a batch. `BURST`: most samples of the same call in a batch.
     """
 
     BATCH = BURST = MAX_SAMPLES
@@ -70,24 +70,24 @@ class Timer(ABC):
         """Return `n_repeat` samples, after `n_warmup` calls that are not timed."""
         with self.stream.current():
             self._warm(timed, n_warmup)
-            found: list[float] = []
-            while len(found) < n_repeat:
-                found += self._batch([timed] * min(self.BURST, n_repeat - len(found)))
-            return found
+            samples: list[float] = []
+            while len(samples) < n_repeat:
+                samples += self._batch([timed] * min(self.BURST, n_repeat - len(samples)))
+            return samples
 
     def interleaved(self, calls: Sequence[Timed], rounds: int, n_warmup: int) -> list[list[float]]:
-        """Return each call's samples; sample r of all calls is from round r, whose order rotates with r."""
+        """Return the samples of each call, taken in rounds. The order of the calls rotates from round to round."""
         n = len(calls)
         order = [(k + r) % n for r in range(rounds) for k in range(n)]
-        found: list[list[float]] = [[] for _ in calls]
+        samples: list[list[float]] = [[] for _ in calls]
         with self.stream.current():
             for timed in calls:
                 self._warm(timed, n_warmup)
             for start in range(0, len(order), self.BATCH):
                 part = order[start : start + self.BATCH]
                 for i, us in zip(part, self._batch([calls[i] for i in part]), strict=True):
-                    found[i].append(us)
-        return found
+                    samples[i].append(us)
+        return samples
 
     def _warm(self, timed: Timed, n: int) -> None:
         for _ in range(n):
@@ -97,7 +97,7 @@ class Timer(ABC):
 
     @abstractmethod
     def method(self, timed: Timed) -> str:
-        """Return how the samples of a call were taken."""
+        """Describe the way in which samples of a call are taken."""
 
     @abstractmethod
     def synchronise(self) -> None:
@@ -105,11 +105,11 @@ class Timer(ABC):
 
     @abstractmethod
     def _batch(self, calls: Sequence[Timed]) -> list[float]:
-        """Return a sample of each of `calls`, in order."""
+        """Return a sample for each of `calls`, in order."""
 
 
 class CpuTimer(Timer):
-    """Wall time of calls in this thread. A short call is repeated within a sample until the clock's grain is small."""
+    """Wall time of calls in this thread. A sample of a short call is the mean of many, because the clock is coarse."""
 
     MIN_SAMPLE_US = 200.0
 
@@ -121,14 +121,14 @@ class CpuTimer(Timer):
 
     def _batch(self, calls: Sequence[Timed]) -> list[float]:
         inner: dict[int, int] = {}
-        found: list[float] = []
+        samples: list[float] = []
         for i, timed in enumerate(calls):
             if id(timed) not in inner:
                 inner[id(timed)] = self._inner(timed)
             if timed is not calls[i - 1]:
-                self._warm(timed, 1)  # its own data in the caches, not its neighbour's
-            found.append(self._sample(timed, inner[id(timed)]))
-        return found
+                self._warm(timed, 1)  # so that the caches hold its data, not the previous call's
+            samples.append(self._sample(timed, inner[id(timed)]))
+        return samples
 
     def _inner(self, timed: Timed) -> int:
         if timed.before is not None:
@@ -152,25 +152,25 @@ class CudaTimer(Timer):
     The stream first runs a device sleep. Launches and events are queued behind it, so that host delays cannot fall
     between them. If the device wakes before the queue is complete, the batch is discarded and repeated with a longer
     sleep. Before each launch, reading a buffer of twice the L2 cache's size evicts the cache. Reading leaves no dirty
-    lines, whose write-back would fall into the timed call. A call that shall find its data in the cache follows
-    another one of itself instead.
+    lines, whose write-back would fall into the timed call. A call that shall find its data in the cache follows a
+    previous call of the same kernel instead.
 
-    Nothing can be queued behind a call that waits for the device, as host code does that sets a limit of the context,
-    allocates, or copies to the host. Such calls are timed one at a time, and on the default stream: what their host
-    code sets may hold for that stream alone. Where that is an L2 window, setting and resetting it is not timed.
+    Nothing can be queued behind a call that waits for the device, as it does if its host code sets a limit of the
+    context, allocates, or copies to the host. These calls are timed one at a time, and on the default stream, because
+    settings of their host code may apply only to that stream. Setting and resetting an L2 window is not timed.
     """
 
     BATCH = 64
-    """Timed launches a batch: well below the driver's launch queue (1024 entries), three entries each and a few more
-    where inputs are restored."""
+    """Timed launches per batch. Each takes three entries of the driver's launch queue of 1024, and a few more if inputs
+    are restored."""
     SLEEP_CYCLES, CYCLES_PER_LAUNCH = 200_000, 60_000
-    """Device sleep before a batch: about 0.1 ms, and 35 µs for each launch that the host queues during it."""
+    """Device sleep before a batch: about 0.1 ms, plus 35 µs for each launch that the host queues meanwhile."""
     LONGEST_SLEEP = 2_000_000_000
     PROBES = (40_000_000, 80_000_000)
-    """Device sleeps, of about 20 and 40 ms, of which a call outlasts each only if it waits for the device."""
+    """Device sleeps of about 20 and 40 ms. Only a call that waits for the device returns after both of them."""
     BURST = 10
-    """How many samples of one call a batch has. Effects shared by a batch's samples, such as the device's clock, differ
-    between batches. So a median over several batches scatters less."""
+    """Most samples of the same call in a batch. The samples of a batch share effects such as the device's clock, so a
+    median over several batches varies less."""
 
     def __init__(self, stream: DeviceStream) -> None:
         import torch
@@ -181,11 +181,11 @@ class CudaTimer(Timer):
         with stream.current():
             self.flush = torch.zeros(2 * properties.L2_cache_size // 4, dtype=torch.int32, device="cuda")
         self.patience = 1.0
-        """Factor of sleeps: doubled when the host was late, and reduced again when it is not."""
+        """Factor of sleeps: doubled if the host was late, and reduced again if it was not."""
         self._alone: tuple[Any, Any] | None = None
-        """Events around the one call that is being timed alone."""
+        """Events around the call that is being timed by itself."""
         self._windowed = False
-        """Whether that call has reset an L2 window: it is over then."""
+        """Whether that call has reset an L2 window, after which its kernel is launched."""
         for name, hook in zip(tilelang.L2_WINDOW, (self._after_set, self._before_reset), strict=True):
             if (original := tilelang.tvm.get_global_func(name, allow_missing=True)) is not None:
                 tilelang.tvm.register_global_func(name, functools.partial(hook, original), override=True)
@@ -197,17 +197,17 @@ class CudaTimer(Timer):
         self.torch.cuda.synchronize()
 
     def _batch(self, calls: Sequence[Timed]) -> list[float]:
-        found: list[float] | None = None
-        while found is None:
+        in_batch: list[float] | None = None
+        while in_batch is None:
             queued = [timed for timed in calls if not timed.waits]
-            if (found := self._queued(queued) if queued else []) is None:
+            if (in_batch := self._queued(queued) if queued else []) is None:
                 for timed in queued:
                     timed.waits = self._waits(timed) if timed.waits is None else timed.waits
-        samples = iter(found)
+        samples = iter(in_batch)
         return [self._sample(timed) if timed.waits else next(samples) for timed in calls]
 
     def _queued(self, calls: Sequence[Timed]) -> list[float] | None:
-        """Return a sample of each call, all queued behind a sleep; None if the device woke before the last one."""
+        """Return a sample of each call, all queued behind a sleep; None if the device woke before the last launch."""
         pairs = [self._events() for _ in calls]
         launches = sum(timed.in_a_row for timed in calls)
         cycles = int(self.patience * (self.SLEEP_CYCLES + self.CYCLES_PER_LAUNCH * launches))
@@ -228,16 +228,16 @@ class CudaTimer(Timer):
         return [begin.elapsed_time(end) * 1e3 / timed.in_a_row for timed, (begin, end) in timings]
 
     def _settle(self, timed: Timed, last: Timed | None) -> None:
-        """Bring inputs and L2 cache into the state in which a call is timed. `last` was called before."""
+        """Prepare inputs and L2 cache for a timed call. `last`: the previous call."""
         if timed.warm and timed is not last:
             self._warm(timed, 1)
         if timed.before is not None:
             timed.before()
         if not timed.warm:
-            self.flush.max()  # reading it evicts also what is restored from the L2 cache
+            self.flush.max()  # reading it also evicts the restored inputs from the L2 cache
 
     def _waits(self, timed: Timed) -> bool:
-        """Tell whether a call returns only once the device is idle. A host that is merely late is so by chance."""
+        """Tell whether a call returns only once the device is idle. Try twice, as a host may be late by chance."""
         return not any(self._in_time(cycles, lambda: self._warm(timed, 1)) for cycles in self.PROBES)
 
     def _sample(self, timed: Timed) -> float:
@@ -257,7 +257,7 @@ class CudaTimer(Timer):
         return float(begin.elapsed_time(end)) * 1e3
 
     def _after_set(self, set_window: Callable[..., Any], *arguments: Any) -> Any:
-        """Set an L2 window for host code of tilelang; the launch is queued, and timed, from here on."""
+        """Set an L2 window for host code of tilelang. The launch follows, so the timing starts after it."""
         done = set_window(*arguments)
         if self._alone is not None and not self._windowed:
             self.torch.cuda._sleep(self.CYCLES_PER_LAUNCH)
@@ -265,14 +265,14 @@ class CudaTimer(Timer):
         return done
 
     def _before_reset(self, reset_window: Callable[..., Any], *arguments: Any) -> Any:
-        """Reset an L2 window for host code of tilelang, which has launched its kernel."""
+        """Reset an L2 window for host code of tilelang, which has launched its kernel, so the timing ends before it."""
         if self._alone is not None:
             self._windowed = True
             self._alone[1].record()
         return reset_window(*arguments)
 
     def _in_time(self, cycles: int, launch: Callable[[], None]) -> bool:
-        """Tell whether `launch` returns while the device sleeps. Waits until the device has done all."""
+        """Tell whether `launch` returns while the device sleeps. Waits until the device is idle."""
         cuda = self.torch.cuda
         awake = cuda.Event()
         cuda.synchronize()
@@ -298,14 +298,14 @@ PROBE = 3
 SECOND_LOOK = 8
 """Samples of a candidate that is not clearly slow."""
 PLAINLY_SLOW, SLOW = 1.5, 1.1
-"""A candidate is given up when its fastest sample is this many times slower than the best's median: after `PROBE`
-samples, and after `SECOND_LOOK`. The fastest sample, so that one disturbed sample costs nobody its chance."""
+"""A candidate is given up if its fastest sample is this many times slower than the best median: after `PROBE` samples,
+and after `SECOND_LOOK`. The fastest sample decides, so that a disturbed sample excludes no candidate."""
 KNOWN_WITHIN = 0.005
-"""The median is known when its 95 % interval reaches no farther than this much of it, to either side."""
+"""The median is known if its 95 % interval extends by at most this share of it, to either side."""
 MOST_TIMES = 4
-"""Times `n_repeat` samples that one whose median is not known gets at most."""
+"""A candidate whose median is not known gets at most this many times `n_repeat` samples."""
 EXTRA_US = 20_000.0
-"""Device time in samples from which on nobody gets more than `n_repeat`: long calls scatter little, and cost much."""
+"""A candidate whose samples took this long gets no more than `n_repeat`: long calls vary little, and cost much."""
 
 
 def still_wanted(
@@ -316,10 +316,10 @@ def still_wanted(
     factor: float | None = None,
     until_known: bool = False,
 ) -> int:
-    """Return how many more samples to take after `samples_us`; 0 when it is known well enough.
+    """Return the number of samples to take after `samples_us`; 0 if they suffice.
 
-    `best_ms` is the best so far by a first timing of the same kind; None takes all `n_repeat` in one go. `factor` takes
-    the place of both limits. With `until_known`, samples that scatter are followed by as many again.
+    `best_ms`: the best median of first timings so far; None to take all `n_repeat` samples together. `factor` replaces
+    both limits. With `until_known`, `n_repeat` more samples are taken while the median is not known.
     """
     have = len(samples_us)
     steps = [(PROBE, PLAINLY_SLOW), (SECOND_LOOK, SLOW)] if factor is None else [(PROBE, factor)]
@@ -337,7 +337,7 @@ def still_wanted(
 
 
 def counts(settings: BenchmarkSettings, estimate_us: float) -> tuple[int, int]:
-    """Return (warm-up calls, samples): as counted, or as many as fit into the times asked for."""
+    """Return (warm-up calls, samples): the numbers in `settings`, or as many as fit into its times."""
     n_warmup, n_repeat = settings.n_warmup, settings.n_repeat
     if settings.warmup_ms is not None:
         n_warmup = math.ceil(settings.warmup_ms * 1e3 / max(estimate_us, 0.1))

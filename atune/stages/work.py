@@ -1,9 +1,9 @@
-"""Work of a block, from the kernel before lowering: products, copies and arithmetic; and how TVM's TIR is read.
+"""Work of a block, read off the kernel before lowering: products, copies and arithmetic; and functions that read TIR.
 
-A statement counts as often as the loops around it run. That may depend on the block; then it is the average over the
-grid. Values that depend on loop variables, such as a guard at a tensor's end, are estimated from a sample. Values that
-only a call has, or that depend on a thread's number, are unknown. A value is an int where all blocks have the same,
-else an array with one for each block. Of a large grid, and of loops, the arrays are samples.
+A statement counts as often as the loops around it run. If this depends on the block, it is the average over the grid.
+Values that depend on loop variables, such as a guard at a tensor's end, are estimated from a sample. Values that depend
+on a call or on a thread's number are unknown. A value is an int if all blocks have the same value, else an array with a
+value for each block. For large grids and for loops, the arrays are samples.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from atune.model.artifact import Access, BlockWork, Gemm
 from atune.stages import tilelang
 
 PARALLEL, VECTORIZED = 1, 2
-"""tilelang's kinds of loops over threads and over lanes."""
+"""tilelang's kinds of loops: over threads, and over vector lanes."""
 COPIES = frozenset({"tl.tileop.copy", "tl.tileop.async_copy", "tl.tileop.tma_copy"})
 GEMMS = frozenset({"tl.tileop.gemm", "tl.tileop.wgmma_gemm", "tl.tileop.tcgen05_gemm"})
 IN_REGISTERS = frozenset({
     "tl.tileop.fill", "tl.tileop.reduce", "tl.tileop.cumsum", "tl.tileop.cummax", "tl.tileop.reducer_init",
     "tl.tileop.finalize_reducer", "tl.tileop.finalize_reducer_v2",
 })  # fmt: skip
-"""Operations on tiles that move nothing between global memory and the block."""
+"""Operations on tiles that stay within the block's registers and shared memory."""
 SPECIAL = frozenset({"exp", "exp2", "exp10", "log", "log2", "log1p", "rsqrt", "sqrt", "tanh", "sin", "cos", "pow",
                      "sigmoid", "erf"})  # fmt: skip
 WARP = 32
-"""Threads of a warp, and banks of shared memory, a word of 32 bits wide each (CUDA C++ Programming Guide)."""
+"""Threads of a warp, and banks of shared memory, each 32 bits wide (CUDA C++ Programming Guide)."""
 THREAD = frozenset({"tl.launch_thread_idx"})
 HIDDEN = ("mma", "extern", "ldmatrix", "access_ptr", "address_of", "bulk", "cp_async")
-"""Parts of the names of intrinsics whose work is unknown here."""
+"""Parts of the names of intrinsics whose work is unknown."""
 
 
 def work_of(function: Any) -> BlockWork | None:
@@ -43,16 +43,16 @@ def work_of(function: Any) -> BlockWork | None:
         reader = _Reader(tensors=list(function.buffer_map.values()))
         reader.statement(function.body, _Place())
         return reader.work()
-    except Exception:  # `Unknown`, or a kernel that this module does not understand: it is lowered all the same
+    except Exception:  # `Unknown`, or a kernel that this module does not understand: it can still be lowered
         return None
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Context of a statement. `serial`: how often a block runs it, or an array of that for each block.
+    """Context of a statement. `serial`: how often a block runs it, as an int or an array over the blocks.
 
-    `parallel`: extents of the parallel loops around it by variable. `threads`: how often threads repeat it on their
-    own. `width`: elements that the kernel asks a thread to move at once.
+    `parallel`: extents of the parallel loops around it, by variable. `width`: elements that the kernel asks a thread to
+    move in one access.
     """
 
     serial: Any = 1
@@ -60,12 +60,12 @@ class _Place:
     width: int | None = None
 
     def elements(self, variables: set[Any]) -> float:
-        """Return how many elements a statement covers whose indices are in `variables`."""
+        """Return the number of elements that a statement covers if its indices depend on `variables`."""
         return math.prod(extent for variable, extent in self.parallel.items() if variable in variables)
 
     @property
     def times(self) -> float:
-        """How often a block runs it."""
+        """How often a block runs it, on average."""
         return mean(self.serial)
 
     @property
@@ -75,23 +75,23 @@ class _Place:
 
 @dataclass
 class _Reader:
-    """Walks the statements and sums up their work."""
+    """Walks the statements of a kernel, and adds up their work."""
 
     tensors: Sequence[Any]
     grid: dict[Any, int] = field(default_factory=dict)
-    """Variables of the grid with their extents, without those that depend on the call."""
+    """Variables of the grid, with their extents, except extents that depend on the call."""
     blocks: dict[Any, Any] = field(default_factory=dict)
-    """For each of them, and for values computed from them, an array over the blocks."""
+    """Values over the blocks, by variable: of the grid, and of bindings computed from it."""
     loops: dict[Any, Any] = field(default_factory=dict)
     """Variables of the loops, and their extents."""
     axes: dict[Any, set[str]] = field(default_factory=dict)
-    """Axes of the grid that bound names depend on."""
+    """Axes of the grid on which bound variables depend."""
     own: set[Any] = field(default_factory=set)
-    """Names that depend on a thread's number."""
+    """Variables that depend on a thread's number."""
     threads: int = 1
     gemms: list[Gemm] = field(default_factory=list)
     sums: dict[Any, int] = field(default_factory=dict)
-    """Data of the fragments that hold a product's result, or a copy of it, with its place in `gemms`."""
+    """Data of fragments that hold a product's result or a copy of it, with the product's place in `gemms`."""
     reads: list[Access] = field(default_factory=list)
     writes: list[Access] = field(default_factory=list)
     shared_bytes: float = 0.0
@@ -135,8 +135,8 @@ class _Reader:
         visit(node, place)
 
     def _SeqStmt(self, node: Any, place: _Place) -> None:
-        for one in node.seq:
-            self.statement(one, place)
+        for statement in node.seq:
+            self.statement(statement, place)
 
     def _SBlockRealize(self, node: Any, place: _Place) -> None:
         self.statement(node.block, place)
@@ -180,7 +180,7 @@ class _Reader:
             width = node.annotations.get("coalesced_width")
             inner = replace(place, parallel={**place.parallel, node.loop_var: extent})
             return self.statement(node.body, inner if width is None else replace(inner, width=int(width)))
-        times = max(extent, 0) if isinstance(extent, int) else extent.clip(min=0)  # a negative one does not run
+        times = max(extent, 0) if isinstance(extent, int) else extent.clip(min=0)  # a negative extent does not run
         inner = replace(place, serial=place.serial * times)
         if (stages := node.annotations.get("num_stages")) is not None and int(stages) >= self.stages:
             self.stages, self.pipelined = int(stages), max(self.pipelined, inner.times)
@@ -263,7 +263,7 @@ class _Reader:
         kind = type(node).__name__
         if kind == "BufferLoad":
             self.touch(node.buffer, node.indices, place, store=False)
-            return  # arithmetic of indices is mostly folded
+            return  # compilers fold most arithmetic of indices
         if kind == "Call":
             name = name_of(node)
             if name.startswith("tl.tileop.") or any(part in name for part in HIDDEN):
@@ -283,22 +283,22 @@ class _Reader:
         """Count the elements of `buffer` that one statement covers."""
         variables = {variable for index in indices for variable in variables_of(index)}
         if self.own & variables:
-            raise Unknown("what each thread does by itself")
+            raise Unknown("work that differs between threads")
         n_bytes = place.times * place.elements(variables) * element_bits(buffer.dtype) / 8
         if str(buffer.scope()).startswith("shared"):
             n_bytes *= self.waste(buffer, indices, place.parallel)
         self._moved(buffer, indices, n_bytes, place, store)
 
     def waste(self, buffer: Any, indices: Any, parallel: Mapping[Any, int]) -> float:
-        """Return how many times its bytes an access to shared memory costs, because of bank conflicts.
+        """Return the factor by which bank conflicts multiply the cost of an access to shared memory.
 
-        A warp's threads have successive iterations. Those whose words are in one bank take turns. Successive elements
-        are moved together, without a conflict.
+        A warp's threads have successive iterations. Threads whose words are in the same bank take turns. Successive
+        elements are moved together, without a conflict.
         """
         import numpy as np
 
         lanes = np.arange(WARP)
-        values = dict.fromkeys((one for index in indices for one in variables_of(index)), 0)
+        values = dict.fromkeys((variable for index in indices for variable in variables_of(index)), 0)
         for variable, extent in reversed([*parallel.items()]):
             values[variable], lanes = lanes % extent, lanes // extent
         place: Any = 0
@@ -328,7 +328,7 @@ class _Reader:
         return set().union(*(self.axes.get(variable, set()) for variable in variables_of(node)))
 
     def value(self, node: Any) -> Any:
-        """Return an expression's value: an int, an array over the blocks, or None if it is unknown."""
+        """Return an expression's value: an int, or an array over the blocks; None if unknown."""
         kind = type(node).__name__
         if kind == "IntImm":
             return int(node.value)
@@ -350,16 +350,16 @@ class _Reader:
 
 
 def evaluated(node: Any, values: Mapping[Any, Any]) -> Any:
-    """Return the value of an expression of variables with `values`: an int, or an array as theirs; None if unknown."""
+    """Evaluate an expression for the `values` of its variables, which may be arrays. Return None if unknown."""
     return _Reader(tensors=(), blocks={**values}).value(node)
 
 
 class Unknown(Exception):
-    """Some of the kernel's work depends on values of a call, or cannot be known."""
+    """Some of the kernel's work depends on a call, or cannot be known."""
 
 
 def region(node: Any) -> tuple[Any, tuple[Any, ...], Any]:
-    """Return the buffer, the extents and the indices of a part of a tensor."""
+    """Return the buffer, extents and indices of a part of a tensor. Raises `Unknown` for other expressions."""
     kind = type(node).__name__
     if name_of(node) == "tl.region":
         load, _, *extents = node.args
@@ -387,13 +387,13 @@ def buffer_bytes(buffer: Any) -> int:
 
 
 def element_bits(dtype: Any) -> int:
-    """Return the bits of an element, all lanes together."""
+    """Return the bits of an element, including all of its lanes."""
     kind = tilelang.tvm.DataType(text_of(dtype))
     return int(kind.bits) * int(kind.lanes)
 
 
 def text_of(value: Any) -> str:
-    """Return the text of a TVM string, of a constant, or of a dtype."""
+    """Return a TVM string, a constant or a dtype as a plain string."""
     inner = getattr(value, "value", value)
     return "".join(str(inner))
 
@@ -411,18 +411,18 @@ def parts_of(node: Any) -> Iterator[Any]:
 
 def nodes_of(root: Any) -> list[Any]:
     """Return all statements and expressions below `root`."""
-    found: list[Any] = []
-    tilelang.tvm.tirx.stmt_functor.post_order_visit(root, found.append)
-    return found
+    nodes: list[Any] = []
+    tilelang.tvm.tirx.stmt_functor.post_order_visit(root, nodes.append)
+    return nodes
 
 
 def variables_of(node: Any) -> list[Any]:
-    """Return the variables of an expression, in the indices of its loads too."""
-    return [one for one in nodes_of(node) if type(one).__name__ in ("Var", "SizeVar")]
+    """Return the variables of an expression, including the indices of its loads."""
+    return [child for child in nodes_of(node) if type(child).__name__ in ("Var", "SizeVar")]
 
 
 MOST_BLOCKS = 4096
-"""The average is over all blocks of a grid up to this size, and over evenly spaced ones of a larger grid."""
+"""Averages are over all blocks of a grid up to this size, and over evenly spaced blocks of a larger grid."""
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "FloorDiv": operator.floordiv,
@@ -432,7 +432,7 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def combined(kind: str, a: Any, b: Any) -> Any:
-    """Return the value of the operation `kind`, a name of TIR's, on two values; None for a division by zero."""
+    """Apply the operation with TIR's name `kind` to two values. Return None for a division by zero."""
     if kind in ("FloorDiv", "FloorMod") and isinstance(b, int) and b == 0:
         return None
     if kind in BINARY:
@@ -444,14 +444,14 @@ def combined(kind: str, a: Any, b: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return numbers as ints, and arrays of booleans as arrays of ints."""
+    """Return a number as an int, and an array as an array of integers."""
     if getattr(value, "ndim", 0):
         return value.astype("int64")
     return int(value)
 
 
 def values_of(grid: Mapping[Any, int]) -> dict[Any, Any]:
-    """Return each grid variable's values over the blocks, or over evenly spaced ones of a large grid."""
+    """Return each grid variable's values over the blocks, or over evenly spaced blocks of a large grid."""
     import numpy as np
 
     whole = math.prod(grid.values()) <= MOST_BLOCKS
@@ -466,7 +466,7 @@ def values_of(grid: Mapping[Any, int]) -> dict[Any, Any]:
 
 
 def sampled(extent: Any, number: int, points: int) -> Any:
-    """Return values of a loop's variable, spread evenly over its extent. They differ for another `number`."""
+    """Return values of a loop's variable, spread evenly over its extent, and differently for each `number`."""
     import numpy as np
 
     step = math.sqrt(PRIMES[number % len(PRIMES)])  # irrational, so that no value is missed

@@ -1,7 +1,7 @@
-"""Search spaces of real kernels, and the recordings of all their candidates that lie beside them.
+"""Search spaces of real kernels, with recordings of all their candidates in the same folder.
 
-`SPACES` names them. A recording is the journal of one exhaustive run, compressed: `NAME.jsonl.xz`, made by
-bench/record.py and opened by `opened`. Importing this imports neither torch nor tilelang.
+`SPACES` names them. A recording is the compressed journal of an exhaustive run, `NAME.jsonl.xz`: bench/record.py makes
+it, and `opened` opens it. Importing this module imports neither torch nor tilelang.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SUFFIX = ".jsonl.xz"
 
 
 class Space(NamedTuple):
-    """Where a workload is defined, and how many configurations its space has."""
+    """The file and the name of a workload, and the number of configurations in its space."""
 
     file: str
     name: str
@@ -42,12 +42,12 @@ SPACES = {
     "rms_norm": Space("rms_norms.py", "WIDE", 80),
     "transpose": Space("transposes.py", "LARGE", 270),
 }
-"""The name of a space is that of its workload and of its recording."""
+"""A space, its workload and its recording have the same name."""
 
 
 @contextmanager
 def opened(recording: Path | str) -> Iterator[Path]:
-    """Yield the journal in a recording, unpacked into a temporary file. `recording`: a path, or a name of `SPACES`."""
+    """Unpack a recording, and yield its journal in a temporary file. `recording`: a path, or a name in `SPACES`."""
     path = FOLDER / f"{recording}{SUFFIX}" if recording in SPACES else Path(recording)
     with tempfile.TemporaryDirectory(prefix="recording-") as folder:
         journal = Path(folder) / path.name.removesuffix(".xz")
@@ -58,7 +58,7 @@ def opened(recording: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def journal_in(path: Path) -> Iterator[Path]:
-    """Yield the journal that `path` is, or holds."""
+    """Yield the journal at `path`, unpacked if it is a recording."""
     if path.suffix == ".xz":
         with opened(path) as journal:
             yield journal

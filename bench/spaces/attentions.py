@@ -13,12 +13,12 @@ from attention import SHARED_BYTES, WIDTH, workload
 
 
 def fits(block_M: int, block_N: int, num_stages: int, threads: int) -> bool:
-    """Whether each warp group has 64 queries (or, alone, 128), and the queries and all stages fit."""
+    """Tell whether each warp group has 64 queries (or, alone, 128), and the queries and all stages fit."""
     shared_bytes = 2 * WIDTH * (block_M + 2 * block_N * num_stages)
     return shared_bytes <= SHARED_BYTES and (block_M * 128 == 64 * threads or (block_M, threads) == (128, 128))
 
 
-# The mask hides the keys past the last one, too: tiles need not divide the length.
+# Tiles need not divide the length, because the mask also hides the keys beyond the last one.
 CAUSAL = workload(
     atune.Space(
         block_M=[64, 128, 192],

@@ -15,7 +15,7 @@ from dequant_gemm import dequant_matmul, reference
 
 M, N, K = 128, 8192, 8192
 SHARED_BYTES = 227 * 1024
-"""What one block may have on sm_90 (CUDA C++ Programming Guide, table of compute capabilities)."""
+"""Most shared memory of a block on sm_90 (CUDA C++ Programming Guide, table of compute capabilities)."""
 THREADS, REGISTERS = 128, 192
 """The kernel's threads, and registers of each that may hold sums and unpacked weights."""
 
@@ -27,7 +27,7 @@ def inputs() -> list[torch.Tensor]:
 
 
 def fits(block_M: int, block_N: int, block_K: int, num_stages: int) -> bool:
-    """Whether all stages of A and packed B, and B unpacked, fit in shared memory, and the rest in registers."""
+    """Tell whether all stages of A and packed B, and B unpacked, fit in shared memory, and the rest in registers."""
     stage_bytes = 2 * block_M * block_K + block_N * block_K // 2
     shared_bytes = stage_bytes * max(num_stages, 1) + 2 * block_N * block_K
     registers = block_N * (block_M + block_K // 2) // THREADS

@@ -2,8 +2,8 @@
 
 python -m atune tune bench/spaces/gemms.py:SQUARE
 
-The block order varies fastest: candidates that differ in it alone share their work. Annotations are evaluated: they
-name local values.
+The block order varies fastest, because candidates that differ only in it share their work. Annotations name local
+values, so their evaluation is not postponed.
 """
 
 import sys
@@ -19,11 +19,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 from gemm import reference
 
 SHARED_BYTES = 227 * 1024
-"""What one block may have on sm_90 (CUDA C++ Programming Guide, table of compute capabilities)."""
+"""Most shared memory of a block on sm_90 (CUDA C++ Programming Guide, table of compute capabilities)."""
 ACCUMULATORS = 256
-"""Registers of a thread that hold sums, at most. 256 spill already; more cost the compiler seconds each."""
+"""Most registers of a thread for sums. 256 spill already, and more cost the compiler seconds per candidate."""
 ORDERS = ["", "row 4", "row 8", "column 8"]
-"""How blocks follow each other: as they are numbered, or in panels of so many rows or columns of blocks."""
+"""Orders of the blocks: by number, or in panels of this many rows or columns of blocks."""
 
 
 def matmul(
@@ -63,13 +63,13 @@ def matmul(
 
 
 def fits(block_M: int, block_N: int, block_K: int, num_stages: int, threads: int) -> bool:
-    """Whether all stages' tiles of 16-bit numbers fit in shared memory, and the sums in registers."""
+    """Tell whether all stages' tiles of 16-bit numbers fit in shared memory, and the sums in registers."""
     stages_bytes = 2 * (block_M + block_N) * block_K * max(num_stages, 1)
     return max(stages_bytes, 2 * block_M * block_N) <= SHARED_BYTES and block_M * block_N <= ACCUMULATORS * threads
 
 
 def divides(block_M: int, block_N: int, threads: int, policy: str) -> bool:
-    """Whether warp groups divide the tile as the policy says; else it fails, or is the other policy's code."""
+    """Tell whether the policy can divide the tile among warp groups; if not, it fails, or equals the other policy."""
     groups = threads // 128
     if policy == "FullRow":
         return block_M % (64 * groups) == 0
@@ -77,7 +77,7 @@ def divides(block_M: int, block_N: int, threads: int, policy: str) -> bool:
 
 
 def gives_each_warp_a_part(block_M: int, block_N: int, threads: int) -> bool:
-    """Whether there is a part of 16 rows and 8 columns for each warp."""
+    """Tell whether each warp gets a part of at least 16 rows and 8 columns."""
     return (block_M // 16) * (block_N // 8) >= threads // 32
 
 
@@ -108,13 +108,13 @@ SKINNY = gemm(
     block_M=[16, 32, 64], block_N=[32, 64, 128, 256], block_K=[64, 128, 256, 512], num_stages=[0, 1, 2, 3, 4, 5, 6, 8],
     threads=[128, 256],
 )  # fmt: skip
-# No side is a multiple of any tile, but rows begin where the tensor memory accelerator can read: at 16 bytes.
+# No side is a multiple of any tile, but rows are aligned to 16 bytes, so the tensor memory accelerator can read them.
 ODD = gemm(
     "gemm_odd", 1000, 3000, 2000, "bfloat16",
     block_M=[64, 128, 192, 256], block_N=[64, 96, 128, 192], block_K=[32, 64, 128], num_stages=[0, 2, 3, 4],
     threads=[128, 256], policy=["FullRow", "FullCol"], order=["", "row 4"],
 )  # fmt: skip
-# Here they do not: a row is 4008 bytes long.
+# Rows of 4008 bytes are not aligned.
 UNALIGNED = gemm(
     "gemm_unaligned", 1000, 3000, 2004, "float16",
     block_M=[64, 128, 192], block_N=[64, 96, 128, 192], block_K=[32, 64], num_stages=[0, 2, 3, 4],

@@ -1,9 +1,9 @@
-"""Root mean square normalisation of rows: rows a block, threads, by way of shared memory or not, and width of access.
+"""Root mean square normalisation of rows: rows per block, threads, use of shared memory, and width of accesses.
 
 python -m atune tune bench/spaces/rms_norms.py:WIDE
 
 After B. Zhang and R. Sennrich, Root Mean Square Layer Normalization, https://arxiv.org/abs/1910.07467, equation 4.
-Annotations are evaluated: they name local values.
+Annotations name local values, so their evaluation is not postponed.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ import atune
 ROWS, COLUMNS = 16384, 4096
 EPSILON = 1e-6
 ELEMENTS = 64
-"""Of a thread, at most: it holds each twice in float32."""
+"""Most elements of a thread, which holds each twice in float32."""
 
 
 def rms_norm(

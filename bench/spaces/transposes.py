@@ -1,8 +1,8 @@
-"""A transpose, which nothing but memory bounds: tiles, threads, padding of the tile in shared memory, width of reads.
+"""A transpose, which is bound by memory: tiles, threads, padding of the tile in shared memory, and width of reads.
 
 python -m atune tune bench/spaces/transposes.py:LARGE
 
-Annotations are evaluated: they name local values.
+Annotations name local values, so their evaluation is not postponed.
 """
 
 from typing import Any
@@ -46,7 +46,7 @@ LARGE = atune.Workload(
         threads=[128, 256, 512],
         padding=[0, 2, 8],
         width=[1, 2, 4, 8],
-        where=lambda padding, width: padding % width == 0,  # else rows of the tile begin amid what is stored at once
+        where=lambda padding, width: padding % width == 0,  # so that rows of the tile are aligned to stores
     ),
     arguments={"rows": ROWS, "columns": COLUMNS},
     reference=reference,

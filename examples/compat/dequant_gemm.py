@@ -1,4 +1,4 @@
-"""A matrix product with 4-bit weights, written for tilelang's autotuner; one import line is another.
+"""A matrix product with 4-bit weights, written for tilelang's autotuner. Only an import line differs.
 
 python examples/compat/dequant_gemm.py
 """

@@ -1,4 +1,4 @@
-"""A flash-attention forward pass, written for tilelang's autotuner; one import line is another.
+"""A flash-attention forward pass, written for tilelang's autotuner. Only an import line differs.
 
 python examples/compat/flash_attention.py
 """

@@ -1,4 +1,4 @@
-"""A bf16 matrix product, written for tilelang's autotuner; one import line is another.
+"""A bf16 matrix product, written for tilelang's autotuner. Only an import line differs.
 
 python examples/compat/gemm.py
 """

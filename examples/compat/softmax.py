@@ -1,4 +1,4 @@
-"""A row-wise softmax, written for tilelang's autotuner; one import line is another.
+"""A row-wise softmax, written for tilelang's autotuner. Only an import line differs.
 
 python examples/compat/softmax.py
 """

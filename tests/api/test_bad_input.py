@@ -50,17 +50,17 @@ class TestReal:
     """What only the workers can tell."""
 
     async def test_a_gpu_that_is_not_there(self) -> None:
-        with pytest.raises(TargetError, match=r"device '77' is not there|no CUDA GPU is there"):
+        with pytest.raises(TargetError, match=r"device '77' does not exist|there is no CUDA GPU"):
             await tune(SCALED, target="cuda", devices=["77"])
 
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ("inputs=[]", r"inputs gave 0 tensors; the kernel has 1 output \(parameter 1\) and 1 input"),
-            ("inputs=lambda scale: []", "argument: 'scale'; it gets what it names of parameters$"),
+            ("inputs=[]", r"inputs gave 0 tensors, but the kernel has 1 output \(parameter 1\) and 1 input"),
+            ("inputs=lambda scale: []", "argument: 'scale'; it can take these by name: parameters$"),
             (
                 "reference=lambda x, y, z: x",
-                r"'y' and 'z'; it gets the kernel's inputs, and there are 1 output \(parameter 1\) and 1 input",
+                r"'y' and 'z'; it gets the kernel's inputs; the kernel has 1 output \(parameter 1\) and 1 input",
             ),
             ("reference=lambda x: 5", r"the reference returned an int"),
         ],

@@ -41,7 +41,7 @@ async def tuned(**options: Any) -> atune.TuneResult:
         (lambda: atune.run(WORK, warmup=3), "did you mean benchmark=BenchmarkSettings(n_warmup=…) or "),
         (lambda: atune.run(WORK, ref=kernel), "did you mean atune.Workload(…, reference=…)?"),
         (lambda: atune.run(WORK, early_config_prune=print), "did you mean atune.Space(…, where=…)?"),
-        (lambda: atune.run(WORK, quantiles=[0.5]), "there is no option 'quantiles'; there is target, devices,"),
+        (lambda: atune.run(WORK, quantiles=[0.5]), "there is no option 'quantiles'; known are target, devices,"),
         (lambda: atune.Tuner(WORK, budgte=3), "Tuner: there is no option 'budgte'; did you mean 'budget'?"),
         (lambda: atune.run_set(WORK, [{"N": 1}], budgt=3), "tune_set: there is no option 'budgt'; did you mean"),
         (lambda: atune.run_resume("j", journl="x"), "run_resume: there is no option 'journl'"),
@@ -127,7 +127,7 @@ def test_help_of_a_function_shows_its_options() -> None:
             assert f"{name} {' '.join(option.doc.split())}" in shown
     assert inspect.signature(atune.run).parameters["seed"].default == 0
     assert atune.Workload.__init__.__doc__ == atune.Workload.__doc__
-    assert "`workers`: Compile processes." in (atune.CompileSettings.__doc__ or "")
+    assert "`workers`: Number of compile processes." in (atune.CompileSettings.__doc__ or "")
 
 
 def test_an_editor_completes_the_strategies_that_there_are() -> None:

@@ -87,7 +87,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("run", "on_event", functools.partial(listening), "on_event must be a plain function, because it is called"),
     ("run", "seed", -1, "seed must be a whole number >= 0, got -1"),
     ("run", "target", "hip", "target 'hip' is not supported: use auto, cuda"),
-    ("run", "strategy", "genetic", "strategy 'genetic' is unknown; there is auto, exhaustive, random"),
+    ("run", "strategy", "genetic", "strategy 'genetic' is unknown; choose auto, exhaustive, random"),
     ("run", "devices", 0, "devices: give 'all', 'cpu' or device numbers such as [0, 1], got 0"),
     ("run", "compile", {"workers": 2}, "compile must be atune.CompileSettings(…), got {'workers': 2}"),
     ("run", "benchmark", atune.CompileSettings(), "benchmark must be atune.BenchmarkSettings(…), got"),

@@ -267,7 +267,7 @@ def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setenv("PATH", str(tmp_path))
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
-    assert "g++ is missing: target c compiles with it; install g++" in doctor._target("c", "c").advice
+    assert "g++ is missing, which target c needs: install g++" in doctor._target("c", "c").advice
     monkeypatch.setattr(doctor, "REQUIRES", {**doctor.REQUIRES, "no-such-package": ">=1,<2"})
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
@@ -284,7 +284,7 @@ def test_a_gpu_that_nothing_finds_is_told_with_where_it_was_looked_for(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(doctor, "SCRIPT", "")
     assert doctor._target("cuda", doctor.ARCH).advice == f"it lacks a GPU: NVML finds none{where}"
-    with pytest.raises(TargetError, match=rf"\(NVML finds none{where}\): target c takes the CPU"):
+    with pytest.raises(TargetError, match=rf"\(NVML finds none{where}\): use target c for the CPU"):
         gpu.find_devices("cuda", ("all",))
 
 

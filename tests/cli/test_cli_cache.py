@@ -62,7 +62,7 @@ def test_clear_counts_what_no_longer_answers_and_says_once_why_a_result_stays(
     done = python("-m", "atune", "cache", "clear")
     assert (done.returncode, done.stdout) == (0, "removed    0\n") and len(cache.answers()) == 3
     [line] = done.stderr.splitlines()
-    assert f"others may write {cache.journals}, so that no journal of the result cache is deleted there" in line
+    assert f"other users may write to {cache.journals}, so no journal of the result cache is deleted there" in line
 
 
 def test_export(cache: ResultCache, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

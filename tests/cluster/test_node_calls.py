@@ -141,7 +141,7 @@ async def test_a_lost_node_is_no_doing_of_its_candidate(job: Any, error: type[Wo
 # Which devices measure: those of one model; and all nodes compile
 
 SM_90, CPU = Target("cuda", "sm_90a"), Target("c")
-NO_GPU, NO_GCC = TargetError("target cuda: no CUDA GPU is there"), TargetError("g++ is missing")
+NO_GPU, NO_GCC = TargetError("target cuda: there is no CUDA GPU"), TargetError("g++ is missing")
 
 
 def kernel(x: int) -> None:
@@ -198,7 +198,7 @@ async def test_what_nodes_measure_with(answers: Any, nvcc: bool, devices: list[s
 
 
 async def test_a_run_without_devices_or_on_several_models_is_refused() -> None:
-    with pytest.raises(TargetError, match="no CUDA GPU is there"):
+    with pytest.raises(TargetError, match="there is no CUDA GPU"):
         await found_by(NO_GPU, NO_GPU)
     with pytest.raises(TargetError, match="cannot be compared: NVIDIA H100, NVIDIA H200"):
         await found_by(node(SM_90, "NVIDIA H100"), node(SM_90, "NVIDIA H200"), node(SM_90, "NVIDIA H200"))

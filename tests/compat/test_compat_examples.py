@@ -1,4 +1,4 @@
-"""examples/compat: one import line is another, each compiles for sm_90a, and on a GPU each runs; bench/compat.py."""
+"""examples/compat: only an import line differs, each compiles for sm_90a, and on a GPU each runs; bench/compat.py."""
 
 from __future__ import annotations
 

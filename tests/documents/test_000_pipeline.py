@@ -424,7 +424,7 @@ def test_a34_each_experiment_turns_one_feature_on_and_all_every_one() -> None:
     assert "2 devices" not in [one.label for one in seed000.chosen("", ["0"])]
     with pytest.raises(SystemExit, match="'devices' needs several devices"):
         seed000.chosen("devices", ["0"])
-    with pytest.raises(SystemExit, match="'roller' is unknown; there are pipeline, groups, all"):
+    with pytest.raises(SystemExit, match="'roller' is unknown: choose from pipeline, groups, all"):
         seed000.chosen("roller", ["0"])
 
 

@@ -23,7 +23,7 @@ from tilelang.autotuner import param, tuner
 import atune
 import atune.compat.tilelang as compat
 from atune.compat.tilelang import ArgumentError, AutoTuner, AutotuneResult, autotune, set_autotune_inputs
-from atune.engine.prior import why_never
+from atune.engine.prior import exceeded_limit
 from atune.frontends.cli.main import main
 from atune.journal.events import ArtifactBuilt, CandidateLowered
 from atune.journal.reader import read
@@ -288,7 +288,9 @@ def test_b20_a_reference_may_judge(reference: Any, why: str) -> None:
     [failure] = found.tuning.failures
     assert found.config == {"factor": 2} and failure.kind == "mismatch" and failure.message.startswith(why)
     assert found.ref_latency is None, "a judge is not timed"
-    with pytest.raises(ArgumentError, match=r"ref_prog returned a bool, and .*; a function that judges takes"):
+    with pytest.raises(
+        ArgumentError, match=r"ref_prog returned a bool, but .*. If the function judges outputs, let it take"
+    ):
         cpu_tuner(configs=WRONG, ref_prog=lambda A: True).run()
 
 
@@ -340,9 +342,10 @@ def test_b25_dtypes_may_be_tuned() -> None:
 def test_b26_what_exceeds_the_device_is_not_compiled() -> None:
     """Configurations that exceed the device's shared memory or threads are left out before they are compiled."""
     limits = DeviceLimits(smem_bytes=1000, threads=1024)
-    assert why_never(StaticFacts(smem_bytes=1001), limits) == "shared memory: 1001 bytes a block, the device has 1000"
-    assert why_never(StaticFacts(threads=1025), limits) == "threads: 1025 a block, the device takes 1024"
-    assert why_never(StaticFacts(smem_bytes=1000, threads=1024), limits) == ""
+    over = exceeded_limit(StaticFacts(smem_bytes=1001), limits)
+    assert over == "shared memory: 1001 bytes per block, but the device has 1000"
+    assert exceeded_limit(StaticFacts(threads=1025), limits) == "threads: 1025 per block, but the device allows 1024"
+    assert exceeded_limit(StaticFacts(smem_bytes=1000, threads=1024), limits) == ""
 
 
 def test_b27_the_best_configuration_can_be_read_again(guide: SimpleNamespace, capsys: Any) -> None:

@@ -125,13 +125,19 @@ def test_d8_occupancy_and_num_ctas_are_hints_for_the_launch(tmp_path: Path) -> N
     assert describe(HINTED).default_config == {"occupancy": None, "num_ctas": None}
     assert describe(workload(atune.Space(occupancy=[2]))).baseline == {"occupancy": None}
     refused = {
-        "num_ctas: the target sm_80 has none; a cluster's size is the kernel's own": (Target("cuda", "sm_80"), 1),
-        "occupancy: the target c has none; a kernel that takes it annotates its launch bounds": (Target("c"), 2),
+        "num_ctas: the target sm_80 does not support it; set the cluster's size in the kernel": (
+            Target("cuda", "sm_80"),
+            1,
+        ),
+        "occupancy: the target c does not support it; let the kernel take it, and annotate its launch bounds": (
+            Target("c"),
+            2,
+        ),
     }
     for message, (target, index) in refused.items():
         with session_of(FileRef(__file__, "HINTED"), tmp_path, target), pytest.raises(ValueError, match=message):
             lower(candidates[index])
-    with pytest.raises(ValueError, match="occupancy: the kernel has its own; a kernel that takes it annotates"):
+    with pytest.raises(ValueError, match="occupancy: the kernel sets it itself; let the kernel take it, and annotate"):
         elaborate(lambda: product(64, 64, 32, 1, occupancy=2), {}, {"occupancy": 3})
     assert describe(atune.Workload(product, {"occupancy": [0, 2]})).default == 0, "it is an argument there"
     with pytest.raises(SpaceError, match="num_ctas must be a number of blocks, 1 or more, or None; got 0"):

@@ -20,7 +20,7 @@ def script(**more: Any) -> Script:
 
 
 def warnings(run: Run) -> list[str]:
-    return [event.message for event in run.of(Warned) if "by cicc" in event.message]
+    return [event.message for event in run.of(Warned) if "cicc's code for" in event.message]
 
 
 def kept(run: Run) -> Any:

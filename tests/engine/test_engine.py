@@ -108,7 +108,8 @@ async def test_likely_losers_are_skipped_under_a_budget_and_tried_without_one() 
     script = Script(latency_ms=lambda c: 1.0 + c["x"], facts=heavy)
     run = await finish(FakeMachine(12, script), budget=10, strategy="exhaustive")
     assert run.measured() == [0, 2, 4, 6, 8]
-    assert all(e.likely and e.reason.startswith("likely: 512 registers") for e in run.of(CandidatePruned))
+    reason = "likely: accumulators take 512 registers"
+    assert all(e.likely and e.reason.startswith(reason) for e in run.of(CandidatePruned))
     assert (run.result.pruned, run.result.remaining) == (5, 2)
     whole = await finish(FakeMachine(12, script), strategy="exhaustive")
     assert len(whole.measured()) == 12
@@ -235,5 +236,5 @@ async def test_a_file_that_is_edited_meanwhile_is_named(tmp_path: Path, edited: 
     file.touch()
     os.utime(file, (0, 0))
     result = await tune(machine=FromFile(3), on_event=edit)
-    told = (f"{file} was written meanwhile: the run measured what it had loaded",)
+    told = (f"{file} was edited during the run; the results are for the version that was loaded",)
     assert tuple(result.warnings) == told * edited

@@ -283,5 +283,5 @@ async def test_a_resumed_run_draws_the_same_and_tries_nothing_twice(tmp_path: Pa
 async def test_other_constraints_are_another_space(tmp_path: Path) -> None:
     await tune(machine=large(), budget=5, journal=tmp_path / "j")
     for machine in (large(where=()), large(axes={**DIGITS, "d8": list(range(11))}), large(axes={"d0": [1], "d1": [2]})):
-        with pytest.raises(JournalError, match=r"the journal records another space: .* takes this one as advice"):
+        with pytest.raises(JournalError, match=r"the journal records another space: .* uses this one as advice"):
             await resume(tmp_path / "j", machine=machine, budget=10)

@@ -179,7 +179,7 @@ async def test_a_torn_tail_is_cut_off_with_an_event_that_says_so(tmp_path: Path)
     await until(journal, nth(CandidateMeasured, 5))
     whole = journal.read_bytes()
     journal.write_bytes(whole + b'{"crc":"0000')
-    with pytest.raises(JournalError, match="records another space: it had 40 candidates and has 39"):
+    with pytest.raises(JournalError, match="records another space: it had 40 candidates, and the space now has 39"):
         await tune(machine=fake(39), journal=journal)
     assert journal.read_bytes() == whole + b'{"crc":"0000'  # a refusal changes nothing
     await resume(journal, machine=fake())
@@ -219,7 +219,7 @@ def version(machine: FakeMachine, **versions: str) -> FakeMachine:
             lambda: fake(device_name="another device"),
             {},
             ["device"],
-            "measured on a fake device before, and now on another",
+            "it was a fake device, and this run uses another device",
         ),
     ],
 )
@@ -247,7 +247,7 @@ async def test_a_finalist_that_compiles_to_other_code_is_left_out_with_a_warning
     machine = fake(script=Script(latency_ms=SCRIPT.latency_ms, code_key=lambda c: f"other {c['x']}"))
     await resume(journal, machine=machine)
     warnings = [e.message for e in read(journal) if isinstance(e, Warned)]
-    assert warnings and all("it has other code now" in text for text in warnings)
+    assert warnings and all("its code has changed" in text for text in warnings)
     assert not machine.finals and replay(journal).best_index == 23
 
 
@@ -267,15 +267,15 @@ async def test_a_journal_of_other_kernels_is_refused_whatever_their_source_says(
     journal, other = tmp_path / "j", replaced(SCRIPT, ir_digest=lambda c: f"{c}{c['x'] == 11}")
     await tune(machine=fake(script=replaced(SCRIPT, ir_digest=str)), journal=journal, budget=20)
     kept = journal.read_bytes()
-    with pytest.raises(JournalError, match=r"kernel: 20 of 20 candidates, such as \d+, are other kernels now"):
+    with pytest.raises(JournalError, match=r"kernel: 20 of 20 candidates, such as \d+, have different kernels now"):
         await resume(journal, machine=fake(script=other), budget=30)
     alone = replaced(SCRIPT, ir_digest=lambda c: str(c) + "!" * (c["x"] == 7))
-    with pytest.raises(JournalError, match="kernel: 1 of 20 candidates, such as 7, are"):
+    with pytest.raises(JournalError, match="kernel: 1 of 20 candidates, such as 7, have different"):
         await tune(machine=fake(script=alone), journal=journal, budget=30)
     assert journal.read_bytes() == kept
     result = await resume(journal, machine=fake(script=other), budget=30, accept=["kernel"])
     [resumed] = [e for e in read(journal) if isinstance(e, RunResumed)]
-    assert result.measured > 20 and any("other kernels" in text for text in resumed.accepted)
+    assert result.measured > 20 and any("have different kernels" in text for text in resumed.accepted)
 
 
 async def test_a_journal_that_does_not_identify_its_kernels_is_named(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ async def test_a_journal_goes_on_with_its_own_advice(tmp_path: Path) -> None:
     await tune(machine=FakeMachine(N), budget=3, strategy="exhaustive", journal=tmp_path / "cold")
     result = await tune(machine=FakeMachine(N), warm=warm, budget=9, journal=tmp_path / "cold")
     assert [e.message for e in read(tmp_path / "cold") if isinstance(e, Warned)] == [
-        "the run began without advice and continues without it: warm is ignored"
+        "warm is ignored: the run began without advice, and continues without it"
     ]
 
 
@@ -215,7 +215,7 @@ async def test_a_wait_is_said_once_and_takes_no_time(found: Any, reason: str, mo
 
     monkeypatch.setattr("atune.frontends.tuner.recaller", lambda *_, **__: recall)
     tuner = Tuner(machine=FakeMachine(4), budget="60s")
-    with pytest.warns(RuntimeWarning, match="another run tunes fake now: this one waits") as told:
+    with pytest.warns(RuntimeWarning, match="another run is tuning fake; this run waits") as told:
         async with tuner:
             seen = [event async for event in tuner.events()]
     assert isinstance(seen[-1], RunFinished) and (seen[-1].reason, len(told)) == (reason, 1) and seen[-1].wall_s < 60

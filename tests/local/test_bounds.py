@@ -64,7 +64,7 @@ def test_an_extern_that_writes_outside_fails_alone_and_so_does_one_that_is_right
         "far past the end": ("out_of_bounds", "parameter 1: written up to 16388 bytes after its end"),
         "once": (
             "unwritten",
-            "output 0: 64 of 64 elements were not written, the first at [0] (once it had been timed)",
+            "output 0: 64 of 64 elements were not written, the first at [0] (after it was timed)",
         ),
     }
     assert result.measured == 5 and not repeated_for_others(events)

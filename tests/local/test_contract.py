@@ -251,7 +251,7 @@ FAULTS = [
     (lower, "raise", "lower", "the kernel does not like 'raise'"), (lower, "slow lower", "timeout", ""),
     (elaborate, "raise", "lower", "the kernel does not like 'raise'"), (elaborate, "slow lower", "timeout", ""),
     (build, "refused", "compile", "no_such_function"), (build, "slow", "timeout", ""),
-    (build_soon, "slow", "hopeless", "far longer than the others' compiles took"),
+    (build_soon, "slow", "hopeless", "far longer than other compiles"),
 ]  # fmt: skip
 """By stage: a candidate, how it fails, and what that says."""
 

@@ -47,7 +47,7 @@ def test_another_limit_is_refused(given: Any) -> None:
 
 def test_copies_on_the_host_restore_what_a_kernel_wrote() -> None:
     work = Workload(lambda x: None, [{"x": 1}])
-    made = KernelArguments(work, [X, X], Roles((1,)), "cpu", spare=True)
+    made = KernelArguments(work, [X, X], Roles((1,)), "cpu", copies_on_host=True)
     before = made.inputs[0].clone()
     assert made.changed() == set()
     made.inputs[0][3] = 7
@@ -176,6 +176,6 @@ def test_beside_a_full_card_a_run_stays_within_its_limit(tmp_path: Path) -> None
     found = atune.run(f"{work}:SOME", journal=tmp_path / "some", **given)
     assert [record.kind for record in found.failures] == ["out_of_memory"]
     assert "memory_limit allows 3072 MiB" in found.failures[0].message
-    with pytest.raises(WorkloadError, match=r"does not suffice .*memory_limit allows 3072 MiB"):
+    with pytest.raises(WorkloadError, match=r"has too little memory .*memory_limit allows 3072 MiB"):
         atune.run(f"{work}:NONE", journal=tmp_path / "none", **given)
     assert all(bool((part == 7).all()) for part in hog.split(64 << 20))

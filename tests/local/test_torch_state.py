@@ -41,7 +41,8 @@ def test_a_reference_computes_as_the_program_does(monkeypatch: pytest.MonkeyPatc
     assert header.torch == STATE
     plain = result_key(msgspec.structs.replace(header, torch={}))
     assert plain is not None and result_key(header) != plain and "torch" not in plain.measuring
-    with pytest.raises(JournalError, match=r"settings: torch computed by {'default_dtype': 'float64', .* its own def"):
+    refused = r"settings: torch computed with {'default_dtype': 'float64', .* its own def"
+    with pytest.raises(JournalError, match=refused):
         atune.run(STATED, target="c", budget=2, journal=journal)
     with pytest.warns(RuntimeWarning, match=r"workloads\.py, which the journal names"):
         assert atune.run_resume(journal, budget=2).measured == 2

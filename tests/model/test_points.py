@@ -59,7 +59,7 @@ def test_a_billion_points_are_read_at_a_place_and_found_again() -> None:
 
 
 def test_an_endless_generator_is_refused() -> None:
-    with pytest.raises(SpaceError, match="the generator gives more than 100,000 configs; give axes and constraints"):
+    with pytest.raises(SpaceError, match="the generator yields more than 100,000 configs; give axes and constraints"):
         Space({"a": i} for i in itertools.count())
 
 

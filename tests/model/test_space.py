@@ -81,7 +81,7 @@ def boom(a: int) -> bool:
         (lambda: Space([{"a": 1}], a=[1]), "a list of configs or axes, not both"),
         (lambda: Space(a=5), "axis 'a' is 5; an axis is a list of values, such as a="),
         (lambda: Space(a=frozenset({"b"})), "axis 'a' is frozenset({'b'}); an axis is a list"),
-        (lambda: Space(lambda: {("a", 1)}), "configs gave {('a', 1)}, and not a series of dicts"),  # type: ignore[arg-type, return-value]
+        (lambda: Space(lambda: {("a", 1)}), "configs must be a list or another series of dicts, got {('a', 1)}"),  # type: ignore[arg-type, return-value]
         (lambda: Space(a=[1], where="a > 5"), "a constraint must be callable, got 'a > 5'"),  # type: ignore[arg-type]
         (lambda: Space(a=lambda Q: [Q]), "axis 'a' needs Q; available: nothing"),
         (lambda: layout.fragments("compiler"), "'compiler' cannot name a layout of yours"),
@@ -135,7 +135,7 @@ def test_a_constraint_that_answers_neither_true_nor_false_is_named_by_its_line(w
             list(space.points({}).walk())
         message, place, _ = str(caught.value).split("\n")
         assert re.fullmatch(
-            r"Space: constraint on {'a': 1} answered .*, an? \S+, and must answer True or False", message
+            r"Space: constraint on {'a': 1} returned .*, an? \S+, but must return True or False", message
         )
         assert re.fullmatch(rf'  File "{__file__}", line \d+, in \w+', place)
 
@@ -223,9 +223,9 @@ class Mute:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (2**64, "an integer of 65 bits; a journal keeps 64"),
+        (2**64, "an integer of 65 bits, but a journal stores 64"),
         (1 << 10**6, "an integer of 1000001 bits"),
-        (Float("nan"), "nan reads as None"),
+        (Float("nan"), "a journal cannot store nan"),
         ("\ud800", r"'\ud800' has a surrogate"),
         (nested(MAX_NESTING + 1), f"nested deeper than {MAX_NESTING}"),
         (nested(100_000), f"nested deeper than {MAX_NESTING}"),

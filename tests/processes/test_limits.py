@@ -156,6 +156,6 @@ def test_a_link_in_place_of_the_run_folders_is_refused(tmp_path: Path, monkeypat
     tmp.mkdir()
     (tmp / f"atune-{os.getuid()}").symlink_to(home)
     monkeypatch.setattr("tempfile.tempdir", str(tmp))
-    with pytest.raises(UsageError, match="yours alone"), run_folder():
+    with pytest.raises(UsageError, match="a folder that only you can use"), run_folder():
         pass
     assert (home / "run-mine").exists()

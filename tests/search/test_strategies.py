@@ -207,7 +207,7 @@ class Bad:
 @pytest.mark.parametrize(
     ("answers", "message"),
     [
-        ((3,), r"ask\(\) returned 3, which is no candidate's index"),
+        ((3,), r"ask\(\) returned 3, which is not a candidate's index"),
         (("0",), "returned '0', which is no"),
         ((True,), "returned True, which is no"),
     ],
@@ -223,7 +223,7 @@ def test_a_bad_strategy_is_refused_in_one_message(answers: tuple[Any, ...], mess
     ("given", "message"),
     [
         (Bad, "give a name, or an object with a name"),
-        (type("Named", (Bad,), {"name": "bayesian"})(), "atune has a strategy of that name"),
+        (type("Named", (Bad,), {"name": "bayesian"})(), "atune has a strategy with this name"),
     ],
 )
 def test_what_is_no_strategy_is_refused(given: Any, message: str) -> None:

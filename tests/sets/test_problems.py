@@ -82,7 +82,7 @@ def test_wrong_problems_are_refused(make: Any, message: str) -> None:
         ),
         ("a.csv", "M;N\n1;8\n", "a.csv, entry 1: 'M;N' cannot be the name of an argument; a table has commas"),
         ("a.csv", "M,N\n1,8\nx,8\n", "a.csv, entry 2: M must be a number, got the text 'x'"),
-        ("a.json", '[{"M": 1}, {"M": NaN}]', "a.json, entry 2: M: nan reads as None"),
+        ("a.json", '[{"M": 1}, {"M": NaN}]', "a.json, entry 2: M: a journal cannot store nan"),
     ],
 )
 def test_a_file_of_something_else_is_refused_with_the_place(name: str, text: str, message: str, tmp_path: Path) -> None:

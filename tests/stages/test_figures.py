@@ -61,7 +61,7 @@ def test_devices_that_measure_are_of_one_model(monkeypatch: pytest.MonkeyPatch) 
     models = [DeviceInfo(id=str(n), name=name, arch="sm_90a") for n, name in enumerate(("H100", "H200", "H200"))]
     monkeypatch.setattr(gpu, "visible_gpus", lambda: models)
     monkeypatch.setattr(gpu.tilelang, "nvcc", lambda: __file__)
-    with pytest.raises(TargetError, match=r"of one model, and there is 0: H100, .* choose with --devices"):
+    with pytest.raises(TargetError, match=r"of the same model, but there are 0: H100, .* choose with --devices"):
         gpu.find_devices("auto", ("all",))
     assert gpu.find_devices("auto", ("1", "2")).devices == tuple(models[1:])
     assert str(gpu.find_devices("auto", ()).target) == "cuda (sm_90a)"  # only to compile

@@ -158,7 +158,7 @@ BREACHES = {
     "a method's parameter": (
         other("tilelang:JITKernel.update_tuner_result", lambda self, latency, config: 0),
         "tilelang.JITKernel.update_tuner_result takes (self, latency, config) "
-        "in place of (self, latency, config, ref_latency)",
+        "instead of (self, latency, config, ref_latency)",
     ),
     "a field": (without_field, "tilelang.jit.JITImpl.target is gone"),
     "what is set when an object is made": (
@@ -194,7 +194,7 @@ def test_only_an_untested_one_is_held_to_the_contract(
 ) -> None:
     monkeypatch.setattr("tilelang.__version__", version)
     said = f"atune was not tested with tilelang {version}, only with >=0.1.14,<0.1.16; "
-    assert tilelang.untested() == ("" if tested else f"{said}all that it takes from tilelang is there")
+    assert tilelang.untested() == ("" if tested else f"{said}all the names that it uses are there")
     without(HOST)(monkeypatch)
     tilelang.untested.cache_clear()
     if tested:

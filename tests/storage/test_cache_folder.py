@@ -77,10 +77,10 @@ def test_a_library_in_a_chosen_folder_may_be_loaded_later_and_no_other(tmp_path:
 NOBODY = 65534
 AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root gives a file to another user")
 STRANGE = [
-    ("", lambda path: path.chmod(0o777), "others may write"),
-    ("", lambda path: path.chmod(0o1777), "others may write"),
-    ("artifacts", lambda path: path.chmod(0o770), "others may write"),
-    ("artifacts/*.so", lambda path: path.chmod(0o666), "others may write"),
+    ("", lambda path: path.chmod(0o777), "other users may write to"),
+    ("", lambda path: path.chmod(0o1777), "other users may write to"),
+    ("artifacts", lambda path: path.chmod(0o770), "other users may write to"),
+    ("artifacts/*.so", lambda path: path.chmod(0o666), "other users may write to"),
     pytest.param("", lambda path: os.chown(path, NOBODY, NOBODY), "another user owns", marks=AS_ROOT),
     pytest.param("artifacts", lambda path: os.chown(path, NOBODY, NOBODY), "another user owns", marks=AS_ROOT),
     pytest.param("artifacts/*.so", lambda path: os.chown(path, NOBODY, NOBODY), "another user owns", marks=AS_ROOT),
@@ -103,7 +103,7 @@ def test_no_library_is_loaded_that_another_user_may_have_written(
     assert kept is not None and loadable(kept, replayed=True) == kept and not untrusted(kept.path)
     [changed] = root.glob(what) if what else [root]
     make(changed)
-    assert untrusted(kept.path).startswith(f"{whose} {changed}, so that no library is kept there")
+    assert untrusted(kept.path).startswith(f"{whose} {changed}, so no library is kept there")
     with pytest.raises(AtuneError, match=f"^{whose} "):
         loadable(kept, replayed=True)
     for use in (lambda: store.find("key", 0), lambda: store.put([("key", built)]), lambda: store.keep(built)):
@@ -129,6 +129,6 @@ def test_a_run_in_a_folder_that_all_may_write_warns_once(tmp_path: Path, monkeyp
     (tmp_path / "cache").chmod(0o777)
     machine = FakeMachine(3)
     found = atune.run(machine=machine, journal=tmp_path / "j")
-    assert found.best_config and sum("others may write" in text for text in found.warnings) == 1
+    assert found.best_config and sum("other users may write to" in text for text in found.warnings) == 1
     with pytest.raises(AtuneError, match="could not be kept"):
         _ = found.kernel

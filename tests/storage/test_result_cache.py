@@ -347,7 +347,8 @@ def test_where_others_may_write_no_journal_is_deleted(cache: ResultCache, of: st
     places = {"the cache": cache.folder, "the journals": cache.journals, "a set": journal.parent, "a journal": journal}
     place = places[of]
     place.chmod(place.stat().st_mode | 0o020)
-    with pytest.warns(RuntimeWarning, match=r"others may write .*, so that no journal of the result cache is deleted"):
+    kept = r"other users may write to .*, so no journal of the result cache is deleted"
+    with pytest.warns(RuntimeWarning, match=kept):
         removed = cache.clear()
     assert removed == (place in (journal, journal.parent)) == (not cache.answers())  # the link to it is deleted
     assert journal.exists()

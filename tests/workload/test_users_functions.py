@@ -48,7 +48,7 @@ def test_what_is_no_exception_is_named_too(error: BaseException) -> None:
         list(Space(k=lambda: raises(error)()).points({}).walk())
     with pytest.raises(SpaceError, match=rf"axis 'k' raised {says}"):
         list(Space(k=lambda: (raises(error)() for _ in range(2))).points({}).walk())
-    with pytest.raises(SpaceError, match=rf"configs raised after 0: {says}"):
+    with pytest.raises(SpaceError, match=rf"the generator raised after 0 configs: {says}"):
         Space(raises(error)() for _ in range(2))
     with pytest.raises(WorkloadError, match=rf"flops raised {says}"):
         atune.Workload(lambda k: k, Space(k=[1]), flops=lambda: raises(error)())

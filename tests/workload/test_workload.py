@@ -381,4 +381,4 @@ def test_an_empty_space_says_which_constraint_refused_how_many() -> None:
     ]
     with pytest.raises(SpaceError) as caught:
         describing(kernel, Space(block=[16], where=lambda block, N: N % block == 0), arguments={"N": -5})
-    assert str(caught.value).splitlines()[2:] == ["  N is negative, which no size may be"]
+    assert str(caught.value).splitlines()[2:] == ["  N is negative, but a size must be 0 or more"]

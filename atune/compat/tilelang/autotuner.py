@@ -45,7 +45,7 @@ from atune.model.folders import cache_folder_at
 from atune.model.space import Space
 from atune.stages import tilelang
 from atune.stages.arguments import GivenTensors
-from atune.stages.check import takes
+from atune.stages.check import accepts
 from atune.stages.frontend import encode
 from atune.workers.result_cache import ResultCache
 from atune.workload.fingerprint import function_of, is_compiled, kernel_fingerprint, signature_of
@@ -344,7 +344,7 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
             inputs = functools.partial(_inputs, LazyCallback(profile.supply_prog))  # keys would have a closure's name
         tensors = "" if inputs is None else "supply_prog" if captured is None else environment.INPUTS
         alone = profile.manual_check_prog is not None and profile.ref_prog is None
-        if alone and not (profile.skip_check or takes(profile.manual_check_prog, 1)):
+        if alone and not (profile.skip_check or accepts(profile.manual_check_prog, 1)):
             raise ArgumentError("manual_check_prog gets the outputs alone without ref_prog: let it take one argument")
         own = {name: getattr(self, name) for name in ("jit_compile", "jit_elaborate")}
         cached = tilelang.env.is_cache_enabled() and not tilelang.env.is_autotune_cache_disabled()

@@ -141,6 +141,6 @@ def _target(kind: str, tried: str) -> Check:
     if failed:
         return Check(name, False, "a small kernel fails", failed)
     if tried == ARCH:
-        why = importlib.import_module("atune.stages.gpu").none_found()
+        why = importlib.import_module("atune.stages.gpu").no_gpu_reason()
         return Check(name, False, "cannot be tuned here; a kernel compiles", f"it lacks a GPU: {why}")
     return Check(name, True, "can be tuned here: a kernel compiled and ran")

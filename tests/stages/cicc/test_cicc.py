@@ -135,14 +135,14 @@ def test_the_command_is_tilelangs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        (INCLUDES + "#include <curand_kernel.h>\n", "includes <curand_kernel.h>, which is not parsed"),
+        (INCLUDES + "#include <curand_kernel.h>\n", "includes <curand_kernel.h>, which the server has not parsed"),
         (INCLUDES + '#include "mine.h"\n', """it has '#include "mine.h"' among its kernels"""),
         (
             "#define WARP 16\n" + MICROSOFT + INCLUDES,
             "it has '#include <tl_templates/cuda/reduce.h>' among its kernels",
         ),
         (INCLUDES + "__device__ int f() { return std::vector<int>().size(); }\n", 'has no member "vector"'),
-        ("#include <tl_templates/cuda/instruction/wgmma.h>\nusing namespace cute;\n", "uses CUTLASS by itself"),
+        ("#include <tl_templates/cuda/instruction/wgmma.h>\nusing namespace cute;\n", "uses CUTLASS directly"),
         (INCLUDES + 'extern "C" __global__ void k() { asm("nonsense;"); }\n', "ptxas failed"),
     ],
 )

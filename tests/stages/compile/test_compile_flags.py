@@ -103,7 +103,7 @@ async def test_flags_of_one_candidate_reach_nvcc_alone(file: Path) -> None:
         [first], [second] = await worker.run(BuildJob((plain,))), await worker.run(BuildJob((flagged,)))
         assert isinstance(first, Artifact) and isinstance(second, Artifact), (first, second)
         assert first.compiler == "cicc"
-        assert (second.compiler, second.why) == ("nvcc", "nvcc, because compile flags are for nvcc")
+        assert (second.compiler, second.why) == ("nvcc", "nvcc, because only nvcc takes compile flags")
 
 
 def test_the_default_has_the_settings_flags() -> None:

@@ -65,8 +65,8 @@ def test_what_an_earlier_way_made_has_other_keys(tmp_path: Path, monkeypatch: py
     [now, _] = lowered("SHARED", tmp_path, CPU)
     assert version.installed_versions()["atune libraries"] == str(version.LIBRARIES)
     monkeypatch.setattr(lowering, "LIBRARIES", version.LIBRARIES - 1)
-    lowering._way.cache_clear()
+    lowering._generators.cache_clear()
     [before, _] = lowered("SHARED", tmp_path, CPU)
-    lowering._way.cache_clear()
+    lowering._generators.cache_clear()
     assert now.code_key == before.code_key
     assert now.ir_key != before.ir_key and now.store_key != before.store_key

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from stage_runs import session_of
 
-from atune.engine.prior import why_never
+from atune.engine.prior import exceeded_limit
 from atune.model.artifact import Access, BlockWork, Gemm, StaticFacts
 from atune.model.device import DeviceLimits
 from atune.stages.codegen import Blob
@@ -119,7 +119,7 @@ def test_a_product_that_never_returns_is_pruned_once_it_is_lowered(tmp_path: Pat
     sources = [msgspec.msgpack.decode(each.blob, type=Blob).source for each in lowered]
     assert all(f"__launch_bounds__(256, {blocks})" in source for blocks, source in enumerate(sources, 1))
     one, two = (each.facts for each in lowered)
-    assert (one.threads, one.lacking_registers) == (256, 0) and why_never(one, DeviceLimits()) == ""
+    assert (one.threads, one.lacking_registers) == (256, 0) and exceeded_limit(one, DeviceLimits()) == ""
     assert two.lacking_registers == 128 * (240 + 24 - 256)
-    reason = why_never(two, DeviceLimits())
-    assert reason.startswith("setmaxnreg: a block waits for 1024 registers more")
+    reason = exceeded_limit(two, DeviceLimits())
+    assert reason.startswith("setmaxnreg: a block would wait forever for 1024 registers")

@@ -148,7 +148,7 @@ def test_atunes_own_callable_allocates_as_much() -> None:
     assert len(str(raised.value)) < 120
     params = [KernelParam("float32", ("m", "n")), KernelParam("float32", ("m",)), KernelParam("int32", None)]
     assert Outputs(params, [0], "c", {2: "n"}).among([torch.zeros(10), 5])[0].shape == (10, 5)
-    with pytest.raises(ValueError, match=r"output 0 .* the inputs do not tell 'n'"):
+    with pytest.raises(ValueError, match=r"output 0 .* the inputs do not determine 'n'"):
         Outputs(params, [0], "c").among([torch.zeros(10), 5])
 
 

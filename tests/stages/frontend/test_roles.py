@@ -161,7 +161,7 @@ def test_what_is_named_is_not_guessed() -> None:
     for named in ({"out_idx": [3]}, {"out_idx": None, "zero": [-4]}, {"out_idx": None, "restore": [3]}):
         with pytest.raises(WorkloadError, match="the kernel has 3 parameters"):
             roles_of(assigning, **named)
-    with pytest.raises(WorkloadError, match=r"out_idx 1: this parameter is a number, and must be a tensor"):
+    with pytest.raises(WorkloadError, match=r"out_idx 1: this parameter is a number, but must be a tensor"):
         roles_of(assigning, [1])
 
 

@@ -39,13 +39,13 @@ def judge(
     """Run `kernel` as a candidate is: on poisoned outputs, against the reference."""
     made = arguments(work, *params, writes=writes)
     expected = expected_outputs(work, made) if work.reference is not None else None
-    kept: dict[int, Any] | None = None
+    unwritten: dict[int, Any] | None = None
     for poison in POISONS:
         made.restore_inputs()
         made.fill_outputs(poison)
         kernel(*made.values)
-        kept = made.kept(poison, kept)
-    return judged(work, made, expected, kept or {})[0]
+        unwritten = made.still_holding(poison, unwritten)
+    return judged(work, made, expected, unwritten or {})[0]
 
 
 def double(x: torch.Tensor, out: torch.Tensor) -> None:
@@ -78,12 +78,12 @@ def test_symbolic_dimensions_come_from_the_arguments_the_inputs_or_the_outputs_t
     assert [list(v.shape) for v in arguments(from_arguments, *params).values] == [[3, 8], [6, 8]]
     from_inputs = workload(inputs=[torch.ones(5, 8)])
     assert [list(v.shape) for v in arguments(from_inputs, *params).values] == [[5, 8], [10, 8]]
-    with pytest.raises(WorkloadError, match="dimension 'm' is symbolic, and nothing says its size: give tensors of"):
+    with pytest.raises(WorkloadError, match="dimension 'm' is symbolic, and its size is unknown: give tensors of"):
         arguments(workload(), *params)
     alone = (KernelParam("float32", (8,)), KernelParam("float32", ("m", 8)))
     made = arguments(workload(inputs=[torch.ones(8), torch.empty(5, 8)]), *alone)
     assert [list(v.shape) for v in made.values] == [[8], [5, 8]]
-    with pytest.raises(WorkloadError, match="Where outputs alone have it, give all parameters' tensors"):
+    with pytest.raises(WorkloadError, match="If only outputs have it, give tensors for all parameters"):
         arguments(workload(inputs=[torch.ones(8)]), *alone)
 
 
@@ -100,10 +100,10 @@ def test_the_reference_may_return_or_write_its_outputs() -> None:
 def test_a_reference_that_answers_nothing_is_refused() -> None:
     """With tilelang's tuner such a check passes, whatever the kernel writes."""
     with pytest.raises(
-        WorkloadError, match=r"returned None, and must return a torch tensor .* \(parameter 1\) and 1 input$"
+        WorkloadError, match=r"returned None, but must return a torch tensor .* \(parameter 1\) and 1 input$"
     ):
         judge(workload(reference=lambda x: None), double, X, X)
-    with pytest.raises(WorkloadError, match=r"returned a bool, .*; a function that judges is check="):
+    with pytest.raises(WorkloadError, match=r"returned a bool, .*. If the function judges outputs, pass it as check="):
         judge(workload(reference=lambda x, out: True), double, X, X)
 
 
@@ -319,11 +319,13 @@ def test_an_infinite_tolerance_is_refused() -> None:
 
 def test_a_complex_reference_is_not_compared_by_its_real_part() -> None:
     wrong = compared(torch.ones(2), torch.tensor([1 + 2j, 1]))
-    assert wrong == Mismatch("mismatch", "output 0: shape [2], the reference's is complex [2]")
+    assert wrong == Mismatch("mismatch", "output 0: shape [2], but the reference's is complex [2]")
 
 
 def test_a_check_that_answers_nan_or_a_tensor_is_not_content() -> None:
-    with pytest.raises(WorkloadError, match="the check returned a Tensor, and its truth raised RuntimeError: Boolean"):
+    with pytest.raises(
+        WorkloadError, match="the check returned a Tensor, and converting it to bool raised RuntimeError: Boolean"
+    ):
         judge(workload(check=lambda inputs, outputs: outputs[0] > 0), double, X, X)
     for nan in (math.nan, torch.tensor(math.nan)):
         wrong = judge(workload(check=lambda inputs, outputs, nan=nan: nan), double, X, X)
@@ -388,7 +390,7 @@ def test_warm_up_and_repeats_may_be_times() -> None:
 def test_digits_that_differ_are_in_the_message() -> None:
     wrong = compared(made("float64", 2 + 1e-6), made("float64", 2), rtol=1e-9, atol=0)
     assert wrong is not None
-    ours, theirs = wrong.message.partition(": first at [0], ")[2].partition(";")[0].split(" and not ")
+    ours, theirs = wrong.message.partition(": first at [0], ")[2].partition(";")[0].split(" instead of ")
     assert ours != theirs
 
 

@@ -100,7 +100,7 @@ def test_inputs_that_do_not_fit_into_the_memory_are_the_workloads_mistake(
     tried, made = list[bool](), list[Any]()
 
     def refuse(*_: object, anew: bool) -> None:
-        tried.append(benchmark.device.spare)
+        tried.append(benchmark.device.copies_on_host)
         assert not [one for one in made if one() is not None], "the first ones take memory beside the second ones"
         inputs = torch.zeros(8)
         made.append(ref(inputs))
@@ -108,8 +108,8 @@ def test_inputs_that_do_not_fit_into_the_memory_are_the_workloads_mistake(
 
     measuring(monkeypatch, refuse, device)
     monkeypatch.setattr(benchmark, "release", lambda: None)
-    monkeypatch.setattr(benchmark.device, "spare", False)
-    with pytest.raises(WorkloadError, match=rf"the memory of {device} does not suffice .*: make the problem smaller"):
+    monkeypatch.setattr(benchmark.device, "copies_on_host", False)
+    with pytest.raises(WorkloadError, match=rf"{device} has too little memory for .*: make the problem smaller"):
         benchmark.prepare(PrepareJob((), Roles(), timed=True))
     assert tried == found
 
@@ -160,14 +160,14 @@ def test_inputs_wait_for_memory_that_others_hold(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 60.00 GiB")
 
     measuring(monkeypatch, refuse, "0", limit and limit << 30)
-    monkeypatch.setattr(benchmark, "_spares_memory", lambda: False)
+    monkeypatch.setattr(benchmark, "_moves_copies_to_host", lambda: False)
     monkeypatch.setattr(memory, "session", benchmark.session)
     observer = object.__new__(memory.MemoryObserver)
     observer._uuid = "GPU-1"
     monkeypatch.setattr(benchmark.device, "observers", (observer,))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free_gib << 30, 80 << 30))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
-    with pytest.raises(raised, match="does not suffice for the inputs and the reference") as caught:
+    with pytest.raises(raised, match="has too little memory for the inputs and the reference") as caught:
         benchmark.prepare(PrepareJob((), Roles(), timed=True))
     assert (nvml in str(caught.value)) == (raised is ShortOf)
 
@@ -179,8 +179,8 @@ def test_bits_are_compared_in_the_memory_that_there_is(monkeypatch: pytest.Monke
     class Arguments:
         values = ()
 
-        def __init__(self, work: Any, params: Any, roles: Any, device: str, seed: int, spare: bool) -> None:
-            assert spare
+        def __init__(self, work: Any, params: Any, roles: Any, device: str, seed: int, copies_on_host: bool) -> None:
+            assert copies_on_host
             self.params, self.digest = params, lambda: f"{seed} {len(params)}"
             alive.add(self)
             most.append(len(alive))
@@ -195,7 +195,7 @@ def test_bits_are_compared_in_the_memory_that_there_is(monkeypatch: pytest.Monke
     monkeypatch.setattr(benchmark, "workload", lambda: SimpleNamespace(inputs=None))
     monkeypatch.setattr(benchmark, "session", lambda: SimpleNamespace(device="cpu"))
     monkeypatch.setattr(benchmark.device, "timer", SimpleNamespace(synchronise=lambda: None), raising=False)
-    monkeypatch.setattr(benchmark.device, "spare", True)
+    monkeypatch.setattr(benchmark.device, "copies_on_host", True)
     one, other = (Artifact(n, "a.so", "f", (KernelParam("float32", (4,)),) * n, "c") for n in (1, 2))
     job = BitsJob((one, one, other), Roles(), (1, 2))
     found = bits.digests(job)

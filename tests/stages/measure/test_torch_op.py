@@ -55,9 +55,9 @@ def test_a_name_is_one_kernels() -> None:
     one, name = plain(kernels.one, [-1]), fresh()
     op = one.as_op(name)
     assert one.as_op(name) is op
-    with pytest.raises(UsageError, match=rf"{name} is another kernel's: choose another name"):
+    with pytest.raises(UsageError, match=rf"another kernel has the name {name}: choose another"):
         plain(kernels.symbolic, [-1]).as_op(name)
-    with pytest.raises(UsageError, match="torch has an operator aten::mm"):
+    with pytest.raises(UsageError, match="torch already has an operator aten::mm"):
         one.as_op("aten::mm")
     with pytest.raises(UsageError, match="with its library, such as \"mylib::gemm\", got 'gemm'"):
         one.as_op("gemm")
