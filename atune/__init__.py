@@ -6,9 +6,9 @@
     result = await atune.tune(workload)     # or atune.run(workload) in blocking code
     result.kernel(A, B)
 
-`atune.results` has the parts of a result, `atune.events` the events of a run, `atune.errors` the exceptions,
-`atune.layout` layouts as axes, and `atune.bundle` tuned kernels that need no tilelang. Importing atune imports neither
-tilelang nor torch, configures no logging and writes no file.
+Import the parts of a result from `atune.results`, the events of a run from `atune.events`, exceptions from
+`atune.errors`, layouts as axes from `atune.layout`, and tuned kernels that need no tilelang from `atune.bundle`.
+Importing atune imports neither tilelang nor torch, configures no logging and writes no file.
 """
 
 from __future__ import annotations

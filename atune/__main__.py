@@ -11,7 +11,7 @@ from atune.workers.terminal import end_at_once
 def main() -> int:
     """Run the command line of this process and return the exit status."""
     signal.signal(signal.SIGINT, end_at_once)
-    from atune.frontends.cli.main import main as run  # which takes long: Ctrl-C ends it already
+    from atune.frontends.cli.main import main as run  # a slow import, during which Ctrl-C must work already
 
     return run()
 

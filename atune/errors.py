@@ -1,7 +1,8 @@
 """The exceptions that atune raises to its callers.
 
-A candidate that fails is never an exception: it is a `Failure` record. An exception is either the caller's mistake
-(`UsageError` and its branches: fix the call, nothing was lost), or broken machinery (`WorkerError`, `JournalError`).
+A candidate that fails never raises: it becomes a `Failure` record. An exception means either that the caller made a
+mistake (`UsageError` and its subclasses: fix the call, nothing was lost), or that machinery broke (`WorkerError`,
+`MachineError`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ __all__ = [
     "WorkerError",
     "WorkloadError",
 ]
-"""The exceptions that reach a caller; the other names are the rest of atune's."""
+"""The exceptions that reach a caller. Other names in this module are for atune itself."""
 
 
 def __dir__() -> list[str]:
@@ -47,22 +48,22 @@ def __dir__() -> list[str]:
 
 
 MESSAGE_CHARACTERS = 500
-"""Most characters of an exception that are kept as a candidate's message."""
+"""Longest message that is kept of a candidate's exception."""
 DETAIL_CHARACTERS = 4000
-"""Most characters of its traceback and output that are kept."""
+"""Longest traceback, or output, that is kept of a candidate."""
 _CHECK = re.compile(r"Check failed: .*?(?: is false:|\(.*? vs\. .*?\) ?:) *(?=\S+ )")
-"""TVM's text before the sentence of a failed check. A single word is a value, and no sentence."""
+"""TVM's text before the sentence that explains a failed check. A single word after it is a value, not a sentence."""
 _NO_SENTENCE = re.compile(
     r"[\s|^~-]*$"  # a caret, alone or in a margin
-    r"|\s*\d* \| |\s*-->"  # a line of source that a diagnostic shows, and where it is
+    r"|\s*\d* \| |\s*-->"  # a line of source in a diagnostic, and its place
     r"|\s*\d+: \S*(?:::|0x)|\s*(?:\[bt\]|at (?:0x|/)|#\d+ )"  # a C++ frame
     r'|\s*File "|\s*(?:Traceback|Stack trace|Backtrace)\b|\s*collect2: error: ld returned'
 )
-"""Lines of a message that show where something happened, and not what."""
+"""Lines of a message that show where something happened instead of explaining it."""
 
 
 def message_of(error: BaseException) -> str:
-    """Return what `error` says, in text that can be encoded. Cannot fail, whatever its `__str__` does."""
+    """Return the message of `error` as text that can be encoded. Never fails, even if its `__str__` raises."""
     try:
         return _encodable(str(error))
     except BaseException as broken:
@@ -81,22 +82,22 @@ def type_of(value: object) -> str:
 
 
 def name_and_message(error: BaseException) -> str:
-    """Return an exception's class and what it says, as Python shows them. Cannot fail."""
+    """Return an exception's class and message, as Python shows them. Never fails."""
     return f"{name_of(error)}: {message_of(error)}"
 
 
 T = TypeVar("T")
 asking: dict[int, tuple[float, Callable[[BaseException], BaseException]] | None] = {}
-"""Since when each thread waits for the answer of a function of the user's, monotonic, and what makes its error."""
+"""For each thread that runs a function of the user's: its start (monotonic), and the function that makes its error."""
 _PASSING = frozenset({"KeyboardInterrupt", "CancelledError", "Cancelled", "GeneratorExit"})
-"""Exceptions that the program itself raises in a function of the user's."""
+"""Exceptions that interrupt a function of the user's, as opposed to errors in it."""
 
 
 def asked(question: Callable[[], T], raised: Callable[[BaseException], BaseException], *, passes: bool = True) -> T:
-    """Return the answer to `question`, which calls a function of the user's and takes its answer's truth, if need be.
+    """Return the answer to `question`, which calls a function of the user's and may test its answer for truth.
 
-    `raised` makes the error for whatever it raises. Unless not `passes`, interrupts and cancellations pass, but where
-    the signal is ignored, as in workers.
+    `raised` turns an exception of the function into the error to raise. If `passes`, interrupts and cancellations pass
+    unchanged, except in processes that ignore SIGINT, such as workers.
     """
     me = threading.get_ident()
     outer, asking[me] = asking.get(me), (time.monotonic(), raised)
@@ -111,26 +112,26 @@ def asked(question: Callable[[], T], raised: Callable[[BaseException], BaseExcep
 
 
 def cause_in(text: str) -> str:
-    """Return the sentence of a message that names the cause: its first that shows no source, caret or C++ frame."""
+    """Return the sentence that names the cause: the message's first line that is not source, a caret or a C++ frame."""
     lines = text.splitlines()
-    told = next((line for line in lines if not _NO_SENTENCE.match(line)), "")
-    return _CHECK.sub("", told).strip().removesuffix(":")
+    sentence = next((line for line in lines if not _NO_SENTENCE.match(line)), "")
+    return _CHECK.sub("", sentence).strip().removesuffix(":")
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return an exception's class and the sentence that names the cause, without TVM's class, which says nothing."""
+    """Return an exception's class and the sentence that names its cause. TVM's class, `InternalError`, is left out."""
     cause, name = cause_in(message_of(error)), name_of(error)
     return (cause if cause and name == "InternalError" else f"{name}: {cause}")[:MESSAGE_CHARACTERS]
 
 
 def whole_message(error: BaseException) -> str:
-    """Return all that an exception says, where that is more than a line; empty otherwise."""
+    """Return the message of an exception if it has more than one line, otherwise an empty string."""
     text = message_of(error).strip()
     return text[:DETAIL_CHARACTERS] if "\n" in text else ""
 
 
 def traceback_of(error: BaseException, limit: int | None = None) -> str:
-    """Return the traceback as Python prints it; `limit` as in `traceback.format_exception`. Cannot fail."""
+    """Return the traceback as Python prints it; `limit` as in `traceback.format_exception`. Never fails."""
     try:
         return _encodable("".join(traceback.format_exception(error, limit=limit)))
     except BaseException:
@@ -138,14 +139,14 @@ def traceback_of(error: BaseException, limit: int | None = None) -> str:
 
 
 def _encodable(text: str) -> str:
-    return str.encode(text, errors="backslashreplace").decode()  # lone surrogates fit into no journal and no message
+    return str.encode(text, errors="backslashreplace").decode()  # journals and terminals refuse lone surrogates
 
 
 class AtuneError(Exception):
-    """Root of everything atune raises on purpose. It can be copied, and sent to other processes."""
+    """Base class of every exception that atune raises on purpose. It can be copied, and sent to other processes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Without a call of its own __init__, which may take what is among its fields.
+        # Does not call __init__, whose parameters may be fields instead of args.
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
@@ -154,7 +155,7 @@ class UsageError(AtuneError):
 
 
 class UnknownOption(UsageError, TypeError):
-    """A call names an option that there is not. The message says which one was meant. A TypeError too, as Python's."""
+    """A call names an unknown option. The message suggests the right name. It is a TypeError, as in Python, too."""
 
 
 class SpaceError(UsageError):
@@ -162,38 +163,38 @@ class SpaceError(UsageError):
 
 
 class ArgumentMissing(SpaceError):
-    """Neither space nor problem has an argument that the kernel needs, so that no problem of a set can be tuned."""
+    """Neither the space nor the problem gives an argument that the kernel needs. No problem of the set can be tuned."""
 
 
 class WorkloadError(UsageError):
-    """The workload cannot be loaded, described or sent to the workers, or loads as other work during the run.
+    """The workload cannot be loaded, described or sent to the workers, or it changed during the run.
 
-    Fix the workload; what was measured until then stays in the journal.
+    Fix the workload. The journal keeps all measurements.
     """
 
 
 class NoSuchWorkload(WorkloadError):
-    """The file cannot be loaded, or has no such workload, so that no problem of a set can be tuned."""
+    """The file cannot be loaded, or lacks the named workload, so no problem of a set can be tuned."""
 
 
 class UnknownArgument(NoSuchWorkload):
-    """The kernel takes no such argument of the problem, so that no problem of a set can be tuned."""
+    """The problem has an argument that the kernel does not take, so no problem of a set can be tuned."""
 
 
 class InputsMisfit(WorkloadError):
-    """The inputs that a workload gives are none that a candidate's kernel takes."""
+    """The workload's inputs do not fit the parameters of a candidate's kernel."""
 
 
 class InputsMissing(WorkloadError):
-    """A parameter of the kernel, a scalar, has no value that could be made up. Give the workload `inputs`."""
+    """A scalar parameter of the kernel has no value, and atune cannot invent it. Give the workload `inputs`."""
 
 
 class TargetError(UsageError):
-    """The target or device is not supported or not there. Choose another; `atune doctor` lists the choices."""
+    """The target or device is missing or not supported. Choose another: `atune doctor` lists them."""
 
 
 class StrategyError(UsageError):
-    """A search strategy raised, or proposed what it must not. Mend it, or take another; what was measured stays."""
+    """A search strategy raised, or made a forbidden proposal. Fix it, or choose another. The journal keeps results."""
 
 
 class JournalError(UsageError):
@@ -201,7 +202,7 @@ class JournalError(UsageError):
 
 
 class WorkerError(AtuneError):
-    """A worker did not deliver. `detail` is the tail of its stderr, what the device or compiler wrote."""
+    """A worker failed to do its job. `detail` is the tail of its stderr, with the compiler's or the device's output."""
 
     def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(message)
@@ -214,7 +215,7 @@ class WorkerTimeout(WorkerError):
     def __init__(self, message: str, detail: str = "", *, starved: bool = False) -> None:
         super().__init__(message, detail)
         self.starved = starved
-        """Whether it got hardly any CPU time, as on a busy machine: then the deadline says nothing about the work."""
+        """Whether the call got hardly any CPU time because the machine was busy. The work itself may then be fast."""
 
 
 class WorkerLost(WorkerError):
@@ -223,18 +224,18 @@ class WorkerLost(WorkerError):
     def __init__(self, message: str, detail: str = "", *, outside: bool = False) -> None:
         super().__init__(message, detail)
         self.outside = outside
-        """Whether a signal ended it that no code raises by going wrong, such as SIGKILL: not by the work."""
+        """Whether the cause is outside of the work: a signal that faulty code does not raise, such as SIGKILL."""
 
 
 class ServerLost(WorkerLost):
-    """The worker ended because its fork server did."""
+    """The worker ended because its fork server ended."""
 
     def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(message, detail, outside=True)
 
 
 class RemoteError(WorkerError):
-    """The entry point raised inside the worker, which lives on. `detail` is its traceback."""
+    """The job raised an exception inside the worker, which lives on. `detail` is the traceback."""
 
     def __init__(self, message: str, detail: str = "", kind: str = "") -> None:
         super().__init__(message, detail)
@@ -243,22 +244,22 @@ class RemoteError(WorkerError):
 
 
 def translated(error: RemoteError) -> AtuneError:
-    """Return the exception that a worker reported, by the name of its class; a `WorkerError` if atune has no such."""
-    found, message = globals().get(error.kind), str(error)
-    if not (isinstance(found, type) and issubclass(found, AtuneError)) or found in (NoWinner, CompileFailed):
+    """Return the exception that a worker reported, of the same class if that is atune's, otherwise a `WorkerError`."""
+    kind, message = globals().get(error.kind), str(error)
+    if not (isinstance(kind, type) and issubclass(kind, AtuneError)) or kind in (NoWinner, CompileFailed):
         return WorkerError(message, error.detail)
-    return found(message, error.detail) if issubclass(found, WorkerError) else found(message)
+    return kind(message, error.detail) if issubclass(kind, WorkerError) else kind(message)
 
 
 class MachineError(AtuneError):
-    """The machine failed the run, not a candidate: its disk is full, say, or something kills the run's processes.
+    """The machine, not a candidate, failed: its disk is full, for example, or something kills the run's processes.
 
-    The message says what happened, where, and what to do. What was measured stays; `resume` goes on from there.
+    The message says what happened, where, and what to do. The journal keeps the measurements; `resume` continues.
     """
 
 
 class DevicesLost(AtuneError):
-    """Every device's process failed to start or was lost for good. The journal keeps what was measured."""
+    """The process of every device failed to start, or died too often. The journal keeps the measurements."""
 
 
 class NoWinner(AtuneError):
@@ -270,7 +271,7 @@ class NoWinner(AtuneError):
 
 
 class CompileFailed(AtuneError):
-    """Configurations failed to compile. The message counts the reasons; `failures` are their records."""
+    """Configurations failed to compile. The message counts the reasons; `failures` has their records."""
 
     def __init__(self, message: str, failures: list[Record]) -> None:
         super().__init__(message)
@@ -278,11 +279,11 @@ class CompileFailed(AtuneError):
 
 
 class CacheMiss(AtuneError):
-    """No result is known for a call or a workload, and nothing may tune (`on_miss="error"`). Tune, or ship a result."""
+    """No result is known for a call or a workload, and `on_miss="error"` forbids tuning. Tune, or ship a result."""
 
 
 def calling() -> tuple[FrameType, int]:
-    """Return the frame that called atune, which is the user's, and how many levels it is above the caller's."""
+    """Return the user's frame that called atune, and the number of levels that it is above the caller's frame."""
     own = ("atune", "functools")  # functools calls cached properties
     frame, level = sys._getframe(2), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in own:
@@ -291,5 +292,5 @@ def calling() -> tuple[FrameType, int]:
 
 
 def warn_caller(message: str, category: type[Warning]) -> None:
-    """Warn at the line that called atune: it is the user's, and so is what to do about the warning."""
+    """Warn at the user's line that called atune, because the user has to act on the warning."""
     warnings.warn(message, category, stacklevel=calling()[1])

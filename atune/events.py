@@ -1,6 +1,6 @@
-"""The events of a run, as `on_event=`, `Tuner.events` and a journal have them."""
+"""The events of a run, which `on_event=` and `Tuner.events` receive and a journal stores."""
 
-# ruff: noqa: F403, F405 - so that each name stands once, in `__all__`
+# ruff: noqa: F403, F405 - `__all__` lists each name, and nothing else repeats it
 from atune.journal.events import *
 
 __all__ = [

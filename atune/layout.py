@@ -1,4 +1,4 @@
-"""Layouts as axes: alternatives that a space declares in a line, and what a kernel turns them into.
+"""Layouts as axes: a space declares the alternatives in a line, and the kernel applies the chosen layout.
 
     from atune import layout
 
@@ -7,9 +7,9 @@
     layout.hold(held, s, threads=threads)                       # in the kernel, where s is a fragment
     for i, j in layout.parallel(loop, rows, columns, threads=threads):
 
-Values are texts and numbers, so that a journal holds them; `COMPILER` leaves a choice to tilelang, everywhere. An
-alternative that does not suit a shape raises `ValueError` in the kernel: that candidate fails, with the reason.
-tilelang is imported where a kernel calls.
+Values are texts and numbers, so a journal can store them; the value `COMPILER` of any axis leaves the choice to
+tilelang. A layout that does not suit a shape raises `ValueError` in the kernel, and the candidate fails with this
+reason. The module imports tilelang only when a kernel calls it.
 """
 
 from __future__ import annotations
@@ -31,41 +31,42 @@ def __dir__() -> list[str]:
 
 
 REPLICATED = "replicated"
-"""A fragment that every thread holds whole."""
+"""The layout in which every thread holds the whole fragment."""
 
 
 def fragments(*own: str) -> tuple[str, ...]:
-    """Return alternatives for `hold`: the compiler's own layout, all of the fragment in every thread, and your `own`.
+    """Return alternatives for `hold`: the compiler's layout, the whole fragment in every thread, and layouts of yours.
 
-    `own`: names, for which `hold` is given functions. Raises `SpaceError` for one that cannot be a keyword there.
+    `own`: names of your layouts, whose functions the kernel passes to `hold` as keywords. Raises `SpaceError` for a
+    name that cannot be such a keyword.
     """
     for name in own:
         if not str(name).isidentifier() or name in (COMPILER, REPLICATED, "how", "threads") or own.count(name) > 1:
             raise SpaceError(
-                f"layout.fragments: {name!r} is no name for a layout of your own; use such as layout.fragments('rows')"
+                f"layout.fragments: {name!r} cannot name a layout of yours; use a name such as layout.fragments('rows')"
             )
     return LayoutAxis((COMPILER, REPLICATED, *own))
 
 
 def loops(*widths: int) -> tuple[str, ...]:
-    """Return alternatives for `parallel`: the compiler's own, and threads side by side by `widths` elements each.
+    """Return alternatives for `parallel`: the compiler's layout, and neighbouring threads with `widths` elements each.
 
-    Without `widths` these are 1, 2, 4 and 8. Raises `SpaceError` for one that is no power of two.
+    The default `widths` are 1, 2, 4 and 8. Raises `SpaceError` for a width that is not a power of two.
     """
     for width in widths:
         if isinstance(width, bool) or not isinstance(width, int) or width < 1 or width & (width - 1):
-            raise SpaceError(f"layout.loops: width {width!r} is no power of two; use such as layout.loops(1, 2, 4, 8)")
+            raise SpaceError(f"layout.loops: width {width!r} is not a power of two; use, say, layout.loops(1, 2, 4, 8)")
     return LayoutAxis((COMPILER, *(f"vector{width}" for width in widths or (1, 2, 4, 8))))
 
 
 def hold(how: str, *buffers: Any, threads: int, **own: Callable[[Any, int], Any]) -> Any:
-    """In a kernel: lay the fragments `buffers` out as `how` (of `fragments`) says. `threads`: those of the block.
+    """Lay the fragments `buffers` out in a kernel as `how` says, a value of `fragments`.
 
-    `own`: by name, functions of a buffer and `threads` that return its `T.Fragment`. Raises `ValueError` for another
-    `how`.
+    `threads`: threads per block. `own`: by name, functions of a buffer and `threads` that return its `T.Fragment`.
+    Raises `ValueError` for an unknown `how`.
     """
     if how not in (known := (COMPILER, REPLICATED, *own)):
-        raise ValueError(f"layout.hold: {how!r} is no alternative; use {', '.join(map(repr, known))}")
+        raise ValueError(f"layout.hold: unknown layout {how!r}; use {', '.join(map(repr, known))}")
     if how == COMPILER:
         return None
     make = own.get(how) or _tilelang().layout.make_fully_replicated_layout_fragment
@@ -73,28 +74,28 @@ def hold(how: str, *buffers: Any, threads: int, **own: Callable[[Any, int], Any]
 
 
 def parallel(how: str, *extents: int, threads: int, coalesced_width: int = 0) -> Any:
-    """In a kernel: `T.Parallel` over `extents`, laid out as `how` (of `loops`) says.
+    """Return `T.Parallel` over `extents` for a loop of a kernel, laid out as `how` says, a value of `loops`.
 
-    Raises `ValueError` where a width does not divide the last extent, or the threads do not share the loop evenly.
+    Raises `ValueError` if a width does not divide the last extent, or the threads do not share the loop evenly.
     """
-    if coalesced_width & (coalesced_width - 1):  # tilelang would take the next smaller one
-        raise ValueError(f"layout.parallel: coalesced_width {coalesced_width} is no power of two: give 1, 2, 4 or 8")
+    if coalesced_width & (coalesced_width - 1):  # tilelang would round it down
+        raise ValueError(f"layout.parallel: coalesced_width {coalesced_width} is not a power of two: give 1, 2, 4 or 8")
     layout = loop(how, *extents, threads=threads)
     width = _tilelang().tvm.tirx.IntImm("int32", coalesced_width) if coalesced_width else None
     return _tilelang().language.Parallel(*extents, loop_layout=layout, coalesced_width=width)
 
 
 def loop(how: str, *extents: int, threads: int) -> Any:
-    """In a kernel: the `T.Fragment` for a ``loop_layout=``, or None for the compiler's own. Raises as `parallel`.
+    """Return the `T.Fragment` for a ``loop_layout=`` in a kernel, or None for the compiler's. Raises as `parallel`.
 
-    Neighbouring threads take as many neighbouring elements each as `how` says. As many threads as divide the vectors of
-    the last extent evenly work on it; the others take further rows, of all other extents together.
+    Each thread takes the number of neighbouring elements, a vector, that `how` gives. As many threads share a row, the
+    last extent, as divide its vectors evenly; the other threads work on further rows, of all other extents together.
     """
     if how == COMPILER:
         return None
-    if (found := re.fullmatch(r"vector(\d+)", str(how))) is None:
-        raise ValueError(f"layout.loop: {how!r} is no value of layout.loops(); use {COMPILER!r} or such as 'vector2'")
-    width = int(found[1])
+    if (vector := re.fullmatch(r"vector(\d+)", str(how))) is None:
+        raise ValueError(f"layout.loop: {how!r} is not a value of layout.loops(); use {COMPILER!r} or, say, 'vector2'")
+    width = int(vector[1])
     *outer, columns = map(int, extents)
     rows, vectors = math.prod(outer), columns // width
     if columns % width:

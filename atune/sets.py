@@ -1,6 +1,6 @@
-"""Results of several problems of a kernel: what few configurations serve them all, and what serves a new problem.
+"""Functions over results for several problems of a kernel.
 
-`compare` says what became of the winners since other runs.
+`cover` chooses few configurations for all problems, and `dispatch_rule` for new problems; `compare` shows changes.
 """
 
 from atune.reporting.sets import (

@@ -1,5 +1,5 @@
-"""Other tuners' interfaces: their names, parameters and errors.
+"""Interfaces of other tuners: their names, parameters and errors.
 
-They may import all of atune but `testing`, and tilelang and torch. Arguments become options of `frontends` here;
-everything after that is its work.
+They may import all of atune but `testing`, and tilelang and torch. They translate arguments into options of
+`frontends`, which does the tuning.
 """

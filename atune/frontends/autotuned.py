@@ -1,4 +1,4 @@
-"""The decorator `autotune`, the self-tuning kernel that it returns, and `tunings`, what such kernels use."""
+"""The decorator `autotune`, the self-tuning kernel that it returns, and `tunings`, which lists the winners in use."""
 
 from __future__ import annotations
 
@@ -47,23 +47,22 @@ Loading = Callable[[Artifact | None], T]
 
 
 def with_library(workload: Workload, target: Target, settings: CompileSettings, use: Loading[T]) -> T:
-    """Call `use` with the library of `workload`, which has one configuration. Returns its result.
+    """Call `use` with the library of `workload`, which has a single configuration, and return the result of `use`.
 
-    This process compiles nothing. If the artifact store lacks the library, a worker process makes it. A worker process
-    may start no workers: there `use` gets None, and compiles itself. Raises `CompileFailed`. Blocks, and works inside
-    a running event loop too.
+    This process compiles nothing: if the artifact store lacks the library, a worker process makes it. A worker must not
+    start workers, so in a worker `use` gets None, and compiles. Raises `CompileFailed`. Blocks, even in an event loop.
     """
-    found = None
+    stored = None
     if settings.store:
-        with suppress(Exception):  # a worker will report what is wrong
+        with suppress(Exception):  # the worker will report the error
             (candidate,) = candidates_of(workload)
             given = workload.kernel_arguments, workload.as_written(candidate.config)
             key = importlib.import_module("atune.stages.lowering").store_key(
                 workload.kernel, *given, target, settings, workload.pass_configs
             )
-            found = ArtifactStore().find(key, candidate.index) if key else None
-    if found is not None or in_worker():
-        return use(found)
+            stored = ArtifactStore().find(key, candidate.index) if key else None
+    if stored is not None or in_worker():
+        return use(stored)
     built: T = run_blocking(_built, workload, target, settings, use)
     return built
 
@@ -82,9 +81,9 @@ def load_kernel(
     winner: Winner | None = None,
     artifact: Artifact | None = None,
 ) -> Any:
-    """Return the `tilelang.JITKernel` of `kernel` that calls `artifact`. For None, tilelang compiles it here.
+    """Return the `tilelang.JITKernel` of `kernel` that calls `artifact`. If that is None, tilelang compiles it here.
 
-    `written`, `config`: its arguments and its configuration as they were given. `winner`: where it was tuned.
+    `written`, `config`: arguments and configuration as the user wrote them. `winner` has the roles and latencies.
     """
     jit, options = call.options.jit, call.options
     if jit is None:
@@ -109,43 +108,43 @@ def load_kernel(
 
 
 def explicit_kernel(call: Call) -> Any:
-    """Return the kernel of a call that gives the tunable arguments itself."""
+    """Return the kernel of a call that passes the tunable arguments itself."""
     hints = {} if call.owner.is_jit else call.own_hints
     return load_kernel(call, call.owner.kernel, {**hints, **call.given}, {})
 
 
 def _roles(call: Call, kernel: Any, written: Mapping[str, Any], config: Config, winner: Winner | None) -> Roles:
-    """Return the roles of the kernel's parameters: as it was tuned, if that is known and its parameters are the same.
+    """Return the roles of the kernel's parameters: the tuned roles, if they are known and the parameters are the same.
 
-    An eager kernel's tensors are given by each call, outputs included.
+    Each call of an eager kernel passes all of its tensors, outputs included.
     """
     tuned = None if winner is None else winner.roles
     if tuned is not None and call.eager:
-        found = tuned
+        roles = tuned
     else:
         given, stage = call.options.workload, call.owner.frontend
         named, kept = outputs_named(kernel, given.get("out_idx")), (given.get("zero") or (), given.get("restore") or ())
         each = (stage.first_function(kernel, written, [c]) for c in (config, given.get("default") or {}))
-        roles = [stage.roles_of(function, named, *kept) for function in each if function is not None]
-        found = fitting(roles[0], roles[-1]) if roles else Roles()  # the compile of neither says why
-        if tuned is not None and len(tuned.outputs) == len(found.outputs):
-            # The tuned ones are of the best, at the size that was tuned: others may have a parameter more.
-            moved = sorted(tuned.outputs) != sorted(found.outputs)
-            found = msgspec.structs.replace(found, set_up=tuned.set_up) if moved else tuned
+        own = [stage.roles_of(function, named, *kept) for function in each if function is not None]
+        roles = fitting(own[0], own[-1]) if own else Roles()  # if neither lowers, compiling reports the reason
+        if tuned is not None and len(tuned.outputs) == len(roles.outputs):
+            # The tuned roles belong to the winner at the tuned size. Another size may have an additional parameter.
+            moved = sorted(tuned.outputs) != sorted(roles.outputs)
+            roles = msgspec.structs.replace(roles, set_up=tuned.set_up) if moved else tuned
         elif tuned is not None:
-            found = tuned
-    return found.where_given(range(len(call.names)))
+            roles = tuned
+    return roles.where_given(range(len(call.names)))
 
 
 class TunedKernel(TunableKernel):
-    """A kernel whose calls use the winners of their keys. What its subclasses add is how a call is analysed.
+    """A kernel whose calls use the winners of their keys. Subclasses decide how a call is analysed.
 
-    The first call of each form finds its kernel, and later ones look it up. Safe under threads and tasks: one of them
-    tunes, and the others wait.
+    The first call of each form finds or makes its kernel, and later calls look it up. Threads and tasks may share the
+    kernel: one of them tunes while the others wait.
     """
 
     is_autotuned = True
-    """Tells `Workload` that this is no kernel function."""
+    """Tells `Workload` that this is not a plain kernel function."""
 
     def __init__(self, kernel: Any) -> None:
         functools.update_wrapper(self, function_of(kernel))
@@ -159,33 +158,33 @@ class TunedKernel(TunableKernel):
         self._tensor: Any = importlib.import_module("torch").Tensor
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the kernel with the fastest configuration. Tunes first if that is unknown."""
+        """Call the kernel with the fastest configuration, and tune first if it is unknown."""
         entry = self._entries.get(self.form_of(args, kwargs))
         if entry is None:
             entry = self._entry(args, kwargs)
         return entry(args, kwargs)
 
     def workload_for(self, arguments: Mapping[str, Any]) -> Workload:
-        """Return what a call with these arguments tunes. Raises as the call does."""
+        """Return the workload that a call with these arguments tunes. Raises as the call does."""
         return self.call_of((), arguments).tuned.workload
 
     def forget(self, meant: Callable[[str], bool] = bool) -> None:
-        """Forget the winners in memory of the keys, as text, that are `meant`; all by default."""
+        """Remove winners from memory if their key, as text, is `meant`; by default, all of them."""
         self._entries.clear()
         self._kernels.clear()
         self.winners.forget(meant)
 
     def known(self) -> dict[tuple[str, str], Winner]:
-        """Return the winners that are known in this program, by key and the problem it was found for, as texts."""
-        known = [*self.winners.known.items()]
-        return {(key, problem): winner for key, found in known for problem, winner in [*found.items()]}
+        """Return the winners in this program's memory, by their key and the problem they were tuned for, as texts."""
+        keys = [*self.winners.known.items()]  # copies, because other threads may add winners
+        return {(key, problem): winner for key, winners in keys for problem, winner in [*winners.items()]}
 
     def by_value(self) -> tuple[Any, ...]:
-        """Return what rebuilds the kernel where its module cannot be imported, in the form of ``__reduce__``."""
+        """Return a function and its arguments, as ``__reduce__`` does, to rebuild the kernel without its module."""
         raise NotImplementedError
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Return its name, as functions do. A script's kernel also carries what rebuilds it elsewhere."""
+        """Return the kernel's name, as functions do. The kernel of a script also carries its parts."""
         module, name = self.__module__, str(getattr(self, "__qualname__", self.__name__))
         if module != "__main__" and getattr(sys.modules.get(module), name, None) is self:
             return name
@@ -198,18 +197,18 @@ class TunedKernel(TunableKernel):
     # Parts of a call
 
     def call_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        """Return a call, analysed as it was written."""
+        """Return the analysis of a call."""
         raise NotImplementedError
 
     def kernel_for(self, call: Call) -> Any:
-        """Return the compiled kernel of a call: with the configuration that it gives, or the fastest."""
+        """Return the compiled kernel of a call, with the configuration that it passes, or otherwise the fastest."""
         raise NotImplementedError
 
     def form_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
-        """Return a key of the call's form, without analysing it. It must be fast, because every call needs it.
+        """Return a key for the form of a call, without analysing it. It must be fast, because every call needs it.
 
-        Tensors count by dtype, shape and strides. Values of different types differ, even if Python compares them equal.
-        Of numbers that a compiled kernel takes at run time only the type counts.
+        The form has the dtype, shape and strides of tensors, and only the type of numbers that a compiled kernel takes
+        at run time. Values of different types differ, even if Python compares them equal.
         """
         parts: list[Any] = []
         for name, value in itertools.chain(enumerate(args), sorted(kwargs.items()) if kwargs else ()):
@@ -243,39 +242,39 @@ class TunedKernel(TunableKernel):
         return entry
 
     def entry_of(self, call: Call) -> Entry:
-        """Return what calls of this form do from now on."""
+        """Return the callable for later calls of this form."""
         kernel = self.kernel_for(call)
         if call.eager:
             return launcher(kernel, call.names, self.signature, call.args)
-        return lambda args, kwargs: kernel  # a lazy kernel gives it
+        return lambda args, kwargs: kernel  # a call of a lazy kernel returns the compiled kernel
 
     # Kernels
 
     def chosen(self, call: Call) -> tuple[Winner, Any]:
-        """Return the winner that a call uses, and its kernel. One that cannot be used is said so, and passed over."""
+        """Return the winner that a call uses, and its kernel. Warns of a winner that cannot be used, and skips it."""
         tuning = self._tuning_call(call)
         while True:
             winner = self.winners.find(tuning)
             try:
                 return winner, self.kernel_of(call.tuned, winner)
             except (UsageError, MachineError, WorkerError):
-                raise  # by no fault of the winner
+                raise  # the winner is not at fault
             except Exception as error:
                 self.winners.pass_over(tuning, winner, error)
 
     def _tuning_call(self, call: Call) -> TunedCall:
-        """Return what to tune for a call. With `tune_on`, its arguments differ from the launch's."""
+        """Return the tuning that a call needs. With `tune_on`, its arguments differ from the call's own."""
         if call.options.tune_on is None:
             return call.tuned
         other = call.ask("tune_on", call.options.tune_on)
         if not isinstance(other, Mapping):
-            raise UsageError(f"tune_on must return arguments by name, such as {{'A': scratch}}, got {other!r}")
+            raise UsageError(f"tune_on must return arguments by name, such as {{'A': scratch}}, but returned {other!r}")
         return TunedCall(self.call_of((), {**call.given, **other}), launch=call.tuned)
 
     def kernel_of(self, tuned: TunedCall, winner: Winner) -> Any:
-        """Return the kernel of a call with a configuration. A new kernel uses the library that was measured.
+        """Return the kernel of a call with the winner's configuration. A new kernel loads the measured library.
 
-        For other arguments, or without that library, it comes from the artifact store or from a compile worker.
+        If other arguments were tuned, or the library is gone, the artifact store or a compile worker provides it.
         """
         name = typed_text([tuned.arguments, winner.config], tuned.written)
         if (known := self._kernels.get(name)) is not None:
@@ -285,14 +284,14 @@ class TunedKernel(TunableKernel):
         )
         if winner.library is not None and isinstance(winner.tuned_for, Mapping):
             measured = winner.library() if self.means(winner.tuned_for, tuned.arguments) else None
-            with suppress(AtuneError):  # it cannot be loaded here
+            with suppress(AtuneError):  # the library cannot be loaded here
                 if measured is not None:
                     return self._kernels.setdefault(name, load(measured))
         with self._building:
             if (known := self._kernels.get(name)) is not None:
                 return known
             if error := self.winners.unusable.get(tuned.problem_text, {}).get(config_key(winner.config)):
-                raise error  # another thread has just met it
+                raise error  # which another thread just got
             space, passes = [tuned.workload.as_written(winner.config)], tuned.call.hints.get(PASS_CONFIGS)
             workload = Workload(tuned.kernel, space, arguments=tuned.written, pass_configs=passes)
             settings = tuned.call.plan.settings.compile
@@ -300,10 +299,10 @@ class TunedKernel(TunableKernel):
 
 
 def _named(module: str, name: str, stream: bytes, buffers: list[bytes]) -> Any:
-    """Return the kernel of that name, or make it again."""
-    found = getattr(sys.modules.get(module), name, None)
-    if isinstance(found, TunedKernel):
-        return found
+    """Return the kernel of this name, or rebuild it from its packed parts."""
+    kernel = getattr(sys.modules.get(module), name, None)
+    if isinstance(kernel, TunedKernel):
+        return kernel
     make, parts = unpack(Packed(stream, tuple(buffers)))
     return make(*parts)
 
@@ -311,9 +310,9 @@ def _named(module: str, name: str, stream: bytes, buffers: list[bytes]) -> Any:
 class Autotuned(TunedKernel):
     """A TileLang kernel under `@atune.autotune`.
 
-    A call does what the plain kernel does, with the fastest configuration for the call's key. A lazy kernel, which
-    returns a PrimFunc, gives the compiled kernel. An eager kernel, which has tensor annotations, runs and gives its
-    outputs. The first call with a new key tunes, and later calls look up the kernel.
+    A call behaves as a call of the plain kernel does, with the fastest configuration for the call's key. A lazy kernel,
+    which returns a PrimFunc, returns the compiled kernel. An eager kernel, which has tensor annotations, runs and
+    returns its outputs. The first call with a new key tunes; later calls look up the kernel.
     """
 
     def __init__(self, kernel: Any, options: Options) -> None:
@@ -321,14 +320,14 @@ class Autotuned(TunedKernel):
         self.options = options
 
     def by_value(self) -> tuple[Any, ...]:
-        """Return the class and the options: the winners that it knows, and who listens to it, stay in this process."""
+        """Return the class and its arguments. Winners in memory and listeners stay in this process."""
         alone = replace(self.options.plan, on_event=None, log=None, progress=None)
         return Autotuned, (self.kernel, msgspec.structs.replace(self.options, plan=alone))
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the compiled kernel with the fastest configuration without running it. Tunes first if needed.
+        """Return the compiled kernel with the fastest configuration, without running it. Tunes first if needed.
 
-        An eager kernel takes tensors here, or its `T.const` dimensions by name.
+        For an eager kernel, pass tensors, or its `T.const` dimensions by name.
         """
         return self.kernel_for(self.call_of(args, kwargs))
 
@@ -337,22 +336,22 @@ class Autotuned(TunedKernel):
         return self.compile(*args, **kwargs).as_op(name)
 
     def tune(self, *args: Any, refresh: bool = False, **kwargs: Any) -> TuneResult:
-        """Return the whole tuning for a call, from memory, from the cache (`cache_hit` is set), or after tuning.
+        """Return the whole result for a call: from memory, from the cache (then `cache_hit` is set), or after tuning.
 
-        `refresh`: tune again. Nothing runs on the call's own tensors.
+        `refresh`: tune again. Tuning leaves the call's own tensors alone.
         """
         return run_blocking(self.tune_async, *args, refresh=refresh, **kwargs)
 
     async def tune_async(self, *args: Any, refresh: bool = False, **kwargs: Any) -> TuneResult:
-        """Do what `tune` does in the event loop. Later calls then neither tune nor compile.
+        """Tune like `tune`, in the running event loop. Later calls then neither tune nor compile.
 
-        Cancelling it ends the tuning.
+        Cancelling it stops the tuning; the next call continues from its measurements.
         """
         call = await anyio.to_thread.run_sync(self.call_of, args, kwargs, abandon_on_cancel=True)
         tuning = await anyio.to_thread.run_sync(self._tuning_call, call, abandon_on_cancel=True)
         result = await self.winners.tuned(tuning, refresh)
         if (winner := await anyio.to_thread.run_sync(self.winners.serving, tuning)) is not None:
-            with suppress(Exception):  # the call will report it
+            with suppress(Exception):  # the call will report the error
                 await anyio.to_thread.run_sync(self.kernel_of, call.tuned, winner, abandon_on_cancel=True)
         return result
 
@@ -368,38 +367,38 @@ class Autotuned(TunedKernel):
         return dict(call.tuned.as_given(self.winners.find(self._tuning_call(call), on_miss).config))
 
     def clear_cache(self, *, key: Any = None) -> int:
-        """Forget the kernel's winners in memory and in the result cache. Returns the number removed from the cache.
+        """Remove the kernel's winners from memory and from the result cache. Returns the number of results removed.
 
-        `key`: only those of this key, which is arguments by name, as `tunings` shows them, or what the decorator's
-        function `key` returned. Arguments with a default, and hints, may be left out.
+        `key`: remove only winners of this key: arguments by name, as `tunings` shows them, or a value that the
+        decorator's function `key` returned. Arguments with a default, and hints, may be left out.
         """
         cache, is_mine = self.options.cache, self._is_mine()
         given, names = ({"key": key}, ()) if callable(self.options.key) else (key, key or ())
         if key is not None and not isinstance(given, Mapping):
             raise UsageError(f"clear_cache: key must be arguments by name, such as {{'n': 64}}, got {key!r}")
-        asked = {name: self.data(value, f"clear_cache: {name}") for name, value in (given or {}).items()}
+        chosen = {name: self.data(value, f"clear_cache: {name}") for name, value in (given or {}).items()}
         if not self.is_jit:
             self.check_names(names)
 
         def meant(problem: Any) -> bool:
-            self.check_names(names, problem)  # which has an eager kernel's dimensions, too
+            self.check_names(names, problem)  # a problem has the dimensions of an eager kernel, too
             hints = {name: value for name, value in problem.items() if name in self.options.hints}
-            return key is None or self.means({**hints, **asked}, problem)
+            return key is None or self.means({**hints, **chosen}, problem)
 
         self.forget(lambda text: meant(msgspec.json.decode(text.partition("\n")[0])))
         runs = [] if cache is None else [(run, run.entry) for run in cache.answers()]
-        found = [run for run, entry in runs if entry is not None and is_mine(entry) and meant(entry.parts.problem)]
-        return 0 if cache is None else cache.clear(found)
+        mine = [run for run, entry in runs if entry is not None and is_mine(entry) and meant(entry.parts.problem)]
+        return 0 if cache is None else cache.clear(mine)
 
     def has_result(self) -> bool:
-        """Tell whether the result cache has a result of the kernel as it is written now, for any problem."""
+        """Tell whether the result cache has a result for the kernel's current source, for any problem."""
         cache, name = self.options.cache, self.options.workload.get("name") or self.__name__
-        with suppress(Exception):  # the call will report what is wrong
+        with suppress(Exception):  # the call will report the error
             return cache is not None and any(map(self._is_mine(), cache.entries(kernel=name)))
         return False
 
     def _is_mine(self) -> Callable[[CacheEntry], bool]:
-        """Return a test whether a result is of the kernel as it is written now, for any problem and space."""
+        """Return a predicate: whether a result belongs to the kernel's current source, for any problem and space."""
         source = functools.cache(lambda tuned: kernel_fingerprint(self.kernel, without_defaults=tuned))
         return lambda entry: bool(entry.parts.source == source(frozenset(entry.config)))
 
@@ -418,7 +417,7 @@ class Autotuned(TunedKernel):
 _all: weakref.WeakSet[Autotuned] = weakref.WeakSet()
 """The decorated kernels of this program."""
 _ELSEWHERE = {name: f'tuning={{"{name}": …}}' for name in TUNING}
-"""How to write options that belong in `tuning`, by name."""
+"""The right spelling of options that belong in `tuning`, by name."""
 
 
 @overload
@@ -431,18 +430,21 @@ def autotune(kernel: Callable[..., Any], **options: Unpack[AutotuneOptions]) -> 
 
 @documents(AutotuneOptions)
 def autotune(kernel: Any = None, **options: Any) -> Any:
-    """Tune a kernel when it is called. Put this above `@tilelang.jit`.
+    """Tune a kernel when it is called. Put this decorator above `@tilelang.jit`.
 
     The first call with a new key tunes, and later calls look up the kernel. Returns an `Autotuned`, or a decorator. If
-    a call may tune and the result cache has no result of the kernel, `warm` is called once per program.
+    a call may tune and the result cache has no result for the kernel, `warm` is called once per program.
 
-    Raises `UsageError` and its branches for arguments that cannot work. For an unknown option it is a TypeError too.
+        @atune.autotune(space={"block_M": [64, 128], "threads": [128, 256]})
+        @tilelang.jit(out_idx=[-1])
+        def matmul(M, N, K, block_M=128, threads=128): ...
+
+    Raises `UsageError` or a subclass for arguments that cannot work; for an unknown option, it is a TypeError too.
 
     Parameters
     ----------
     kernel
-        The kernel, or None for a decorator. `@tilelang.jit`'s `out_idx` and outputs made by `T.empty` need not be
-        repeated.
+        The kernel, or None for a decorator. Do not repeat `@tilelang.jit`'s `out_idx`, nor outputs made by `T.empty`.
     {options}
     """
     refuse_unknown("autotune", options, [*AutotuneOptions.__annotations__], _ELSEWHERE)
@@ -453,9 +455,9 @@ def autotune(kernel: Any = None, **options: Any) -> Any:
             raise UsageError(
                 f"autotune: put it above @tilelang.jit, or above a function that returns a PrimFunc; got {kernel!r}"
             )
-        with suppress(OSError, TypeError):  # it has no source
+        with suppress(OSError, TypeError):  # the kernel has no source
             above, ours, _ = inspect.getsource(kernel).partition("def ")[0].partition("autotune")
-            if ours and re.search(r"^\s*@(\w+\.)*(lazy_)?jit\b", above, re.MULTILINE):  # as tilelang would not say
+            if ours and re.search(r"^\s*@(\w+\.)*(lazy_)?jit\b", above, re.MULTILINE):  # tilelang does not report this
                 raise UsageError("autotune: @tilelang.jit stands above @atune.autotune: swap the two")
         autotuned = Autotuned(kernel, known)
         autotuned.check_names(known.names)
@@ -470,8 +472,8 @@ def autotune(kernel: Any = None, **options: Any) -> Any:
 class Tuned(Winner, frozen=True, kw_only=True):
     """A winner that a decorated kernel uses in this program.
 
-    `kernel`: its name. `key`: what the tuning is remembered under, arguments by name. `source`: ``tuned`` here, or from
-    the result ``cache`` or a ``shipped`` file. `result`: the whole tuning, where it is known.
+    `kernel`: its name. `key`: the key of the tuning, arguments by name. `source`: ``tuned`` by this program, or read
+    from the result ``cache`` or a ``shipped`` file. `result`: the whole tuning, if it is known.
     """
 
     kernel: str
@@ -483,27 +485,27 @@ class TunedTable(tuple[Tuned, ...]):
 
     def __repr__(self) -> str:
         rows: list[tuple[str, ...]] = [("kernel", "key", "from", "latency ms", "reference ms", "config")]
-        for one in self:
-            times = ("–" if ms is None else f"{ms:.4g}" for ms in (one.latency_ms, one.reference_ms))
-            key = describe_config(one.key) if isinstance(one.key, dict) else printable(repr(one.key))
-            if tuned := open_sizes(one.key, one.tuned_for):
-                key += f" (tuned for {describe_config(tuned)})"
-            rows.append((printable(one.kernel), key, one.source, *times, describe_config(one.config)))
+        for tuned in self:
+            times = ("–" if ms is None else f"{ms:.4g}" for ms in (tuned.latency_ms, tuned.reference_ms))
+            key = describe_config(tuned.key) if isinstance(tuned.key, dict) else printable(repr(tuned.key))
+            if sizes := open_sizes(tuned.key, tuned.tuned_for):
+                key += f" (tuned for {describe_config(sizes)})"
+            rows.append((printable(tuned.kernel), key, tuned.source, *times, describe_config(tuned.config)))
         return printed(aligned(rows))
 
 
 def clear_cache(kernel: Autotuned | None = None, *, key: Any = None) -> int:
     """Call `clear_cache` of `kernel`, or of all kernels under `autotune`. Returns the number of results removed."""
     removed = 0
-    for one in [*_all] if kernel is None else [kernel]:
-        with suppress(*((SpaceError,) if kernel is None else ())):  # the key of another kernel
-            removed += one.clear_cache(key=key)
+    for autotuned in [*_all] if kernel is None else [kernel]:
+        with suppress(*((SpaceError,) if kernel is None else ())):  # the key fits another kernel
+            removed += autotuned.clear_cache(key=key)
     return removed
 
 
 def tunings() -> TunedTable:
-    """Return what the kernels under `autotune` in this program have tuned, or found to be tuned, so far."""
-    found = [
+    """Return the winners that kernels under `autotune` have used in this program so far. Printed, they are a table."""
+    winners = [
         Tuned(
             kernel=kernel.options.workload.get("name") or kernel.__name__,
             key=msgspec.json.decode(key.partition("\n")[0]),
@@ -512,4 +514,4 @@ def tunings() -> TunedTable:
         for kernel in list(_all)
         for (key, _), winner in kernel.known().items()
     ]
-    return TunedTable(sorted(found, key=lambda one: (one.kernel, typed_text(one.key, {}))))
+    return TunedTable(sorted(winners, key=lambda tuned: (tuned.kernel, typed_text(tuned.key, {}))))

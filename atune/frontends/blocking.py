@@ -1,4 +1,4 @@
-"""Await in a new event loop, from a program that has none, or is in another one."""
+"""Await coroutines in a new event loop, for programs without an event loop, or inside of another."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ from atune.workers.workers import ANSWER_TIMEOUT_S, NO_ANSWER, machine_error
 
 
 def unwrapped(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the one error that matters in a task group's exception group, or the group if there are several.
+    """Return the error to report of a task group's exception group, or the group if several errors matter equally.
 
     The caller's mistake comes first, then atune's other errors.
     """
-    found: list[BaseException] = []
+    errors: list[BaseException] = []
     queue: list[BaseException] = [group]
     while queue:
         error = queue.pop()
         if isinstance(error, BaseExceptionGroup):
             queue += error.exceptions
         else:
-            found.append(error)
-    ours = sorted((e for e in found if isinstance(e, AtuneError)), key=lambda e: not isinstance(e, UsageError))
-    # On trio each task may raise a cancellation; next to an error, it is only the error's consequence.
+            errors.append(error)
+    ours = sorted((e for e in errors if isinstance(e, AtuneError)), key=lambda e: not isinstance(e, UsageError))
+    # On trio each task may raise a cancellation. If there is an error too, it caused the cancellation.
     cancelled = [asyncio.CancelledError] + ([sys.modules["trio"].Cancelled] if "trio" in sys.modules else [])
-    others = [e for e in found if not isinstance(e, tuple(cancelled))] or found[:1]
+    others = [e for e in errors if not isinstance(e, tuple(cancelled))] or errors[:1]
     return ours[0] if ours else others[0] if len(others) == 1 else group
 
 
 def of_the_machine(error: OSError) -> Exception:
-    """Return the exception to raise for `error`. If the machine is short of something, it says what to do."""
+    """Return the exception to raise for `error`. If the machine lacks a resource, its message says what to do."""
     raised: AtuneError
     if error.errno == errno.ENFILE:
         raised = UsageError("the machine has too many files open: end the programs that hold them, or try again later")
     elif error.errno == errno.EMFILE:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         raised = UsageError(
-            f"this process may have {most} files open, and needs more: raise that (ulimit -n 1024), or use fewer "
+            f"this process may open {most} files and needs more: raise the limit (ulimit -n 1024), or use fewer "
             "workers (--workers, CompileSettings(workers=…))"
         )
     elif (short_of := shortage_of(error)) is not None:
@@ -66,8 +66,8 @@ def of_the_machine(error: OSError) -> Exception:
 
 
 def no_winner_message(result: Result) -> str:
-    """Return the message that no candidate worked, with counted reasons. The most frequent failure comes first."""
-    # rare, and not needed to import atune
+    """Return the message for a result without a winner. It counts the reasons, the most frequent failure first."""
+    # imported here because it is rarely needed, and would slow `import atune` down
     from atune.reporting.summary import PRUNED, failure_groups, first_failure_lines, group_lines, outcomes, why_none
 
     if not result.total or result.remaining == result.total:
@@ -79,7 +79,7 @@ def no_winner_message(result: Result) -> str:
 
 
 def winning(result: Result) -> TuneResult:
-    """Return `result`, which has a winner. Raises `NoWinner` where it has none."""
+    """Return `result` if it has a winner. Raises `NoWinner` otherwise."""
     if isinstance(result, TuneResult):
         return result
     raise NoWinner(no_winner_message(result), result)
@@ -89,7 +89,7 @@ T = TypeVar("T")
 
 
 def importing() -> bool:
-    """Tell whether this thread is in an import, for which another thread may wait, and this one for that."""
+    """Tell whether this thread is importing. If it then waits for a thread that imports too, both may deadlock."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
         frame = frame.f_back
@@ -99,8 +99,8 @@ def importing() -> bool:
 def in_time(work: Callable[[], T]) -> T:
     """Run `work`, which calls functions of a space, in another thread, and return its answer.
 
-    Raises `SpaceError` where one of them hangs: a thread that runs Python's code is ended, another is left behind.
-    During an import there is no other thread, and no deadline.
+    Raises `SpaceError` if a function hangs. A thread that runs Python code is then ended; a thread in native code is
+    left behind. During an import, `work` runs in this thread and without a deadline.
     """
     if importing():
         return work()
@@ -123,7 +123,7 @@ def in_time(work: Callable[[], T]) -> T:
 
 
 def run_blocking(function: Callable[..., Awaitable[T]], /, *arguments: Any, **options: Any) -> T:
-    """Await `function` in a new event loop in a thread, like `run`, and return its result."""
+    """Call `function`, await it in a new event loop in a thread, and return its result."""
     notes, answers, raised = list[str](), list[T](), list[BaseException]()
     ended = threading.Event()
     folder = chosen_folder.get()
@@ -142,13 +142,13 @@ def run_blocking(function: Callable[..., Awaitable[T]], /, *arguments: Any, **op
         future = portal.start_task_soon(work)
         try:
             while not future.done():
-                concurrent.futures.wait([future], timeout=0.1)  # with a timeout, so that signal handlers can run
+                concurrent.futures.wait([future], timeout=0.1)  # signal handlers run only between waits
         except BaseException as error:
             future.cancel()
             ended.wait(5)
             if isinstance(error, KeyboardInterrupt) and notes:
-                raise KeyboardInterrupt(notes[0]) from None  # of that very class: Python then ends by SIGINT
+                raise KeyboardInterrupt(notes[0]) from None  # no subclass, so that Python exits by SIGINT
             raise
-    for why in raised:  # only here: an exit would end the loop alone
-        raise why
+    for failure in raised:  # raised here, because a SystemExit in the loop's thread would end only the loop
+        raise failure
     return answers[0]

@@ -1,4 +1,4 @@
-"""Tuning through the result cache: a known result is returned at once, and a new run's journal is kept there."""
+"""Tune through the result cache, which returns a known result immediately, and keeps the journal of a new run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from atune.workload.workload import Workload, WorkloadSpec, describe
 
 
 class CachedWork:
-    """A workload with the plan of its tuning: its cache key, and the parts of that key. Raises as `tune` does."""
+    """A workload with the plan of its tuning, its cache key and the parts of that key. Raises as `tune` does."""
 
     def __init__(self, workload: Workload, plan: RunPlan) -> None:
         self.workload, self.plan, self.settings = workload, plan, plan.settings
@@ -43,21 +43,21 @@ class CachedWork:
         self.versions = installed_versions()
 
     def still(self, arguments: Any, recorded: Sequence[tuple[Config, str]]) -> bool:
-        """Tell whether configurations are still the kernels of these digests, as this process elaborates them."""
+        """Tell whether this process still elaborates each recorded configuration to the kernel with its digest."""
         return all(digest and digest == self.digest(arguments, config) for config, digest in recorded)
 
     def digest(self, arguments: Any, config: Config) -> str:
-        """Return the `Lowered.ir_digest` of a configuration; empty if it cannot be elaborated, as a tuning will say."""
+        """Return the `Lowered.ir_digest` of a configuration; empty if elaborating fails, which a tuning will report."""
         lowering, given = importlib.import_module("atune.stages.lowering"), self.settings.compile
-        asked = key_of([arguments, config])
-        if asked not in self._digests:  # once, however often the cache is looked into
-            self._digests[asked] = ""
+        key = key_of([arguments, config])
+        if key not in self._digests:  # elaborating is slow, and the cache may be searched several times
+            self._digests[key] = ""
             with suppress(Exception):
                 work = self.workload.at(dict(arguments))
                 written = work.as_written(config)
-                found = lowering.digest_here(work.kernel, work.kernel_arguments, written, self.target, given)
-                self._digests[asked] = str(found)
-        return self._digests[asked]
+                digest = lowering.digest_here(work.kernel, work.kernel_arguments, written, self.target, given)
+                self._digests[key] = str(digest)
+        return self._digests[key]
 
     @cached_property
     def key(self) -> ResultKey:
@@ -67,22 +67,22 @@ class CachedWork:
 
     @cached_property
     def configs(self) -> dict[int, Config]:
-        """The configurations that a run tries, by index: the baseline, where there is one, and those of the space."""
+        """The configurations that a run tries, by index: the baseline, if there is one, and the whole space."""
         baseline = {} if self.spec.baseline is None else {BASELINE: self.spec.baseline}
         return {**baseline, **dict(enumerate(self.spec.configs))}
 
     @cached_property
     def header(self) -> RunStarted:
-        """How a run of this work starts, without the time."""
+        """The first event of a run of this work, without the time."""
         strategy = self.settings.strategy_in(self.spec, None, figures_for(self.target, self.devices))
         fields = self.settings.header(self.spec, self.target, self.devices, self.versions, strategy)
         return RunStarted(seq=0, time=0.0, mono=0.0, **fields)
 
 
 def history(header: RunStarted, configs: Mapping[int, Config], known: Mapping[str, KnownOutcome]) -> list[Event]:
-    """Return the events of a run that has recorded `known` and has yet to try the rest of `configs`, by index.
+    """Return the events of a run that has recorded the outcomes `known`, and has the rest of `configs` ahead.
 
-    A candidate is aliased to the first one with the same code, as in the run that measured it.
+    A candidate is aliased to the first candidate with the same code, as in the run that measured it.
     """
     events: list[Event] = [header]
     codes: dict[str, int] = {}
@@ -92,10 +92,10 @@ def history(header: RunStarted, configs: Mapping[int, Config], known: Mapping[st
 
     for index, config in configs.items():
         key = config_key(config)
-        if (found := known.get(key)) is None:
+        if (known_outcome := known.get(key)) is None:
             continue
         add(CandidateProposed, index=index, key=key, config=config)
-        entry, outcome = found
+        entry, outcome = known_outcome
         if entry.code_key:
             facts = entry.facts or StaticFacts()
             keys = {"code_key": entry.code_key, "ir_digest": entry.ir_digest}
@@ -110,14 +110,14 @@ def history(header: RunStarted, configs: Mapping[int, Config], known: Mapping[st
 
 
 async def tune_work(work: CachedWork, cache: ResultCache, *, refresh: bool = False) -> TuneResult:
-    """Return the result of this work in `cache`, with `cache_hit` set. Without one, tune and keep the journal there.
+    """Return the result of this work from `cache`, with `cache_hit` set. If it has none, tune, and keep the journal.
 
-    Configurations that an earlier run of the same work measured are measured again only in the final benchmark. The
-    earlier run may have had another space. After an interrupted tuning, the next call resumes it.
+    Configurations that an earlier run of the same work measured, perhaps in another space, are measured again only in
+    the final benchmark. If a tuning was interrupted, the next call resumes it.
 
     `refresh`: tune even if the result is known.
 
-    Raises what `tune` raises. Cancelling it keeps the measurements for the next call.
+    Raises as `tune` does. Cancelling it keeps the measurements for the next call.
     """
 
     def look_up() -> TuneResult | None:
@@ -126,8 +126,8 @@ async def tune_work(work: CachedWork, cache: ResultCache, *, refresh: bool = Fal
 
     begun = None
     while begun is None:
-        if (found := await anyio.to_thread.run_sync(look_up, abandon_on_cancel=True)) is not None:
-            return found
+        if (result := await anyio.to_thread.run_sync(look_up, abandon_on_cancel=True)) is not None:
+            return result
         refuse_in_worker()
         begun = await opened_aside(partial(cache.begin, work.header, still=work.still, again=refresh))
         if begun is None:

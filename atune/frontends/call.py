@@ -1,4 +1,4 @@
-"""A kernel function, a call of it as it was written, and what is tuned for the call: workload, plan and key."""
+"""A kernel function, a call of it as the user wrote it, and the tuning for the call: workload, plan and key."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from atune.workload.fingerprint import function_of, launch_hints
 from atune.workload.workload import Workload, not_taken
 
 PROBES = 16
-"""Configurations that are tried for what is asked of a kernel before its tuning."""
+"""Most configurations that are traced to learn a kernel's parameters before its tuning."""
 
 
 Entry = Callable[..., Any]
-"""The function that serves calls of one form. It takes the call's ``args`` and ``kwargs``."""
+"""The function that serves calls of the same form. It takes a call's ``args`` and ``kwargs``."""
 
 
 def launcher(kernel: Any, names: Sequence[str], signature: inspect.Signature, args: tuple[Any, ...]) -> Entry:
@@ -48,37 +48,37 @@ def launcher(kernel: Any, names: Sequence[str], signature: inspect.Signature, ar
 
 
 class Encoder:
-    """Makes data of a call's arguments, for keys and journals; and says how the kernel gets them. Takes data alone."""
+    """Encodes a call's arguments for keys, journals and the kernel. This encoder takes only plain data."""
 
     def __init__(self, frontend: Any) -> None:
         self.frontend = frontend
-        """The module of that name in `atune.stages`, which imports tilelang."""
+        """The module `atune.stages.frontend`, which imports tilelang."""
 
     def data(self, value: Any, where: str) -> Any:
-        """Return a value as data. Raises `UsageError`, naming `where`, for other things."""
+        """Return a value as data. Raises `UsageError`, naming `where`, if that is impossible."""
         return self.frontend.encode(value, where)
 
     def written(self, name: str, value: Any) -> Any:
-        """Return a value as the kernel gets it; its plain form is the data for it."""
+        """Return a value in the form that is passed to the kernel."""
         return self.frontend.tagged(value)
 
     def space(self, call: Call, given: Any) -> Space:
-        """Return the space of a call: what the function that is `given` for it returns."""
+        """Return the space of a call, which the function `given` makes from its arguments."""
         space = copy.copy(as_space(call.ask("space", given), call.options.where))
         space.of_call = True
         return space
 
     def given(self, config: Config) -> Config:
-        """Return a configuration with the caller's own values."""
+        """Return a configuration with the values that the user wrote."""
         return config
 
     def kernel(self, kernel: Any) -> Any:
-        """Return a kernel that takes values as they are `written`."""
+        """Return a kernel that takes values in the form of `written`."""
         return kernel
 
 
 class TunableKernel:
-    """A kernel function: what is known of it before a call."""
+    """A kernel function, with the facts about it that do not depend on a call."""
 
     encoder: type[Encoder] = Encoder
 
@@ -97,9 +97,9 @@ class TunableKernel:
         self._eager: bool | None = None if self.is_jit else False
 
     def bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return a call's arguments by name, in the signature's order: those given, and all with their defaults.
+        """Return the arguments that a call passes, by name, and all arguments, with defaults, in the signature's order.
 
-        Extra ones come last. Raises `TypeError` as Python does, and `UsageError` for a parameter such as ``*args``.
+        Unknown arguments come last. Raises `TypeError` as Python does, and `UsageError` if a parameter is ``*args``.
         """
         parameters = self.signature.parameters
         known = {n: v for n, v in kwargs.items() if n in parameters or self.takes_any}
@@ -115,19 +115,19 @@ class TunableKernel:
         return given, {n: everything[n] for n in (*parameters, *everything) if n in everything}
 
     def is_eager(self, values: Mapping[str, Any], probes: Sequence[Config]) -> bool:
-        """Tell whether a call with these arguments runs the kernel; a lazy one is returned."""
+        """Tell whether a call with these arguments runs the kernel. A lazy kernel returns the compiled kernel."""
         if self._eager is None:
             self._eager = self.frontend.is_eager(self.kernel, values, probes)
         return self._eager
 
     def means(self, given: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
-        """Tell whether arguments as data, which may leave defaults out, are these `arguments`."""
+        """Tell whether arguments as data, which may leave defaults out, mean the same as `arguments`."""
         left = ((n, p.default) for n, p in self.signature.parameters.items() if n in arguments and n not in given)
         defaults = {name: self.data(value, name) for name, value in left if value is not inspect.Parameter.empty}
         return same_problem({**defaults, **given}, arguments)
 
     def check_names(self, names: Iterable[str], more: Iterable[str] = ()) -> None:
-        """Raise `SpaceError` if a name of an option is no argument of the kernel, and none of `more`."""
+        """Raise `SpaceError` if an option names something that is neither an argument of the kernel nor in `more`."""
         known = dict.fromkeys([*self.signature.parameters, *more])
         unknown = sorted(set(names) - known.keys() - self.launch_hints)
         if unknown and not self.takes_any:
@@ -135,10 +135,10 @@ class TunableKernel:
 
 
 class Call:
-    """One call as it was written: what it gives, the space that it asked for, and whether the kernel runs.
+    """A call as the user wrote it: its arguments, its space, and whether the kernel runs.
 
-    With tunable arguments of the caller's own (`explicit`), nothing is tuned. Those that `do_not_specialize` names are
-    no more than what a signature asks for, and are tuned.
+    A call that passes tunable arguments (`explicit`) is not tuned. Tunable arguments in `do_not_specialize` are passed
+    only because the signature requires them; they are tuned.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Call:
         check_hints(self.hints)
         self.args, self.kwargs = args, dict(kwargs)
         self.given, self.values = owner.bound(args, kwargs)
-        """The caller's own arguments by name; and these with the kernel's defaults."""
+        """The arguments that the call passes, by name; and all arguments, with the kernel's defaults."""
         fixed = isinstance(options.space, Space)
         self.space: Space = options.space if fixed else self.encoder.space(self, options.space)
         names = set(self.space.axes) or {name for config in self.space.points({}).given() for name in config}
@@ -166,32 +166,32 @@ class Call:
         if not self.eager:
             self.refuse_unknown(owner.signature.parameters, "")
         self.names = owner.frontend.tensor_names(owner.kernel) if self.eager else ()
-        """The parameters that each call gives at run time."""
+        """The parameters that each call passes at run time."""
 
     def written(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments as functions of the caller's get them: as they were written.
+        """Return the arguments for functions of the user's, as the user wrote them.
 
-        For tilelang's tuner they come by name and with the defaults where the options leave names out, without these.
+        If tilelang's tuner leaves arguments out, the other arguments come by name and with their defaults.
         """
         if not (self.options.like_tilelang and self.options.leave_out):
             return self.args, self.kwargs
         return (), {name: value for name, value in self.values.items() if name not in self.options.leave_out}
 
     def ask(self, option: str, function: Callable[..., Any]) -> Any:
-        """Call the user's `function`, which `option` gives, with the arguments as they were written.
+        """Call the user's `function`, the value of `option`, with the arguments as the user wrote them.
 
-        Raises `UsageError` if it takes others.
+        Raises `UsageError` if its parameters do not fit them.
         """
         args, kwargs = self.written()
-        with suppress(ValueError):  # a function whose signature Python does not know
+        with suppress(ValueError):  # Python does not know the function's signature
             try:
                 inspect.signature(function).bind(*args, **kwargs)
             except TypeError as error:
-                raise UsageError(f"{option}: its function must take a call as it is written: {error}") from error
+                raise UsageError(f"{option}: its function must take the call's arguments: {error}") from error
         return function(*args, **kwargs)
 
     def probes(self) -> list[Config]:
-        """Return configurations for tracing before the problem is known: the defaults, then those of the space."""
+        """Return configurations for tracing before the problem is known: the defaults, then some of the space."""
         axes = self.space.axes
         if not axes:
             most = None if self.options.like_tilelang else PROBES
@@ -200,7 +200,7 @@ class Call:
         return [{}, *({n: v[i % len(v)] for n, v in fixed.items()} for i in range(4))]
 
     def refuse_unknown(self, known: Container[str], more: str) -> None:
-        """Raise `TypeError` for an argument that is none of the `known` ones."""
+        """Raise `TypeError` for an argument that is not `known`."""
         unknown = sorted(name for name in self.given if name not in known)
         if unknown and not self.owner.takes_any:
             takes = f"it takes {', '.join(self.owner.signature.parameters)}{more}"
@@ -208,15 +208,15 @@ class Call:
 
     @functools.cached_property
     def asked_target(self) -> str:
-        """The target as it was given; ``auto`` and ``cuda`` leave the rest to the devices."""
+        """The target as text; ``auto`` and ``cuda`` leave the architecture to the devices."""
         return self.options.target or str(self.owner.frontend.target_text(getattr(self.owner.kernel, "target", None)))
 
     @functools.cached_property
     def target(self) -> Target:
-        """The target that is compiled for. Devices are asked for only where they decide."""
-        found = parse_target(self.asked_target)
-        if found is not None and (found.kind != "cuda" or found.arch):
-            return found
+        """The target to compile for. Devices are queried only if the target depends on them."""
+        target = parse_target(self.asked_target)
+        if target is not None and (target.kind != "cuda" or target.arch):
+            return target
         return find_target(self.asked_target, self.options.plan.devices)[0]
 
     @functools.cached_property
@@ -231,21 +231,21 @@ class Call:
 
     @functools.cached_property
     def tuned(self) -> TunedCall:
-        """What is tuned for the call."""
+        """The tuning for the call."""
         return TunedCall(self)
 
 
 class TunedCall:
-    """What is tuned for a call: its workload and plan, and the key that the winner is remembered under.
+    """The tuning for a call: its workload and plan, and the key under which the winner is remembered.
 
-    `launch`: the call that the winner is for, where that has other arguments (`tune_on`). Raises `UsageError` where
-    the call leaves nothing to tune.
+    `launch`: the call that uses the winner, if its arguments differ (`tune_on`). Raises `UsageError` if the call leaves
+    nothing to tune.
     """
 
     def __init__(self, call: Call, launch: TunedCall | None = None) -> None:
         if call.explicit:
             given = "given" if launch is None else "given by tune_on"
-            raise UsageError(f"{call.explicit[0]!r} is {given}, so there is no winner; leave it to the space")
+            raise UsageError(f"{call.explicit[0]!r} is {given}, so nothing is tuned; leave it to the space")
         self.call, self.owner, self.options, self.launch = call, call.owner, call.options, launch or self
         owner, options = self.owner, self.options
         self.space = call.space
@@ -257,7 +257,7 @@ class TunedCall:
         plain = {n: v for n, v in call.values.items() if n not in call.names and n not in call.tunables}
         plain |= call.own_hints
         self.arguments, self.written, sizes = dict[str, Any](), dict[str, Any](), dict[str, Any]()
-        """The arguments as data, and as the kernel gets them."""
+        """The arguments as data, and in the form that is passed to the kernel."""
         self._take(plain)
         if call.eager:
             sizes = owner.frontend.eager_dimensions(owner.kernel, self.tensors, plain, call.probes())
@@ -274,7 +274,7 @@ class TunedCall:
         self.problem_text = typed_text(self.problem, self.written)
 
     def admits(self, config: Config) -> bool:
-        """Tell whether the space has `config` for the call's sizes. The default need not be listed, only allowed.
+        """Tell whether the space allows `config` for the call's sizes. It need not list the default.
 
         Raises `SpaceError` if a function of the space raises.
         """
@@ -284,38 +284,38 @@ class TunedCall:
             raise SpaceError(f"{self.owner.__name__} for {describe_config(self.problem)}: {error}") from None
 
     def as_given(self, config: Config) -> Config:
-        """Return a configuration of the space as it was written."""
+        """Return a configuration of the space with the values that the user wrote."""
         return self.call.encoder.given(self.workload.as_written(config))
 
     def _key(self) -> Any:
-        """Return what the tuning is remembered under, as data."""
+        """Return the key under which the winner is remembered, as data."""
         key, leave_out, problem = self.options.key, self.options.leave_out, self.problem
         hints = {name: value for name, value in problem.items() if name in self.call.hints}
         if callable(key):
-            return {"key": self.owner.frontend.encode(self.call.ask("key", key), "what key returned"), **hints}
+            return {"key": self.owner.frontend.encode(self.call.ask("key", key), "key's return value"), **hints}
         unknown = [("key", name) for name in key or () if name not in problem]
-        if not self.options.like_tilelang:  # whose tuner takes names that are no arguments
+        if not self.options.like_tilelang:  # tilelang's tuner ignores unknown names
             lacking = leave_out - problem.keys() - self.call.tunables
             unknown += [("do_not_specialize", name) for name in sorted(lacking)]
         for option, name in unknown:
-            raise UsageError(f"{option}: there is no argument {name!r}; there is {', '.join(problem)}")
+            raise UsageError(f"{option}: unknown argument {name!r}; the call has {', '.join(problem)}")
         return {name: problem[name] for name in key or problem if name not in leave_out} | hints
 
     def _take(self, values: Mapping[str, Any]) -> None:
-        """Add arguments. A default that no call gave and that is no data, such as infinity, is left to the kernel."""
+        """Add arguments. Defaults that are not data, such as infinity, are left to the kernel."""
         for name, value in values.items():
             left = name in self.owner.signature.parameters and name not in {*self.call.given, *self.call.hints}
             if left and isinstance(value, float) and not math.isfinite(value):
-                continue  # text stands for it in the drop-in
+                continue  # the drop-in would encode it as text
             with suppress(*((UsageError,) if left else ())):
                 self.arguments[name] = self.owner.data(value, f"{self.owner.__name__}: argument {name!r}")
                 self.written[name] = self.call.encoder.written(name, value)
 
     def _symbols_and_inputs(self, sizes: Iterable[str]) -> dict[str, int]:
-        """Return the symbolic dimensions' sizes to tune with, and find inputs. `sizes`: names of other dimensions."""
+        """Return the sizes of symbolic dimensions to tune with, and choose inputs. `sizes`: names of dimensions."""
         call, options, stage = self.call, self.options, self.owner.frontend
         self.params: Sequence[KernelParam] = ()
-        """The kernel's parameters, where they are asked for before the tuning."""
+        """The kernel's parameters, if they are needed before the tuning."""
         symbols: dict[str, int] = {}
         if call.eager or any(isinstance(v, dict) and DYNAMIC in v for v in self.arguments.values()):
             params = self.params = stage.parameters_of(self.kernel, self.written, self._admitted())
@@ -324,7 +324,7 @@ class TunedCall:
             if call.eager:
                 names, more = {*self.owner.signature.parameters, *sizes}, ", ".join(sorted({*sizes, *wanted}))
                 call.refuse_unknown(names | wanted, more and f", and by name the dimensions {more}")
-                for name in wanted & self.arguments.keys() - names:  # one kernel is for all sizes
+                for name in wanted & self.arguments.keys() - names:  # the kernel serves all sizes
                     size, _ = self.arguments.pop(name), self.written.pop(name)
                     if not isinstance(size, (int, dict)):
                         raise UsageError(f"{self.owner.__name__}: {name} must be a whole number, got {size!r}")
@@ -333,7 +333,7 @@ class TunedCall:
             symbols = {name: known[name] for name in sorted(wanted & known.keys())}
             scalars = [t for p, t in zip(params, tensors, strict=False) if p.shape is None]
             if self.inputs is None and (wanted or any(p.shape is None for p in params)):
-                with suppress(*((UsageError,) if options.like_tilelang else ())):  # there the run says what is missing
+                with suppress(*((UsageError,) if options.like_tilelang else ())):  # the run reports what is missing
                     self.inputs = stage.drawn_inputs(params, symbols, scalars)
         if self.inputs == "call":
             if not self.tensors:
@@ -342,14 +342,14 @@ class TunedCall:
         return symbols
 
     def _admitted(self) -> Iterator[Config]:
-        """Yield the configurations that the constraints admit, as they were written. Raises `SpaceError`."""
+        """Yield the configurations that the constraints admit, as the user wrote them. Raises `SpaceError`."""
         points = self.space.points(self.written)
-        found = filter(points.admits, points.given())
-        while (config := in_time(lambda: next(found, None))) is not None:
+        admitted = filter(points.admits, points.given())
+        while (config := in_time(lambda: next(admitted, None))) is not None:
             yield config
 
     def refuse_misfit(self) -> None:
-        """Raise what an eager kernel's call would raise after its tuning, if no configuration of a few can take it."""
+        """Raise an error before tuning if the call's tensors fit no configuration among the first few."""
         stage, tensors = self.owner.frontend, [self.tensors.get(name) for name in self.call.names]
         if (error := stage.misfit(self.params, tensors)) is not None:
             some = itertools.islice(self._admitted(), 1, PROBES)
@@ -359,7 +359,7 @@ class TunedCall:
 
     @functools.cached_property
     def kernel(self) -> Any:
-        """The kernel as the workload's: it takes the arguments as they are `written`."""
+        """The kernel function of the workload, which takes arguments in the form of `written`."""
         kernel, owner = self.owner.kernel, self.owner
         return self.call.encoder.kernel(
             owner.frontend.jit_function(kernel, self.call.eager) if owner.is_jit else kernel
@@ -367,7 +367,7 @@ class TunedCall:
 
     @functools.cached_property
     def workload(self) -> Workload:
-        found = Workload(
+        workload = Workload(
             self.kernel,
             self.space,
             arguments=self.written,
@@ -375,8 +375,8 @@ class TunedCall:
             pass_configs=self.call.hints.get(PASS_CONFIGS),
             **self.options.workload,
         )
-        found.key, found.like_tilelang = self.key, self.options.like_tilelang
-        return found
+        workload.key, workload.like_tilelang = self.key, self.options.like_tilelang
+        return workload
 
     @functools.cached_property
     def work(self) -> CachedWork:

@@ -1,4 +1,4 @@
-"""Parallel compilation of many configurations without measuring, for sweeps that you time yourself."""
+"""Compile many configurations in parallel without measuring them, for sweeps that you time yourself."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def compile_all(
     configs: Iterable[Mapping[str, Any]] | Callable[..., Any],
     **options: Unpack[CompileAllOptions],
 ) -> list[Any]:
-    """Compile `kernel` with each of `configs` in worker processes, and return the kernels in order.
+    """Compile `kernel` with each of `configs` in worker processes, and return the kernels in the same order.
 
-    Call a kernel like `TuneResult.kernel`: with the inputs, to get the outputs, or with every parameter. Its `config`
-    is the configuration, and its `source` the device source. The call blocks, inside a running event loop too.
+    Call such a kernel like `TuneResult.kernel`: with the inputs, to get the outputs, or with every parameter. Its
+    `config` is the configuration, and its `source` the device source. Blocks, inside a running event loop too.
 
-    A target with an arch, such as ``sm_90a``, needs no GPU.
+    If the target names an architecture, such as ``sm_90a``, no GPU is needed.
 
-    Raises `CompileFailed` if a configuration failed to compile, after all others are compiled. Raises `UsageError`
-    for arguments that cannot work.
+    Raises `CompileFailed` if a configuration failed to compile, after the others were compiled. Raises `UsageError` for
+    arguments that cannot work.
 
     Parameters
     ----------
@@ -63,10 +63,10 @@ def compile_all(
 
     async def work() -> list[Any]:
         async with compilers(ship(workload), given["target"], settings, spec) as (machine, run):
-            found = await compile_candidates(machine, candidates, run, settings.group_size, roles=True)
+            compiled = await compile_candidates(machine, candidates, run, settings.group_size, roles=True)
             if not given["ignore_errors"]:
-                raise_failures([one.record for one in found])
-            return [artifact and await _loaded(record, artifact, run.roles) for record, artifact in found]
+                raise_failures([each.record for each in compiled])
+            return [artifact and await _loaded(record, artifact, run.roles) for record, artifact in compiled]
 
     return run_blocking(work)
 
@@ -75,7 +75,7 @@ def compile_all(
 async def compilers(
     workload: WorkloadRef, target: str | Target, settings: CompileSettings, spec: WorkloadSpec | None = None
 ) -> AsyncGenerator[tuple[LocalMachine, Run], None]:
-    """Open a machine that measures nothing and knows its target. Yields it, and the run that it wakes."""
+    """Open a machine without devices for `target`. Yields the machine, and the run that it wakes."""
     if settings.store and (why := untrusted(artifacts_folder())):
         warn_caller(why, RuntimeWarning)
     machine, run = LocalMachine(workload, spec=spec, target=target, devices=(), compile=settings), Run()
@@ -92,7 +92,7 @@ async def plain_library(
     settings: CompileSettings,
     spec: WorkloadSpec | None = None,
 ) -> AsyncGenerator[tuple[Record, Artifact], None]:
-    """Compile one candidate in a worker, as tilelang does. The library is there until the block ends.
+    """Compile one candidate in a worker, as tilelang does. The library is removed when the block ends.
 
     Raises `CompileFailed`.
     """
@@ -100,7 +100,7 @@ async def plain_library(
     async with compilers(workload, target, plain, spec) as (machine, run):
         [(record, artifact)] = await compile_candidates(machine, [candidate], run)
         raise_failures([record])
-        assert artifact is not None, "it did not fail"
+        assert artifact is not None, "the candidate did not fail"
         yield record, artifact
 
 
@@ -114,7 +114,7 @@ async def _loaded(record: Record, artifact: Artifact, roles: Roles) -> Any:
 
 
 class Compiled(NamedTuple):
-    """The record of a candidate, and its artifact: None if it failed, or another layout is preferred."""
+    """The record of a candidate, and its artifact: None if the candidate failed, or another layout was preferred."""
 
     record: Record
     artifact: Artifact | None
@@ -132,8 +132,8 @@ async def compile_candidates(
 ) -> list[Compiled]:
     """Compile the candidates on `machine`, which is open, knows its target, and wakes `run`.
 
-    Candidates that lower to the same code share one artifact. `layouts` may reject some. `roles`: also find the roles
-    of the parameters, for `run`. Without `builds` they are lowered only, and the records of good ones have no message.
+    Candidates that lower to the same code share an artifact. `layouts` may reject candidates. `roles`: also find the
+    roles of the parameters, for `run`. Without `builds`, only lower them; if that works, a record has no message.
     """
     await machine.prepare(len(candidates))
     workers, artifacts, codes = machine.compile_workers(), dict[int, Artifact](), dict[str, int]()
@@ -147,7 +147,7 @@ async def compile_candidates(
     state = CompileState(len(workers), devices=0, total=len(candidates), group_size=group_size, proposing=False)
 
     def judge(lowered: Lowered) -> Verdict:
-        """Build each code once: nothing is measured, so no candidate is likely to lose."""
+        """Build each code once. Unlike a tuning, keep candidates that are probably slow."""
         if (same_as := codes.setdefault(lowered.code_key, lowered.index)) != lowered.index:
             return Verdict("duplicate", same_as=same_as)
         verdict = Verdict("build") if layouts is None else layouts.judge(recorded, lowered.index, run.limits)
@@ -162,24 +162,24 @@ async def compile_candidates(
             for worker in workers:
                 tasks.start_soon(stage.serve, worker)
 
-    # Of candidates with the same code the first is credited, and the one that was lowered first was built.
+    # The candidate that was lowered first was built, but of candidates with the same code, the first is credited.
     built = {recorded.first(index).index: artifact for index, artifact in artifacts.items()}
 
-    def answer(candidate: Candidate) -> Compiled:
-        found = record_of(recorded, recorded.entry(candidate.index), {})
-        status = "failed" if found.kind else found.status  # those with the code of a failed one, too
-        record = msgspec.structs.replace(found, key=candidate.key, config=candidate.config, status=status)
+    def compiled(candidate: Candidate) -> Compiled:
+        record = record_of(recorded, recorded.entry(candidate.index), {})
+        status = "failed" if record.kind else record.status  # a duplicate of a failed candidate failed, too
+        record = msgspec.structs.replace(record, key=candidate.key, config=candidate.config, status=status)
         return Compiled(record, built.get(recorded.first(candidate.index).index))
 
-    return [answer(candidate) for candidate in candidates]
+    return [compiled(candidate) for candidate in candidates]
 
 
 def raise_failures(records: Sequence[Record]) -> None:
-    """Raise `CompileFailed` if a record is a failure, with counted reasons and an example of the most frequent."""
-    # rare, and not needed to import atune
+    """Raise `CompileFailed` if a record is a failure. The message counts the reasons and shows an example."""
+    # imported here because it is rarely needed, and would slow `import atune` down
     from atune.reporting.summary import example_lines, failure_groups, group_lines
 
-    if failed := [one for one in records if one.kind]:
+    if failed := [record for record in records if record.kind]:
         groups = failure_groups(failed)
         lines = [f"{len(failed)} of {len(records)} configurations failed to compile:"]
         lines += [f"  {line}" for line in group_lines(groups, 10, example_lines(groups))]

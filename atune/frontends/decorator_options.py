@@ -1,4 +1,4 @@
-"""Options of `@atune.autotune`: names, types and documentation, the checks when the decorator is made, and presets."""
+"""Options of `@atune.autotune`: names, types, documentation and presets. They are checked when the decorator runs."""
 
 import inspect
 import os
@@ -28,35 +28,35 @@ ON_MISS = "must be 'tune', 'pick', 'default' or 'error'"
 
 def _cache(where: str, value: Any) -> Any:
     if value is None:
-        raise UsageError("cache must be True for the user's, False for none, or a folder, got None")
+        raise UsageError("cache must be True for the user's cache, False for none, or a folder, got None")
     if not isinstance(value, bool):
         path(where, value)
     return value
 
 
 class AutotuneOptions(SharedOptions, ListenOptions, total=False):
-    """Options of `autotune`. Those of a workload and of listeners are the same as theirs."""
+    """Options of `autotune`. They include the options of a workload and of listeners."""
 
     # fmt: off
     space: Required[Annotated[Any, option(
-        "Axes as a dict, a list of configurations, a `Space`, or a function that returns one of these. The function "
-        "gets the caller's arguments, and is called for each new form of call.",
+        "Axes as a dict, a list of configurations, a `Space`, or a function that returns any of these. The function "
+        "gets the call's arguments, and is called for each new form of call.",
     )]]
     where: Annotated[Callable[..., Any] | Sequence[Callable[..., Any]], option(
         "Constraints on axes, as for `Space`.", default=(),
     )]
     key: Annotated[Any, option(
-        "The key of a tuning: names of arguments, or a function of the call's arguments. By default, every argument "
-        "that is not tuned. An eager kernel's dimensions count as arguments.",
+        "The key of a tuning: names of arguments, or a function of the call's arguments. By default, the key has every "
+        "argument that is not tuned. The dimensions of an eager kernel are arguments, too.",
         unset="all arguments",
     )]
     do_not_specialize: Annotated[str | Sequence[str], option(
-        "Names of arguments that do not count in the key. Those that the space sets are tuned whatever a call gives.",
+        "Names of arguments to leave out of the key. If the space sets such an argument, a call's value is ignored.",
         default=(),
     )]
     hints: Annotated[Mapping[str, Any] | None, option(
-        "Arguments of the kernel, or other names that an axis may have (``occupancy``), with one value for every "
-        "configuration. A hint must not be an axis too. A function as the value gets the target (``sm_90a``, ``c``).",
+        "Arguments of the kernel, or other names that an axis may have (``occupancy``), with a value for all "
+        "configurations. A hint must not be an axis, too. A function as the value gets the target (``sm_90a``, ``c``).",
         must="must be a dict of the kernel's arguments, such as {'threads': 128}",
     )]
     tuning: Annotated[str | Mapping[str, Any] | None, option(
@@ -65,23 +65,23 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
         unset="the preset `default`",
     )]
     inputs: Annotated[Any, option(
-        "As for `Workload`. ``'call'`` tunes on copies of the call's tensors. By default, inputs are drawn. Tuning "
-        "never touches a call's own tensors.",
+        "As for `Workload`. ``'call'`` tunes on copies of the call's tensors. By default, inputs are random. Tuning "
+        "never changes the tensors of a call.",
         check=lambda where, it: it if isinstance(it, str) and it == "call" else check_inputs(where, it),
     )]
     tune_on: Annotated[Callable[..., Any] | None, option(
-        "A function of the call's arguments that returns other arguments for tuning, by name, such as scratch tensors "
-        "or a smaller batch. The kernel is launched with the call's own arguments.",
+        "A function of the call's arguments that returns arguments to tune with instead, by name, such as scratch "
+        "tensors or a smaller batch. The kernel then runs with the call's own arguments.",
         must="must be a function of the call's arguments",
     )]
     symbols: Annotated[Mapping[str, Count] | None, option(
-        "Sizes of symbolic dimensions to tune for, by name, if no tensor of the call tells them.",
+        "Sizes of symbolic dimensions to tune for, by name, if no tensor of the call has them.",
         must="must be a dict of sizes by name, such as {'n': 1024}",
     )]
-    target: Annotated[str | None, option("As for `tune`.", check=check_target, unset="that of `@tilelang.jit`")]
+    target: Annotated[str | None, option("As for `tune`.", check=check_target, unset="the target of `@tilelang.jit`")]
     devices: Annotated[str | Sequence[str | int], option("As for `tune`.", default="all")]
     cache: Annotated[bool | PathLike, option(
-        "The result cache: True for the user's, False for none, or a folder.", default=True, check=_cache,
+        "The result cache: True for the user's cache, False for none, or a folder.", default=True, check=_cache,
     )]
     on_miss: Annotated[OnMiss, option(
         "If no result is known: ``tune``, ``pick`` by the prior without measuring, use the ``default`` configuration, "
@@ -95,7 +95,7 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
 
 
 _LAZY = ("reference", "check", "setup")
-"""Functions of the user's for a workload, which only a device's process unpacks."""
+"""Functions of the user's that only a device's process unpacks."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,11 +104,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     space: Any
     where: tuple[Callable[..., Any], ...] = ()
     names: frozenset[str] = frozenset()
-    """Arguments of the kernel that the options name, as far as they are known before a call."""
+    """Arguments of the kernel that the options name, if they are known before a call."""
     key: tuple[str, ...] | Callable[..., Any] | None = None
-    """Names of the arguments that make a tuning's key, or a function of the caller's arguments. None: all arguments."""
+    """Names of the arguments in a tuning's key, or a function of the call's arguments. None: all arguments."""
     leave_out: frozenset[str] = frozenset()
-    """Names that do not count in the key; tunables among them are tuned whatever a call gives for them."""
+    """Names of arguments to leave out of the key. Tunable arguments among them are tuned even if a call passes them."""
     hints: Mapping[str, Any] = {}
     symbols: Mapping[str, int] = {}
     inputs: Any = None
@@ -116,35 +116,35 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     workload: Mapping[str, Any]
     """Options of `Workload`."""
     plan: RunPlan
-    """What each tuning does; a call adds its target and its flags."""
+    """The plan of each tuning. A call adds its target and its flags."""
     jit: Mapping[str, Any] | None = None
-    """Arguments of `jit_kernel`. None: those of `@tilelang.jit`."""
+    """Arguments of `jit_kernel`. None: the arguments of `@tilelang.jit`."""
     target: str | None
-    """None: that of `@tilelang.jit`."""
+    """None: the target of `@tilelang.jit`."""
     cache: ResultCache | None
     on_miss: OnMiss = "tune"
     shipped: tuple[str, ...] = ()
 
     @property
     def like_tilelang(self) -> bool:
-        """Whether the options are those of tilelang's tuner, and mean what they mean there."""
+        """Whether the options come from tilelang's tuner, and have their meaning there."""
         return self.jit is not None
 
 
 def checked_options(given: Mapping[str, Any]) -> Options:
-    """Return the given `AutotuneOptions`, checked, so that a first call fails for none. Raises `UsageError`."""
+    """Return the given `AutotuneOptions`, checked, so that mistakes show before the first call. Raises `UsageError`."""
     options = complete("autotune", given, AutotuneOptions, WorkloadError)
     cache, key, hints, tuning = options["cache"], options["key"], dict(options["hints"] or {}), options["tuning"]
     preset = tuning.get("preset") if isinstance(tuning, Mapping) else tuning
     if key is not None and options["do_not_specialize"]:
-        raise UsageError("give key or do_not_specialize, not both: either names what counts, or what does not")
+        raise UsageError("give key or do_not_specialize, not both: name the arguments to use, or to leave out")
     check_hints({name: value for name, value in hints.items() if not inspect.isfunction(value)})
     event_log(False if options["log"] is None else options["log"])
     space, where = options["space"], options["where"]
     constraints: tuple[Constraint, ...] = tuple(where) if isinstance(where, (list, tuple)) else (where,)
     if space is None:
         raise SpaceError("autotune: give a space, such as @atune.autotune(space={'block_M': [64, 128]})")
-    if wrong := [one for one in constraints if not callable(one)]:
+    if wrong := [constraint for constraint in constraints if not callable(constraint)]:
         raise SpaceError(f"where: a constraint must be callable, got {wrong[0]!r}")
     if not callable(space):
         space = as_space(space, constraints)
@@ -174,49 +174,49 @@ def checked_options(given: Mapping[str, Any]) -> Options:
 
 
 def lazy_callback(callback: Any) -> Any:
-    """Return a function so that only a device's process unpacks it; other things as they are."""
+    """Return a function wrapped, so that only a device's process unpacks it. Return any other value unchanged."""
     return LazyCallback(callback) if callable(callback) else callback
 
 
 def check_hints(hints: Mapping[str, Any]) -> None:
-    """Raise `SpaceError` for a wrong `pass_configs` or `compile_flags`. Flags may be a text, too."""
+    """Raise `SpaceError` for wrong `pass_configs` or `compile_flags`. Flags may be a single text, too."""
     for name in sorted(hints.keys() & RESERVED):
         if not (name == COMPILE_FLAGS and isinstance(hints[name], str)):
             check_reserved(name, hints[name], "hints")
 
 
 def as_space(space: Any, where: tuple[Constraint, ...]) -> Space:
-    """Return axes or a list of configurations as a `Space`, which has its constraints itself. Raises `SpaceError`."""
+    """Return axes or a list of configurations as a `Space`. Raises `SpaceError` for a `Space` and `where` as well."""
     if isinstance(space, Space):
         if where:
-            raise SpaceError("where: give the constraints to the Space")
+            raise SpaceError("where: give the constraints to the Space instead")
         return space
     return Space(space if isinstance(space, Mapping) else listed("space", space), where=where)
 
 
 def refuse_clash(names: Iterable[str], hints: Mapping[str, Any]) -> None:
-    """Raise `SpaceError` for a hint that is one of the space's `names` too."""
+    """Raise `SpaceError` for a hint that is in the space's `names`, too."""
     if clash := sorted(hints.keys() & set(names)):
         raise SpaceError(f"{clash[0]!r} is a hint and an axis of the space; give it in one place")
 
 
 def listed(option: str, configs: Any) -> list[Config]:
-    """Return configurations as a list. Raises `SpaceError`, naming the option, if there is none, or one is no dict."""
+    """Return a list of configurations. Raises `SpaceError`, naming `option`, if it is empty or not all are dicts."""
     if isinstance(configs, (str, Mapping)) or not isinstance(configs, Iterable):
         axes = "axes, " if option == "space" else ""
         wanted = f"{axes}a list of configurations or a function that returns them"
         raise SpaceError(f"{option}: give {wanted}, got {configs!r}")
-    found = [*configs]
-    if not found:
+    chosen = [*configs]
+    if not chosen:
         raise SpaceError(f"No configurations to tune: {option} is empty")
-    for config in found:
+    for config in chosen:
         if not isinstance(config, Mapping):
             raise SpaceError(f"{option}: give dicts, such as [{{'block': 32}}, {{'block': 64}}], got {configs!r}")
-    return found
+    return chosen
 
 
 def names_in(option: str, value: Any) -> tuple[str, ...]:
-    """Return one name, or several. Raises `UsageError`, naming the option, for anything else."""
+    """Return the name or names in `value`. Raises `UsageError`, naming `option`, for anything else."""
     names = (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
     if not all(isinstance(name, str) for name in names):
         raise UsageError(f"{option}: give names of arguments, such as ['M', 'N'], got {value!r}")
@@ -224,20 +224,20 @@ def names_in(option: str, value: Any) -> tuple[str, ...]:
 
 
 def _paths(name: str, given: Any) -> tuple[str, ...]:
-    """Return one path, or several, as texts. Raises `UsageError`, naming the option, for anything else."""
-    one = isinstance(given, (str, bytes, os.PathLike)) or not isinstance(given, Iterable)
-    return tuple(os.fspath(path(name, each)) for each in ((given,) if one else given))
+    """Return the path or paths in `given` as texts. Raises `UsageError`, naming `name`, for anything else."""
+    single = isinstance(given, (str, bytes, os.PathLike)) or not isinstance(given, Iterable)
+    return tuple(os.fspath(path(name, each)) for each in ((given,) if single else given))
 
 
 PICK = "pick"
-"""The preset of which calls measure nothing. What is tuned on request has the defaults."""
+"""The preset whose calls measure nothing. Its explicit tunings have the defaults."""
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
     "quick": {"budget": "auto", "n_warmup": 1, "n_repeat": 5, "n_final": 3, "n_final_rounds": 5},
     "thorough": {"n_repeat": 50, "n_final": 10, "n_final_rounds": 40, "adaptive": False},
     PICK: {},
 }
-"""Options of each preset. They replace defaults of `BenchmarkSettings` and `CompileSettings`."""
+"""Options of each preset, which replace the defaults of `BenchmarkSettings` and `CompileSettings`."""
 
 _RUN = ("budget", "strategy", "prior", "seed", "pipeline")
 _COMPILE = set(CompileSettings.__struct_fields__)
@@ -250,17 +250,15 @@ TUNING = sorted({*_COMPILE, *_BENCHMARK, *_RUN})
 def tuning_options(tuning: str | Mapping[str, Any] | None) -> dict[str, Any]:
     """Return `atune.tune`'s options for a preset's name, or for a mapping of options that may name a ``preset``.
 
-    Options are the fields of `BenchmarkSettings` and of `CompileSettings`, and ``budget``, ``strategy``,
-    ``prior``, ``seed`` (the strategy's) and ``pipeline``.
-
-    Raises `UsageError` for another name, and for a wrong value.
+    Options are the fields of `BenchmarkSettings` and of `CompileSettings`, and ``budget``, ``strategy``, ``prior``,
+    ``seed`` and ``pipeline``. Raises `UsageError` for an unknown option or a wrong value.
     """
     if tuning is not None and not isinstance(tuning, (str, Mapping)):
         raise UsageError(f"tuning: give a preset's name or a dict of options, such as {{'budget': 40}}, got {tuning!r}")
     given: dict[str, Any] = {"preset": tuning} if isinstance(tuning, str) else dict(tuning or {})
     preset = given.pop("preset", "default")
     if preset not in PRESETS:
-        raise UsageError(f"tuning: there is no preset {preset!r}; there is {', '.join(PRESETS)}")
+        raise UsageError(f"tuning: unknown preset {preset!r}; the presets are {', '.join(PRESETS)}")
     refuse_unknown("tuning", sorted(map(str, given)), ["preset", *TUNING])
     chosen = {**PRESETS[preset], **given}
     benchmark = {name: value for name, value in chosen.items() if name in _BENCHMARK}

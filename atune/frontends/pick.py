@@ -1,4 +1,4 @@
-"""Configurations by the prior alone: nothing is lowered, compiled or measured, and no GPU is needed."""
+"""Choose configurations by the prior alone, without a GPU. Nothing is lowered, compiled or measured."""
 
 from __future__ import annotations
 
@@ -23,24 +23,23 @@ from atune.workload.pickling import FileRef
 from atune.workload.workload import Workload
 
 PATIENCE_S, EACH_S = 40.0, 0.1
-"""How long all candidates are waited for: so many seconds, and for each so many more. Most take 0.02 s."""
-NO_FIGURES = "the prior knows nothing of this device: the default is chosen"
-NOT_READ = "the prior cannot read what a block of this kernel does: the default is chosen"
+"""The time limit: a base, and an addition for each candidate. Most candidates take 0.02 s."""
+NO_FIGURES = "the prior knows nothing about this device: the default is chosen"
+NOT_READ = "the prior cannot read the work of a block of this kernel: the default is chosen"
 
 
 class PickedConfig(msgspec.Struct, frozen=True):
-    """A configuration, and the latency that the prior expects, in milliseconds; None where it knows nothing."""
+    """A configuration, and the latency in milliseconds that the prior expects; None without an estimate."""
 
     config: Config
     estimate_ms: float | None = None
 
 
 class Picked(msgspec.Struct, frozen=True):
-    """The choice of `pick`: the best first. Estimates serve to compare; as milliseconds they may be far off.
+    """The `choices` of `pick`, the best first. Use estimates only to compare: as milliseconds they may be far off.
 
-    `gpu`: the device that it is for; empty where there is none. `candidates`: those that were looked at, of which
-    `unfit` cannot run, and `unknown` gave no answer in time. `why`: why the prior knows nothing, so that the only
-    choice is the default; empty where it does.
+    `gpu`: the GPU model; empty without a GPU. `candidates`: how many were examined; `unfit` of them cannot run, and
+    `unknown` of them did not answer in time. `why`: the reason that the default is the only choice; otherwise empty.
     """
 
     choices: tuple[PickedConfig, ...]
@@ -54,12 +53,12 @@ class Picked(msgspec.Struct, frozen=True):
 def pick(workload: Workload | FileRef | str, n: int = 3, gpu: str | None = None) -> Picked:
     """Choose `n` configurations of `workload` by the prior, without measuring. Workers run its kernel function.
 
-    The last divides the work in another way than the others, if any does.
+    If possible, the last choice divides the work in another way than the others.
 
-    `workload`: as for `tune`. `gpu`: the board to choose for, such as ``H100``; then neither a GPU nor nvcc is needed.
-    None: this machine's.
+    `workload`: as for `tune`. `gpu`: choose for this GPU model, such as ``H100``, without needing a GPU or nvcc. None:
+    choose for this machine's GPU.
 
-    Raises `UsageError` for arguments that cannot work, and where no candidate can run or the kernel function hangs.
+    Raises `UsageError` for arguments that cannot work, and if no candidate can run or the kernel function hangs.
     """
     refuse_in_worker()
     device = None if gpu is None else device_named(gpu)
@@ -67,7 +66,7 @@ def pick(workload: Workload | FileRef | str, n: int = 3, gpu: str | None = None)
 
 
 async def picked(workload: Workload | FileRef | str, n: int, device: DeviceInfo | None) -> Picked:
-    """Do what `pick` does. `device`: choose for it; None for this machine's."""
+    """Choose like `pick`, for `device`, or for this machine's if that is None."""
     plan = RunPlan(settings=EngineSettings(compile=CompileSettings(cicc=False, store=False)))
     machine = plan.machine_for(named_work(workload)[0])
     assert isinstance(machine, LocalMachine)
@@ -81,8 +80,8 @@ async def picked(workload: Workload | FileRef | str, n: int, device: DeviceInfo 
         if figures is not None:
             with anyio.move_on_after(limit_s):
                 await survey.run(machine.compile_workers())
-    gpu = next((one.name for one in machine.discovery.devices), "")
-    fit = {} if figures is None else {i: one for i, one in survey.facts.items() if can_run(one, figures)}
+    gpu = next((device.name for device in machine.discovery.devices), "")
+    fit = {} if figures is None else {i: facts for i, facts in survey.facts.items() if can_run(facts, figures)}
     unknown = 0 if figures is None else len(candidates) - len(survey.facts) - len(survey.failures)
     if unknown and not fit:
         others = ", and the others cannot run" if unknown < len(candidates) else ""
@@ -91,12 +90,12 @@ async def picked(workload: Workload | FileRef | str, n: int, device: DeviceInfo 
             f"{others}: check whether it hangs. A tuning would wait compile_timeout_s for each of them"
         )
     if figures is not None and not fit:
-        failed = next((one.message for one in survey.failures.values()), "by shared memory, threads and registers")
-        raise UsageError(f"none of {len(candidates)} candidates can run on {gpu}: {failed}")
+        why = next((each.message for each in survey.failures.values()), "too many threads, registers or shared memory")
+        raise UsageError(f"none of {len(candidates)} candidates can run on {gpu}: {why}")
     best = [] if figures is None else hedged(choices(fit, figures), fit, n)
-    found = tuple(PickedConfig(spec.configs[index], round(ms, 6)) for index, ms in best)
-    why = "" if found else NO_FIGURES if figures is None else NOT_READ
+    chosen = tuple(PickedConfig(spec.configs[index], round(ms, 6)) for index, ms in best)
+    why = "" if chosen else NO_FIGURES if figures is None else NOT_READ
     if why and spec.default_config is None:
         raise UsageError(f"{why.partition(':')[0]}, and there is no default: {spec.no_default}")
     unfit = 0 if figures is None else len(candidates) - len(fit) - unknown
-    return Picked(found or (PickedConfig(spec.default_config or {}),), gpu, len(candidates), unfit, why, unknown)
+    return Picked(chosen or (PickedConfig(spec.default_config or {}),), gpu, len(candidates), unfit, why, unknown)

@@ -20,21 +20,21 @@ Given = Iterable[Mapping[str, Any] | Problem]
 
 
 class Problems(Sequence[Problem]):
-    """Problems of one kernel, each once, in the order in which they were given.
+    """Problems of a kernel, in the order in which they were given, without duplicates.
 
         Problems(M=[1, 2, 4], N=4096, K=[4096, 11008])     # every combination
         Problems([{"M": 1, "N": 4096}, {"M": 2, "N": 11008}])
         Problems("shapes.json")                            # or .jsonl or .csv
 
-    Raises `UsageError` for anything else, for an empty set, and for problems that differ in the names of arguments.
+    Raises `UsageError` for anything else, for an empty set, and if problems have arguments of different names.
 
     Parameters
     ----------
     given
         A list of arguments (dictionaries) or of other sets' problems, or the path of a file.
     sizes
-        Arguments, each with one value or several. The set has every combination; in a list, which lacks them, each
-        problem gets them.
+        Arguments, each with a value or several. The set has every combination. With `given`, each of its problems,
+        which must lack these arguments, is combined with them.
     """
 
     def __init__(self, given: Given | str | os.PathLike[str] = (), **sizes: Any) -> None:
@@ -44,16 +44,16 @@ class Problems(Sequence[Problem]):
             both = f"each problem of the list or file has {twice[0]}, and {twice[0]}=… is given for all of them"
             raise UsageError(f"Problems: {both}: leave one out")
         points = [dict(zip(values, point, strict=True)) for point in product(*values.values())] if values else [{}]
-        found, places = dict[str, Problem](), dict[str, str]()
+        problems, places = dict[str, Problem](), dict[str, str]()
         for where, row in rows or ([("Problems", {})] if values else []):
             for point in points:
-                one = _problem({**row, **point}, where)
-                found.setdefault(one.key, one)
-                places.setdefault(one.key, f"{where}: " if rows else "")
-        self._problems, self.places = tuple(found.values()), tuple(places.values())
-        """Each problem, and where a list or file has it, for messages."""
+                problem = _problem({**row, **point}, where)
+                problems.setdefault(problem.key, problem)
+                places.setdefault(problem.key, f"{where}: " if rows else "")
+        self._problems, self.places = tuple(problems.values()), tuple(places.values())
+        """The problems, and for messages, the place of each in a list or file."""
         if not self._problems:
-            raise UsageError("Problems: there is none: give sizes (M=[1, 2, 4]), a list of dictionaries, or a file")
+            raise UsageError("Problems: none given: give sizes (M=[1, 2, 4]), a list of dictionaries, or a file")
 
     def __len__(self) -> int:
         return len(self._problems)
@@ -66,27 +66,27 @@ class Problems(Sequence[Problem]):
 
 
 def parse_sizes(texts: Iterable[str], where: str) -> dict[str, list[Any]]:
-    """Return the values of each argument in texts such as ``M=1,2,4``: numbers, true, false or null, or else text.
+    """Return the values of each argument in texts such as ``M=1,2,4``: numbers, true, false, null, or otherwise text.
 
     Raises `UsageError`, naming `where`.
     """
-    found: dict[str, list[Any]] = {}
+    sizes: dict[str, list[Any]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
         cells = [value.strip() for value in values.split(",")]
         if not (name.isidentifier() and equals and all(cells)) or cells[0].startswith(("[", "(")):
             raise UsageError(f"{where} {text!r}: give a name and its values, such as M=1,2,4")
-        if name in found:
+        if name in sizes:
             raise UsageError(f"{where} {text!r}: {name} is given twice; give all its values at once: {name}=1,2,4")
-        found[name] = [_cell(cell) for cell in cells]
-    return found
+        sizes[name] = [_cell(cell) for cell in cells]
+    return sizes
 
 
 def one_problem(texts: Iterable[str], command: str) -> dict[str, Any]:
-    """Return the arguments of one problem, for a `command` that takes one. Raises `UsageError`."""
+    """Return the arguments of the problem, for a `command` that takes only one. Raises `UsageError` for several."""
     sizes = parse_sizes(texts, "--arg")
     if several := next((name for name, values in sizes.items() if len(values) > 1), ""):
-        raise UsageError(f"--arg {several}: {command} takes one problem: give it one value")
+        raise UsageError(f"--arg {several}: {command} takes a single problem: give {several} a single value")
     return {name: value for name, (value,) in sizes.items()}
 
 
@@ -94,8 +94,8 @@ def _problem(row: Mapping[str, Any], where: str) -> Problem:
     for name, value in row.items():
         if forms(as_written(value)) - {"list"}:
             raise UsageError(
-                f"{where}: {name}={shown(value)} is {type_of(value)}, and a set's problems are plain values: give "
-                f"{shown(normalise(value, name))}, or another value, or an argument of the workload"
+                f"{where}: {name}={shown(value)} is {type_of(value)}, but a set's problems must be plain values: give "
+                f"{shown(normalise(value, name))}, or another value, or make {name} an argument of the workload"
             )
     try:
         return Problem({name: normalise(value, f"{where}: {name}") for name, value in row.items()})
@@ -113,12 +113,12 @@ def _is_number(value: Any) -> bool:
 
 
 def _rows(given: Any) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the entries of a list or a file, each after its place for messages. Raises `UsageError`."""
+    """Return the entries of a list or a file, each with its place for messages. Raises `UsageError`."""
     in_file = isinstance(given, (str, os.PathLike))
     if in_file:
         where, rows = f"problems {os.fspath(given)}", _read(Path(given))
         if not rows:
-            raise UsageError(f"{where}: the file has no problem: list one at least")
+            raise UsageError(f"{where}: the file lists no problems: add one")
     else:
         where, rows = "Problems", given
     if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
@@ -130,18 +130,18 @@ def _rows(given: Any) -> list[tuple[str, Mapping[str, Any]]]:
             raise UsageError(f"{entry}: each problem is a dictionary of arguments, such as {{'M': 1}}, got {row!r}")
         if wrong := [name for name in row if not name.isidentifier()]:
             table = "a table has commas between its columns, and its first line names them"
-            raise UsageError(f"{entry}: {wrong[0]!r} is no argument's name; {table}")
+            raise UsageError(f"{entry}: {wrong[0]!r} cannot be the name of an argument; {table}")
         for name in sorted(row.keys() ^ rows[0].keys()):
             lacking, having = (1, number) if name in row else (number, 1)
-            raise UsageError(f"{where}, entry {lacking} has no {name!r}, as entry {having} has")
+            raise UsageError(f"{where}, entry {lacking} has no {name!r}, but entry {having} has")
     columns = {name: _column(where, name, [row[name] for row in rows], in_file) for name in (rows[0] if rows else ())}
     return [(f"{where}, entry {n + 1}", {name: columns[name][n] for name in row}) for n, row in enumerate(rows)]
 
 
 def _column(where: str, name: str, values: list[Any], in_file: bool) -> list[Any]:
-    """Return an argument's values. In a file where all numbers are whole, 32.0 is 32: pandas writes it where gaps are.
+    """Return an argument's values. If a file's numbers are all whole, 32.0 becomes 32: pandas writes it beside gaps.
 
-    Raises `UsageError`, naming the entry, for a text that reads as a number, or where other entries have numbers.
+    Raises `UsageError`, naming the entry, for a text that looks like a number, or if other entries have numbers.
     """
     numbers = any(map(_is_number, values))
     for number, value in enumerate(values, 1):
@@ -152,10 +152,10 @@ def _column(where: str, name: str, values: list[Any], in_file: bool) -> list[Any
 
 
 def _read(file: Path) -> Any:
-    """Return what a file holds: JSON, one object a line (.jsonl), or a table (.csv). Raises `UsageError`."""
+    """Return the content of a file: JSON, one object per line (.jsonl), or a table (.csv). Raises `UsageError`."""
     try:
         data = sys.stdin.buffer.read(64 << 20) if str(file) == "/dev/stdin" else read_file(file)
-        text = data.decode("utf-8-sig")  # spreadsheets begin their tables with a mark
+        text = data.decode("utf-8-sig")  # spreadsheets write a byte order mark
         if not text.strip():
             return []
         if file.suffix == ".csv":
@@ -168,19 +168,19 @@ def _read(file: Path) -> Any:
     except (OSError, ValueError, RecursionError, csv.Error) as error:
         why = f"{getattr(error, 'strerror', None) or error}: give a .json, .jsonl or .csv file"
         if isinstance(error, json.JSONDecodeError) and file.suffix in (".json", ".jsonl"):
-            why = f"no valid JSON: {error}"
+            why = f"invalid JSON: {error}"
         raise UsageError(f"problems {file}: {why}") from error
 
 
 def _cells(row: Mapping[Any, Any], entry: str) -> dict[str, Any]:
     if None in row or not all(row.values()):
-        lacking = next((f"none for {name}" for name, cell in row.items() if not cell), "more")
-        raise UsageError(f"{entry} needs a value for each column, and has {lacking}")
+        wrong = next((f"has none for {name}" for name, cell in row.items() if not cell), "has more")
+        raise UsageError(f"{entry} must have a value for each column, but {wrong}")
     return {name: _cell(cell) for name, cell in row.items()}
 
 
 def _cell(text: str) -> Any:
-    """Return a cell's value: a number, true, false or null as in JSON, or else the text."""
+    """Return a cell's value: a number, true, false or null as in JSON, otherwise the text."""
     try:
         return json.loads(text)
     except ValueError:

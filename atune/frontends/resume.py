@@ -1,4 +1,4 @@
-"""Resuming of a run from its journal, with the workload, settings and devices of the header."""
+"""Resume a run from its journal, with the workload, settings and devices of its header."""
 
 from __future__ import annotations
 
@@ -33,23 +33,22 @@ async def resume(
 ) -> TuneResult:
     """Resume the run of `journal` and return the result of all its parts.
 
-    Candidates with an outcome are neither compiled nor measured again. Finalists whose libraries are gone are compiled
-    again for the final benchmark. Interrupted work is done again. If the whole program died twice while it measured
-    a candidate, that candidate fails with kind ``suspect``. A finished journal returns at once.
+    Candidates with an outcome are neither compiled nor measured again, except finalists whose libraries are gone: they
+    are compiled again for the final benchmark. Interrupted work is repeated. If the whole program died twice while it
+    measured a candidate, that candidate fails with kind ``suspect``. A finished journal returns its result immediately.
 
-    Options that are not given are those of the header. Of its `CompileSettings`, what can run programs, such as a flag,
-    must be the default, given again, or accepted as ``settings``.
+    Options that you leave out are taken from the header. `CompileSettings` of the header that can run programs, such as
+    flags, must have the default value, be given again, or be accepted as ``settings``.
 
     Raises `JournalError` if the journal cannot be read or opened, or if the work differs; the message lists the
-    differences. Otherwise raises like `tune`. Cancelling it leaves a journal that can be resumed.
+    differences. Otherwise raises like `tune`. If it is cancelled, the journal can be resumed.
 
     Parameters
     ----------
     journal
         Path of the journal.
     workload
-        As for `tune`. None takes the file that the header names, and runs it in the workers. A file gets the header's
-        problem.
+        As for `tune`. None: run the file that the header names in the workers. A file gets the problem of the header.
     {options}
     """
     given = known_options("resume", options)
@@ -73,9 +72,9 @@ def run_resume(
     workload: Workload | FileRef | str | None = None,
     **options: Unpack[RunOptions],
 ) -> TuneResult:
-    """Do what `resume` does, blocking. Works inside a running event loop too.
+    """Resume a run like `resume`, blocking. Works inside a running event loop too.
 
-    KeyboardInterrupt ends it and kills every worker. Exceptions are those of `resume`.
+    KeyboardInterrupt ends the run and kills every worker. Raises like `resume`.
 
     Parameters
     ----------
@@ -87,7 +86,7 @@ def run_resume(
 
 
 def known_options(where: str, given: Mapping[str, object]) -> dict[str, Any]:
-    """Return the options `given` of a resumed run. Raises `UsageError`, which names `where`, for an unknown name."""
+    """Return the options `given` for a resumed run. Raises `UsageError`, which names `where`, for an unknown name."""
     refuse_unknown(where, given, [*RunOptions.__annotations__])
     return dict(given)
 
@@ -105,12 +104,12 @@ def origin_of(
     give: str = "give workload= (--workload FILE.py:NAME)",
     say: Callable[[str], object] = say_as_warning,
 ) -> FileRef:
-    """Return the workload that a header names, with its problem, to be run: `say` is told first.
+    """Return the workload that a header names, with its problem. Calls `say` first, because its file will run.
 
-    Raises `UsageError` if no file has it, and says what to `give` instead.
+    Raises `UsageError` if the file is unknown or gone. The message ends with `give`, the advice.
     """
     if not header.origin:
-        raise UsageError(f"the journal names no file that its workload came from: {give}")
+        raise UsageError(f"the journal does not name the file of its workload: {give}")
     if not os.path.isfile(file := header.origin.rpartition(":")[0]):
         raise UsageError(f"the journal's workload came from {file}, which is gone: {give}")
     say(f"running {file}, which the journal names")
@@ -118,7 +117,7 @@ def origin_of(
 
 
 def completed_by(header: RunStarted, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options `given`, and those of a header. Raises `JournalError` for its settings that may be code."""
+    """Return the options `given`, and a header's for the rest. Raises `JournalError` if its settings may run code."""
     chosen = {**options_of(header), **given}
     if given.get("compile") is None:
         check_code(chosen["compile"], {}, given.get("accept", ()))
@@ -141,4 +140,4 @@ def options_of(header: RunStarted) -> dict[str, Any]:
             "benchmark": msgspec.convert(settings.get("benchmark", {}), BenchmarkSettings),
         }
     except (msgspec.ValidationError, TypeError, ValueError) as error:
-        raise JournalError(f"the journal's header has settings that this atune does not know: {error}") from error
+        raise JournalError(f"the journal's header has settings that this atune cannot read: {error}") from error

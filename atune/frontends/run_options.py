@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 StrategyName = Literal["auto", "exhaustive", "random", "prior", "bayesian"]
 TargetName = Literal["auto", "cuda", "c"]
-"""Names that an editor completes. Every other text is checked where it is given."""
+"""Names for an editor to complete. Other texts are checked at run time."""
 
 
 def check_target(where: str, value: Any) -> Any:
@@ -51,9 +51,9 @@ def _listener(where: str, on_event: Any) -> Any:
     if not callable(on_event):
         raise UsageError(f"{where} must be a function of an event, got {on_event!r}")
     called = (on_event, inspect.getattr_static(type(on_event), "__call__", None))
-    if any(inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one) for one in called):
+    if any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in called):
         raise UsageError(
-            f"{where} is called and not awaited, and must be a plain function; for async code read the events: "
+            f"{where} must be a plain function, because it is called and not awaited; in async code, read the events: "
             "`async with Tuner(...) as tuner: async for event in tuner.events(): ...`"
         )
     return on_event
@@ -64,36 +64,36 @@ class EngineOptions(TypedDict, total=False):
 
     # fmt: off
     target: Annotated[TargetName | str, option(
-        "Target: auto, cuda, an arch such as sm_90a, or c. ``auto`` is CUDA if there is a GPU, else the CPU.",
+        "Target: auto, cuda, an arch such as sm_90a, or c (CPU). ``auto`` is CUDA if there is a GPU, else the CPU.",
         default="auto", check=check_target, flag="--target", group="where",
     )]
     devices: Annotated[str | Sequence[str | int], option(
-        "Devices to measure on: all, cpu, or numbers of GPUs.",
+        "Devices to measure on: all, cpu, or GPU numbers.",
         default="all", flag="--devices", metavar="all|cpu|0,1", repeat=True, group="where",
     )]
     cluster: Annotated[Annotated[str, Meta(pattern=r"\S")] | None, option(
-        "Run on the nodes of a Ray cluster: auto, or its address. Needs ``ray``. `devices` and "
-        "`CompileSettings.workers` then hold for each node.",
+        "Run on the nodes of the Ray cluster at this address, or auto. Needs ``ray``. `devices` and "
+        "`CompileSettings.workers` then apply to each node.",
         must="must be auto, ray://HOST:10001 or HOST:6379", flag="--cluster", metavar="ADDRESS",
         unset="this machine alone", page="cluster.md",
         group="where",
     )]
     budget: Annotated[int | str | Budget | None, option(
-        "Stop after N candidates, a share of them, or a time (90s, 2m, 1h). Or at the first of several (40,90s). With "
-        "auto, after eight in a row of which none is 2 % faster. None tries the whole space. A budget covers all parts "
-        "of a resumed run.",
+        "Stop after N candidates, a share of the space, or a time (90s, 2m, 1h). Of several limits (40,90s), the first "
+        "to be reached counts. ``auto`` stops after eight candidates in a row without a gain of 2 %. None tries the "
+        "whole space. All parts of a resumed run share the budget.",
         check=lambda where, value: Budget.parse(value),
         flag="--budget", metavar="N|10%|90s|auto", unset="all", page="search.md#budgets", group="search",
     )]
     strategy: Annotated["StrategyName | str | Strategy | None", option(
-        f"How candidates are chosen: {', '.join(STRATEGIES)}. Or an object with a name, ``ask()`` and ``tell(index, "
-        "latency_ms, reason)``. A resumed journal keeps its strategy.",
+        f"How to choose candidates: {', '.join(STRATEGIES)}. Or give an object with a name, ``ask()`` and "
+        "``tell(index, latency_ms, reason)``. A resumed journal keeps its strategy.",
         check=_strategy, flag="--strategy", metavar="NAME", unset="auto, or the journal's", page="search.md",
         group="search",
     )]
     prior: Annotated[bool, option(
-        "Begin a search with the candidates that the prior estimates to be fastest: on CUDA, under a budget and in "
-        "spaces of more than 64 candidates. A strategy of your own can rank them otherwise.",
+        "Begin a search with the candidates that the prior estimates to be fastest. It is used on CUDA, under a "
+        "budget, in spaces of more than 64 candidates. Your own strategy may rank candidates differently.",
         default=True, page="search.md#the-prior",
     )]
     seed: Annotated[Natural, option(
@@ -101,14 +101,14 @@ class EngineOptions(TypedDict, total=False):
         default=0, flag="--seed", metavar="N", group="search",
     )]
     pipeline: Annotated[bool, option(
-        "Measure candidates while others compile. False starts measuring after all compiling, for comparison.",
+        "Measure candidates while others compile. False compiles everything first, for comparison.",
         default=True, flag="--pipeline", group="compiling",
     )]
     compile: Annotated[CompileSettings | None, option("`CompileSettings`.", check=_settings(CompileSettings))]
     benchmark: Annotated[BenchmarkSettings | None, option("`BenchmarkSettings`.", check=_settings(BenchmarkSettings))]
     accept: Annotated[Sequence[str], option(
-        "Parts of the work in which an existing journal may differ: ``kernel``, ``target``, ``device``, ``versions``, "
-        "``settings``.",
+        "Continue an existing journal even if these parts of the work differ: ``kernel``, ``target``, ``device``, "
+        "``versions``, ``settings``.",
         default=(),
     )]
     machine: Annotated["Machine | None", option(
@@ -118,24 +118,24 @@ class EngineOptions(TypedDict, total=False):
 
 
 class ListenOptions(TypedDict, total=False):
-    """Who hears of a run."""
+    """Options for following a run: events, log and progress."""
 
     # fmt: off
     on_event: Annotated["Callable[[Event], None] | None", option(
-        "A plain function, called with each event in the event loop: keep it short. What it raises ends the run, whose "
-        "journal can be resumed. It gets the events of a resumed run's earlier parts first.",
+        "A plain function, called with each event in the event loop, so keep it short. If it raises, the run ends, and "
+        "its journal can be resumed. In a resumed run, it gets the events of the earlier parts first.",
         check=_listener,
     )]
     log: Annotated["Log | None", option(
-        "A logger of structlog or of `logging`, or False for none. Each event becomes an entry with its name and "
-        "fields, its run and its workload: `atune.reporting.log.event_log`.",
-        unset="the program's structlog, if it was configured",
+        "A logger of structlog or of `logging`, or False for none. Each event becomes an entry with its name, its "
+        "fields, the run and the workload; see `atune.reporting.log.event_log`.",
+        unset="structlog, if the program configured it",
     )]
     progress: Annotated[bool | None, option(
-        "Show progress on stderr, or in the cell of a notebook. None does so on a terminal and in a notebook, and "
-        "elsewhere shows a line after 5 s and then one a minute, unless `on_event` or `log` is given. A `Tuner` shows "
-        "it for True alone.",
-        unset="where somebody sees it, and elsewhere seldom",
+        "Show progress on stderr, or in the cell of a notebook. None shows it on a terminal and in a notebook; "
+        "elsewhere, it prints a line after 5 s and then every minute, unless `on_event` or `log` is given. A `Tuner` "
+        "shows progress only if this is True.",
+        unset="on, but only a line a minute if nobody watches",
     )]
     # fmt: on
 
@@ -149,36 +149,35 @@ class TuneOptions(RunOptions, total=False):
 
     # fmt: off
     journal: Annotated[str | os.PathLike[str] | None, option(
-        "Write the journal to this file, or continue the one that is there. A journal of other work is refused, and "
-        "folders are not made.",
+        "Write the journal to this file, or continue an existing journal. A journal of other work is refused, and a "
+        "missing folder is not created.",
         check=path, flag="--journal", metavar="FILE", unset="a new file in the cache folder",
         group="output",
     )]
     cached: Annotated[bool | None, option(
-        "Return what the result cache has of the same work, and run nothing. None runs, and begins with the winner "
-        "that it has; False ignores it.",
-        unset="begin with its winner", flag="--cached", page="cache.md", group="search",
+        "Return the cached result of the same work instead of running. None: measure, starting with the cached winner. "
+        "False: ignore the cache.",
+        unset="measure, starting with the cached winner", flag="--cached", page="cache.md", group="search",
     )]
     on_miss: Annotated[Literal["tune", "error"], option(
-        "With `cached`, where the result cache has no result of the work: tune, or fail (error). It then raises "
-        "`CacheMiss`.",
+        "If `cached` finds no result: tune, or fail (error). ``error`` raises `CacheMiss`.",
         default="tune", must="must be 'tune' or 'error'", flag="--on-miss", metavar="tune|error", page="cache.md",
         group="search",
     )]
     warm: Annotated["Warm", option(
-        "Start from the best configurations of an earlier journal of this kernel; `cache` takes those of the result "
-        "cache. From Python it may be a result, too, or a list.",
+        "Start from the best configurations of an earlier journal of this kernel, or of the result cache (cache). From "
+        "Python, give a result or a list, if you like.",
         flag="--warm", metavar="J", repeat=True, page="search.md#warm-start", group="search",
     )]
     # fmt: on
 
 
 class SetOptions(TuneOptions, total=False):
-    """Options of a run of a set. Those of `tune` hold for each problem."""
+    """Options of a set's run. Options of `tune` apply to each problem."""
 
     # fmt: off
     journal: Annotated[str | os.PathLike[str] | None, option(
-        "A folder with a journal for each problem, which is made if it is missing. A set whose folder is there is "
+        "A folder for the journals, one per problem, which is created if it is missing. If it holds a set, the set is "
         "continued: nothing is measured twice, and new problems are added.",
         check=path, unset="a new folder in the cache folder",
     )]
@@ -186,7 +185,7 @@ class SetOptions(TuneOptions, total=False):
 
 
 class CompileAllOptions(TypedDict, total=False):
-    """Options of `compile_all`. All but one are those of `Workload` and `tune`."""
+    """Options of `compile_all`. All but `ignore_errors` are shared with `Workload` and `tune`."""
 
     # fmt: off
     arguments: Annotated[Mapping[str, Any] | None, described(WorkloadOptions, "arguments")]

@@ -1,4 +1,4 @@
-"""Writing of bundles, which `atune.bundle` loads: the winners' libraries, and a manifest that describes them."""
+"""Write bundles for `atune.bundle` to load: the winners' libraries, and a manifest that describes them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from atune.model.settings import CPU_FLAGS, CompileSettings
 from atune.workload.pickling import FileRef
 
 Files = dict[str, bytes]
-"""Contents of a bundle's files, by their name in it."""
-OTHER_CODE = "the winner's library has other code than the run measured: tune again"
+"""Contents of a bundle's files, by name."""
+OTHER_CODE = "the winner's library does not have the code that the run measured: tune again"
 
 
 def save_bundle(
@@ -42,24 +42,24 @@ def save_bundle(
     accept: Sequence[str] = (),
     say: Callable[[str], object] = say_as_warning,
 ) -> str:
-    """Write the winners of `results`, which are of one kernel, as a bundle: the new folder `folder`.
+    """Write the winners of `results`, which must be of the same kernel, as a bundle into the new folder `folder`.
 
-    A winner whose compiler state was not compared is compiled by nvcc, from the file that the journal names. `say` is
-    told before that file runs.
+    If the compiler state behind a winner's library was never compared with nvcc, nvcc compiles the winner again, from
+    the file that the journal names. `say` is called before that file runs.
 
-    Returns the bundle's digest, a SHA-256 of all that is in it. Raises `UsageError` for results that make no bundle,
-    such as one whose library is gone, and `CompileFailed`.
+    Returns the bundle's digest, a SHA-256 of its whole content. Raises `UsageError` for results that cannot be bundled,
+    for example because a library is gone, and `CompileFailed`.
 
     Parameters
     ----------
     folder
-        The folder, which appears whole or not at all. It must not exist, or be empty.
+        The folder. It must not exist, or be empty. It is written completely or not at all.
     results
-        Results of runs that finished, each for another problem.
+        Results of finished runs, each for another problem.
     accept
-        ``["settings"]``: compile with a journal's settings that can run programs, such as a flag.
+        ``["settings"]``: compile with settings of a journal that can run programs, such as flags.
     say
-        By default warns.
+        Gets the message that a file will run. By default it warns.
     """
     check_parts(accept)
     if not results:
@@ -80,18 +80,18 @@ def save_bundle(
         "arch": target.arch,
         "cpu": {**cpu, "features": cpu["features"] if native else []},
         "requires": {"apache-tvm-ffi": _required("apache-tvm-ffi")} if target.kind == "cuda" else {},
-        "asks": sorted({n for one in results for n in one.header.asks if is_size(one.header.arguments[n])}),
+        "asks": sorted({n for each in results for n in each.header.asks if is_size(each.header.arguments[n])}),
         "problems": problems,
         "files": {name: hashlib.sha256(files[name]).hexdigest() for name in sorted(files)},
     }
-    plain = json.loads(json.dumps(manifest))  # as it is read again: lists, and no tuples
+    plain = json.loads(json.dumps(manifest))  # as a reader gets it, with lists instead of tuples
     plain["digest"] = manifest_digest(plain)
     _write(path, {**files, MANIFEST: json.dumps(plain, indent=1).encode() + b"\n"})
     return str(plain["digest"])
 
 
 def _check(results: Sequence[Result]) -> None:
-    """Raise `UsageError` unless the runs finished, are of one kernel and target, and of different problems."""
+    """Raise `UsageError` unless the runs finished, share kernel and target, and have different problems."""
     first, seen = results[0].header, set[str]()
     for result in results:
         what = f"the run of {result.journal}" if result.journal else "the run"
@@ -102,22 +102,22 @@ def _check(results: Sequence[Result]) -> None:
         header, problem = result.header, named(plain_problem(result.header))
         where = f" ({result.journal})" if result.journal else ""
         if header.kernel != first.kernel:
-            raise UsageError(f"a bundle holds one kernel, and {problem}{where} is of another than the first result")
+            raise UsageError(f"a bundle holds one kernel, but {problem}{where} has another than the first result")
         if header.target != first.target:
-            raise UsageError(f"a bundle is for {first.target}, as the first result, and {problem}{where} is not")
+            raise UsageError(f"the bundle is for {first.target}, like the first result, but {problem}{where} is not")
         if problem in seen:
-            raise UsageError(f"two results are of the problem {problem}: give one of them")
+            raise UsageError(f"two results are for the problem {problem}: give one of them")
         seen.add(problem)
 
 
 def plain_problem(header: RunStarted) -> dict[str, Any]:
-    """Return a run's problem as plain data: dtypes by name, and without dimensions that are symbolic."""
-    found = {}
+    """Return a run's problem as plain data: dtypes by name, symbolic dimensions left out."""
+    problem = {}
     for name, value in header.arguments.items():
         if not (isinstance(value, dict) and DYNAMIC in value):
             tag = next(iter(value)) if isinstance(value, dict) and len(value) == 1 else ""
-            found[name] = value[tag] if tag.startswith("$") else value
-    return found
+            problem[name] = value[tag] if tag.startswith("$") else value
+    return problem
 
 
 def _problem(result: Result, files: Files, artifact: Artifact, data: bytes) -> dict[str, Any]:
@@ -139,16 +139,16 @@ def _problem(result: Result, files: Files, artifact: Artifact, data: bytes) -> d
 
 
 def _library(result: Result, accept: Sequence[str], say: Callable[[str], object]) -> tuple[Artifact, bytes]:
-    """Return the winner's place in its library, and the library's content. Raises `UsageError` without one.
+    """Return the winner's artifact, and the content of its library. Raises `UsageError` if the library is gone.
 
-    One whose compiler state was not compared is compiled in a worker, as tilelang alone does. What a journal has of it
-    must be safe or accepted.
+    If the compiler state behind the library was never compared, a worker compiles the winner again, as tilelang alone
+    does. A journal's settings for that must be safe or accepted.
     """
     best, header = result.best, result.header
-    assert best is not None, "it was checked"
+    assert best is not None, "_check refuses results without a winner"
     device = next((device.name for device in result.devices if device.id == best.device), "")
     if _is_native(result) and device not in ("", launch.this_cpu()["name"]):
-        raise UsageError(f"the winner has instructions of the {device} that it was tuned on: save the bundle there")
+        raise UsageError(f"the winner uses instructions of the {device} that it was tuned on: save the bundle there")
     if (artifact := result.artifact) is None:
         raise UsageError(f"the library of {named(plain_problem(header))} is gone, or was not kept: tune again")
     if artifact.plain or artifact.compared:
@@ -171,14 +171,14 @@ async def _compiled(
 
 
 def _read(artifact: Artifact, best: Record) -> tuple[Artifact, bytes]:
-    """Return the content of a library, of the sources that the journal has of the winner. Raises `UsageError`."""
+    """Return the content of a library. Raises `UsageError` if its source is not the winner's in the journal."""
     if artifact.source_key != best.source_key and best.source_key:
         raise UsageError(OTHER_CODE)
     return artifact, Path(artifact.path).read_bytes()
 
 
 def _is_native(result: Result) -> bool:
-    """Tell whether the winner was compiled with the instructions of its own CPU."""
+    """Tell whether the winner was compiled for the instructions of the CPU that tuned it."""
     if result.header.target.kind != "c":
         return False
     own = (result.best_config or {}).get(COMPILE_FLAGS)
@@ -187,7 +187,7 @@ def _is_native(result: Result) -> bool:
 
 
 def _check_calls(library: bytes) -> None:
-    """Raise `UsageError` for a library that calls functions of tilelang's that no bundle has."""
+    """Raise `UsageError` if a library calls functions of tilelang that bundles cannot provide."""
     called = {name.decode() for name in re.findall(rb"__tvm_(?!ffi)\w+", library)}
     if unknown := sorted(name for name in called if name.removesuffix("_packed") not in launch.PROVIDED):
         of = " for T.annotate_l2_hit_ratio" if "access_policy_window" in unknown[0] else ""
@@ -198,12 +198,12 @@ def _runtime() -> Files:
     """Return the libraries that load tilelang's CUDA libraries without tilelang, and their licences."""
     folder = launch.runtime_folder()
     if folder is None:
-        raise UsageError(f"a bundle for CUDA holds tilelang's {launch.TVM_RUNTIME}, and tilelang is not installed here")
+        raise UsageError(f"a bundle for CUDA needs tilelang's {launch.TVM_RUNTIME}, but tilelang is not installed here")
     runtime = (folder / launch.TVM_RUNTIME).read_bytes()
-    names = sorted({found.decode() for found in re.findall(rb"libstub_\w+\.so", runtime)})
+    names = sorted({name.decode() for name in re.findall(rb"libstub_\w+\.so", runtime)})
     files = {f"{RUNTIME}/{launch.TVM_RUNTIME}": runtime, f"{RUNTIME}/{launch.TENSORMAP}": _tensormap()}
     files |= {f"{RUNTIME}/{name}": (folder / name).read_bytes() for name in names if (folder / name).exists()}
-    for package in ("tilelang", "apache-tvm-ffi"):  # the latter's licence is that of TVM, which the runtime is
+    for package in ("tilelang", "apache-tvm-ffi"):  # the latter has the licence of TVM, which the runtime belongs to
         for path in metadata.files(package) or ():
             if re.match(r"(LICENSE|NOTICE)", path.name):
                 files[f"{RUNTIME}/{path.name}.{package}"] = Path(str(path.locate())).read_bytes()
@@ -211,7 +211,7 @@ def _runtime() -> Files:
 
 
 def _tensormap() -> bytes:
-    """Return the compiled ``tensormap.c``. Raises `UsageError`."""
+    """Return the compiled ``tensormap.c``. Raises `UsageError` without a C compiler."""
     source = Path(launch.__file__).with_name("tensormap.c")
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / launch.TENSORMAP
@@ -220,21 +220,21 @@ def _tensormap() -> bytes:
             subprocess.run(command, check=True, capture_output=True)
         except (OSError, subprocess.CalledProcessError) as error:
             output = getattr(error, "stderr", b"").decode(errors="replace")
-            raise UsageError(f"a bundle for CUDA needs a C compiler here: {error} {output}".rstrip()) from error
+            raise UsageError(f"a bundle for CUDA needs a C compiler: {error} {output}".rstrip()) from error
         return library.read_bytes()
 
 
 def _required(package: str) -> str:
-    """Return the range of versions of `package` that the installed tilelang asks for, such as ``>=0.1.11,<0.1.13``."""
-    found = (
+    """Return the versions of `package` that the installed tilelang requires, such as ``>=0.1.11,<0.1.13``."""
+    matches = (
         re.fullmatch(rf"{re.escape(package)}\s*\(?([^;)]*)\)?\s*(;.*)?", r) for r in metadata.requires("tilelang") or ()
     )
-    asked = next((match[1].strip() for match in found if match), "")
-    return asked or f"=={metadata.version(package)}"
+    required = next((match[1].strip() for match in matches if match), "")
+    return required or f"=={metadata.version(package)}"
 
 
 def _write(folder: Path, files: Files) -> None:
-    """Write `files` beside `folder`, and rename them whole, unless another program has made it. Raises `UsageError`."""
+    """Write `files` beside `folder`, and rename the whole. Raises `UsageError`, also if `folder` exists by now."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.", suffix=".part") as made:

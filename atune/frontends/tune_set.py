@@ -1,4 +1,4 @@
-"""A set of problems: a few runs at a time, which share the fork server, the cores and the devices; and its result."""
+"""Tune a set of problems: a few runs at a time share the fork server, the cores and the devices."""
 
 from __future__ import annotations
 
@@ -66,23 +66,23 @@ from atune.workload.pickling import FileRef
 from atune.workload.workload import Workload
 
 AT_ONCE, WORKERS_EACH = 4, 5
-"""Most problems at the same time, and the fewest compile workers of each where these are more than two.
-No device then waits for the last compile of one problem, and several candidates share a library. On an H100 with 16
-cores a set of 28 problems took 0.81 times as long as with two."""
+"""Most problems to tune at a time, and the fewest compile workers for each if more than two are tuned at a time.
+While the last candidate of a problem compiles, the devices then measure another problem, and libraries still hold
+several candidates. On an H100 with 16 cores, a set of 28 problems took 0.81 times as long as with two at a time."""
 LOAD = 1.5
-"""Compile workers of all problems under way, for each core: a problem often waits for its last one. On an H200 with 16
-cores a set of 11 problems took 0.77 times as long as with one for each core."""
+"""Compile workers per core, over all problems in progress, because a problem often waits for its last compile. On an
+H200 with 16 cores, a set of 11 problems took 0.77 times as long as with a worker per core."""
 OF_ALL = (ArgumentMissing, NoSuchWorkload, JournalError, MachineError, DevicesLost)
-"""Errors of one problem that end the whole set."""
+"""Errors of a problem that end the whole set."""
 ADVISERS = 2
-"""Nearest problems whose winners a new problem begins with."""
+"""Number of nearest problems whose winners a new problem tries first."""
 
 
 class SetResult(Sequence[TunedProblem]):
     """The problems of a set with their results, in the set's order.
 
-    ``result[{"M": 128, "N": 4096}]`` is one problem's `Result`; ``result[0]`` is a row. `folder` holds the journals.
-    ``str(result)`` is the table.
+    ``result[{"M": 128, "N": 4096}]`` is the `Result` of a problem, and ``result[0]`` a row of the table that
+    ``str(result)`` returns. `folder` holds the journals.
     """
 
     def __init__(self, rows: Sequence[TunedProblem], folder: Path, workload: object = None) -> None:
@@ -100,17 +100,17 @@ class SetResult(Sequence[TunedProblem]):
 
     @property
     def results(self) -> list[Result]:
-        """Their results."""
+        """The results of the problems that have a winner."""
         return [row.result for row in self.winners if row.result is not None]
 
     def save_bundle(self, folder: str | os.PathLike[str]) -> str:
-        """Write the winners as a bundle: `atune.results.save_bundle` of `results`."""
+        """Write the winners as a bundle, as `atune.results.save_bundle` does, and return its digest."""
         return save_bundle(folder, self.results)
 
     def report(self, path: str | os.PathLike[str]) -> None:
-        """Write the set's page, that of ``atune report``, to the file `path`, in place of an earlier one.
+        """Write the set's page, as ``atune report`` does, to the file `path`, which may exist.
 
-        Raises `UsageError` where `path` cannot be written.
+        Raises `UsageError` if `path` cannot be written.
         """
         write_output(os.fspath(path), set_page(self, self.folder).encode())
 
@@ -131,14 +131,14 @@ class SetResult(Sequence[TunedProblem]):
         return printed(plain(set_lines(self, self.folder)))
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows of it: the table."""
+        """Return the table for a notebook."""
         return f"<pre>{escape(str(self))}</pre>"
 
     def __repr__(self) -> str:
         return f"SetResult({len(self)} problems, {len(self.winners)} with a winner)"
 
     def regret_matrix(self) -> RegretMatrix:
-        """Return how much slower each winner and finalist is than the winner, by problem with a winner."""
+        """Return the slowdown of winners and finalists against the winner of each problem; see `atune.sets`."""
         return regret_matrix(self.results)
 
     def cover(self, max_regret: float = MAX_REGRET) -> Cover:
@@ -148,7 +148,7 @@ class SetResult(Sequence[TunedProblem]):
     def rule(self, space: Space | None = None) -> NearestRule:
         """Return the rule that chooses a configuration for new problems; see `atune.sets.dispatch_rule`.
 
-        `space`: that of the workload, where the set was tuned by the name of a file, and its constraints take sizes.
+        `space`: the workload's space. Give it if its constraints take sizes and the workload was named by a file.
         """
         return replace(dispatch_rule(self.regret_matrix(), space or self._space), fixed=self._fixed)
 
@@ -159,24 +159,27 @@ async def tune_set(
 ) -> SetResult:
     """Tune `workload` for each of `problems`, and return all results.
 
-    Up to four problems are tuned at a time, or two where cores are few. Each has inputs of its own on the devices, and
-    they measure in turn. Candidates with the same code are compiled once. Each problem begins with the winners of the
-    two nearest ones that have ended. It has its own default, final, winner and journal.
+        results = await atune.tune_set(workload, atune.Problems(M=[1, 64, 4096], N=4096))
+        print(results)
 
-    A problem without a winner does not end the others; the result says why. Raises `NoWinner` if no problem has one,
-    the first problem's error if each failed, and else what `tune` raises. Cancelling it keeps every journal.
+    Up to four problems are tuned at a time, or two if there are few cores. Each has its own inputs on the devices, and
+    the problems take turns in measuring. Candidates with the same code are compiled once. Each problem begins with the
+    winners of the two nearest finished problems, and has its own default, final, winner and journal.
+
+    A problem without a winner does not end the others; the result gives the reason. Raises `NoWinner` if all lack a
+    winner, the first problem's error if all failed, and otherwise as `tune` does. Cancelling it keeps every journal.
 
     Parameters
     ----------
     workload
-        A `Workload`, or ``"FILE.py:NAME"``. Each problem's arguments replace its own of the same names.
+        A `Workload`, or ``"FILE.py:NAME"``. A problem's arguments replace its arguments of the same names.
     problems
         `Problems`, or a list of dictionaries.
     {options}
     """
     plan = await anyio.to_thread.run_sync(RunPlan.of, "tune_set", options, abandon_on_cancel=True)
     if plan.machine is not None:
-        raise UsageError("tune_set: machine= holds one workload: leave it out, or tune each problem by itself")
+        raise UsageError("tune_set: machine= has a single workload: leave it out, or tune each problem by itself")
     chosen = problems if isinstance(problems, Problems) else Problems(problems)
     workload, name = named_work(workload)
     folder = ResultCache().new_path(name).with_suffix("") if plan.journal is None else plan.journal
@@ -185,7 +188,7 @@ async def tune_set(
 
 @documents(SetOptions)
 def run_set(workload: Workload | FileRef | str, problems: Problems | Given, **options: Unpack[SetOptions]) -> SetResult:
-    """Do what `tune_set` does, blocking. Works inside a running event loop too.
+    """Tune a set like `tune_set`, blocking. Works inside a running event loop too.
 
     Parameters
     ----------
@@ -197,7 +200,7 @@ def run_set(workload: Workload | FileRef | str, problems: Problems | Given, **op
 
 
 class _SetRun:
-    """The runs of one set: for each problem what `tune` does, for as many at the same time as the limiter admits."""
+    """The runs of a set, a tuning for each problem, as many at a time as the limiter admits."""
 
     def __init__(
         self, workload: Workload | FileRef, problems: Problems, plan: RunPlan, folder: Path, warm: Warm
@@ -214,23 +217,23 @@ class _SetRun:
         self._errors: dict[int, AtuneError] = {}
         self._journals: list[Path] = []
         self._of: tuple[str, str] | None = None
-        """The workload and the version of its kernel that the folder's journals are of, as their headers have them."""
+        """The workload's name and its kernel's fingerprint in the headers of the folder's journals."""
 
     async def all(self) -> SetResult:
-        """Tune every problem, while no other run writes the folder."""
+        """Tune every problem, and lock the folder against other runs."""
         had = [*listed(self._folder).values()] if is_set(self._folder) else []
         lock, self._journals = await opened_aside(lambda: open_set_folder(self._folder, self._problems)[::-1])
         try:
             with lock, self._listeners.ending():
                 await self._tune()
-                return self._found()
+                return self._joined()
         except BaseException as error:
             if not had or isinstance(error, AtuneError):
-                with suppress(OSError, UsageError):  # a full disk costs only that
+                with suppress(OSError, UsageError):  # a full disk must not hide the error
                     forget_added(self._folder, had)
             ended = error is self._listeners.raised or isinstance(error, anyio.get_cancelled_exc_class())
             if ended and journals_in(self._folder):
-                kept = f"what was measured is kept in {shlex.quote(str(self._folder))}; journal= continues it"
+                kept = f"the measurements are kept in {shlex.quote(str(self._folder))}; continue with journal="
                 error.add_note(f"tuning interrupted; {kept}")
             raise
 
@@ -249,20 +252,20 @@ class _SetRun:
             except BaseExceptionGroup as group:
                 raise unwrapped(group) from None
 
-    def _found(self) -> SetResult:
-        """Join the problems' results. Raises `NoWinner` without a winner, and the first error where all failed."""
-        found = SetResult([self._rows[i] for i in range(len(self._problems))], self._folder, self._workload)
-        if len(self._errors) == len(found):
+    def _joined(self) -> SetResult:
+        """Join the problems' results. Raises `NoWinner` without a winner, and the first error if all failed."""
+        result = SetResult([self._rows[i] for i in range(len(self._problems))], self._folder, self._workload)
+        if len(self._errors) == len(result):
             raise self._errors[0]
-        if not found.winners:
-            tried = next(row.result for row in found if row.result is not None)
-            raise NoWinner(f"no problem of {len(found)} has a winner\n{found}", tried)
-        return found
+        if not result.winners:
+            tried = next(row.result for row in result if row.result is not None)
+            raise NoWinner(f"none of {len(result)} problems has a winner\n{result}", tried)
+        return result
 
     def _most_at_once(self) -> int:
         if self._plan.cluster is not None:
             return 1
-        timed = self._plan.settings.budget.seconds is not None  # they count while it waits for a device
+        timed = self._plan.settings.budget.seconds is not None  # waiting for a device uses up the seconds
         most = 2 if timed else max(2, min(AT_ONCE, self._fit // WORKERS_EACH))
         return min(most, len(self._problems))
 
@@ -288,7 +291,7 @@ class _SetRun:
             Output(sys.stderr).write(f"{shown(line)}\n")
 
     async def _tuned(self, index: int) -> Result:
-        """Do what is left of a problem's run. Raises what `tune` raises, and `JournalError` for other work."""
+        """Start or continue the run of a problem. Raises as `tune` does, and `JournalError` for other work."""
         problem, journal = self._problems[index], self._journals[index]
         fresh, scope = not journal.exists(), anyio.CancelScope()
 
@@ -310,22 +313,22 @@ class _SetRun:
             with scope:
                 async with tuner:
                     return await tuner.result()
-        finally:  # also if another problem's task found it first
+        finally:  # also if the task of another problem raised first
             if fresh and scope.cancel_called:
                 journal.unlink(missing_ok=True)  # so that the set can still be resumed
         assert self._of is not None
         raise JournalError(
-            f"journal {self._folder}: it has problems of {self._of[0]}, and this is other work, or another version "
+            f"journal {self._folder}: it has problems of {self._of[0]}, but this is other work, or another version "
             "of the kernel: undo the change, or give another folder"
         )
 
     def _same_work(self, event: Event) -> bool:
-        """Tell whether an event is of the work that the folder's first journal is of."""
+        """Tell whether an event belongs to the same work as the folder's first journal."""
         if not isinstance(event, RunStarted):
             return True
-        found = event.workload, event.kernel
-        self._of = self._of or found
-        return found[0] == self._of[0] and (found == self._of or "kernel" in self._plan.settings.accept)
+        work = event.workload, event.kernel
+        self._of = self._of or work
+        return work[0] == self._of[0] and (work == self._of or "kernel" in self._plan.settings.accept)
 
     def _at(self, arguments: Mapping[str, Any]) -> Workload | FileRef:
         if isinstance(self._workload, Workload):
@@ -333,12 +336,12 @@ class _SetRun:
         return msgspec.structs.replace(self._workload, arguments=dict(arguments))
 
     def _nearest(self, problem: Problem) -> list[Result]:
-        """Return the results of the nearest problems that have ended with a winner."""
+        """Return the results of the nearest problems that ended with a winner."""
         won = [(distance(row.problem.arguments, problem.arguments), n, row) for n, row in self._rows.items() if row.won]
-        return [row.result for _, _, row in sorted(won, key=lambda one: one[:2])[:ADVISERS] if row.result is not None]
+        return [row.result for _, _, row in sorted(won, key=lambda each: each[:2])[:ADVISERS] if row.result is not None]
 
     def _compile(self) -> CompileSettings:
-        """Share the cores among the runs at the same time, unless the caller decided."""
+        """Return the compile settings of a run, which gets a share of the cores unless the caller gave workers."""
         settings = self._plan.settings.compile
         if settings.workers is not None or self._at_once == 1:
             return settings
@@ -346,16 +349,16 @@ class _SetRun:
 
 
 def _progress_every_s(plan: RunPlan) -> float:
-    """Return the least time between two lines of progress of a set's run; infinite for none."""
+    """Return the shortest time between two progress lines of a set; infinite to print none."""
     listened = plan.on_event is not None or plan.log
     unasked = math.inf if listened else 0.0 if is_watched() else SELDOM_S
     return unasked if plan.progress is None else 0.0 if plan.progress else math.inf
 
 
 def read_set(folder: str | os.PathLike[str]) -> SetResult:
-    """Return what a set's folder has, as `tune_set` returned it. Runs no code.
+    """Return the result in a set's folder, like `tune_set`. Runs no code.
 
-    Raises `UsageError` if it is no such folder, and `JournalError` for a journal that cannot be read.
+    Raises `UsageError` if the folder is not a set's, and `JournalError` if a journal cannot be read.
     """
     return SetResult(tuned_problems(Path(folder)), Path(folder))
 
@@ -364,9 +367,9 @@ def read_set(folder: str | os.PathLike[str]) -> SetResult:
 async def resume_set(
     folder: str | os.PathLike[str], workload: Workload | FileRef | str | None = None, **options: Unpack[RunOptions]
 ) -> SetResult:
-    """Continue the set of a folder with the settings of its journals, and return all results.
+    """Continue the set in a folder with the settings of its journals, and return all results.
 
-    Raises `UsageError` if it is no such folder or nothing was begun there, and else what `tune_set` raises.
+    Raises `UsageError` if the folder is not a set's or has no begun problem, and otherwise as `tune_set` does.
 
     Parameters
     ----------
@@ -379,6 +382,6 @@ async def resume_set(
     header = header_of_set(Path(folder))
     problems = Problems(listed(Path(folder)).values())
     if header is None:
-        raise UsageError(f"{folder}: nothing was begun there: tune the set again")
+        raise UsageError(f"{folder}: no problem was begun there: tune the set again")
     chosen = completed_by(header, known_options("resume_set", options))
     return await tune_set(workload or origin_of(header), problems, journal=folder, **chosen)

@@ -1,4 +1,4 @@
-"""The three ways to tune from Python: `await tune()`, blocking `run()`, and the `Tuner` handle with its events."""
+"""The three ways to tune from Python: `await tune()`, blocking `run()`, and a `Tuner` with events."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class EventHistory:
     def __init__(self) -> None:
         self.past: list[Event] = []
         self.kept = True
-        """False keeps nothing, for a run whose events nobody can read: there may be hundreds of thousands."""
+        """False drops events, to save memory if nobody can read them: a run may have hundreds of thousands."""
         self.ended = False
         self.more: anyio.Event | None = None
         """Set with the next event, and at the end; None until the run has started."""
@@ -66,7 +66,7 @@ class EventHistory:
             self.wake()
 
     def wake(self, *, ended: bool = False) -> None:
-        """Let readers look again, in the run's event loop; `ended`: after the last event."""
+        """Wake readers in the run's event loop. `ended`: there will be no more events."""
         self.ended = ended
         before, self.more = self.more, anyio.Event()
         if before is not None:
@@ -74,7 +74,7 @@ class EventHistory:
 
 
 class EventReader(AsyncIterator[Event]):
-    """One reader's place in a run's events. An async generator would need closing when its reader leaves."""
+    """A reader's position in a run's events. It is not an async generator, which would have to be closed."""
 
     def __init__(self, history: EventHistory) -> None:
         self._history, self._position = history, 0
@@ -92,7 +92,7 @@ class EventReader(AsyncIterator[Event]):
         return history.past[self._position - 1]
 
 
-NOT_ENTERED = "the run starts on entering: `async with Tuner(...) as tuner:`"
+NOT_ENTERED = "enter the Tuner first, which starts the run: `async with Tuner(...) as tuner:`"
 
 
 def find_target(target: str, devices: str | Sequence[str | int]) -> tuple[Target, list[DeviceInfo]]:
@@ -101,18 +101,18 @@ def find_target(target: str, devices: str | Sequence[str | int]) -> tuple[Target
     Raises `UsageError` and `TargetError` like `tune`.
     """
     names = device_names(devices)
-    asked = msgspec.msgpack.encode((target, names, os.environ.get("CUDA_VISIBLE_DEVICES")))
-    if asked not in _targets:
-        _targets[asked] = importlib.import_module("atune.stages.gpu").find_devices(target, names)
-    found = _targets[asked]
-    return found.target, list(found.devices)
+    key = msgspec.msgpack.encode((target, names, os.environ.get("CUDA_VISIBLE_DEVICES")))
+    if key not in _targets:
+        _targets[key] = importlib.import_module("atune.stages.gpu").find_devices(target, names)
+    discovery = _targets[key]
+    return discovery.target, list(discovery.devices)
 
 
 _targets: dict[bytes, Discovery] = {}
 
 
 def named_work(workload: object) -> tuple[Workload | FileRef, str]:
-    """Return what is to be tuned, as it was given or parsed, and its name. Raises `UsageError` for anything else."""
+    """Return the workload to tune, parsed if it is text, and its name. Raises `UsageError` for anything else."""
     given = parse_file_ref(workload) if isinstance(workload, str) else workload
     if why := tuned_by_calls(given):
         raise UsageError(f"workload: this {why}")
@@ -124,28 +124,28 @@ def named_work(workload: object) -> tuple[Workload | FileRef, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """What to do with a workload, where, and who hears of it: the options of a run, checked, as one value."""
+    """The checked options of a run: settings, devices, files and listeners."""
 
     settings: EngineSettings
     target: str = "auto"
     devices: tuple[str, ...] = ("all",)
     cluster: str | None = None
     machine: Machine | None = None
-    """The caller's own machine, which has its workload."""
+    """The caller's own machine, which has its own workload."""
     journal: Path | None = None
     on_event: Listener | None = None
     log: Log | None = None
     progress: bool | None = None
     cache: ResultCache | None = None
-    """Where the run is found again, and its journal lies if nobody gave one; None for the user's."""
+    """The cache that keeps the run, and its journal if `journal` is None. None: the user's cache."""
     begun: Begun | None = None
-    """The open journal that `ResultCache.begin` returned, with its events; its folder may lack one."""
+    """The journal that `ResultCache.begin` opened, which may be None, and its events."""
     shared: Shared | None = None
-    """The processes of runs that take place at the same time; None for some of this run's own."""
+    """Processes that several simultaneous runs share; None: the run starts its own."""
 
     @classmethod
     def of(cls, where: str, options: Mapping[str, object]) -> RunPlan:
-        """Return the plan that `options` of `tune` ask for. Raises `UsageError`, which names `where`."""
+        """Return the plan for `options` of `tune`. Raises `UsageError`, which names `where`."""
         refuse_unknown(where, options, [*TuneOptions.__annotations__])
         given: TuneOptions = complete("", options, TuneOptions)  # type: ignore[assignment]
         settings = EngineSettings(
@@ -173,21 +173,21 @@ class RunPlan:
         )
 
     def with_settings(self, **changes: Any) -> RunPlan:
-        """Return the plan with `changes` of its settings."""
+        """Return the plan with `changes` to its settings."""
         return replace(self, settings=replace(self.settings, **changes))
 
     def machine_for(self, workload: Workload | FileRef) -> Machine:
-        """Return the compilers and devices for `workload`; nothing is started yet. Raises `UsageError`."""
+        """Return the compilers and devices for `workload`, without starting them. Raises `UsageError`."""
         spec: WorkloadSpec | None = None
         if isinstance(workload, Workload):
-            # Where the space asks functions of the user's, a process does that can be ended.
+            # A space that calls functions of the user's is listed by a process that can be killed.
             spec = (describe if workload.space.stands_at_once else head)(workload, workload.origin())
         reference = ship(workload) if isinstance(workload, Workload) else workload
         options: dict[str, Any] = {"spec": spec, "target": self.target, "devices": self.devices}
         options |= {"compile": self.settings.compile, "benchmark": self.settings.benchmark}
         if self.cluster is None:
             return LocalMachine(reference, shared=self.shared, **options)
-        # Ray is imported with it.
+        # Imported here, because it imports Ray, which takes seconds.
         from atune.workers.cluster.cluster_machine import ClusterMachine
         from atune.workers.cluster.ray_cluster import ray_agents
 
@@ -196,14 +196,14 @@ class RunPlan:
 
 @documents(TuneOptions)
 class Tuner:
-    """One tuning run as a handle.
+    """A tuning run whose events you can read while it works.
 
         async with Tuner(workload) as tuner:
             async for event in tuner.events():
                 ...
             result = await tuner.result()
 
-    The run starts on entering. Leaving before its end cancels it. Raises `UsageError` for the same mistakes as `tune`.
+    Entering starts the run, and leaving early cancels it. Raises `UsageError` for the same mistakes as `tune`.
 
     Parameters
     ----------
@@ -217,7 +217,7 @@ class Tuner:
 
     @classmethod
     def planned(cls, workload: Workload | FileRef | str | None, plan: RunPlan) -> Tuner:
-        """Return the tuner that does what `plan` says."""
+        """Return a tuner that carries out `plan`."""
         tuner = cls.__new__(cls)
         tuner._prepare(workload, plan)
         return tuner
@@ -225,9 +225,9 @@ class Tuner:
     def _prepare(self, workload: Workload | FileRef | str | None, plan: RunPlan) -> None:
         self._settings, self._begun = plan.settings, plan.begun
         self._cache: ResultCache | None = None
-        """Where the run is found again; None for a machine of the caller's own."""
+        """The cache that keeps the run; None for a machine of the caller's own."""
         self._default_journal: str | None = None
-        """The name of the journal that is made in the cache; None where there is one."""
+        """The name for a new journal in the cache; None if a journal was given."""
         self._journal_path = plan.journal
         if plan.machine is None:
             refuse_in_worker()
@@ -250,7 +250,7 @@ class Tuner:
 
     async def __aenter__(self) -> Tuner:
         if self._entered:
-            raise UsageError("Tuner: it has been entered before, and is one run: make another for another run")
+            raise UsageError("Tuner: it was entered before, and carries out a single run: make another Tuner")
         self._entered = True
         self._done = anyio.Event()
         self._history.wake()
@@ -271,16 +271,14 @@ class Tuner:
             return False  # the body's own error, unchanged
 
     def events(self) -> AsyncIterator[Event]:
-        """Iterate over all events of the run until it ends, including those before this call.
+        """Iterate over all events of the run until it ends. Each call starts from the first event.
 
-        For a resumed run, the events of its earlier parts come first.
-
-        Each call starts from the first event. A reader may leave at any time, and blocks nobody.
+        For a resumed run, the events of its earlier parts come first. A reader may leave at any time, and never blocks.
         """
         return EventReader(self._history)
 
     async def result(self) -> TuneResult:
-        """Wait for the end and return the result. Raises what `tune` raises."""
+        """Wait for the end and return the result. Raises as `tune` does."""
         if not self._entered:
             raise UsageError(f"Tuner.result(): {NOT_ENTERED}")
         await self._done.wait()
@@ -290,18 +288,18 @@ class Tuner:
         return self._result
 
     def stop(self) -> None:
-        """End the run early: work under way is finished, then the final benchmark runs."""
+        """End the run early: finish the work in progress, then run the final benchmark."""
         self._stopped = True
         if self._engine is not None:
             self._engine.stop()
 
     @property
     def state(self) -> State | None:
-        """The state folded from the recorded events; None before the first."""
+        """The state folded from the recorded events; None before the first event."""
         return None if self._recorder is None else self._recorder.state
 
     async def _alone(self) -> TuneResult:
-        """Run, and return the result to a caller who waits for nothing else: no event is kept for readers."""
+        """Run, and return the result. Keep no events for readers, because the caller only waits for the result."""
         self._history.kept = False
         if self._progress is None and not self._listeners.asked:
             self._progress, self._seldom = True, not is_watched()
@@ -311,12 +309,12 @@ class Tuner:
         except BaseException as error:
             ended = error is self._listeners.raised or isinstance(error, anyio.get_cancelled_exc_class())
             if ended and (state := self.state) is not None:
-                path, measured = self._journal_path, state.counts["measured"]
-                kept = f"{measured} measured, and no journal kept"
-                if path is not None and path.exists():  # one without an event was removed
-                    then = "journal= continues it, as the next call of a decorated kernel does"
-                    then += ", and atune resume" if state.header is not None and state.header.origin else ""
-                    kept = f"{measured} measured are kept in {shlex.quote(str(path))}; {then}"
+                path, count = self._journal_path, state.counts["measured"]
+                kept = f"{count} measured, and no journal kept"
+                if path is not None and path.exists():  # an empty journal was removed
+                    then = "to continue, tune again with journal=, or call the decorated kernel again"
+                    then += ", or use atune resume" if state.header is not None and state.header.origin else ""
+                    kept = f"{count} measurement{'s' * (count != 1)} kept in {shlex.quote(str(path))}; {then}"
                 error.add_note(f"tuning interrupted; {kept}")
             raise
 
@@ -330,7 +328,7 @@ class Tuner:
                         await self._record((self._listeners, progress.on_event))
                 else:
                     await self._record((self._listeners,))
-            assert self._recorder is not None and self._engine is not None, "they have run"
+            assert self._recorder is not None and self._engine is not None, "_record has made them"
             path, recalled = self._journal_path and str(self._journal_path), bool(self._engine.recalled)
             made = Result.of(self._recorder.state, path, replayed=self._continued or recalled)
             self._result = winning(made)
@@ -339,7 +337,7 @@ class Tuner:
             heard = error is self._listeners.raised
             self._error = of_the_machine(error) if isinstance(error, OSError) and not heard else error
             if not (heard or isinstance(error, Exception)):
-                self._error = AtuneError("the run was cancelled; what was measured is in its journal, if it has one")
+                self._error = AtuneError("the run was cancelled; its journal, if it has one, has the measurements")
                 patience_s = 0.3
                 raise
         finally:
@@ -355,15 +353,15 @@ class Tuner:
         useless = isinstance(self._error, UsageError) and not (self._continued or (state and state.counts["measured"]))
         if path is not None and cache is not None and str(path) != answered:
             try:
-                if useless or not path.exists():  # it got no event
+                if useless or not path.exists():  # a journal without an event was removed
                     if made is not None:
-                        what = f"the journal {path} was removed while the run wrote it, or could not be written"
+                        what = f"the journal {path} was removed during the run, or could not be written"
                         warn_caller(f"{what}: the result is valid, but it is not saved", RuntimeWarning)
                     await anyio.to_thread.run_sync(cache.discard, path, abandon_on_cancel=True)
                 elif state is not None and state.header:
                     await anyio.to_thread.run_sync(cache.add, path, abandon_on_cancel=True)
-            except Exception as error:  # which costs the entry, and not the run
-                if isinstance(error, Warning):  # the program makes errors of warnings
+            except Exception as error:  # the run succeeds without its entry in the cache
+                if isinstance(error, Warning):  # the program turns warnings into errors
                     self._error = self._error or error
                 else:
                     with suppress(Warning):
@@ -405,26 +403,26 @@ class Tuner:
                 raise
             raise cause from None
         finally:
-            for one in (journal, kept):
-                if one is not None:
-                    one.close()
-        if engine.recalled and kept is not None:  # which has no more than that journal
+            for opened in (journal, kept):
+                if opened is not None:
+                    opened.close()
+        if engine.recalled and kept is not None:  # the new journal only repeats the recalled one
             self._journal_path = Path(engine.recalled)
-            await anyio.to_thread.run_sync(self._keep_one, kept.path, engine.recalled)
+            await anyio.to_thread.run_sync(self._keep_recalled, kept.path, engine.recalled)
 
     def _keep(self, journal: Journal, event: Event) -> None:
-        """Write an event into a journal that nobody asked for: the run goes on where it cannot be written."""
+        """Write an event into the default journal. If that fails, warn and let the run go on."""
         recorder = self._recorder
-        assert recorder is not None, "it has an event"
+        assert recorder is not None, "the recorder emitted the event"
         try:
             journal.append(event)
         except Exception as error:
             del recorder.listeners[-1]
             recorder.emit(Warned, message=f"the run goes on without its journal: {name_and_message(error)}")
 
-    def _keep_one(self, copy: str, journal: str) -> None:
-        """Discard the `copy` of a `journal` that answered, which becomes the latest."""
-        assert self._cache is not None, "it made the copy"
+    def _keep_recalled(self, copy: str, journal: str) -> None:
+        """Discard the `copy` of the recalled `journal`, and make that the latest."""
+        assert self._cache is not None, "the cache made the copy"
         self._cache.discard(copy)
         with suppress(OSError):
             os.utime(journal)
@@ -443,7 +441,7 @@ async def _end_journal(recorder: Recorder, reason: str) -> None:
 async def tune(workload: Workload | FileRef | str | None = None, **options: Unpack[TuneOptions]) -> TuneResult:
     """Tune `workload` and return the result.
 
-    Raises `UsageError` (and its branches) for arguments that cannot work; for an unknown option it is a TypeError too.
+    Raises `UsageError` or a subclass for arguments that cannot work; for an unknown option, it is a TypeError too.
     Raises `NoWinner` if no candidate worked, and `DevicesLost` if no device is left. Cancelling it kills every worker
     and compiler within a second. The journal keeps all measurements.
 
@@ -457,22 +455,22 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
 
 
 async def tune_planned(workload: Workload, plan: RunPlan) -> TuneResult:
-    """Do what `tune` does, as `plan` says."""
+    """Tune `workload` as `tune` does, by `plan`."""
     return await _finished(partial(Tuner.planned, workload, plan))
 
 
 async def _finished(make: Callable[[], Tuner]) -> TuneResult:
-    """Make a tuner, whose fingerprints and pickles of the workload may be large, and return its result."""
+    """Make a tuner in a thread, because fingerprinting and pickling may take long, and return its result."""
     tuner = make() if importing() else await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
     return await tuner._alone()
 
 
 @documents(TuneOptions)
 def run(workload: Workload | FileRef | str | None = None, **options: Unpack[TuneOptions]) -> TuneResult:
-    """Do what `tune` does, blocking. Works inside a running event loop too, such as a notebook's.
+    """Tune like `tune`, blocking. Works inside a running event loop too, such as a notebook's.
 
-    KeyboardInterrupt ends it and kills every worker, in a thread too. Its message names the journal. Exceptions are
-    those of `tune`.
+    KeyboardInterrupt ends the run and kills every worker, in a thread too. Its message names the journal. Raises like
+    `tune`.
 
     Parameters
     ----------
@@ -480,6 +478,5 @@ def run(workload: Workload | FileRef | str | None = None, **options: Unpack[Tune
         A `Workload`, or ``"FILE.py:NAME"``, which only the workers load.
     {options}
     """
-    # Here and not in the thread: the workload's module may be half imported, which others wait for, and pickling looks
-    # for it.
+    # Made in this thread: if it is still importing the workload's module, another thread's pickling would wait for it.
     return run_blocking(Tuner.planned(workload, RunPlan.of("run", options))._alone)

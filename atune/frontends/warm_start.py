@@ -1,4 +1,4 @@
-"""Warm start: what was the fastest in earlier runs of the same kernel is tried first. Runs no code of a workload."""
+"""Warm start: try the fastest configurations of earlier runs of the same kernel first. Runs no code of a workload."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from atune.workload.workload import WorkloadSpec
 WarmSource = str | os.PathLike[str] | Result
 Warm = WarmSource | Sequence[WarmSource] | None
 Same = dict[str, bool]
-"""What the runs of a plan have found: whether recorded kernels are still the same, by the run's problem, theirs,
-configurations and digests."""
+"""Whether recorded kernels are still the same, by the problem of the run, the problem of the record, configurations and
+digests. The runs of a plan share it."""
 
 CACHE = "cache"
 """Value of `warm` for the user's result cache."""
 MOST_CACHED = 8
-"""Most results taken from the cache, the nearest first."""
+"""Most results to take from the cache, the nearest first."""
 FIRST = 4
-"""Configurations of each source that are tried first."""
+"""Most configurations to take from each source."""
 
 
 def adviser(warm: Warm, nearest: Sequence[Result] = ()) -> Advise | None:
     """Return a function that reads `warm` once the kernel is known; None without a source. Raises `UsageError`.
 
-    `nearest`: results of other problems of the same kernel. The fastest of each that is in this space comes first.
+    `nearest`: results of the kernel for other problems. Their fastest configurations that are in this space come first.
     """
     given = (warm,) if isinstance(warm, (str, os.PathLike, Result)) else () if warm is None else warm
     wrong = f"warm: give a journal's path, a TuneResult, {CACHE!r}, or a list of these, got {warm!r}"
@@ -54,17 +54,17 @@ def adviser(warm: Warm, nearest: Sequence[Result] = ()) -> Advise | None:
 def _advise(
     sources: Sequence[WarmSource], nearest: Sequence[Result], spec: WorkloadSpec, devices: Sequence[DeviceInfo]
 ) -> tuple[tuple[Advice, ...], list[str]]:
-    """Read `sources`. Raises `UsageError` for a source without use here, and `JournalError` for a damaged journal."""
+    """Return advice and remarks from `sources`. Raises `UsageError` if one is useless, `JournalError` if damaged."""
     here = _keys(spec)
     known = [(each.journal or "result", _first(_measured(each), here)[:1]) for each in nearest]
     advice = [Advice(name, first) for name, first in known if first]
     remarks: list[str] = []
     for source in sources:
         if source == CACHE:
-            found = list(islice(_nearest_cached(spec, here, devices), MOST_CACHED))
-            advice += found
-            if not found:
-                remarks.append("warm cache: the result cache has nothing of this kernel and space")
+            cached = list(islice(_nearest_cached(spec, here, devices), MOST_CACHED))
+            advice += cached
+            if not cached:
+                remarks.append("warm cache: the result cache has nothing for this kernel and space")
             continue
         if isinstance(source, Result):
             result, name = source, source.journal or "result"
@@ -72,29 +72,29 @@ def _advise(
             result, name = replay(os.fspath(source)), os.fspath(source)
         advice.append(_advice_of(result, name, spec, here))
         if result.header.kernel and spec.kernel and result.header.kernel != spec.kernel:
-            remarks.append(f"warm {name}: the kernel's source, or what it closes over, has changed since")
+            remarks.append(f"warm {name}: the kernel's source, or a value that it closes over, has changed since")
     return tuple(advice), remarks
 
 
 def _advice_of(result: Result, source: str, spec: WorkloadSpec, here: Container[str]) -> Advice:
-    """Return the advice in a result. Raises `UsageError` for one of another kernel, or without use for this space."""
+    """Return the advice in a result. Raises `UsageError` for another kernel, or if this space has none of it."""
     measured, header = _measured(result), result.header
     if header.workload != spec.name and not (header.kernel and header.kernel == spec.kernel):
         raise UsageError(
-            f"warm {source}: it is of another kernel, {printable(header.workload)!r}, and this one is {spec.name!r}. "
-            "Give journals of this kernel, or name both workloads alike if they are the same"
+            f"warm {source}: it is for the kernel {printable(header.workload)!r}, but this kernel is {spec.name!r}. "
+            "Give journals of this kernel, or if the kernels are the same, give both workloads the same name"
         )
     if not (first := _first(measured, here)):
         raise UsageError(
             f"warm {source}: none of the {len(measured)} configurations that were measured there is in this space of "
-            f"{spec.total:,}. Give a journal of a space that shares some"
+            f"{spec.total:,}. Give a journal whose space overlaps with this space"
         )
     return Advice(source, first)
 
 
 def _measured(result: Result) -> list[tuple[float, Config]]:
-    """Return latencies, ms, and configurations."""
-    return [(one.latency_ms, one.config) for one in result.records if one.latency_ms is not None]
+    """Return the measured latencies, in milliseconds, with their configurations."""
+    return [(record.latency_ms, record.config) for record in result.records if record.latency_ms is not None]
 
 
 def _keys(spec: WorkloadSpec) -> set[str]:
@@ -103,13 +103,13 @@ def _keys(spec: WorkloadSpec) -> set[str]:
 
 
 def _first(measured: Iterable[tuple[float, Config]], here: Container[str]) -> tuple[Config, ...]:
-    """Return the fastest configurations whose keys are `here`, in this space, too, the best first."""
+    """Return the fastest configurations whose keys are also `here`, in this space, the best first."""
     known = [(latency_ms, key, config) for latency_ms, config in measured if (key := config_key(config)) in here]
-    return tuple(dict(config) for _, _, config in sorted(known, key=lambda one: one[:2])[:FIRST])
+    return tuple(dict(config) for _, _, config in sorted(known, key=lambda each: each[:2])[:FIRST])
 
 
 def _nearest_cached(spec: WorkloadSpec, here: Container[str], devices: Iterable[DeviceInfo]) -> Iterator[Advice]:
-    """Yield advice of the cache's runs of this kernel: of these devices first, then of the nearest problems."""
+    """Yield advice from the cache's runs of this kernel: runs on these devices first, then the nearest problems."""
     cache, names = ResultCache(), {device.name for device in devices}
 
     def place(run: StoredRun) -> tuple[bool, float, str]:
@@ -122,12 +122,12 @@ def _nearest_cached(spec: WorkloadSpec, here: Container[str], devices: Iterable[
 
 
 def recaller(cached: bool | None, on_miss: str, *, unless_asked: bool) -> Recall | None:
-    """Return a function that looks for a run's work in the result cache, as `cached` says; None for False.
+    """Return a function that looks a run's work up in the result cache; None if `cached` is False.
 
-    `unless_asked`: whether it looks where `cached` is None, too. Raises `UsageError` for `on_miss` without `cached`.
+    `unless_asked`: whether to look if `cached` is None. Raises `UsageError` for ``on_miss="error"`` without `cached`.
     """
     if on_miss == "error" and not cached:
-        raise UsageError("on_miss='error' (--on-miss error) is for cached=True (--cached): give both")
+        raise UsageError("on_miss='error' (--on-miss error) needs cached=True (--cached): give both")
     looks = unless_asked if cached is None else cached
     return partial(_recall, ResultCache(), on_miss if cached else "", {}) if looks else None
 
@@ -135,33 +135,32 @@ def recaller(cached: bool | None, on_miss: str, *, unless_asked: bool) -> Recall
 def _recall(
     cache: ResultCache, on_miss: str, same: Same, header: RunStarted, spec: WorkloadSpec, kernels: Kernels, journal: str
 ) -> KnownResult | None:
-    """Return the result of the same work, if `on_miss` is not empty and there is one, else the best winner as advice.
+    """Return the result of the same work, unless `on_miss` is empty; if there is no result, return a winner as advice.
 
-    Its winner must still be the same kernel. Raises `CacheMiss` where there is none and `on_miss` is ``error``. Returns
-    None while another run does the work; else the run of `journal` is the one that others wait for.
+    The recorded winner must still be the same kernel. Raises `CacheMiss` if there is no result and `on_miss` is
+    ``error``. Returns None while another run does the work; otherwise, others now wait for the run of `journal`.
 
-    Runs of the same work with other settings of the search, another space, or another problem of the same key, have a
-    winner for that, too.
+    Advice may come from a run of the work with other search settings, another space, or another problem of the key.
     """
     if (key := result_key(header)) is None:
         return KnownResult()
 
     def still(arguments: Any, recorded: Sequence[tuple[Config, str]]) -> bool:
-        if (asked := repr((header.arguments, arguments, recorded))) not in same:
+        if (question := repr((header.arguments, arguments, recorded))) not in same:
             now = kernels(Candidate(i, "", config) for i, (config, _) in enumerate(recorded))
             digests = dict(enumerate(digest for _, digest in recorded))
-            same[asked] = same_problem(arguments, header.arguments) and now == digests
-        return same[asked]
+            same[question] = same_problem(arguments, header.arguments) and now == digests
+        return same[question]
 
     run = cache.find(key, header, still) if on_miss else None
     if run is not None and (events := cache.events(run, header)):
         return KnownResult(events, whole=run.path)
     if on_miss == "error":
-        what = f"the result cache has no result of {spec.name} as it is now"
-        raise CacheMiss(f"{what}: tune it, without on_miss (--on-miss)")
+        what = f"the result cache has no result for this version of {spec.name}"
+        raise CacheMiss(f"{what}: drop on_miss='error' (--on-miss error) to tune it")
     if on_miss and journal and cache.begin(header, still, own=journal) is None:
         return None
     best_first = sorted(cache.answers(work=key.work), key=lambda run: (run.found.latency_ms or math.inf, run.key))
     here = _keys(spec) if best_first else ()
-    found = ((run.key, _first([(0.0, run.config or {})], here)) for run in best_first)
-    return KnownResult(advice=tuple(islice((Advice(f"{CACHE} {name}", first) for name, first in found if first), 1)))
+    winners = ((run.key, _first([(0.0, run.config or {})], here)) for run in best_first)
+    return KnownResult(advice=tuple(islice((Advice(f"{CACHE} {name}", first) for name, first in winners if first), 1)))

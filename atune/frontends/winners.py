@@ -1,4 +1,4 @@
-"""The winners of a kernel that tunes itself: known in memory, in the result cache or shipped, or tuned now."""
+"""The winners of a kernel that tunes itself: from memory, from the result cache, shipped, or tuned now."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from atune.workload.workload import Workload
 class Winner(msgspec.Struct, frozen=True):
     """The configuration for a key, and its origin.
 
-    `tuned_for`: the problem that was tuned. `roles`: those of its kernel's parameters, if it was tuned on this machine.
-    `library`: returns the library that was measured, or None if it is gone; None if it is not its tuning's best.
-    `read`: reads its whole tuning.
+    `tuned_for`: the problem that was tuned. `roles`: the roles of the kernel's parameters, if it was tuned on this
+    machine. `library`: a function that returns the measured library, or None if it is gone; itself None if the
+    configuration is not the best of its tuning. `read`: a function that returns the whole tuning.
     """
 
     config: Config
@@ -49,67 +49,66 @@ class Winner(msgspec.Struct, frozen=True):
 
     @property
     def result(self) -> TuneResult | None:
-        """The whole tuning, if it ran on this machine; None, too, where its journal turns out to be damaged."""
+        """The whole tuning, if it ran on this machine and its journal is not damaged; otherwise None."""
         return self.read()
 
     def standing(self) -> Iterator[Winner]:
-        """Yield itself, and then all that its tuning measured, the fastest first."""
+        """Yield this winner, then every configuration that its tuning measured, the fastest first."""
         yield self
         records = () if self.result is None else self.result.records
         measured = [(r.latency_ms, r.index, r.config) for r in records if r.latency_ms is not None]
-        for latency_ms, _, config in sorted(measured, key=lambda one: one[:2]):
+        for latency_ms, _, config in sorted(measured, key=lambda each: each[:2]):
             yield msgspec.structs.replace(self, config=dict(config), latency_ms=latency_ms, library=None)
 
 
 TRIES = 3
-"""Configurations that turn out to be unusable for a problem, before it is tuned again."""
+"""Most configurations of a tuning that may turn out to be unusable for a problem before it is tuned again."""
 WAIT_S = 0.02
-"""Seconds between two looks whether another thread or task has tuned what is needed."""
+"""Seconds between checks whether another thread or task has finished tuning a key."""
 
 
 class Winners:
-    """Finds the winner for a call's key, and remembers it. One thread or task tunes a key; the others wait for it.
+    """Finds the winner for a call's key, and remembers it. One thread or task tunes a key while the others wait.
 
-    A winner that the space refuses for a call's sizes, or that cannot be used, is passed over for the next best.
+    If the space refuses the winner for the call's sizes, or the winner cannot be used, the next best takes its place.
     """
 
     def __init__(self, name: str, tuned: Callable[[], None]) -> None:
-        """`name`: the kernel's. `tuned` is called after a tuning that replaces what calls use."""
+        """`name`: the kernel's name. `tuned`: called after a tuning that replaces the winners of earlier calls."""
         self._name, self._tuned = name, tuned
         self.known: dict[str, dict[str, Winner]] = {}
-        """The winners in memory, by key and then by the problem that they were found for, as texts."""
+        """The winners in memory, by key and then by the problem that they were tuned for, as texts."""
         self.unusable: dict[str, dict[str, Exception]] = {}
-        """Why configurations cannot be used, by problem as text and by the configuration's key."""
+        """The errors of configurations that cannot be used, by problem as text and by the configuration's key."""
         self._picks: dict[str, tuple[Config, ...]] = {}
-        """The prior's choices by problem as text, the best first; empty where it knows nothing."""
+        """The prior's choices by problem as text, the best first; empty if it has no estimates."""
         self._picking = threading.Lock()
         """Held by the thread that asks the prior."""
         self._settled: set[str] = set()
-        """Problems, as texts, that this program tuned, and does not tune again where nothing can be used."""
+        """Problems, as texts, that this program tuned. It does not tune them again, even if no winner can be used."""
         self._running: dict[str, tuple[int, object]] = {}
-        """The threads that tune, by key, each with a token of the task's own."""
+        """The threads that tune, by key, each with a token of its task."""
 
     def forget(self, meant: Callable[[str], bool]) -> None:
-        """Forget the winners in memory of the keys, as text, that are `meant`; and what could not be used."""
+        """Remove winners from memory if their key, as text, is `meant`, and all errors of unusable configurations."""
         for key in filter(meant, [*self.known]):
             self.known.pop(key, None)
         self.unusable.clear()
         self._settled.clear()
 
     def find(self, call: TunedCall, on_miss: OnMiss | None = None) -> Winner:
-        """Return the configuration to use; blocking. Where none is known, `on_miss` decides, else the options.
+        """Return the winner to use; blocks. If none is known, `on_miss` decides, or without it the call's options.
 
-        A run's worker never tunes: there a reference that calls such a kernel gets the default configuration.
+        Workers never tune: a reference that calls such a kernel in a worker gets the default configuration.
 
-        Raises `UsageError` where a task of this very thread tunes it: waiting would block that task. Raises what a
-        configuration failed with, or `SpaceError`, where a tuning in this program brought none that can be used.
+        Raises `UsageError` if a task of this thread is tuning the key, because waiting would block it. Raises the
+        error of a configuration, or `SpaceError`, if this program's tuning found none that can be used.
         """
         on_miss = on_miss or call.options.on_miss
         if on_miss in ("tune", "pick") and in_worker():
             on_miss = "default"
-        found = self.serving(call) or self._stored(call)
-        if found is not None:
-            return found
+        if (winner := self.serving(call) or self._stored(call)) is not None:
+            return winner
         if on_miss == "error":
             raise CacheMiss(f"{self._missing(call)}. Tune it, or ship a result (shipped=)")
         known = self.known.get(call.key_text, {})
@@ -127,7 +126,7 @@ class Winners:
                 warn_caller(f"{self._missing(call)}. {used}", RuntimeWarning)
             return default
         if known and call.launch is not call:
-            return self.find(call.launch, on_miss)  # what is tuned in its place has nothing for it
+            return self.find(call.launch, on_miss)  # the tuning on tune_on's arguments has no winner for the call
         if call.problem_text in self._settled:
             raise next(iter(self._failures(call).values()), SpaceError(self._missing(call)))
         if self._running.get(call.key_text, (0,))[0] == threading.get_ident():
@@ -139,22 +138,22 @@ class Winners:
         return self.find(call, on_miss)
 
     def _picked(self, call: TunedCall) -> Winner | None:
-        """Return the first of the prior's choices that can be used; None where there is none."""
+        """Return the first of the prior's choices that can be used, or None."""
         with self._picking:
             if call.problem_text not in self._picks:
                 self._picks[call.problem_text] = self._ask_prior(call)
         failures = self._failures(call)
-        usable = (one for one in self._picks[call.problem_text] if config_key(one) not in failures)
-        return next((Winner(one, "picked") for one in usable if call.launch.admits(one)), None)
+        usable = (config for config in self._picks[call.problem_text] if config_key(config) not in failures)
+        return next((Winner(config, "picked") for config in usable if call.launch.admits(config)), None)
 
     def _ask_prior(self, call: TunedCall) -> tuple[Config, ...]:
         why = NO_FIGURES
         if call.work.target.kind == "cuda":
             default = call.options.workload.get("default")
-            bare = Workload(call.kernel, call.space, arguments=call.written, default=default)  # no tensors are sent
-            found = run_blocking(picked, bare, TRIES, call.work.devices[0])
-            if not (why := found.why):
-                return tuple(one.config for one in found.choices)
+            bare = Workload(call.kernel, call.space, arguments=call.written, default=default)  # sends no tensors
+            picks = run_blocking(picked, bare, TRIES, call.work.devices[0])
+            if not (why := picks.why):
+                return tuple(choice.config for choice in picks.choices)
         listed = " if it is listed, else the first configuration" * call.workload.like_tilelang
         warn_caller(f"{self._name}: {why}{listed}, and may be slow", RuntimeWarning)
         return ()
@@ -163,25 +162,25 @@ class Winners:
         return self.unusable.setdefault(call.launch.problem_text, {})
 
     def serving(self, call: TunedCall) -> Winner | None:
-        """Return the winner in memory that serves a call, that of its own problem first."""
+        """Return a winner in memory that serves a call, preferably one that was tuned for its own problem."""
         own = call.launch.problem_text
-        known = sorted([*self.known.get(call.key_text, {}).items()], key=lambda one: one[0] != own)
-        return next((found for _, one in known if (found := self._of(one, call)) is not None), None)
+        known = sorted([*self.known.get(call.key_text, {}).items()], key=lambda each: each[0] != own)
+        return next((usable for _, winner in known if (usable := self._usable(winner, call)) is not None), None)
 
-    def _of(self, winner: Winner, call: TunedCall) -> Winner | None:
-        """Return `winner`, or the next best of its tuning, if it serves a call. The next best is remembered."""
+    def _usable(self, winner: Winner, call: TunedCall) -> Winner | None:
+        """Return `winner`, or the next best of its tuning that serves a call, which is then remembered; or None."""
         failures = self._failures(call)
-        for one in winner.standing():
-            if config_key(one.config) not in failures and call.launch.admits(one.config):
-                if one is not winner:
-                    self.known.setdefault(call.key_text, {})[call.launch.problem_text] = one
-                return one
+        for candidate in winner.standing():
+            if config_key(candidate.config) not in failures and call.launch.admits(candidate.config):
+                if candidate is not winner:
+                    self.known.setdefault(call.key_text, {})[call.launch.problem_text] = candidate
+                return candidate
             if len(failures) >= TRIES:
                 break
         return None
 
     def pass_over(self, call: TunedCall, winner: Winner, error: Exception) -> None:
-        """Remember that a winner cannot be used for a call, and say so once. Raises `error` for the default."""
+        """Remember that a winner cannot be used for a call, and warn once. Raises `error` for the default."""
         if winner.source == "default":
             raise error
         if self._failures(call).setdefault(config_key(winner.config), error) is not error:
@@ -194,16 +193,16 @@ class Winners:
         key, text = call.work.key, printable(call.key_text)
         for error in self._failures(call).values():
             return f"{key.kernel}: no result for {text} can be used: {in_one_line(error)}"
-        known = f"is known that serves {_problem(call)}" if call.key_text in self.known else "is known"
-        return f"{key.kernel}: no result {known} for {text} on {key.device}"
+        serves = f" serves {_problem(call)}" if call.key_text in self.known else " is known"
+        return f"{key.kernel}: no result{serves} for {text} on {key.device}"
 
     async def tuned(self, call: TunedCall, refresh: bool = False) -> TuneResult:
-        """Return the whole tuning of a call: known, of another task or process, or new."""
+        """Return the whole tuning of a call: a known one, that of another task or process, or a new one."""
         if refresh:
             self.forget(call.key_text.__eq__)
         winner, mine = await self._once(call, refresh, True)
-        result = await anyio.to_thread.run_sync(lambda: winner.result)  # which may read a journal
-        if result is None:  # it was damaged since
+        result = await anyio.to_thread.run_sync(lambda: winner.result)  # in a thread, because it may read a journal
+        if result is None:  # the journal was damaged since
             self.forget(call.key_text.__eq__)
             return await self.tuned(call, refresh)
         if not mine:
@@ -212,9 +211,9 @@ class Winners:
         return result
 
     async def _once(self, call: TunedCall, refresh: bool, whole: bool) -> tuple[Winner, bool]:
-        """Return the winner of a call's key: of who tunes it now, known, or tuned here; and whether it was here.
+        """Return the winner of a call's key, and whether this task tuned it. Waits for another task that tunes the key.
 
-        `whole`: one that is known must be the best of its tuning.
+        `whole`: a known winner must be the best of its tuning.
         """
         mine = threading.get_ident(), object()
         while self._running.get(call.key_text) is not mine:
@@ -223,9 +222,9 @@ class Winners:
             elif (known := await self._look(call, whole)) is not None:
                 return known, False
             else:
-                self._running.setdefault(call.key_text, mine)  # at once, so that one of several threads begins
+                self._running.setdefault(call.key_text, mine)  # atomic, so that only one of several threads begins
         try:
-            if (known := await self._look(call, whole)) is not None:  # another has ended meanwhile
+            if (known := await self._look(call, whole)) is not None:  # another task finished in the meantime
                 return known, False
             winner = await self._tune(call, refresh)
             self.known.setdefault(call.key_text, {})[call.problem_text] = winner
@@ -242,18 +241,18 @@ class Winners:
             self._running.pop(call.key_text)
 
     async def _look(self, call: TunedCall, whole: bool) -> Winner | None:
-        """Return the winner in memory that serves a call. The constraints, which this asks, may take their time."""
-        found = await anyio.to_thread.run_sync(self.serving, call, abandon_on_cancel=True)
-        return None if found is None or (whole and found.library is None) else found
+        """Return the winner in memory that serves a call. It runs in a thread, because constraints may be slow."""
+        winner = await anyio.to_thread.run_sync(self.serving, call, abandon_on_cancel=True)
+        return None if winner is None or (whole and winner.library is None) else winner
 
     def _stored(self, call: TunedCall) -> Winner | None:
-        """Look for a result in the result cache and in the shipped files, and remember it; return it if it serves."""
+        """Return a winner that serves a call from the result cache or the shipped files, and remember it."""
         for winner in self._kept(call):
-            found = self._of(winner, call)
-            if found is winner or (found is None and winner.library is not None):
+            usable = self._usable(winner, call)
+            if usable is winner or (usable is None and winner.library is not None):
                 self.known.setdefault(call.key_text, {})[call.problem_text] = winner
-            if found is not None:
-                return found
+            if usable is not None:
+                return usable
         return None
 
     def _kept(self, call: TunedCall) -> Iterator[Winner]:
@@ -261,8 +260,8 @@ class Winners:
         run = None if cache is None else cache.find(work.key, header, work.still)
         if cache is not None and run is not None and run.entry is not None:
             library, result = partial(_library, run.library), partial(cache.result, run, header)
-            found = _winner_in(run.entry, "cache")
-            yield msgspec.structs.replace(found, roles=run.roles, library=library, read=functools.cache(result))
+            winner = _winner_in(run.entry, "cache")
+            yield msgspec.structs.replace(winner, roles=run.roles, library=library, read=functools.cache(result))
         for entry in find_shipped(call.options.shipped, call.work):
             yield _winner_in(entry, "shipped")
 
@@ -277,8 +276,8 @@ class Winners:
             if (discard := getattr(work.workload.inputs, "discard", None)) is not None:
                 discard()
         source: Literal["cache", "tuned"] = "cache" if made.cache_hit else "tuned"
-        found = made.best_config, source, made.latency_ms, made.reference_ms, made.header.arguments
-        return Winner(*found, made.roles, lambda: made.artifact, lambda: made)
+        facts = made.best_config, source, made.latency_ms, made.reference_ms, made.header.arguments
+        return Winner(*facts, made.roles, lambda: made.artifact, lambda: made)
 
 
 def _library(kept: Artifact | None) -> Artifact | None:
@@ -297,10 +296,10 @@ def _problem(call: TunedCall) -> str:
 
 
 def find_shipped(paths: Sequence[str], work: CachedWork) -> list[CacheEntry]:
-    """Return the results of the same source, problem, device and target as `work`.
+    """Return the shipped results for the source, problem, device and target of `work`.
 
-    `paths`: files that ``atune cache export`` wrote. Results of the same versions come first, and then the latest.
-    Raises `UsageError` for a file that cannot be read or that holds no exported results.
+    `paths`: files that ``atune cache export`` wrote. Results of the same versions come first, then the latest. Raises
+    `UsageError` for a file that cannot be read or has no exported results.
     """
     key = work.key
     fitting = [

@@ -107,9 +107,9 @@ def test_exec_without_its_source_says_what_to_do() -> None:
 async def test_events_and_result_before_entering_are_refused() -> None:
     tuner = Tuner(machine=FakeMachine())
     events = tuner.events()
-    with pytest.raises(UsageError, match=r"Tuner\.events\(\): the run starts on entering: `async with Tuner"):
+    with pytest.raises(UsageError, match=r"Tuner\.events\(\): enter the Tuner first, .*: `async with Tuner"):
         await anext(events)
-    with pytest.raises(UsageError, match=r"Tuner\.result\(\): the run starts on entering"):
+    with pytest.raises(UsageError, match=r"Tuner\.result\(\): enter the Tuner first"):
         await tuner.result()
     async with tuner:  # it is as good as new
         assert (await anext(events)).seq == 0
@@ -122,7 +122,7 @@ async def test_a_tuner_is_one_run() -> None:
     tuner = Tuner(machine=FakeMachine(2))
     async with tuner:
         first = await tuner.result()
-    with pytest.raises(UsageError, match="it has been entered before, and is one run: make another"):
+    with pytest.raises(UsageError, match="it was entered before, and carries out a single run: make another"):
         async with tuner:
             pass
     assert await tuner.result() is first

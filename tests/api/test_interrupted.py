@@ -18,7 +18,7 @@ from atune.journal.reader import replay
 from atune.testing import FakeMachine
 
 TESTS = Path(__file__).parents[1]
-LINE = re.compile(r"tuning interrupted; (\d+) measured are kept in (.+); journal= continues it, as the next call")
+LINE = re.compile(r"tuning interrupted; (\d+) measurements? kept in (.+); to continue, tune again with")
 
 
 def ended_by_ctrl_c(tmp_path: Path, how: str, where: str) -> tuple[int, str, list[str]]:

@@ -94,7 +94,7 @@ def test_a_kernel_function_that_hangs_is_not_waited_for_without_end(
     assert time.monotonic() - began < 60
     assert main(["pick", f"{tmp_path}/w256.py:W", "--gpu", "H100", "-n", "9"]) == 0
     printed = capsys.readouterr().out
-    assert "gave no answer in time" in printed and "block_M=64" in printed and "block_M=256" not in printed
+    assert "did not answer in time" in printed and "block_M=64" in printed and "block_M=256" not in printed
 
 
 def test_the_command_prints_what_python_returns(capsys: pytest.CaptureFixture[str]) -> None:

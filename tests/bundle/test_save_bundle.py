@@ -134,15 +134,15 @@ def test_a_library_of_other_code_than_the_journals_is_refused(
     result.kept = msgspec.structs.replace(result.kept, **of_library)
     best = msgspec.structs.replace(result.best, **of_winner)
     monkeypatch.setattr(type(result), "best", property(lambda self: best))
-    with pytest.raises(UsageError, match="has other code than the run measured: tune again"):
+    with pytest.raises(UsageError, match="does not have the code that the run measured: tune again"):
         result.save_bundle(tmp_path / "b")
 
 
 def test_results_that_make_no_bundle(journals: dict[str, str], tmp_path: Path) -> None:
     refused = [
         ([], "a bundle needs at least one result"),
-        (replayed(journals, "SMALL", "SMALL"), "two results are of the problem M=32, N=16: give one of them"),
-        (replayed(journals, "SMALL", "OTHER"), r"one kernel, and M=96, N=16 \(.*\) is of another than the first"),
+        (replayed(journals, "SMALL", "SMALL"), "two results are for the problem M=32, N=16: give one of them"),
+        (replayed(journals, "SMALL", "OTHER"), r"one kernel, but M=96, N=16 \(.*\) has another than the first"),
         ([Result.from_events(Stream().proposed(0).events)], "the run has no winner"),
     ]
     for results, message in refused:
@@ -172,7 +172,7 @@ def test_the_instructions_of_another_cpu_are_not_shipped(
     journals: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer.launch, "this_cpu", lambda: {"machine": "x86_64", "name": "Another CPU", "features": []})
-    with pytest.raises(UsageError, match=r"has instructions of the .* that it was tuned on: save the bundle there"):
+    with pytest.raises(UsageError, match=r"uses instructions of the .* that it was tuned on: save the bundle there"):
         save_bundle(tmp_path / "b", replayed(journals, "SMALL"))
 
 

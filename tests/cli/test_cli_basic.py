@@ -177,8 +177,8 @@ def test_earlier_runs_are_named_shortly(engine: Any, workload: str) -> None:
         ("--journal=", "path is empty"),
         ("--no-use-pipeline", "did you mean --no-pipeline?"),
         ("more.py", "unexpected argument 'more.py' (see atune tune --help)"),
-        ("--quiet --verbose", "--quiet: --verbose logs every event on stderr: leave one of them out"),
-        ("--dry-run --cluster auto", "--cluster: --dry-run and --compile-only look at this machine alone"),
+        ("--quiet --verbose", "--quiet and --verbose exclude each other: leave one of them out"),
+        ("--dry-run --cluster auto", "--cluster: --dry-run and --compile-only use only this machine"),
         ("--compile-only --dry-run", "--compile-only: --dry-run compiles nothing: leave one of them out"),
         ("--compile-only --journal j.jsonl", "--journal: --dry-run and --compile-only write no journal"),
     ],
@@ -259,7 +259,7 @@ def test_doctor_says_what_fails(monkeypatch: pytest.MonkeyPatch, capsys: Any) ->
     out = capsys.readouterr().out
     assert before[0].startswith("ok       Python") and "cloudpickle" in before[0]  # shown while a target is tried
     out = "".join([*before, out])
-    assert "missing  target c      a kernel of a few lines fails" in out
+    assert "missing  target c      a small kernel fails" in out
     assert "1 gave wrong outputs: output 0: 4096 of 4096" in out
 
 
@@ -271,7 +271,7 @@ def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(doctor, "REQUIRES", {**doctor.REQUIRES, "no-such-package": ">=1,<2"})
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
-    assert "pip install 'no-such-package>=1,<2'" in out and out.count("it lacks no-such-package") == 2
+    assert "pip install 'no-such-package>=1,<2'" in out and out.count("this environment lacks no-such-package") == 2
 
 
 @pytest.mark.parametrize(("visible", "where"), [(None, ""), ("", " among CUDA_VISIBLE_DEVICES")])
@@ -342,7 +342,7 @@ def test_a_signal_gives_130_after_cleaning_up_and_a_second_one_disturbs_nothing(
         {"block": 0},
         journal,
     )
-    assert err == f"atune: interrupted; 1 measured are kept in {journal}; continue with atune resume {journal}\n"
+    assert err == f"atune: interrupted; 1 measurement kept in {journal}; continue with atune resume {journal}\n"
 
 
 def test_an_interrupt_in_a_destructor_is_raised_after_it() -> None:
@@ -430,4 +430,4 @@ def test_a_finished_run_says_that_its_file_was_written_since(
     assert main(["resume", str(journal)]) == 0
     err = capsys.readouterr().err
     assert f"the run of {journal} is finished" in err
-    assert (f"{file} was written since: atune tune '{file}' tunes it as it is now" in err) == told
+    assert (f"{file} was edited since: atune tune '{file}' tunes the new version" in err) == told

@@ -85,4 +85,4 @@ def test_the_text_says_what_the_figures_rest_on() -> None:
     assert "to do      10 candidates, strategy auto" in text
     text = "\n".join(dry_run_lines(msgspec.structs.replace(TOY, points=10**9), ""))
     assert "1,000,000,000 points, of which 10 are candidates" in text
-    assert "drawn by the seed: 12 points were looked at" in text
+    assert "drawn with the seed: 12 points were examined" in text

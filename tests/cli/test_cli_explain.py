@@ -45,8 +45,8 @@ def test_a_configuration_that_does_not_lower_is_the_answer(capsys: pytest.Captur
         ([WEIGHTED, "--config", "a=1), _(b=2"], "--config 'a=1), _(b=2': give each name once"),
         ([WEIGHTED, "--config", "a=1", "--config", "a=2", "--config", "a=3"], "give one, or two"),
         ([JOURNAL, "--config", "a=1"], "give the candidate's INDEX"),
-        ([WEIGHTED, "--arg", "N=1,2"], "--arg N: explain takes one problem: give it one value"),
-        ([JOURNAL, "12345"], f"has no candidate 12345; those it has: atune replay {JOURNAL} --table"),
+        ([WEIGHTED, "--arg", "N=1,2"], "--arg N: explain takes a single problem: give N a single value"),
+        ([JOURNAL, "12345"], f"has no candidate 12345; to list its candidates: atune replay {JOURNAL} --table"),
     ],
 )
 def test_what_cannot_be_explained_is_said_before_anything_starts(

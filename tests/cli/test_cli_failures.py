@@ -169,7 +169,7 @@ def test_a_candidate_is_explained_where_the_journal_names_a_file(
     assert (f"source     atune explain {path} 0 --source" in capsys.readouterr().out) is bool(origin)
     if not origin:
         assert main(["explain", str(path), "0"]) == 2
-        printed = "names no file that its workload came from: give workload= (--workload FILE.py:NAME)"
+        printed = "does not name the file of its workload: give workload= (--workload FILE.py:NAME)"
         assert capsys.readouterr().err == f"atune: error: the journal {printed}\n"
 
 

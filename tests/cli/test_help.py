@@ -48,7 +48,7 @@ def test_without_a_command_there_is_help(capsys: Any) -> None:
         ("cache lss", "atune cache has no command lss; did you mean atune cache ls? (see atune cache --help)"),
         ("gemm.py", "atune has no command gemm.py; did you mean atune tune gemm.py?"),
         ("pkg.gemm:W", "atune has no command pkg.gemm:W; did you mean atune tune pkg.gemm:W?"),
-        ("xyzzy", "atune has no command xyzzy; there is tune, runs, "),
+        ("xyzzy", "atune has no command xyzzy; the commands are tune, runs, "),
         ("replay ./j --tabel", "atune replay has no option --tabel; did you mean --table? (see atune replay --help)"),
         ("replay ./j --group-size 1", "atune replay has no option --group-size (see atune replay --help)"),
         ("tune none.py:W", "none.py:W: there is no file 'none.py'"),

@@ -91,7 +91,7 @@ def test_without_runs_it_says_how_to_make_one(tmp_path: Path, monkeypatch: pytes
     assert main(["runs"]) == 0
     assert capsys.readouterr().out == "no runs yet: atune tune FILE.py\n" and not list(tmp_path.iterdir())
     assert main(["replay", "latest"]) == 2
-    assert "no such run: atune runs lists 0" in capsys.readouterr().err
+    assert "atune runs lists 0 runs" in capsys.readouterr().err
 
 
 WORDS = {"latest": "gemm-2", "1": "gemm-2", "soft": "soft-1", "gemm-1.jsonl": "gemm-1", "gemm": "gemm-2"}
@@ -103,7 +103,7 @@ def test_words_stand_for_a_run(folder: Path) -> None:
     recorded(folder / "soft-1.jsonl", 10 * 86400, 3.0)
     assert {word: Path(find_journal(word)).stem for word in WORDS} == WORDS
     for wrong in ("0", "6", "x", ""):
-        with pytest.raises(UsageError, match=f"there is no file '{wrong}', and no such run: atune runs lists 5"):
+        with pytest.raises(UsageError, match=f"there is no file and no run named '{wrong}': atune runs lists 5"):
             find_journal(wrong)
     Path("latest").touch()
     assert find_journal("latest") == "latest" and find_journal("./3") == "./3"
@@ -204,7 +204,7 @@ def test_a_finished_set_is_shown_and_nothing_runs(set_folder: Path, tmp_path: Pa
     out, err = capsys.readouterr()
     assert "problems   3 of 3 have a winner" in out and len(err.splitlines()) == 1
     assert f"the run of {set_folder} is finished: nothing is left to do" in err
-    assert f"{file} was written since: atune tune {file} tunes it" in err
+    assert f"{file} was edited since: atune tune {file} tunes the new version" in err
 
 
 def test_an_interrupted_set_says_how_it_goes_on(set_folder: Path, capsys: Any) -> None:

@@ -170,7 +170,7 @@ def test_watch_of_a_killed_run_says_that_no_run_writes_it(tmp_path: Path, monkey
 
     monkeypatch.setattr("atune.frontends.cli.runs.print_message", leave)
     assert main(["watch", str(write(tmp_path / "j", run_of().events))]) == 130
-    assert said == ["no run on this machine writes it; press Ctrl-C to leave"]
+    assert said == ["no process on this machine is writing this journal; press Ctrl-C to leave"]
 
 
 def test_a_report_goes_to_stdout_where_that_is_asked(

@@ -72,5 +72,5 @@ def test_one_that_lacks_a_name_is_refused_in_one_sentence(tmp_path: Path) -> Non
     assert done.returncode == 2 and done.stderr == f"atune: error: {said}\n"
     found = run(tmp_path, "doctor", "--json")
     checks = {check["name"]: check for check in json.loads(found.stdout)["checks"]}
-    assert checks["tilelang"]["found"] == "99.0, which cannot be used" and checks["tilelang"]["advice"] == said
-    assert found.returncode == 1 and "it lacks tilelang" in checks["target c"]["advice"]
+    assert checks["tilelang"]["found"] == "99.0, unusable" and checks["tilelang"]["advice"] == said
+    assert found.returncode == 1 and "this environment lacks tilelang" in checks["target c"]["advice"]

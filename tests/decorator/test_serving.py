@@ -74,7 +74,7 @@ def test_where_nothing_that_was_measured_serves_on_miss_decides(tuned: Any, engi
     assert kernel.best_config(24) == {"block": 24}
     expected = MISSES[on_miss]
     if on_miss == "error":
-        with pytest.raises(CacheMiss, match=r"no result is known that serves n=32, factor=1 for"):
+        with pytest.raises(CacheMiss, match=r"no result serves n=32, factor=1 for"):
             kernel.best_config(32, on_miss=on_miss)
     elif on_miss == "default":
         with pytest.warns(RuntimeWarning, match="serves n=32.* default configuration, which where= refuses, is used"):
@@ -297,7 +297,7 @@ def test_a_choice_that_cannot_be_used_is_passed_over_for_the_next_and_at_last_fo
 
 def test_where_the_prior_knows_nothing_a_call_says_so_once_and_takes_the_default(tuned: Any, engine: Engine) -> None:
     kernel = tuned(space=AXES, tuning="pick", default={"block": 16})
-    with pytest.warns(RuntimeWarning, match="knows nothing of this device: the default is chosen") as warned:
+    with pytest.warns(RuntimeWarning, match="knows nothing about this device: the default is chosen") as warned:
         assert [kernel.best_config(96), kernel.best_config(96)] == [{"block": 16}] * 2
     assert len(warned) == 1 and engine.runs == []
     assert tuned(space=AXES, tuning="pick", on_miss="error", default={"block": 16}).options.on_miss == "error"

@@ -204,9 +204,9 @@ def test_b13_who_gives_the_tensors_comes_in_the_guides_order() -> None:
     """`set_autotune_inputs` beats `supply_prog`, which beats `supply_type`; a warning names what is unused."""
     given, supplied = torch.zeros(64), torch.ones(64)
     made = cpu_tuner(supply_prog=lambda params: [supplied], supply_type="zero")
-    with pytest.warns(compat.CompatWarning, match="^supply_type: has no effect beside supply_prog$"):
+    with pytest.warns(compat.CompatWarning, match="^supply_type: has no effect together with supply_prog$"):
         found = made.run()
-    assert found.warnings == found.tuning.warnings == ("supply_type: has no effect beside supply_prog",)
+    assert found.warnings == found.tuning.warnings == ("supply_type: has no effect together with supply_prog",)
     with set_autotune_inputs(given), pytest.warns(compat.CompatWarning):
         assert torch.equal(*workload_of(made).inputs(), given)  # type: ignore[operator,misc]
 

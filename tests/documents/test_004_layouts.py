@@ -230,7 +230,7 @@ def test_l15_a_preview_says_which_layouts_are_kept_and_why(
         async with machine.open():
             yield machine, Run()
 
-    monkeypatch.setattr(machine, "found", SimpleNamespace(target="sm_90a", fallback=""), raising=False)
+    monkeypatch.setattr(machine, "discovery", SimpleNamespace(target="sm_90a", fallback=""), raising=False)
     monkeypatch.setattr(preview, "compilers", compilers)
     monkeypatch.setattr(preview, "counted", lambda *_: machine.describe())
     command = ["tune", f"{KERNELS}:WEIGHTED", "--layouts", "1", how]
@@ -252,7 +252,7 @@ def test_l16_layouts_of_ones_own_are_fragments(folder: Path) -> None:
     assert pairs.code_key != rows.code_key
     with pytest.raises(AssertionError, match="for Fragment B_frag, layout must be a Fragment"):
         lowered(folder, held="plain")
-    with pytest.raises(ValueError, match=r"'missing' is no alternative; .*'replicated', 'rows', 'pairs'"):
+    with pytest.raises(ValueError, match=r"unknown layout 'missing'; use .*'replicated', 'rows', 'pairs'"):
         lowered(folder, held="missing")
 
 
@@ -277,7 +277,7 @@ def test_l18_a_layout_that_does_not_fit_is_refused_at_the_loops_line(folder: Pat
 
 def test_l19_widths_that_tilelang_replaces_are_refused_or_told(folder: Path) -> None:
     """A `coalesced_width` that is not a power of two is refused; the page says which others tilelang replaces."""
-    with pytest.raises(ValueError, match="coalesced_width 3 is no power of two: give 1, 2, 4 or 8"):
+    with pytest.raises(ValueError, match="coalesced_width 3 is not a power of two: give 1, 2, 4 or 8"):
         layout.parallel("compiler", 4, 64, threads=32, coalesced_width=3)
     narrow = {"block_rows": 2, "threads": 64, "held": "replicated"}
     code = {width: lowered(folder, BROADCAST, "UNEVEN", **narrow, coalesced=width).code_key for width in (0, 2, 16)}
@@ -287,7 +287,7 @@ def test_l19_widths_that_tilelang_replaces_are_refused_or_told(folder: Path) -> 
 @pytest.mark.parametrize("width", [3, 0, True, "2"])
 def test_l20_a_vector_divides_its_loop(width: Any) -> None:
     """Widths of `layout.loops` must be powers of two that divide the last extent of the loop."""
-    with pytest.raises(SpaceError, match=f"layout.loops: width {width!r} is no power of two"):
+    with pytest.raises(SpaceError, match=f"layout.loops: width {width!r} is not a power of two"):
         layout.loops(2, width)
     with pytest.raises(ValueError, match=r"vectors of 8 do not divide .* 100"):
         layout.loop("vector8", 4, 100, threads=256)

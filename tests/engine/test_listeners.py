@@ -112,7 +112,7 @@ def test_an_exit_in_a_set_ends_the_set_and_keeps_its_folder(option: str, tmp_pat
         atune.run_set(
             f"{KERNELS}:SCALE", Problems(n=[256, 512]), journal=tmp_path / "s", target="c", **{option: given[option]}
         )
-    assert raised.value.code == 3 and "journal= continues it" in raised.value.__notes__[-1]
+    assert raised.value.code == 3 and "continue with journal=" in raised.value.__notes__[-1]
     assert [*(tmp_path / "s").glob("*.jsonl")]
 
 

@@ -103,7 +103,7 @@ async def test_what_is_of_no_use_is_refused_in_one_message(tmp_path: Path) -> No
     other = FakeMachine([{"y": 1}])
     await tune(machine=other, journal=tmp_path / "elsewhere")
     for warm, message in (
-        (toy(tmp_path / "toy"), "it is of another kernel, 'toy', and this one is 'fake'. Give journals of this kernel"),
+        (toy(tmp_path / "toy"), "it is for the kernel 'toy', but this kernel is 'fake'. Give journals of this kernel"),
         (tmp_path / "elsewhere", "none of the 1 configurations that were measured there is in this space of 40"),
         (await nothing_measured(tmp_path / "failed"), "none of the 0 configurations that were measured there"),
         (tmp_path / "none", "there is no such file"),
@@ -122,7 +122,7 @@ async def test_a_kernel_is_the_same_by_its_source_or_by_its_name(tmp_path: Path)
         advise = adviser(path)
         assert advise is not None
         if remarks < 0:
-            with pytest.raises(UsageError, match="another kernel, 'renamed'"):
+            with pytest.raises(UsageError, match="for the kernel 'renamed'"):
                 advise(spec, [])
             continue
         [advice], said = advise(spec, [])
@@ -157,7 +157,7 @@ async def test_the_nearest_come_first_those_of_this_device_before_others(
 async def test_the_result_cache_gives_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
     result = await tune(machine=FakeMachine(N), warm="cache", budget=3)
-    assert "the result cache has nothing of this kernel" in result.warnings[-1]
+    assert "the result cache has nothing for this kernel" in result.warnings[-1]
     ResultCache().add(await recorded(tmp_path / "there"))
     put(ResultCache(), events(1.0, workload="other", kernel="other", code="other"))
     await tune(machine=FakeMachine(N), warm="cache", budget=32, journal=tmp_path / "here")
@@ -176,12 +176,12 @@ async def test_what_the_cache_has_of_the_same_work_is_returned(tmp_path: Path, m
     assert "the result comes from the result cache; nothing was measured" in summary_text(found)
     assert (await tune(machine=FakeMachine(N), cached=True, on_miss="error")).best_config == {"x": 21}
     with pytest.raises(
-        CacheMiss, match="the result cache has no result of fake as it is now: tune it, without on_miss"
+        CacheMiss, match="the result cache has no result for this version of fake: drop on_miss='error'"
     ):
         await tune(machine=FakeMachine(N), cached=True, on_miss="error", budget=5, journal=tmp_path / "missed")
     assert not (tmp_path / "missed").exists()
     for cached in (None, False):
-        with pytest.raises(UsageError, match="is for cached=True"):
+        with pytest.raises(UsageError, match="needs cached=True"):
             await tune(machine=FakeMachine(N), cached=cached, on_miss="error")
     measured = await tune(machine=FakeMachine(N), journal=tmp_path / "anew")
     assert not measured.cache_hit and proposed(tmp_path / "anew")[0] == 0

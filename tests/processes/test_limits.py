@@ -70,7 +70,7 @@ def test_a_low_soft_limit_of_open_files_is_raised_in_workers(run_dir: str) -> No
 @pytest.mark.parametrize(
     ("number", "kind", "message"),
     [
-        (errno.EMFILE, UsageError, r"may have \d+ files open, and needs more: raise that \(ulimit -n 1024\), or use"),
+        (errno.EMFILE, UsageError, r"may open \d+ files and needs more: raise the limit \(ulimit -n 1024\), or use"),
         (errno.ENFILE, UsageError, "the machine has too many files open"),
         (errno.ENOSPC, MachineError, "make room there, or set TMPDIR"),
     ],

@@ -53,9 +53,9 @@ def test_a_file_lists_problems(name: str, text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Problems(), "there is none"),
+        (lambda: Problems(), "none given"),
         (lambda: Problems({"M": [1]}), "give a list of dictionaries"),
-        (lambda: Problems([{"M": 1}, {"N": 1}]), "Problems, entry 2 has no 'M', as entry 1 has"),
+        (lambda: Problems([{"M": 1}, {"N": 1}]), "Problems, entry 2 has no 'M', but entry 1 has"),
         (lambda: Problems(M=[object()]), "M"),
         (lambda: Problems("/nowhere.json"), "problems /nowhere.json: No such file or directory: give a .json"),
         (lambda: Problems(PAIRS, N=9), "each problem of the list or file has N, and N=… is given for all of them"),
@@ -72,15 +72,15 @@ def test_wrong_problems_are_refused(make: Any, message: str) -> None:
     ("name", "text", "message"),
     [
         ("a.json", "[{}]", "a.json, entry 1: each problem is a dictionary of arguments"),
-        ("a.json", " ", "a.json: the file has no problem: list one at least"),
+        ("a.json", " ", "a.json: the file lists no problems: add one"),
         ("a.yaml", "- M: 1", "a.yaml: Expecting .*: give a .json, .jsonl or .csv file"),
         ("a.jsonl", '{"M": 1}\n\n{"M": 2\n', r"a.jsonl: .* line 2 column"),
-        ("a.csv", "M,N\n", "a.csv: the file has no problem"),
+        ("a.csv", "M,N\n", "a.csv: the file lists no problems"),
         *(
-            ("a.csv", f"M,N\n1,8\n{row}\n", f"a.csv, entry 2 needs a value for each column, and has {has}")
+            ("a.csv", f"M,N\n1,8\n{row}\n", f"a.csv, entry 2 must have a value for each column, but has {has}")
             for row, has in (("2,", "none for N"), ("2,8,1", "more"))
         ),
-        ("a.csv", "M;N\n1;8\n", "a.csv, entry 1: 'M;N' is no argument's name; a table has commas"),
+        ("a.csv", "M;N\n1;8\n", "a.csv, entry 1: 'M;N' cannot be the name of an argument; a table has commas"),
         ("a.csv", "M,N\n1,8\nx,8\n", "a.csv, entry 2: M must be a number, got the text 'x'"),
         ("a.json", '[{"M": 1}, {"M": NaN}]', "a.json, entry 2: M: a journal cannot store nan"),
     ],
@@ -134,7 +134,7 @@ def test_a_problem_s_values_are_plain() -> None:
 
     for value, plain in ((Order.BACKWARD, "1"), (Tile(1, 2), r"\(1, 2\)"), ([Order.FORWARD], r"\(0,\)")):
         with pytest.raises(
-            UsageError, match=rf"Problems, entry 1: order=.* a set's problems are plain .* give {plain}"
+            UsageError, match=rf"Problems, entry 1: order=.* a set's problems must be plain .* give {plain}"
         ):
             list(Problems([{"order": value}]))
     assert list(Problems([{"shape": [1, 2]}])) == [Problem({"shape": (1, 2)})]

@@ -222,11 +222,11 @@ def test_the_command_line_tunes_one_problem_or_a_set(tmp_path: Path, capsys: Any
     assert main([*tune, "--problems", shapes, "--journal", several]) == 0
     assert "2 of 2 have a winner" in capsys.readouterr().out
     assert main([*tune, "--arg", "n=1,2", "--dry-run"]) == 2
-    assert "--dry-run takes one problem" in capsys.readouterr().err
+    assert "--dry-run takes a single problem" in capsys.readouterr().err
 
 
 def test_a_folder_of_other_work_is_refused(tuned: Any, tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match="it has problems of scale, and this is other work"):
+    with pytest.raises(JournalError, match="it has problems of scale, but this is other work"):
         atune.run_set(f"{KERNELS}:FREE", [{"n": 128}], journal=tuned[0].folder, **FAST)
     assert {row.result and row.result.header and row.result.header.workload for row in read_set(tuned[0].folder)} == {
         "scale"

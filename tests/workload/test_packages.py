@@ -197,7 +197,7 @@ def test_a_script_that_was_ended_is_resumed_without_a_question(
     command = [sys.executable, "-m", "pkg.sub.app"]
     ended = subprocess.run(command, env=env, timeout=60, capture_output=True, text=True)
     assert ended.returncode == -signal.SIGINT
-    assert "decorated kernel does, and atune resume" in ended.stderr
+    assert "decorated kernel again, or use atune resume" in ended.stderr
     file.write_text(ENDED.replace('if __name__ == "__main__"', "if True"))
     assert main(["resume", "latest"]) == 2
     assert f"{file}, line 17, tunes while a worker loads the file" in capsys.readouterr().err

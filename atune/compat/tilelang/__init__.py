@@ -3,15 +3,15 @@
     from atune.compat.tilelang import autotune, AutoTuner, set_autotune_inputs
 
 Results are tilelang's own `JITKernel`s, with latency, configuration and reference latency set. A parameter without a
-meaning here warns once (`CompatWarning`), with what happens instead. docs/migration.md compares both tuners.
-It may import all of atune but `testing`; tuning itself is the work of `frontends`.
+meaning here warns once (`CompatWarning`), and the warning says what happens instead. docs/migration.md compares both
+tuners. It may import all of atune but `testing`; `frontends` does the tuning.
 """
 
 from __future__ import annotations
 
 from atune.workers.server import warm_early
 
-warm_early()  # it imports tilelang while the program does
+warm_early()  # before the import below, so that worker processes import tilelang at the same time
 
 from atune.compat.tilelang.autotuner import AutoTuneImpl, AutoTuner, AutotuneResult, CompileArgs, ProfileArgs, autotune
 from atune.compat.tilelang.environment import (

@@ -1,6 +1,6 @@
-"""tilelang's tuner: `AutoTuner`, `@autotune` over `@tilelang.jit`, and `AutotuneResult`, what both give.
+"""tilelang's tuner: `AutoTuner`, `@autotune` above `@tilelang.jit`, and their result, `AutotuneResult`.
 
-The classes derive from tilelang's, and the signatures are its own, with None where the engine decides.
+The classes derive from tilelang's and have its signatures. A default of None leaves the decision to the engine.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from atune.compat.tilelang.environment import (
     checked_arguments,
     resolved_target,
     taking,
-    told,
     translated,
     warn_once,
+    warnings_of_call,
 )
 from atune.errors import AtuneError, InputsMissing, NoWinner, SpaceError, UsageError
 from atune.frontends.autotuned import TunedKernel, explicit_kernel
@@ -59,17 +59,17 @@ COMPILE, RUN = (
 PROFILE = [field.name for field in dataclasses.fields(ProfileArgs)]
 OUT_IDX = "out_idx.json"
 RUN_TIMEOUT_S = 180.0
-"""Default of tilelang's `run`, which takes none from `set_profile_args`."""
+"""Default of tilelang's `run`, which ignores the timeout of `set_profile_args`."""
 
 
 @dataclass(frozen=True)
 class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
     """The result of a tuning.
 
-    `latency`, `ref_latency`: milliseconds, of the winner and of the reference; None if nothing was timed. `config`:
-    the winner's configuration, as given; the call's own values if nothing was tuned. `libcode`: its device source.
-    `func`: its PrimFunc. `kernel`: its `tilelang.JITKernel`. `winner`: what the result cache has of it. `warnings`: of
-    arguments that have no effect here; those of `tuning` begin with them.
+    `latency`, `ref_latency`: milliseconds of the winner and of the reference; None if nothing was timed. `config`: the
+    winner's configuration as you gave it, or the call's own values if nothing was tuned. `libcode`: the winner's device
+    source. `func`: its PrimFunc. `kernel`: its `tilelang.JITKernel`. `winner`: its record in the result cache.
+    `warnings`: warnings about arguments that have no effect here; the warnings of `tuning` begin with them.
     """
 
     winner: Winner | None = field(default=None, repr=False)
@@ -77,28 +77,28 @@ class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
 
     @property
     def tuning(self) -> TuneResult | None:
-        """The whole record, as atune's; None for a loaded result or without a tuning."""
-        found = None if self.winner is None else self.winner.result
-        if found is not None:
-            found.warnings = tuple(dict.fromkeys((*self.warnings, *found.warnings)))
-        return found
+        """The whole tuning, as atune's `TuneResult`; None for a loaded result, or if nothing was tuned."""
+        result = None if self.winner is None else self.winner.result
+        if result is not None:
+            result.warnings = tuple(dict.fromkeys((*self.warnings, *result.warnings)))
+        return result
 
     def save_to_disk(self, path: Path | str, verbose: bool = False) -> None:
-        """Write the folder `path` in tilelang's format. Replaces an existing one.
+        """Write the folder `path` in tilelang's format, in place of an existing folder.
 
-        The folder appears complete or not at all. Raises `AtuneError` if tilelang could not write the kernel.
+        The folder is written completely or not at all. Raises `AtuneError` if tilelang could not write the kernel.
         """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         kernel = self.kernel.as_tilelang() if hasattr(self.kernel, "as_tilelang") else self.kernel
-        # The library of a tuning also holds other candidates.
+        # tilelang compiles the kernel again, because a tuning's library also holds other candidates.
         alone = AutotuneResult(**{**vars(self), "kernel": kernel})
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as stage:
             staged = Path(stage) / "saved" / path.name  # tilelang stages files in the parent's parent folder
             staged.parent.mkdir()
             super(AutotuneResult, alone).save_to_disk(staged, verbose)
             if not staged.is_dir():
-                raise AtuneError(f"{path} could not be saved: tilelang did not write it; see its log")
+                raise AtuneError(f"{path} could not be saved: tilelang did not write it; see tilelang's log")
             saved = _saved(staged)
             saved["out_idx"] = saved.get("out_idx") or [int(i) for i in kernel.adapter.result_idx] or None
             saved |= {"target": resolved_target(kernel.target).tvm(), "execution_backend": kernel.execution_backend}
@@ -109,20 +109,20 @@ class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
 
     @classmethod
     def load_from_disk(cls, path: Path | str, compile_args: Any, *, trusted: bool = False) -> AutotuneResult | None:
-        """Return the result in `path`, written by tilelang or by atune, or None, as tilelang's does.
+        """Return the result in `path`, written by tilelang or atune. Returns None without one, as tilelang does.
 
-        ``auto`` in `compile_args` stands for the target and the adapter that atune saved. Folders without
-        ``out_idx.json`` are older; their outputs are `compile_args.out_idx`. Loading runs the code in the folder, so
-        that `ArgumentError` refuses other users' files unless they are `trusted`.
+        ``auto`` in `compile_args` means the target and the adapter that atune saved. Older folders lack
+        ``out_idx.json``; their outputs are `compile_args.out_idx`. Loading runs the code in the folder, so files of
+        another user raise `ArgumentError` unless they are `trusted`.
         """
         path = Path(path)
         if not path.exists():
             return None
-        others = [one for one in (path, *path.glob("*")) if one.stat().st_uid != os.getuid()]
+        others = [file for file in (path, *path.glob("*")) if file.stat().st_uid != os.getuid()]
         if others and not trusted:
             raise ArgumentError(
                 f"{others[0]} belongs to another user, and loading it runs its code: "
-                "load_from_disk(…, trusted=True) loads it"
+                "if you trust it, use load_from_disk(…, trusted=True)"
             )
         saved = _saved(path)
         for name in {"target", "execution_backend"} & saved.keys():
@@ -132,28 +132,28 @@ class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
 
 
 def _saved(path: Path) -> dict[str, Any]:
-    """Return what a folder says of its kernel's outputs, and where atune saved it, of target and adapter."""
+    """Return the kernel's outputs in a folder that atune saved, and its target and adapter. Empty for other folders."""
     with contextlib.suppress(FileNotFoundError):
         return dict(json.loads((path / OUT_IDX).read_text()))
     return {}
 
 
-# What a call gives: inputs to tune with, and values that need not be data
+# A call's inputs to tune with, and its values, which need not be data
 
 
 def _inputs(supply_prog: Callable[..., Any], parameters: Sequence[KernelParam]) -> list[Any]:
-    """Return what tilelang's `supply_prog(params)` gives, for a set of inputs."""
+    """Return the inputs that tilelang's `supply_prog(params)` makes."""
     params = []
-    for one in parameters:
-        shape = [tilelang.tvm.tirx.Var(d, "int32") if isinstance(d, str) else d for d in one.shape or ()]
-        params.append(tilelang.KernelParam(tilelang.tvm.DataType(one.dtype), shape))
+    for parameter in parameters:
+        shape = [tilelang.tvm.tirx.Var(d, "int32") if isinstance(d, str) else d for d in parameter.shape or ()]
+        params.append(tilelang.KernelParam(tilelang.tvm.DataType(parameter.dtype), shape))
     return list(supply_prog(params))
 
 
 class ByText:
-    """A kernel that takes text in place of other objects, such as enums and functions, and looks them up.
+    """A kernel that takes text in place of objects such as enums and functions, and looks the objects up.
 
-    `tables`: for each parameter, the value of each text.
+    `tables`: for each parameter, the objects by text.
     """
 
     def __init__(self, kernel: Any, tables: Mapping[str, Mapping[str, Any]]) -> None:
@@ -176,14 +176,14 @@ class ByText:
 
 
 class TextEncoder(Encoder):
-    """Takes any value: a text stands for one that is no data, such as a function. Configurations keep their values."""
+    """Encodes any value: text stands for a value that is not data, such as a function."""
 
     def __init__(self, frontend: Any) -> None:
         super().__init__(frontend)
         self._given: dict[str, tuple[Config, Config]] = {}
-        """Configurations by key: as a kernel that is `ByText` takes them, and with the caller's own values."""
+        """Configurations by key: with text, for a kernel that is `ByText`, and with the user's values."""
         self._tables: dict[str, dict[str, Any]] = {}
-        """``tables[parameter][text]``: the caller's own value."""
+        """``tables[parameter][text]``: the user's value."""
 
     def data(self, value: Any, where: str) -> Any:
         return _data_of(value)
@@ -205,14 +205,14 @@ class TextEncoder(Encoder):
         return Space([written for written, _ in self._given.values()])
 
     def given(self, config: Config) -> Config:
-        return self._given.get(config_key(config), (config, config))[1]  # the kernel's defaults are not among them
+        return self._given.get(config_key(config), (config, config))[1]  # the kernel's defaults need not be listed
 
     def kernel(self, kernel: Any) -> Any:
         return ByText(kernel, self._tables) if self._tables else kernel
 
 
 class TilelangKernel(TunedKernel):
-    """A kernel whose arguments need not be data, such as enums and functions: text stands for others in keys."""
+    """A kernel whose arguments may be any objects, such as enums and functions. In keys, text stands for them."""
 
     encoder = TextEncoder
 
@@ -227,7 +227,7 @@ def _data_of(value: Any) -> Any:
 def described(value: Any) -> str:
     """Return a text that represents `value`: the same in each run, but different for different code.
 
-    Keys of configurations contain it, and must not change. Therefore comments in the code count here.
+    It is a part of configuration keys, which must never change. Therefore comments in the code count, too.
     """
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
@@ -246,13 +246,13 @@ def _code(value: Any) -> str:
 
 @contextmanager
 def drop_in() -> Iterator[None]:
-    """Keep files where tilelang's variables say, and turn errors into those that programs for its tuner catch."""
-    told.set([])
+    """Use the cache folder in tilelang's variables, and raise the exceptions that programs for its tuner catch."""
+    warnings_of_call.set([])
     try:
         with cache_folder_at(environment.cache_root()):
             yield
     except NoWinner as error:
-        error.result.warnings = (*told.get(), *error.result.warnings)
+        error.result.warnings = (*warnings_of_call.get(), *error.result.warnings)
         raise TuningFailed(f"Auto-tuning failed: {error}", error.result) from error
     except InputsMissing as error:
         what, *where = str(error).splitlines()
@@ -269,7 +269,7 @@ def drop_in() -> Iterator[None]:
 
 
 class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
-    """Tunes one kernel function over a list of configurations.
+    """Tunes a kernel function over a list of configurations.
 
         tuner = AutoTuner.from_kernel(matmul, configs=[{"block_M": 64}, {"block_M": 128}])
         tuner.set_compile_args(out_idx=[-1], target="cuda").set_profile_args(ref_prog=reference)
@@ -277,15 +277,15 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
         result.kernel(A, B)
 
     `fn`: a function of the configuration that returns a PrimFunc, plain or under `@tilelang.jit`. `configs`: dicts, a
-    generator of them, or a callable of the kernel's raw arguments that returns either. Each run calls it.
+    generator of dicts, or a function of the kernel's raw arguments that returns either, which each run calls.
     """
 
     def __init__(self, fn: Callable[..., Any], configs: Any) -> None:
-        made_by, *made_for = getattr(fn, "made_by", (fn,))  # what a kernel under `autotune` returned
-        fn = getattr(made_by, "jit_impl", made_by)  # what `autotune` returned
+        made_by, *made_for = getattr(fn, "made_by", (fn,))  # fn may be the result of a kernel under `autotune`
+        fn = getattr(made_by, "jit_impl", made_by)  # or that kernel itself
         wrong = "a compiled kernel: omit the call" if is_compiled(fn) else "" if callable(fn) else repr(fn)
         if wrong:
-            raise ArgumentError(f"from_kernel takes the function that makes the kernel, and got {wrong}")
+            raise ArgumentError(f"from_kernel takes the function that makes the kernel, but got {wrong}")
         super().__init__(fn, list(configs) if isinstance(configs, Iterator) else configs)
         self._kernel_parameters: Any = made_for or None
         self.profile_args = ProfileArgs(timeout=RUN_TIMEOUT_S)
@@ -295,7 +295,7 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
 
     @taking(tilelang.tuner.AutoTuner.set_compile_args)
     def set_compile_args(self, **given: Any) -> AutoTuner:
-        """Set how candidates are compiled. None: tilelang's environment variable, or its default."""
+        """Set how candidates are compiled. None takes tilelang's environment variable, or its default."""
         env = tilelang.env
         if given["target"] is None:
             given["target"] = env.get_default_target()
@@ -304,44 +304,44 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
         given["execution_backend"] = given["execution_backend"] or str(env.get_default_execution_backend())
         self.compile_args = CompileArgs(**given)
         with drop_in():
-            backend_of(given["execution_backend"], resolved_target(given["target"]))  # or a mistake
+            backend_of(given["execution_backend"], resolved_target(given["target"]))  # raises for a mistake
         return self
 
     @taking(tilelang.tuner.AutoTuner.set_profile_args, timeout=RUN_TIMEOUT_S, cache_input_tensors=None)
     def set_profile_args(self, **given: Any) -> AutoTuner:
-        """Set how `run` checks and times candidates, and that it uses the tensors of `with set_autotune_inputs(…)`."""
+        """Set how `run` checks and times candidates. It will use the tensors of `with set_autotune_inputs(…)`."""
         self.profile_args = ProfileArgs(**given)
         self._captured = tilelang.capture.get_autotune_inputs()
         return self
 
     @taking(tilelang.tuner.AutoTuner.run, **dict.fromkeys([*RUN, "tuning"]))
-    def run(self, **asked: Any) -> AutotuneResult:
-        """Tune, or find the result of the same tuning. None: `set_profile_args` or the engine decides.
+    def run(self, **run_arguments: Any) -> AutotuneResult:
+        """Tune, or return the known result of the same tuning. None leaves it to `set_profile_args` or the engine.
 
-        `tuning`: ``pick`` measures nothing where there is no result, and compiles what the prior chooses. ``quick``
-        ends after eight candidates in a row of which none is 2 % faster.
+        `tuning`: ``pick`` compiles the prior's choice without measuring, if there is no result. ``quick`` stops after
+        eight candidates in a row without a gain of 2 %.
 
         Raises `ConfigError`, `ArgumentError` and other `UsageError`s for arguments that cannot work, and
         `TuningFailed` if no configuration works.
         """
         kernel = TilelangKernel(self.fn)
         with drop_in():
-            return result_of(kernel, self.call_of(kernel, asked))
+            return result_of(kernel, self.call_of(kernel, run_arguments))
 
-    def call_of(self, kernel: TilelangKernel, asked: Mapping[str, Any], do_not_specialize: Any = ()) -> Call:
-        """Return the analysed call of `kernel` with this tuner's arguments, and those `asked` for `run`."""
+    def call_of(self, kernel: TilelangKernel, run_arguments: Mapping[str, Any], do_not_specialize: Any = ()) -> Call:
+        """Return the analysed call of `kernel` with this tuner's arguments and `run_arguments`."""
         args, kwargs = self._kernel_parameters or ((), ())
-        return Call(kernel, self._options(asked, do_not_specialize), tuple(args), dict(kwargs))
+        return Call(kernel, self._options(run_arguments, do_not_specialize), tuple(args), dict(kwargs))
 
-    def _options(self, asked: Mapping[str, Any], do_not_specialize: Any) -> Options:
-        """Return this tuner's arguments as options of atune's decorator."""
+    def _options(self, run_arguments: Mapping[str, Any], do_not_specialize: Any) -> Options:
+        """Translate this tuner's arguments into options of atune's decorator."""
         profile, compile_args = self.profile_args, self.compile_args
         inputs: Callable[..., Any] | None = None
         captured = tilelang.capture.get_autotune_inputs() if self._captured is None else self._captured
         if captured is not None:
             inputs = GivenTensors(list(captured))
         elif profile.supply_prog is not None:
-            inputs = functools.partial(_inputs, LazyCallback(profile.supply_prog))  # of a closure the name would count
+            inputs = functools.partial(_inputs, LazyCallback(profile.supply_prog))  # keys would have a closure's name
         tensors = "" if inputs is None else "supply_prog" if captured is None else environment.INPUTS
         alone = profile.manual_check_prog is not None and profile.ref_prog is None
         if alone and not (profile.skip_check or accepts(profile.manual_check_prog, 1)):
@@ -363,14 +363,14 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
                 "max_mismatched_ratio": profile.max_mismatched_ratio,
             },
             cache=ResultCache(environment.cache_root()) if cached else None,
-            **translated(compile_args, profile, {**own, **asked}, tensors),
+            **translated(compile_args, profile, {**own, **run_arguments}, tensors),
         )
 
 
 def result_of(kernel: TilelangKernel, call: Call) -> AutotuneResult:
     """Return the result of a call. Tunes if it is unknown."""
     if call.explicit:
-        warn_once(f"tunable parameters {call.explicit}", "are given in the call: nothing is tuned")
+        warn_once(f"tunable parameters {call.explicit}", "the call passes them, so nothing is tuned")
     winner, compiled = (None, explicit_kernel(call)) if call.explicit else kernel.chosen(call)
     if winner is None:
         compiled.config = {name: value for name, value in call.values.items() if name in call.tunables}
@@ -382,18 +382,17 @@ def result_of(kernel: TilelangKernel, call: Call) -> AutotuneResult:
         func=compiled.prim_func,
         kernel=compiled,
         winner=winner,
-        warnings=tuple(dict.fromkeys(told.get(()))),
+        warnings=tuple(dict.fromkeys(warnings_of_call.get(()))),
     )
 
 
 class AutoTuneImpl(TilelangKernel):
     """A kernel function that tunes at its first call with new arguments.
 
-    Calling a lazy kernel function returns the winner, a `tilelang.JITKernel`; calling an eager one runs it. `compile`
-    returns the winner in both modes, and so does a call with ``__return_kernel=True``. If another thread or process
-    tunes the same work, a call waits for it. `results` holds the results by key. The decorator's arguments,
-    such as `configs` and `do_not_specialize`, are attributes, as there; what is assigned holds for calls without a
-    result.
+    Calling a lazy kernel function returns the winner, a `tilelang.JITKernel`; calling an eager kernel function runs the
+    winner. `compile` and a call with ``__return_kernel=True`` return the winner of both. If another thread or process
+    tunes the same work, a call waits for it. `results` holds the results by key. As in tilelang, the decorator's
+    arguments, such as `configs`, are attributes; a new value affects only calls without a result.
     """
 
     configs: Any
@@ -407,7 +406,7 @@ class AutoTuneImpl(TilelangKernel):
             self.configs = list(self.configs)
         self.results: dict[Hashable, AutotuneResult] = {}
         self._tuner_cache: dict[Hashable, tuple[Any, dict[str, Any] | None]] = {}
-        """`results` under tilelang's name, in its form and with its keys. After `clear` the next call tunes again."""
+        """`results` under tilelang's name, in its form and with its keys. After its `clear`, the next call tunes."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs.pop("__return_kernel", False):
@@ -417,11 +416,11 @@ class AutoTuneImpl(TilelangKernel):
         return super().__call__(*args, **kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the winner for these arguments. Tunes if it is unknown."""
+        """Return the winner for these arguments, and tune first if it is unknown."""
         return self.tune(*args, **kwargs).kernel
 
     def tune(self, *args: Any, **kwargs: Any) -> AutotuneResult:
-        """Return the whole result for these arguments."""
+        """Return the whole result for these arguments, and tune first if it is unknown."""
         if self.results and not self._tuner_cache:
             self.forget()
         with drop_in():
@@ -430,8 +429,8 @@ class AutoTuneImpl(TilelangKernel):
     def call_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         tuner = self.get_tuner()
         tuner.set_kernel_parameters((args, kwargs), {})
-        asked = checked_arguments(self._values({*RUN, "tuning"} & {*self._given} - {*PROFILE}))
-        return tuner.call_of(self, asked, self.do_not_specialize or ())
+        run_arguments = checked_arguments(self._values({*RUN, "tuning"} & {*self._given} - {*PROFILE}))
+        return tuner.call_of(self, run_arguments, self.do_not_specialize or ())
 
     def _values(self, names: Iterable[str]) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names}
@@ -444,17 +443,17 @@ class AutoTuneImpl(TilelangKernel):
             return super()._entry(args, kwargs)
 
     def _result(self, call: Call) -> AutotuneResult:
-        """Return the result for the call's key: calls that differ in what does not specialize share it, as there."""
+        """Return the result for the call's key. As in tilelang, the key omits arguments in `do_not_specialize`."""
         counts = {n: v for n, v in call.given.items() if n not in call.options.leave_out}
         key = self.form_of((), counts) if call.explicit else call.tuned.key_text
-        found = self.results.get(key) or result_of(self, call)
-        form = tuple(tilelang.tuner._normalize_value(one, sort_dict_items=True) for one in call.written())
+        result = self.results.get(key) or result_of(self, call)
+        form = tuple(tilelang.tuner._normalize_value(part, sort_dict_items=True) for part in call.written())
         if not call.explicit:
-            found.kernel.made_by = self, call.args, call.kwargs
-        with contextlib.suppress(TypeError):  # of a value that cannot be hashed, as there
-            self._tuner_cache[form] = found.kernel, found.config  # first: `results` alone mean that it was cleared
-            self.results.setdefault(key, found)
-        return self.results.get(key, found)
+            result.kernel.made_by = self, call.args, call.kwargs
+        with contextlib.suppress(TypeError):  # the form has a value that cannot be hashed, as in tilelang
+            self._tuner_cache[form] = result.kernel, result.config  # first, because `results` alone mean a clear
+            self.results.setdefault(key, result)
+        return self.results.get(key, result)
 
     def forget(self, meant: Callable[[str], bool] = bool) -> None:
         super().forget(meant)
@@ -478,9 +477,9 @@ class AutoTuneImpl(TilelangKernel):
 def autotune(func: Any, **given: Any) -> Callable[[Any], AutoTuneImpl]:
     """Return a decorator for a kernel function under `@tilelang.jit`.
 
-    `configs`: dicts, a generator of them, or a callable of the caller's raw arguments that returns either.
-    `do_not_specialize`: parameters whose values do not need tunings of their own; tunable ones are tuned whatever a
-    call gives. The other parameters are those of `AutoTuner.set_profile_args` and `AutoTuner.run`.
+    `configs`: dicts, a generator of dicts, or a function of the call's raw arguments that returns either.
+    `do_not_specialize`: parameters to leave out of the key of a tuning; for tunable parameters, a call's values are
+    ignored. The other parameters are the same as in `AutoTuner.set_profile_args` and `AutoTuner.run`.
 
     Raises `ArgumentError` for anything but a kernel function under `@tilelang.jit`.
     """
@@ -490,8 +489,8 @@ def autotune(func: Any, **given: Any) -> Callable[[Any], AutoTuneImpl]:
     def decorated(impl: Any) -> AutoTuneImpl:
         if not hasattr(impl, "get_tir"):
             raise ArgumentError(
-                "@autotune goes above @tilelang.jit, over a kernel function; "
-                f"it was given {getattr(impl, '__name__', impl)!r}"
+                "@autotune goes above @tilelang.jit, over a kernel function, "
+                f"but got {getattr(impl, '__name__', impl)!r}"
             )
         return AutoTuneImpl(impl, given)
 

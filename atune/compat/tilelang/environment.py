@@ -1,6 +1,6 @@
-"""Arguments and environment variables of tilelang's tuner: their checks, and what they mean in atune's settings.
+"""Check arguments and environment variables of tilelang's tuner, and translate them into atune's settings.
 
-docs/migration.md has the table of both.
+docs/migration.md lists both.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from atune.workload.workload_options import SUPPLIES, supply_name
 
 
 class ArgumentError(UsageError, ValueError):
-    """An argument cannot work as given. Also a ValueError, like that of tilelang's tuner."""
+    """An argument cannot work as given. As in tilelang's tuner, it is a ValueError, too."""
 
 
 class CompatWarning(UserWarning):
-    """A parameter of tilelang's tuner that means something else here; the message says what happens instead."""
+    """A parameter of tilelang's tuner means something else here; the message says what happens instead."""
 
 
 class ConfigError(SpaceError, ValueError):
-    """The configurations do not fit the kernel, or none is given. Also a ValueError, like that of tilelang's tuner."""
+    """The configurations are missing or do not fit the kernel. As in tilelang's tuner, it is a ValueError, too."""
 
 
 class ValueMissing(InputsMissing, ArgumentError):
@@ -51,18 +51,18 @@ class ValueMissing(InputsMissing, ArgumentError):
 
 
 class TuningFailed(NoWinner, RuntimeError):
-    """No configuration worked; `result` holds every record. Also a RuntimeError, like that of tilelang's tuner."""
+    """No configuration worked; `result` holds every record. As in tilelang's tuner, it is a RuntimeError, too."""
 
 
 _warned: set[str] = set()
-told: ContextVar[list[str]] = ContextVar("told")
-"""What was warned of in this call, also where the program was warned of it before."""
+warnings_of_call: ContextVar[list[str]] = ContextVar("warnings_of_call")
+"""The warnings about this call's arguments, including those that the program got earlier."""
 
 
 def warn_once(subject: str, message: str) -> None:
-    """Warn about `subject`, once per program; each result has what was warned of."""
+    """Warn about `subject` once per program. Every result lists the warnings about its arguments."""
     text = f"{subject}: {message}"
-    told.get([]).append(text)
+    warnings_of_call.get([]).append(text)
     if subject not in _warned:
         _warned.add(subject)
         warn_caller(text, CompatWarning)
@@ -72,9 +72,9 @@ _replaced: dict[tuple[str, str], Any] = {}
 
 
 def install() -> None:
-    """Replace tilelang's own objects by atune's, until `uninstall`. Call it before the program imports those names.
+    """Replace tilelang's tuner by atune's until `uninstall`. Call it before the program imports the tuner's names.
 
-    Raises `UsageError` for a tilelang that lacks one of them.
+    Raises `UsageError` if this tilelang lacks any of the names.
     """
     tilelang.untested()
     ours = importlib.import_module("atune.compat.tilelang")
@@ -88,7 +88,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Restore tilelang's own objects."""
+    """Restore tilelang's own tuner."""
     while _replaced:
         (place, name), value = _replaced.popitem()
         setattr(importlib.import_module(place), name, value)
@@ -106,7 +106,7 @@ def _number(variable: str, kind: Callable[[str], Any] = int) -> Any:
 
 
 def workers() -> int | None:
-    """Return the number of compile processes that the variables set; None if they have tilelang's defaults."""
+    """Return the number of compile workers from the variables; None if all of them have tilelang's defaults."""
     count, share = _number("TILELANG_AUTO_TUNING_CPU_COUNTS"), _number("TILELANG_AUTO_TUNING_CPU_UTILITIES", float)
     most = _number("TILELANG_AUTO_TUNING_MAX_CPU_COUNT")
     if count <= 0 and share == 0.9 and most <= 0:
@@ -117,7 +117,7 @@ def workers() -> int | None:
 
 
 def cache_root() -> Path | None:
-    """Return the folder for results and libraries in `TILELANG_CACHE_DIR`; None if that is not set."""
+    """Return the folder for results and libraries in `TILELANG_CACHE_DIR`; None if the variable is not set."""
     named = os.environ.get(TILELANG_FOLDER)
     return Path(named).expanduser() / "atune" if named else None
 
@@ -125,7 +125,7 @@ def cache_root() -> Path | None:
 # Arguments
 
 INPUTS = "with set_autotune_inputs(...)"
-NOT_CALLED = "your function is not called: workers compile what the kernel function returns, as set_compile_args says"
+NOT_CALLED = "your function is not called: workers compile the kernel function's result, as set_compile_args says"
 _BOOL, _FUNCTION = (bool, ""), (Callable[..., Any], "must be a function")
 _KINDS: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(("benchmark_multi_gpu", "cache_input_tensors", "early_stop", "enable_grouped_compile"), _BOOL),
@@ -145,7 +145,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "tuning": (Literal["pick", "quick"], "must be 'pick' or 'quick', or None to tune all"),
     "warmup": (Natural, ""),
 }
-"""Type of each parameter, and its constraint in words where msgspec's are not the caller's."""
+"""Type of each parameter, and its constraint in words if msgspec's words would not help the user."""
 
 
 def checked_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,9 +159,10 @@ def checked_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def taking(theirs: Callable[..., Any], **defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator of functions that take what tilelang's function `theirs` takes, with these `defaults`.
+    """Return a decorator for functions with the parameters of tilelang's function `theirs`, and these `defaults`.
 
-    A default of another name is that of a keyword which is atune's own. They get every argument by name, checked.
+    A name in `defaults` that `theirs` lacks becomes a keyword of atune's own. The function gets every argument by name,
+    checked.
     """
     given = inspect.signature(theirs)
     ours = [p.replace(default=defaults.get(name, p.default)) for name, p in given.parameters.items()]
@@ -188,31 +189,31 @@ NO_DEADLINE_S = 7 * 24 * 3600.0
 
 
 def translated(compile_args: Any, profile: Any, run: Mapping[str, Any], tensors: str = "") -> dict[str, Any]:
-    """Return what tilelang's arguments mean, as `Options`: the target, the plan, and arguments of `jit_kernel`.
+    """Translate tilelang's arguments into fields of `Options`: target, plan, and arguments of `jit_kernel`.
 
-    `run`: the arguments of `AutoTuner.run`, which come before those of the profile. `tensors`: who gives the inputs;
-    empty where they are drawn. Raises `ArgumentError` and `TargetError`. Warns of arguments without a meaning here.
+    `run`: the arguments of `AutoTuner.run`, which override the profile's. `tensors`: the source of the inputs; empty if
+    they are random. Raises `ArgumentError` and `TargetError`. Warns of arguments without a meaning here.
     """
     given = {**vars(profile), **{name: value for name, value in run.items() if value is not None}}
     timeout = given["timeout"]
     target, host = resolved_target(compile_args.target), compile_args.target_host
-    if host is not None:  # as text, for the engine; tilelang also takes a dict or a TVM target
+    if host is not None:  # the engine needs text; tilelang also takes a dict or a TVM target
         host = json.dumps(host) if isinstance(host, Mapping) else str(host)
     compile_timeout_s = tilelang.env.get_compile_timeout_seconds()
     backend = backend_of(compile_args.execution_backend, target)
     if profile.backend == "cupti":
-        warn_once("backend='cupti'", "kernels are timed by CUDA events, with a cold L2 cache as there")
+        warn_once("backend='cupti'", "kernels are timed by CUDA events, with a cold L2 cache as in tilelang")
     grouped, several, effect = given.get("enable_grouped_compile"), given.get("benchmark_multi_gpu"), "has no effect"
     for name, ignored, why in (
         ("benchmark_devices", not several, f"{effect} without benchmark_multi_gpu=True"),
-        ("benchmark_multi_gpu", target.kind != "cuda", f"{effect} for target {target.kind}: there is one device"),
+        ("benchmark_multi_gpu", target.kind != "cuda", f"{effect} for target {target.kind}, which has one device"),
         ("early_stop_factor", given.get("early_stop") is False, f"{effect} with early_stop=False"),
         ("manual_check_prog", profile.skip_check, f"{effect} with skip_check=True"),
         ("group_compile_size", not grouped, f"{effect} without enable_grouped_compile=True"),
         ("jit_compile", True, NOT_CALLED),
         ("jit_elaborate", True, NOT_CALLED),
         ("supply_prog", tensors == INPUTS, f"is not called inside `{INPUTS}`, which gives tensors"),
-        ("supply_type", tensors and supply_name(profile.supply_type) != "auto", f"{effect} beside {tensors}"),
+        ("supply_type", tensors and supply_name(profile.supply_type) != "auto", f"{effect} together with {tensors}"),
     ):
         if ignored and given.get(name):
             warn_once(name, why)
@@ -237,7 +238,7 @@ def translated(compile_args: Any, profile: Any, run: Mapping[str, Any], tensors:
             l2="warm" if profile.backend == "cudagraph" else "cold",
         ),
     )
-    # The engine then says that there is no GPU.
+    # With "auto", the engine reports that there is no GPU.
     unseen = str(compile_args.target) in ("None", "auto") and target.kind == "c" and not visible_gpus()
     jit = {"out_idx": compile_args.out_idx, "execution_backend": backend, "target_host": host}
     return {
@@ -257,12 +258,12 @@ def resolved_target(target: Any) -> Target:
     kind = getattr(getattr(target, "kind", None), "name", None)
     if kind is not None and not isinstance(target, Target):  # a TVM target
         target = {"kind": str(kind), "arch": str(target.attrs.get("arch", ""))} if kind == "cuda" else str(kind)
-    found = parse_target(target)
-    if found is None:
-        import torch  # heavy: no module imports it at its top
+    resolved = parse_target(target)
+    if resolved is None:
+        import torch  # here, because importing torch takes seconds
 
-        found = Target("cuda") if torch.cuda.is_available() else Target("c")
-    return found
+        resolved = Target("cuda") if torch.cuda.is_available() else Target("c")
+    return resolved
 
 
 def _devices(target: Target, given: Mapping[str, Any]) -> tuple[str, ...]:
@@ -276,17 +277,17 @@ def _devices(target: Target, given: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 BACKENDS = {"cuda": ("tvm_ffi", "cython", "nvrtc"), "c": ("cython",)}
-"""tilelang's adapters that work, by target. Candidates have the first."""
+"""tilelang's adapters that work, by target. Candidates use the first."""
 
 
 def backend_of(name: str, target: Target) -> str:
-    """Return the adapter for what tilelang compiles itself. Warns where it is not that of the candidates.
+    """Return the adapter for kernels that tilelang compiles itself. Warns if candidates use another adapter.
 
     Raises `ArgumentError` for an adapter that the target lacks.
     """
     usual, *others = BACKENDS[target.kind]
     if name in others:
-        warn_once(f"execution_backend={name!r}", f"counts for as_tilelang(): {usual} builds and calls the candidates")
+        warn_once(f"execution_backend={name!r}", f"only affects as_tilelang(): candidates are built with {usual}")
         return name
     if name not in ("auto", usual):
         known = ", ".join(BACKENDS[target.kind])

@@ -1,5 +1,5 @@
-"""The command line: `commands` says what each command takes, and imports the module of the one that runs.
+"""The command line: `commands` lists the commands with their arguments, and imports only the module of the running one.
 
-It may import all of atune but `compat` and `testing`. What a command does is done by `frontends`, and what it
-prints is made by `reporting`; here are options, exit statuses and signals.
+It may import all of atune but `compat` and `testing`. This folder handles options, exit statuses and signals;
+`frontends` does the work of the commands, and `reporting` makes their output.
 """

@@ -1,4 +1,4 @@
-"""The commands: what each takes, and the function that carries it out, whose module is imported when it does."""
+"""The commands, their arguments, and the function that carries out each, whose module is imported only then."""
 
 import argparse
 import importlib
@@ -13,44 +13,44 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.terminal import Interrupts
 
 SHOWN = 20
-"""Runs that are listed without ``--all``."""
-_JOURNAL = "the journal: a path, latest, or a number or the start of a name in atune runs"
-_WORKLOAD = "the file, or package.module, and the name of its atune.Workload or decorated kernel if it has several"
+"""Number of runs to list without ``--all``."""
+_JOURNAL = "a journal: its path, latest, or its number or the start of its name in atune runs"
+_WORKLOAD = "a file or package.module; if it has several workloads or decorated kernels, add the name"
 _EXAMPLES = """\
 examples:
-  atune tune gemm.py                      # tune the workload of a file
+  atune tune gemm.py                      # tune the workload in a file
   atune tune gemm.py:GEMM --budget 10%    # try a tenth, the likeliest first
   atune tune gemm.py --dry-run            # count the candidates, and stop"""
 
 
 class CommandOptions(TypedDict):
-    """Options of the command line alone."""
+    """Options that exist only on the command line."""
 
     # fmt: off
     arg: Annotated[list[str], option(
-        "Take these values of an argument of the problem, in place of the file's own. With several, every "
-        "combination is tuned, as a set.",
+        "Set an argument of the problem, in place of the file's value; with several values, tune every combination as "
+        "a set.",
         flag="--arg", metavar="NAME=V[,V]", repeat=True, group="where", page="how/shapes.md",
     )]
     problems: Annotated[str | None, option(
-        "Tune the set of problems in this file: a JSON list, .jsonl or .csv, of arguments.",
+        "Tune the problems listed in this .json, .jsonl or .csv file, as a set.",
         flag="--problems", metavar="FILE", group="where", page="how/shapes.md",
     )]
     dry_run: Annotated[bool, option(
-        "Measure nothing: say what would be done, or compile every candidate; with a target such as sm_90a neither "
-        "needs a GPU.",
+        "Measure nothing: only count the candidates, or only compile them; with a target such as sm_90a, neither needs "
+        "a GPU.",
         default=False, flag="--dry-run|--compile-only", group="preview", page="concepts.md#dry-run",
     )]
     quiet: Annotated[bool, option(
-        "Show no progress on stderr, or log every event there instead. Elsewhere than on a terminal each is a JSON "
-        "object.",
+        "Show no progress on stderr, or log every event there instead. Unless stderr is a terminal, each event is a "
+        "JSON object.",
         default=False, flag="--quiet|--verbose", group="output",
     )]
     # fmt: on
 
 
 def run_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    """Carry out the command that was parsed. Returns the exit status."""
+    """Carry out the parsed command. Returns the exit status."""
     module, _, function = arguments.command.partition(":")
     if function in ("tune_command", "pick_command") and not getattr(arguments, "dry_run", False):
         from atune.workers.server import warm_early  # the other commands start no processes
@@ -63,62 +63,62 @@ def run_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def add_commands(parser: Parser) -> None:
-    """Add the commands to the parser of the command line, in the order of its help."""
+    """Add the commands to the command line's parser, in the order of its help."""
     add = partial(_add, parser.add_subparsers(title="commands", required=True, metavar="COMMAND"))
     workload = _taking("workload", metavar="FILE.py[:NAME]", help=_WORKLOAD)
-    another = _taking("--workload", metavar="FILE.py:NAME", help="the workload, if not the one that the journal names")
+    another = _taking("--workload", metavar="FILE.py:NAME", help="the workload [default: the journal's]")
     journal, table = _journal(), _taking("--table", action="store_true", help="print every candidate")
     accept = partial(_taking, "--accept", action="append", default=[], metavar="PART")
-    settings = accept(help="accept that compilers get a journal's settings; repeatable")
+    settings = accept(help="settings: let compilers get the journal's settings; repeatable")
     output = partial(_taking, "-o", "--output", metavar="FILE")
 
     add("tune", "tune:tune_command", "Tune a workload", workload, _of_tune(), epilog=_EXAMPLES)
 
-    listed = _taking("--all", action="store_true", help=f"list all, and not only the newest {SHOWN}")
+    listed = _taking("--all", action="store_true", help=f"list all runs instead of the newest {SHOWN}")
     add("runs", "runs:runs_command", "List earlier runs", listed)
 
-    cache = add("cache", "", "List, clear or export the results of tunings")
+    cache = add("cache", "", "List, clear or export cached results")
     add_kept = partial(_add, cache.add_subparsers(title="commands", required=True, metavar="COMMAND"))
-    kernel = _taking("--kernel", metavar="NAME", help="only results of kernels with this name")
-    key = _taking("--key", metavar="KEY", help="only results whose key begins with this")
+    kernel = _taking("--kernel", metavar="NAME", help="only results for kernels with this name")
+    key = _taking("--key", metavar="KEY", help="only results whose key starts with KEY")
     add_kept("ls", "runs:ls_results_command", "List the results, newest first", kernel, key)
-    text = "Remove results and the cache's journals of them; all of them without --kernel or --key"
+    text = "Remove results and their journals from the cache; without --kernel or --key, remove all"
     add_kept("clear", "runs:clear_results_command", text, kernel, key)
     text = "Write results as JSON, to ship them"
-    add_kept("export", "runs:export_results_command", text, kernel, key, output(help="where [default: stdout]"))
+    add_kept("export", "runs:export_results_command", text, kernel, key, output(help="the file [default: stdout]"))
 
-    parts = accept(help="accept that kernel, target, device, versions or settings differ; repeatable")
+    parts = accept(help="accept a different kernel, target, device, versions or settings; repeatable")
     told = _of(RunOptions, "budget", "devices", "cluster", unset="the journal's")
     shown = _of(CommandOptions, "quiet")
     add("resume", "runs:resume_command", "Continue an interrupted run", journal, another, parts, told, shown)
     add("replay", "runs:replay_command", "Show a journal's result; runs no code", journal, table)
-    add("watch", "runs:watch_command", "Follow a run that another process writes; runs no code", journal, table)
-    page = output(help="the page's path, - for stdout [default: the journal's name, .html]")
-    add("report", "runs:report_command", "Write a journal's report as one HTML page; runs no code", journal, page)
+    add("watch", "runs:watch_command", "Follow a run of another process; runs no code", journal, table)
+    page = output(help="the page's path, - for stdout [default: the journal's name with .html]")
+    add("report", "runs:report_command", "Write a journal's report as an HTML page; runs no code", journal, page)
     to = _taking("--to", required=True, metavar="csv|json", help="the format")
     text = "Write a journal's records for other tools; runs no code"
-    add("export", "runs:export_command", text, journal, to, output(help="where [default: stdout]"))
+    add("export", "runs:export_command", text, journal, to, output(help="the file [default: stdout]"))
     text = "Merge several journals of the same work into one; runs no code"
-    merged = output(help="the new journal [default: none is written]")
+    merged = output(help="the file of the new journal; without it, only the result is printed")
     add("merge", "runs:merge_command", text, _journal(nargs="+"), merged, table)
-    text = "Compare the winners of two journals or folders of them; status 1 where one is slower; runs no code"
-    two = [_journal(name, help=f"the journal {name}, as elsewhere; or a folder") for name in ("before", "after")]
-    limit = "status 1 where a winner is slower by more, with its whole interval [default: 2%%]"
+    text = "Compare the winners of two journals, or of two folders; exits with 1 if one got slower; runs no code"
+    two = [_journal(name, help=f"the journal {name}, or a folder of journals") for name in ("before", "after")]
+    limit = "exit with 1 if a winner's whole interval is slower by more than this [default: 2%%]"
     over = _taking("--fail-over", metavar="X%", type=_percentage, default=0.02, help=limit)
     add("compare", "runs:compare_command", text, *two, over)
-    text = "Write winners and their libraries as a bundle; it runs without tilelang"
+    text = "Write winners and their libraries as a bundle; a bundle runs without tilelang"
     journals, folder = (
         _journal(nargs="+", help=f"{_JOURNAL}, or the folder of a set"),
         output(metavar="DIR", required=True, help="the new folder"),
     )
     add("bundle", "runs:bundle_command", text, journals, folder, settings)
 
-    which = "the candidate [default: the winner, or else the first that failed]"
+    which = "the candidate [default: the winner, or the first that failed]"
     index = _taking("index", type=int, nargs="?", metavar="INDEX", help=which)
-    add("show", "runs:show_command", "Show one candidate of a journal whole; runs no code", journal, index)
-    text = "Show what a configuration compiles to: layouts, registers, occupancy. Give two to see what differs"
-    what = _taking("what", metavar="FILE.py[:NAME]|J", help="a workload, or a journal of one")
-    which = "candidates of the journal [default: its winner]"
+    add("show", "runs:show_command", "Show all facts about a candidate of a journal; runs no code", journal, index)
+    text = "Show the layouts, registers and occupancy of a compiled configuration, or what differs between two"
+    what = _taking("what", metavar="FILE.py[:NAME]|J", help="a workload, or a journal")
+    which = "candidates of the journal [default: the winner]"
     indices = _taking("index", type=int, nargs="*", metavar="INDEX", help=which)
     which = "the configuration; give it twice to compare two [default: the kernel's defaults]"
     config = _taking("--config", action="append", default=[], metavar="a=1,b=2", help=which)
@@ -128,17 +128,17 @@ def add_commands(parser: Parser) -> None:
     taken = (what, indices, config, sizes, target, source, another, settings, limit_s)
     add("explain", "preview:explain_command", text, *taken)
 
-    text = "Name the configurations that are likely the fastest; compiles and measures nothing"
-    number = _taking("-n", type=int, default=3, metavar="N", help="how many [default: 3]")
-    which = "choose for this GPU, such as H100 or RTX4090, which need not be here [default: this machine's]"
+    text = "Name the configurations that are probably the fastest; compiles and measures nothing"
+    number = _taking("-n", type=int, default=3, metavar="N", help="number of configurations [default: 3]")
+    which = "choose for this GPU model, such as H100 or RTX4090 [default: this machine's GPU]"
     add("pick", "preview:pick_command", text, workload, number, _taking("--gpu", metavar="NAME", help=which), sizes)
-    add("doctor", "doctor:doctor_command", "Show what this machine can tune and what is missing")
+    add("doctor", "doctor:doctor_command", "Show what this machine can tune, and what is missing")
 
 
 def _add(commands: Any, name: str, command: str, text: str, *taken: Parser, **options: Any) -> Parser:
-    """Add a command, which the function `command` of a module of this folder carries out; without one, others do.
+    """Add the command `name`. `command`: the function in this folder that carries it out; empty for a command group.
 
-    `text`: what it does, as the beginning of a sentence: its description, and up to a semicolon its line in the help.
+    `text`: the description. The list of commands shows it up to a semicolon.
     """
     help = f"{text[0].lower()}{text[1:]}".partition(";")[0]
     shared = [_taking(flag, action="store_true", help=what) for flag, what in SHARED.items()] if command else []
@@ -148,32 +148,32 @@ def _add(commands: Any, name: str, command: str, text: str, *taken: Parser, **op
 
 
 def _taking(*names: str, **how: Any) -> Parser:
-    """Return what gives an argument to the commands that have it among their parents."""
+    """Return a parent parser that adds an argument to commands."""
     parser = Parser(add_help=False)
     parser.add_argument(*names, **how)
     return parser
 
 
 def _journal(name: str = "journal", **how: Any) -> Parser:
-    """Return the argument that names a journal, J."""
-    return _taking(name, **{"metavar": "J", "help": _JOURNAL, "type": _found, **how})
+    """Return a parent parser with the argument for a journal, J."""
+    return _taking(name, **{"metavar": "J", "help": _JOURNAL, "type": _journal_path, **how})
 
 
-def _found(text: str) -> str:
-    from atune.frontends.cli.runs import find_journal  # it imports the result cache
+def _journal_path(text: str) -> str:
+    from atune.frontends.cli.runs import find_journal  # imports the result cache, which --help does without
 
     return find_journal(text)
 
 
 def _percentage(text: str) -> float:
-    """Read ``2%``. A number alone is refused: it may be meant as a share."""
+    """Read a percentage such as ``2%``. A number without % is refused, because it could be meant as a share."""
     if not re.fullmatch(r"\d+(\.\d*)?%", text):
         raise argparse.ArgumentTypeError(f"must be a percentage, zero or more, such as 2%, got {text!r}")
     return float(text[:-1]) / 100
 
 
 def _of(group: type[Any], *names: str, unset: str = "") -> Parser:
-    """Return the arguments of options of a group. `unset`: their default, in words."""
+    """Return a parent parser with options of a group. `unset`: the default of all of them, in words."""
     parser = Parser(add_help=False)
     for name in names:
         add_option(parser, parser, options_of(group)[name], unset)
@@ -181,32 +181,32 @@ def _of(group: type[Any], *names: str, unset: str = "") -> Parser:
 
 
 def _of_tune() -> Parser:
-    """Return the arguments of ``tune`` under their headings."""
+    """Return a parent parser with the options of ``tune`` under their headings."""
     parser = Parser(add_help=False)
     for heading, options in groups().items():
         group = parser.add_argument_group(heading)
-        for one in options:
-            add_option(parser, group, one)
+        for each in options:
+            add_option(parser, group, each)
     return parser
 
 
 def groups() -> dict[str, list[Option]]:
     """Return the options of ``tune`` by the headings of the help."""
-    found = {name: list[Option]() for name in ("search", "where", "preview", "output", "compiling", "measuring")}
-    for one in (*with_flags(TuneOptions), *with_flags(CommandOptions)):
-        found[one.group].append(one)
-    found["compiling"] += with_flags(CompileSettings)
-    found["measuring"] += with_flags(BenchmarkSettings)
-    return found
+    by_heading = {name: list[Option]() for name in ("search", "where", "preview", "output", "compiling", "measuring")}
+    for each in (*with_flags(TuneOptions), *with_flags(CommandOptions)):
+        by_heading[each.group].append(each)
+    by_heading["compiling"] += with_flags(CompileSettings)
+    by_heading["measuring"] += with_flags(BenchmarkSettings)
+    return by_heading
 
 
 def with_flags(group: type[Any]) -> list[Option]:
-    """Return the options of a group that the command line has."""
-    return [one for one in options_of(group).values() if one.flag]
+    """Return the options of a group that have a flag on the command line."""
+    return [each for each in options_of(group).values() if each.flag]
 
 
 def add_option(parser: Parser, heading: Any, option: Option, unset: str = "") -> None:
-    """Add the argument of an option under a heading of a parser's help. `unset`: its default, in words."""
+    """Add an option under a heading of a parser's help. `unset`: its default, in words."""
     flags, how = option.flag.split("|"), dict[str, Any](default=None if unset else option.default)
     if option.repeat:
         how = {"action": "append", "default": [], "metavar": option.metavar}
@@ -223,19 +223,19 @@ def add_option(parser: Parser, heading: Any, option: Option, unset: str = "") ->
 
 
 class _Each(argparse.Action):
-    """Flags that exclude each other: each sets its own name."""
+    """The action of flags that exclude each other: each sets the attribute of its own name."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, flag: str | None = None) -> None:
         setattr(namespace, name_of(flag or ""), True)
 
 
 def skips(option: Option) -> bool:
-    """Tell whether the command line's option switches off what is on by default."""
+    """Tell whether the flag of an option switches it off, because it is on by default."""
     return option.flag.startswith("--skip-")
 
 
 def help_of(option: Option, unset: str = "") -> str:
-    """Return the first sentence of an option's text, and its default in words, `unset`, if somebody needs it."""
+    """Return the first sentence of an option's text, and its default. `unset`: the default in words."""
     sentence = re.split(r"\.(?: |$)", option.doc)[0].replace("`", "")
     if not sentence[1:2].isupper():
         sentence = sentence[0].lower() + sentence[1:]

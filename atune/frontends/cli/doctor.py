@@ -1,4 +1,4 @@
-"""Tell what this machine can tune, what is missing, and what to do about it. Each target compiles and runs a kernel.
+"""``atune doctor``: compile and run a kernel for each target, and advise what to do about anything that is missing.
 
 This process imports neither tilelang nor torch, and makes no CUDA context.
 """
@@ -50,13 +50,13 @@ if __name__ == "__main__":
     else:
         atune.compile_all(double, [{}], target=target)
 """
-"""Stands for a user's script: its kernel is sent to workers, which lower, compile and run it."""
+"""A script like a user's: its kernel is sent to workers, which lower, compile and run it."""
 ARCH = "sm_80"
-"""Compiled for where there is no GPU: every nvcc that tilelang supports knows it."""
+"""The architecture to compile for if there is no GPU. Every nvcc that tilelang supports knows it."""
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One finding. `found`: what is there; `advice`: what to do if `ok` is false."""
+    """The outcome of a check. `found`: a version or a description; `advice`: what to do about it."""
 
     name: str
     ok: bool
@@ -66,7 +66,7 @@ class Check(msgspec.Struct, frozen=True):
 
 def doctor_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     checks = list[Check]()
-    for check in examine():  # each as it is known: trying a target takes long
+    for check in examine():  # prints each outcome immediately, because trying a target takes long
         checks.append(check)
         if not arguments.json:
             print_out(render(check))
@@ -77,12 +77,12 @@ def doctor_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int
 
 
 def examine() -> Iterator[Check]:
-    """Check the packages, and try the targets, which the last two are."""
+    """Check the packages and the GPUs, then try the two targets."""
     packages = [Check("Python", True, f"{platform.python_version()} ({sys.executable})"), *map(_package, REQUIRES)]
     yield from packages
     missing = [check.name for check in packages if not check.ok]
     if missing:
-        lacking = f"it lacks {', '.join(missing)}"
+        lacking = f"this environment lacks {', '.join(missing)}"
         yield from (Check(f"target {kind}", False, "cannot be tuned here", lacking) for kind in ("c", "cuda"))
         return
     gpus = importlib.import_module("atune.stages.gpu").visible_gpus()
@@ -93,7 +93,7 @@ def examine() -> Iterator[Check]:
 
 
 def render(check: Check) -> str:
-    """Return `check` as text that is aligned with that of others, its advice below its finding."""
+    """Return `check` as text, aligned with other checks, and the advice below it."""
     width = max(map(len, (*REQUIRES, "target cuda")))
     line = f"{'ok     ' if check.ok else 'missing'}  {check.name:<{width}}  {check.found}"
     return "\n".join([line, *(f"{'':{width + 11}}{advice}" for advice in check.advice.splitlines())])
@@ -113,17 +113,17 @@ def _package(name: str) -> Check:
 
 
 def _untested_tilelang(version: str) -> Check:
-    """Have another process import tilelang, and say whether it has all that atune takes from it."""
+    """Check in another process whether this tilelang has every name that atune uses."""
     code = "from atune.stages.tilelang import untested; print(untested())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     if done.returncode == 0:
         return Check("tilelang", True, version, done.stdout.strip())
     error = done.stderr.strip().rpartition("\n")[2]
-    return Check("tilelang", False, f"{version}, which cannot be used", error.removeprefix("atune.errors.UsageError: "))
+    return Check("tilelang", False, f"{version}, unusable", error.removeprefix("atune.errors.UsageError: "))
 
 
 def _target(kind: str, tried: str) -> Check:
-    """Run the script for the target `tried`, apart from the user's cache, and tell what became of it."""
+    """Run the script for the target `tried`, without touching the user's cache, and return the outcome."""
     name, failed = f"target {kind}", ""
     with tempfile.TemporaryDirectory(prefix="atune-doctor-") as folder:
         script = Path(folder, "double.py")
@@ -133,13 +133,13 @@ def _target(kind: str, tried: str) -> Check:
         try:
             subprocess.run(command, capture_output=True, text=True, timeout=300, env=env, check=True)
         except subprocess.CalledProcessError as error:
-            lines = [line for line in error.stderr.splitlines() if "atune show" not in line]  # its journal is gone
+            lines = [line for line in error.stderr.splitlines() if "atune show" not in line]  # the journal is temporary
             raised = max((i for i, line in enumerate(lines) if line[:1].strip()), default=0)
             failed = "\n".join(lines[raised:]).removeprefix("atune.errors.") or str(error)
         except subprocess.TimeoutExpired as error:
             failed = str(error)
     if failed:
-        return Check(name, False, "a kernel of a few lines fails", failed)
+        return Check(name, False, "a small kernel fails", failed)
     if tried == ARCH:
         why = importlib.import_module("atune.stages.gpu").no_gpu_reason()
         return Check(name, False, "cannot be tuned here; a kernel compiles", f"it lacks a GPU: {why}")

@@ -34,10 +34,10 @@ OK, INTERRUPTED = 0, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status. Nothing else in atune installs signal handlers.
+    """Run a command and return the exit status. Nothing else in atune installs signal handlers.
 
-    `argv` defaults to the process's own arguments. The handlers then stay until the process ends, so that a late
-    Ctrl-C shows no traceback. With `argv` given, the former handlers are restored.
+    `argv` defaults to the process's own arguments. The handlers then stay until the process ends, so a late Ctrl-C
+    shows no traceback. If `argv` is given, the former handlers are restored.
     """
     if argv is not None:
         return _run(argv, keep=False)
@@ -45,21 +45,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings.showwarning = lambda message, *_: print_message(str(message), kind="warning: ")
     try:
         if (status := _run(sys.argv[1:], keep=True)) == INTERRUPTED:
-            os._exit(status)  # not after threads that still read a slow disk, or wait for another program
+            os._exit(status)  # does not wait for threads that read a slow disk, or wait for another program
         return status
     finally:
-        gc.freeze()  # Python ends without a search for garbage among all that was imported
+        gc.freeze()  # spares Python a search for garbage in all imported modules at exit
 
 
 def _run(argv: Sequence[str], *, keep: bool) -> int:
-    """Run one command and return the exit status. `keep`: leave the signal handlers installed."""
+    """Run a command and return the exit status. `keep`: leave the signal handlers installed."""
     arguments: argparse.Namespace | None = None
     with Interrupts(keep=keep) as interrupts:
         try:
             arguments = make_parser(bare=argv[:1] == ["--version"]).parse_args(argv)
             if getattr(arguments, "quiet", False) and arguments.verbose:
-                raise UsageError("--quiet: --verbose logs every event on stderr: leave one of them out")
-            from atune.frontends.cli.commands import run_command  # it needs packages, which may be missing
+                raise UsageError("--quiet and --verbose exclude each other: leave one of them out")
+            from atune.frontends.cli.commands import run_command  # here, because packages that it needs may be missing
 
             return run_command(arguments, interrupts)
         except SystemExit as error:  # --help and --version
@@ -71,7 +71,7 @@ def _run(argv: Sequence[str], *, keep: bool) -> int:
         except BrokenPipeError:
             return OK  # the reader of the output left (`… | head`)
         except (Exception, KeyboardInterrupt) as error:
-            # Python 3.11 wraps what __set_name__ raises.
+            # Python 3.11 wraps an exception in __set_name__, even KeyboardInterrupt.
             if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):
                 print_message("interrupted", kind="")
                 return INTERRUPTED
@@ -80,8 +80,8 @@ def _run(argv: Sequence[str], *, keep: bool) -> int:
 
 
 def show(result: Result, arguments: argparse.Namespace) -> int:
-    """Print `result` in the requested form and return the exit status. A JSON object is the last line."""
-    # Imported here, as below, because `atune --help` shows no result.
+    """Print `result` in the requested form and return the exit status. With --json, the last line is an object."""
+    # Imported here to keep `atune --help` fast; it shows no result. The same holds below.
     from atune.reporting.export import table
     from atune.reporting.summary import result_lines, summary
     from atune.reporting.text import Line
@@ -95,25 +95,25 @@ def show(result: Result, arguments: argparse.Namespace) -> int:
     return OK if result.best is not None else NO_WINNER
 
 
-def show_set(found: SetResult, arguments: argparse.Namespace) -> int:
+def show_set(result: SetResult, arguments: argparse.Namespace) -> int:
     """Print a set's result in the requested form. Returns 0 if each problem has a winner, else 1."""
     # As in `show`.
     from atune.reporting.export import table
     from atune.reporting.set_table import set_data, set_lines
 
     if getattr(arguments, "table", False):
-        for row in found:
+        for row in result:
             if row.result is not None:
                 print_out(f"{row.problem}\n{table(row.result)}\n")
     if arguments.json:
-        print_out(json.dumps(set_data(found, found.folder)))
+        print_out(json.dumps(set_data(result, result.folder)))
     else:
-        print_lines(set_lines(found, found.folder))
-    return OK if len(found.winners) == len(found) else NO_WINNER
+        print_lines(set_lines(result, result.folder))
+    return OK if len(result.winners) == len(result) else NO_WINNER
 
 
 def show_kept(result: Result, arguments: argparse.Namespace) -> int:
-    """Print the result of a run as `show` does. The exit status is the run's, even if stdout fails."""
+    """Print the result of a run like `show`. The exit status is the run's, even if writing to stdout fails."""
     try:
         return show(result, arguments)
     except (BrokenPipeError, OutputLost) as error:
@@ -124,7 +124,7 @@ def show_kept(result: Result, arguments: argparse.Namespace) -> int:
 
 
 def make_parser(*, bare: bool = False) -> Parser:
-    """Return the parser of the command line. `bare`: without commands, and what they import."""
+    """Return the parser of the command line. `bare`: leave out the commands, and so their imports."""
     parser = Parser(prog="atune", description="Tune TileLang kernels.", epilog=_EXAMPLES)
     parser.add_argument("--version", action="version", version=f"atune {__version__}")
     if not bare:
@@ -136,8 +136,8 @@ def make_parser(*, bare: bool = False) -> Parser:
 
 _EXAMPLES = """\
 examples:
-  atune tune gemm.py --budget 10%    # tune the workload of a file
-  atune runs                         # list what was tuned
-  atune report latest                # make a page of the last run
+  atune tune gemm.py --budget 10%    # tune the workload in a file
+  atune runs                         # list earlier runs
+  atune report latest                # write a page about the last run
 
-Each command has its own help, such as atune tune --help."""
+Each command has its own help: atune tune --help, for example."""

@@ -1,4 +1,4 @@
-"""Output of commands on stdout and stderr, and the files that they read."""
+"""The commands' output on stdout and stderr and into files, and their error messages."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def _write_out(data: str | bytes) -> None:
 
 
 def write(data: bytes, output: str, done: str, arguments: argparse.Namespace) -> int:
-    """Write `data` to the file `output`, of which a line then says that it is `done`, or to stdout for ``-``."""
-    from atune.journal.writer import write_output  # few commands write files
+    """Write `data` to the file `output`, and print a line that begins with `done`. ``-`` writes to stdout."""
+    from atune.journal.writer import write_output  # here, because few commands write files
 
     if output == "-":
         _write_out(shown(data.decode()) if sys.stdout.isatty() else data)
@@ -57,12 +57,12 @@ def write(data: bytes, output: str, done: str, arguments: argparse.Namespace) ->
 
 
 def print_lines(lines: Iterable[Line]) -> None:
-    """Print `lines` on stdout, as wide as its terminal and in its colours. Raises like `print_out`."""
+    """Print `lines` on stdout, fitted to the terminal's width and colours. Raises like `print_out`."""
     _write_out(f"{fitted(lines, sys.stdout)}\n")
 
 
 def print_message(message: str, kind: str = "error: ") -> None:
-    """Print a message on stderr, as wide as its terminal; an error in red. Does nothing if stderr is closed."""
+    """Print a message on stderr, fitted to the terminal, errors in red. Does nothing if stderr is closed."""
     first, *further = f"atune: {kind}{message}".split("\n")
     lines = [Line(first, "error" if kind == "error: " else ""), *map(Line, further)]
     _write_err(f"{fitted(lines, sys.stderr)}\n")
@@ -85,24 +85,24 @@ NO_WINNER, USAGE = 1, 2
 
 
 def report_error(error: BaseException, *, debug: bool, json: bool = False, result: Result | None = None) -> int:
-    """Print the error on stderr and return the exit status. A caller's mistake takes one line, and its place more.
+    """Print the error on stderr and return the exit status. A caller's mistake gets a line, and its source place.
 
-    `json`: the last line of stdout has it, too, in addition to what `result` has.
+    `json`: print an object with the error, and with the summary of `result`, as the last line of stdout, too.
     """
     if debug:
         import traceback
 
         print_err("".join(traceback.format_exception(error)))
     if isinstance(error, BaseExceptionGroup):
-        from atune.frontends.blocking import unwrapped  # which imports anyio
+        from atune.frontends.blocking import unwrapped  # imports anyio, which may be missing
 
         error = unwrapped(error)
     absent = not_installed(error.name) if isinstance(error, ImportError) else ""
     if absent:
         error = UsageError(absent)
-    if isinstance(error, UnicodeEncodeError):  # of a path: what is printed has escapes
+    if isinstance(error, UnicodeEncodeError):  # from a path, because printed text is escaped
         locale = sys.getfilesystemencoding()
-        error = UsageError(f"the encoding of this locale, {locale}, lacks {error.object[:200]!a}: set PYTHONUTF8=1")
+        error = UsageError(f"this locale's encoding, {locale}, cannot express {error.object[:200]!a}: set PYTHONUTF8=1")
     if isinstance(error, AtuneError):
         print_message(str(error))
         if isinstance(error, WorkerError) and error.detail:
@@ -112,24 +112,24 @@ def report_error(error: BaseException, *, debug: bool, json: bool = False, resul
         print_message(f"{type(error).__name__}: {error} (this is a bug in atune{hint})")
     if json and not isinstance(error, OutputLost):
         known = {}
-        if result is not None:  # elsewhere nothing is imported: what is missing may be msgspec
+        if result is not None:  # imported only if needed, because the missing package may be msgspec
             from atune.reporting.summary import summary
 
             known = summary(result)
-        with suppress(BrokenPipeError, OutputLost):  # stderr has it
+        with suppress(BrokenPipeError, OutputLost):  # stderr has the error
             print_out(json_text.dumps({**known, "error": error_data(error)}))
     return USAGE if isinstance(error, UsageError) else NO_WINNER
 
 
 def error_data(error: BaseException) -> dict[str, Any]:
-    """Return what ``--json`` prints of an error: its class, its message, and the place in the user's code or None."""
+    """Return an error as ``--json`` prints it: its class, its message, and the place in the user's code or None."""
     message = message_of(error)
     detail = error.detail if isinstance(error, WorkerError) else ""
     where = None
-    if "File " in message + detail:  # as there
+    if "File " in message + detail:  # imported only if needed, as in `report_error`
         import msgspec
 
-        from atune.workload.source_locations import place_in  # which imports msgspec, too
+        from atune.workload.source_locations import place_in
 
         where = msgspec.to_builtins(place_in(message) or place_in(detail))
     return {"kind": type(error).__name__, "message": message.partition("\n  File ")[0], "where": where}

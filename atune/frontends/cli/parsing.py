@@ -1,4 +1,4 @@
-"""The parser of a command. It imports no package that could be missing."""
+"""The parser of commands. This module imports no package that could be missing."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SHARED = {"--json": "print one JSON object as the last line of stdout", "--debug
 
 
 class Parser(argparse.ArgumentParser):
-    """One command's parser. Without any argument, a command that has commands of its own prints its help.
+    """The parser of a command. Raises `UsageError` for mistakes.
 
-    Raises `UsageError` for mistakes.
+    A command with subcommands prints its help if it gets no argument.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -24,14 +24,14 @@ class Parser(argparse.ArgumentParser):
         self._positionals.title = "arguments"
 
     def format_help(self) -> str:
-        """Return the help, with a short usage, and commands before options."""
+        """Return the help, with a short usage line, and with commands before options."""
         self._action_groups.sort(key=lambda group: group is self._optionals)
         self.usage = " ".join([self.prog, *map(_shown, self._get_positional_actions()), "[options]"])
         return super().format_help()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parse `args`. Raises `UsageError` for what the command does not know."""
-        if not args and any(isinstance(one, argparse._SubParsersAction) for one in self._actions):
+        """Parse `args`. Raises `UsageError` for arguments that the command does not know."""
+        if not args and any(isinstance(action, argparse._SubParsersAction) for action in self._actions):
             self.print_help()
             self.exit()
         parsed, unknown = super().parse_known_args(args, namespace)
@@ -40,17 +40,17 @@ class Parser(argparse.ArgumentParser):
         return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Raise `UsageError`."""
+        """Raise `UsageError` with `message` and a pointer to the help."""
         raise UsageError(f"{message} (see {self.prog} --help)")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
-            from atune.model.options import likely  # it imports msgspec, which --version does without
+            from atune.model.options import likely  # imports msgspec, which may be missing
 
             if re.fullmatch(r".+\.py(:\w*)?|[\w.]+:\w+", value):
                 raise UsageError(f"{self.prog} has no command {value}; did you mean {self.prog} tune {value}?")
             ways = {name: f"{self.prog} {name}" for name in action.choices}
-            hint = likely(value, ways, {}) or f"; there is {', '.join(ways)}"
+            hint = likely(value, ways, {}) or f"; the commands are {', '.join(ways)}"
             raise UsageError(f"{self.prog} has no command {value}{hint} (see {self.prog} --help)")
         super()._check_value(action, value)
 
@@ -58,12 +58,13 @@ class Parser(argparse.ArgumentParser):
         """Return the message for arguments that the command does not know."""
         from atune.model.options import likely, python_ways  # as above
 
-        wrong = next((one for one in unknown if one.startswith("-")), None)
+        wrong = next((argument for argument in unknown if argument.startswith("-")), None)
         if wrong is None:
             return f"unexpected argument {unknown[0]!r} (see {self.prog} --help)"
         flag = wrong.partition("=")[0]
         no = flag.startswith("--no-")
-        flags = {name: way for one in self._actions if one.option_strings for name, way in _names(one, no).items()}
+        actions = [action for action in self._actions if action.option_strings]
+        flags = {name: way for action in actions for name, way in _names(action, no).items()}
         ways = {name: f"{way} in Python" for name, way in python_ways().items()} if self.prog == "atune tune" else {}
         hint = likely(name_of(flag).removeprefix("no_"), flags, ways)
         hint = hint or _INSTEAD.get(flag.replace("--without", "--with"), "")
@@ -71,11 +72,11 @@ class Parser(argparse.ArgumentParser):
 
 
 _INSTEAD = {
-    "--execution-backend": "; candidates always run by tvm_ffi: leave it out",
-    "--runs": "; a command tunes once: repeat it",
-    "--with-roller": "; the file gives the space: examples/gemm_roller.py asks TileLang's roller for it",
+    "--execution-backend": "; candidates always run with tvm_ffi: leave it out",
+    "--runs": "; each command tunes once: repeat the command",
+    "--with-roller": "; the file defines the space: examples/gemm_roller.py gets it from TileLang's roller",
 }
-"""Alternatives to options that TileLang's examples of its tuner have, and that name nothing here."""
+"""Hints for options of TileLang's tuning examples that atune lacks."""
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -83,14 +84,14 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=26)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        if "\n" in text:  # examples
+        if "\n" in text:  # the text has examples, whose lines must not be filled
             return super()._fill_text(text, width, indent)
         return argparse.HelpFormatter._fill_text(self, text, width, indent)
 
     def _format_action(self, action: argparse.Action) -> str:
         if not isinstance(action, argparse._SubParsersAction):
             return super()._format_action(action)
-        return "".join(map(super()._format_action, action._get_subactions()))  # without a line for all of them
+        return "".join(map(super()._format_action, action._get_subactions()))  # omits argparse's line for the group
 
 
 def _shown(action: argparse.Action) -> str:
@@ -100,7 +101,7 @@ def _shown(action: argparse.Action) -> str:
 
 
 def _names(action: argparse.Action, no: bool) -> dict[str, str]:
-    """Return the names by which an option may be meant, and how to write it. `no`: to switch it off."""
+    """Return the names of an option, each with its spelling as a flag. `no`: the flag that switches it off."""
     flags = action.option_strings
     pair = isinstance(action, argparse.BooleanOptionalAction)
     names = {name_of(flag): flags[-1 if no else 0] if pair else flag for flag in flags}
@@ -108,5 +109,5 @@ def _names(action: argparse.Action, no: bool) -> dict[str, str]:
 
 
 def name_of(flag: str) -> str:
-    """Return the name of an option as Python writes it."""
+    """Return the name of a flag's option in Python."""
     return flag.lstrip("-").replace("-", "_")

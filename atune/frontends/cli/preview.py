@@ -1,4 +1,4 @@
-"""Commands that look at a workload and measure nothing: ``--dry-run`` and ``--compile-only``, ``explain``, ``pick``."""
+"""Commands that examine a workload without measuring: ``--dry-run`` and ``--compile-only``, ``explain``, ``pick``."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from atune.workload.workload import WorkloadSpec
 
 
 def dry_run_command(workload: FileRef, plan: RunPlan, arguments: argparse.Namespace) -> int:
-    """Print how many candidates tuning by `plan` would try, which a worker counts. Raises like tuning."""
+    """Print the number of candidates that tuning by `plan` would try. A worker counts them. Raises like tuning."""
     settings = plan.settings
     spec = anyio.run(counted, workload, settings.seed)
     most = settings.budget.most(spec.total)
@@ -76,88 +76,88 @@ def _counts(spec: WorkloadSpec) -> dict[str, Any]:
 
 
 def dry_run_lines(spec: WorkloadSpec, to_do: str) -> Iterator[str]:
-    """Return what a dry run found, as lines of text."""
+    """Yield the outcome of a dry run as lines of text."""
     counts = _counts(spec)
     yield f"workload   {spec.name}: {describe_config(spec.arguments) or 'without arguments'}"
     yield f"space      {counts['points']:,} points, of which {spec.total:,} are candidates"
     if spec.points is not None:
-        yield f"           drawn by the seed: {counts['looked_at']:,} points were looked at"
+        yield f"           drawn with the seed: {counts['looked_at']:,} points were examined"
     for constraint, count in spec.refusals:
         yield f"           {count:,} refused by {constraint}"
     yield f"to do      {to_do}"
-    yield "           fewer are measured: lowering drops candidates with the same code,"
+    yield "           fewer are measured, because lowering drops candidates with the same code,"
     yield "           and candidates that do not fit the device"
 
 
 def compile_only_command(workload: FileRef, plan: RunPlan, arguments: argparse.Namespace) -> int:
-    """Compile what a tuning by `plan` would try first, and print what became of it; 1 where nothing compiled."""
-    found, failures = anyio.run(_compile_space, workload, plan)
+    """Compile the first candidates of a tuning by `plan`, and print the outcome. Returns 1 if nothing compiled."""
+    data, failures = anyio.run(_compile_space, workload, plan)
     if arguments.json:
-        print_out(json.dumps({**found, "failures": failures_data(failures)}))
+        print_out(json.dumps({**data, "failures": failures_data(failures)}))
     else:
-        print_lines(map(Line, _compile_lines(found, failures)))
-    return OK if found["compiled"] else NO_WINNER
+        print_lines(map(Line, _compile_lines(data, failures)))
+    return OK if data["compiled"] else NO_WINNER
 
 
 async def _compile_space(workload: FileRef, plan: RunPlan, builds: bool = True) -> tuple[dict[str, Any], list[Record]]:
-    """Compile a space, or only lower it. Returns what ``--json`` prints of it, and the records of what failed.
+    """Compile a space, or only lower it. Returns the outcome for ``--json``, and the records of failed candidates.
 
-    ``codes``: distinct ones of those that compiled. ``passed``: candidates for which ``layouts`` names others.
+    ``codes``: the number of distinct codes that compiled. ``passed``: candidates that lost to others in ``layouts``.
     """
     began, settings = time.monotonic(), plan.settings.compile
     async with compilers(workload, plan.target, settings) as (machine, run):
         spec = await machine.describe()
         candidates = numbered(spec.configs[: plan.settings.budget.most(len(spec.configs))])
-        layouts = layout_choice(spec, {one.index: one for one in candidates}, settings.layouts)
+        layouts = layout_choice(spec, {candidate.index: candidate for candidate in candidates}, settings.layouts)
         size = settings.group_size
-        answers = await compile_candidates(machine, candidates, run, size, layouts=layouts, builds=builds)
-    good = [one.artifact for one in answers if one.artifact is not None]
-    failures = [one.record for one in answers if one.record.kind]
+        compiled = await compile_candidates(machine, candidates, run, size, layouts=layouts, builds=builds)
+    artifacts = [each.artifact for each in compiled if each.artifact is not None]
+    failures = [each.record for each in compiled if each.record.kind]
     return {
         "target": str(machine.discovery.target),
         "fallback": machine.discovery.fallback,
         "total": len(candidates),
-        "compiled": len(good),
-        "codes": len({(one.path, one.symbol) for one in good}),
+        "compiled": len(artifacts),
+        "codes": len({(artifact.path, artifact.symbol) for artifact in artifacts}),
         "failed": len(failures),
-        "passed": len(candidates) - len(good) - len(failures),
+        "passed": len(candidates) - len(artifacts) - len(failures),
         "wall_s": round(time.monotonic() - began, 3),
-        "layouts": [] if layouts is None else [_choice(one.record) for one in answers],
+        "layouts": [] if layouts is None else [_choice(each.record) for each in compiled],
     }, failures
 
 
-def _choice(one: Record) -> dict[str, Any]:
-    text = outcome(one) if one.message or one.same_as is not None else "kept"
-    return {"index": one.index, "config": one.config, "instead": one.instead, "outcome": text}
+def _choice(record: Record) -> dict[str, Any]:
+    text = outcome(record) if record.message or record.same_as is not None else "kept"
+    return {"index": record.index, "config": record.config, "instead": record.instead, "outcome": text}
 
 
-def _layout_lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """Return which layouts were kept, and which were passed over, and why; nothing without ``--layouts``."""
-    rows = [(str(one["index"]), describe_config(one["config"]), one["outcome"]) for one in found["layouts"]]
-    yield from [f"layouts    for {found['target']}"] if rows else []
+def _layout_lines(data: Mapping[str, Any]) -> Iterator[str]:
+    """Yield lines that tell for each layout whether it was kept, or why not. Yields nothing without ``--layouts``."""
+    rows = [(str(each["index"]), describe_config(each["config"]), each["outcome"]) for each in data["layouts"]]
+    yield from [f"layouts    for {data['target']}"] if rows else []
     yield from (f"           {line}" for line in aligned(rows, 1).splitlines())
 
 
-def _compile_lines(found: Mapping[str, Any], failures: list[Record]) -> Iterator[str]:
-    """Return what became of a space, a line each."""
-    counts = "{compiled} of {total} candidates, {codes} distinct, {failed} failed".format_map(found)
-    counts += f", {found['passed']} passed over" if found["passed"] else ""
-    yield f"compiled   {counts}; {duration(found['wall_s'])}"
-    yield f"target     {found['target']}; nothing was measured"
-    yield from [f"           {found['fallback']}"] if found["fallback"] else []
+def _compile_lines(data: Mapping[str, Any], failures: list[Record]) -> Iterator[str]:
+    """Yield the outcome of compiling a space as lines of text."""
+    counts = "{compiled} of {total} candidates, {codes} distinct, {failed} failed".format_map(data)
+    counts += f", {data['passed']} passed over" if data["passed"] else ""
+    yield f"compiled   {counts}; {duration(data['wall_s'])}"
+    yield f"target     {data['target']}; nothing was measured"
+    yield from [f"           {data['fallback']}"] if data["fallback"] else []
     groups = failure_groups(failures)
     lines = group_lines(groups, example=example_lines(groups))
     yield from (f"{'' if n else 'failures':11}{line}" for n, line in enumerate(lines))
-    yield from _layout_lines(found)
+    yield from _layout_lines(data)
 
 
 # atune explain
 
 
 def parse_config(text: str) -> Config:
-    """Return the configuration that ``a=1,b=(2, 3),c=name`` describes. Raises `UsageError` and `SpaceError`.
+    """Return the configuration in a text such as ``a=1,b=(2, 3),c=name``. Raises `UsageError` and `SpaceError`.
 
-    A value is a Python literal. Any other expression is text.
+    Values are Python literals. Any other expression is taken as text.
     """
     source, config = f"_({text})", Config()
     try:
@@ -179,16 +179,16 @@ def parse_config(text: str) -> Config:
 def explain_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     ref, configs, target = _to_explain(arguments)
     settings = CompileSettings(compile_timeout_s=arguments.compile_timeout_s, cicc=False, workers=len(configs))
-    found, machine = anyio.run(_compile_configs, ref, configs, target, settings)
+    compiled, machine = anyio.run(_compile_configs, ref, configs, target, settings)
     if machine.fallback:
-        print_message("no GPU found: this is for the CPU; give an arch for a GPU, such as --target sm_90a", "warning: ")
-    arch, two = machine.target.arch, len(found) == 2
+        print_message("no GPU found, so this is for the CPU; for a GPU, give its arch: --target sm_90a", "warning: ")
+    arch, two = machine.target.arch, len(compiled) == 2
     if arguments.json:
-        data = [record_data(one, arch) | ({"source": source} if arguments.source else {}) for one, source in found]
+        data = [record_data(record, arch) | ({"source": text} if arguments.source else {}) for record, text in compiled]
         print_out(json.dumps({"candidates": data} if two else data[0]))
         return 0
     shown = two or arguments.source
-    texts = [[*record_lines(one, arch), *(source.splitlines() if shown else ())] for one, source in found]
+    texts = [[*record_lines(record, arch), *(text.splitlines() if shown else ())] for record, text in compiled]
     context = len(texts[0]) if arguments.source else 2
     changes = list(difflib.unified_diff(texts[0], texts[1], "A", "B", n=context, lineterm="")) if two else texts[0]
     print_out("\n".join(changes or ["the facts and the source are the same"]))
@@ -198,15 +198,15 @@ def explain_command(arguments: argparse.Namespace, interrupts: Interrupts) -> in
 async def _compile_configs(
     ref: FileRef, configs: list[Config], target: str, settings: CompileSettings
 ) -> tuple[list[tuple[Record, str]], Discovery]:
-    """Compile configurations. Returns their records and sources, and what the machine has. Raises `CompileFailed`."""
+    """Compile configurations. Returns their records and sources, and the machine's devices. Raises `CompileFailed`."""
     async with compilers(ref, target, settings) as (machine, run):
-        found = await compile_candidates(machine, numbered(configs), run, 1)
-        raise_failures([record for record, _ in found])
-        return [(record, _source(artifact)) for record, artifact in found if artifact is not None], machine.discovery
+        compiled = await compile_candidates(machine, numbered(configs), run, 1)
+        raise_failures([record for record, _ in compiled])
+        return [(record, _source(artifact)) for record, artifact in compiled if artifact is not None], machine.discovery
 
 
 def _source(artifact: Artifact) -> str:
-    """Return a kernel's device source without its symbol."""
+    """Return a kernel's device source with neutral names in place of its symbol."""
     text = Path(source_path(artifact.path, artifact.symbol)).read_text(errors="replace")
     return text.replace(f"{artifact.symbol}_kernel", "kernel").replace(artifact.symbol, "kernel")
 
@@ -219,9 +219,9 @@ def _to_explain(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], s
         raise UsageError(f"{n} configurations: give one, or two to compare")
     if what.endswith(".py") or (":" in what and not os.path.exists(what)):
         if given is not None:
-            raise UsageError(f"--workload is for a journal, and {what} is a workload itself: leave one out")
+            raise UsageError(f"--workload is for a journal, but {what} is a workload itself: leave out either")
         if indices:
-            raise UsageError(f"an INDEX needs a journal, and {what} is not one: give --config a=1,b=2")
+            raise UsageError(f"an INDEX needs a journal, but {what} is a workload: give --config a=1,b=2")
         ref, problem = parse_file_ref(what, "atune explain"), one_problem(arguments.arg, "explain")
         ref, target = msgspec.structs.replace(ref, arguments=problem), target or "auto"
         configs = [*map(parse_config, arguments.config)] or [{}]
@@ -245,15 +245,15 @@ def _to_explain(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], s
 def pick_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     workload = parse_file_ref(arguments.workload, "atune pick")
     workload = msgspec.structs.replace(workload, arguments=one_problem(arguments.arg, "pick"))
-    found = pick(workload, arguments.n, arguments.gpu)
+    picked = pick(workload, arguments.n, arguments.gpu)
     if arguments.json:
-        print_out(json.dumps(msgspec.to_builtins(found)))
+        print_out(json.dumps(msgspec.to_builtins(picked)))
         return 0
-    unfit = f", {found.unfit:,} of which cannot run" if found.unfit else ""
-    unfit += f", {found.unknown:,} of which gave no answer in time" if found.unknown else ""
-    lines = [f"space      {found.candidates:,} candidates{unfit}; nothing was compiled or measured"]
-    lines += [f"device     {found.gpu or 'no GPU'}", *([f"prior      {found.why}"] if found.why else [])]
-    for place, choice in enumerate(found.choices, 1):
+    unfit = f", {picked.unfit:,} of which cannot run" if picked.unfit else ""
+    unfit += f", {picked.unknown:,} of which did not answer in time" if picked.unknown else ""
+    lines = [f"space      {picked.candidates:,} candidates{unfit}; nothing was compiled or measured"]
+    lines += [f"device     {picked.gpu or 'no GPU'}", *([f"prior      {picked.why}"] if picked.why else [])]
+    for place, choice in enumerate(picked.choices, 1):
         expected = "" if choice.estimate_ms is None else f"about {choice.estimate_ms:.4g} ms: "
         lines.append(f"choice {place:<4}{expected}{describe_config(choice.config)}")
     print_lines(map(Line, lines))

@@ -1,7 +1,7 @@
-"""Earlier runs: their list, ``atune runs``; the commands that take a journal; the results that ``atune cache`` has.
+"""The list of earlier runs, ``atune runs``, the commands that take a journal, and ``atune cache``.
 
-Only ``resume`` and ``bundle`` run code of a workload, in workers. A command imports itself what it alone needs and
-takes long.
+Only ``resume`` and ``bundle`` run code of a workload, in workers. Slow modules that a single command needs are imported
+by that command.
 """
 
 from __future__ import annotations
@@ -39,38 +39,38 @@ LATEST, FINISHED = "latest", "finished"
 
 
 def find_journal(text: str) -> str:
-    """Return the path of the journal that `text` means: a path, ``latest``, a number of the list, or a name's start.
+    """Return the path of the journal that `text` names: a path, ``latest``, a number of the list, or a name's start.
 
-    A name's start that several have means the newest of them. Raises `UsageError` if there is no such run.
+    If several names start so, the newest run is meant. Raises `UsageError` if there is no such run.
     """
     if os.path.exists(text) or os.sep in text:
         return text
     runs = [*_listed()]
     if text == LATEST:
-        found = runs
+        matching = runs
     elif text.isdecimal():
-        found = runs[int(text) - 1 :] if int(text) else []
-    else:  # first whole names, such as gemm of gemm-1, and not of gemm_fp8-2
-        found = [path for start in (f"{text}-", text or "?") for path in runs if run_name(path).startswith(start)]
-    if not found:
-        raise UsageError(f"there is no file {text!r}, and no such run: atune runs lists {len(runs)}")
-    return str(found[0])
+        matching = runs[int(text) - 1 :] if int(text) else []
+    else:  # whole names come first: gemm means gemm-1 before gemm_fp8-2
+        matching = [path for start in (f"{text}-", text or "?") for path in runs if run_name(path).startswith(start)]
+    if not matching:
+        raise UsageError(f"there is no file and no run named {text!r}: atune runs lists {len(runs)} runs")
+    return str(matching[0])
 
 
 def _listed() -> dict[Path, list[tuple[Path, float]]]:
-    """Return the runs that the result cache has, the newest first: each one's journal, or a set's folder.
+    """Return the result cache's runs, the newest first, by journal, or by a set's folder.
 
-    With each are its journals, and when they were written.
+    Each has its journals, with the time of their last write.
     """
-    found: dict[Path, list[tuple[Path, float]]] = {}
+    runs: dict[Path, list[tuple[Path, float]]] = {}
     for path, written in ResultCache().runs():
-        found.setdefault(path.parent if is_set(path.parent) else path, []).append((path, written))
-    return found
+        runs.setdefault(path.parent if is_set(path.parent) else path, []).append((path, written))
+    return runs
 
 
 def runs_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    found = _listed()
-    chosen = [*found.items()][: None if arguments.all or arguments.json else SHOWN]
+    all_runs = _listed()
+    chosen = [*all_runs.items()][: None if arguments.all or arguments.json else SHOWN]
     runs = [
         {"number": number, "journal": str(path), "written": journals[0][1], **_data(path)}
         for number, (path, journals) in enumerate(chosen, 1)
@@ -81,8 +81,8 @@ def runs_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         print_out("no runs yet: atune tune FILE.py")
     else:
         print_lines(map(Line, aligned([_HEADS, *map(_row, runs)], numbers=1).splitlines()))
-        if len(chosen) < len(found):
-            print_out(f"and {len(found) - len(chosen)} older: atune runs --all")
+        if len(chosen) < len(all_runs):
+            print_out(f"and {len(all_runs) - len(chosen)} older: atune runs --all")
     return 0
 
 
@@ -95,7 +95,7 @@ def _data(path: Path) -> dict[str, Any]:
     except (AtuneError, OSError) as error:
         return {"state": "unreadable", "error": str(error)}
     if run is None:
-        return {"state": "starting" if is_written(path) else "unreadable", "error": f"{path} holds no whole line"}
+        return {"state": "starting" if is_written(path) else "unreadable", "error": f"{path} has no complete line"}
     return {
         "kernel": run.header.workload,
         "problem": msgspec.to_builtins(plain_dtypes(run.header.arguments)),
@@ -138,7 +138,7 @@ def _row(run: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _unfinished(written: bool) -> str:
-    """Return what became of a run that has not finished: it goes on, or it was interrupted or killed."""
+    """Return the state of an unfinished run. `written`: a process is writing it."""
     return "running" if written else "interrupted"
 
 
@@ -159,8 +159,8 @@ def resume_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int
     journal, workload = arguments.journal, arguments.workload
     of_set = os.path.isdir(journal)
     if of_set:
-        found, header = read_set(journal), header_of_set(Path(journal))
-        done, text = "budget" not in options and not any(row.unfinished for row in found), f"the problems of {journal}"
+        result, header = read_set(journal), header_of_set(Path(journal))
+        done, text = "budget" not in options and not any(row.unfinished for row in result), f"the problems of {journal}"
     else:
         state = read_state(journal)
         header = header_in(state)
@@ -174,17 +174,17 @@ def resume_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int
     if not of_set:
         return drive(functools.partial(resume, journal, workload, **options), journal, arguments, interrupts)
     if done:
-        return show_set(found, arguments)
+        return show_set(result, arguments)
     return drive_set(functools.partial(resume_set, journal, workload, **options), journal, arguments, interrupts)
 
 
 def _finished(journal: str, header: RunStarted | None) -> str:
-    """Return that a run or a set has ended, and whether its file was written since it began."""
+    """Return the message that a run or a set has finished. It mentions a workload file that was edited since."""
     from atune.workload.pickling import edited_since
 
     file = edited_since(header.origin, header.time) if header else ""
     text = f"the run of {journal} is finished: nothing is left to do, and this is its result"
-    anew = f". {file} was written since: atune tune {shlex.quote(file)} tunes it as it is now"
+    anew = f". {file} was edited since: atune tune {shlex.quote(file)} tunes the new version"
     return text + (anew if file else "")
 
 
@@ -197,23 +197,23 @@ def replay_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int
 
 
 def record_at(result: Result, index: int | None) -> Record:
-    """Return the record of candidate `index`; for None the winner's, else that of the first that failed."""
+    """Return the record of candidate `index`. None means the winner, or if there is no winner, the first failure."""
     if index is None and result.best is not None:
         return result.best
     if index is None:
         index = next((group.first.index for group in failure_groups(result.records)), None)
-    found = next((record for record in result.all_records if record.index == index), None)
-    if found is not None:
-        return found
+    record = next((record for record in result.all_records if record.index == index), None)
+    if record is not None:
+        return record
     wanted = "candidate that was measured or failed" if index is None else f"candidate {index}"
     journal = str(result.journal)
-    raise UsageError(f"{journal} has no {wanted}; those it has: atune replay {shlex.quote(journal)} --table")
+    raise UsageError(f"{journal} has no {wanted}; to list its candidates: atune replay {shlex.quote(journal)} --table")
 
 
 def show_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     result = replay(arguments.journal)
-    asked = record_at(result, arguments.index), result.header.target.arch, result
-    print_out(json.dumps(record_data(*asked)) if arguments.json else "\n".join(record_lines(*asked)))
+    facts = record_at(result, arguments.index), result.header.target.arch, result
+    print_out(json.dumps(record_data(*facts)) if arguments.json else "\n".join(record_lines(*facts)))
     return 0
 
 
@@ -229,7 +229,7 @@ def watch_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
                 progress.on_event(each)
             elif not told and not is_written(Path(arguments.journal)):
                 told = True
-                print_message("no run on this machine writes it; press Ctrl-C to leave", kind="")
+                print_message("no process on this machine is writing this journal; press Ctrl-C to leave", kind="")
 
     with Progress() as progress:
         anyio.run(look, progress)
@@ -263,9 +263,10 @@ def merge_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 def compare_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.reporting.sets import compare
 
-    found = compare(arguments.before, arguments.after, fail_over=arguments.fail_over)
-    print_out(json.dumps({"slower": len(found.slower), **msgspec.to_builtins(found)}) if arguments.json else str(found))
-    return 1 if found.slower else 0
+    compared = compare(arguments.before, arguments.after, fail_over=arguments.fail_over)
+    data = {"slower": len(compared.slower), **msgspec.to_builtins(compared)}
+    print_out(json.dumps(data) if arguments.json else str(compared))
+    return 1 if compared.slower else 0
 
 
 def bundle_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
@@ -283,22 +284,22 @@ def bundle_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int
 
 
 def _winners(journal: str) -> list[Result]:
-    """Return the result of a journal, or those of a set's problems that have a winner."""
+    """Return the result of a journal, or the results of a set's problems that have a winner."""
     if not os.path.isdir(journal):
         return [replay(journal)]
     from atune.frontends.tune_set import read_set
 
-    found = read_set(journal)
-    if left := len(found) - len(found.winners):
-        print_message(f"{left} of {len(found)} problems in {journal} have no winner, and are left out", kind="")
-    return found.results
+    results = read_set(journal)
+    if left := len(results) - len(results.winners):
+        print_message(f"{left} of {len(results)} problems in {journal} have no winner, and are left out", kind="")
+    return results.results
 
 
 # The result cache
 
 
 def _chosen(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return the choice of results. Raises `UsageError` for an empty one: a variable that is not set means not all."""
+    """Return the chosen kernel and key. Raises `UsageError` for empty text: an unset variable must not mean all."""
     given = {"kernel": arguments.kernel, "key": arguments.key}
     chosen = {name: value for name, value in given.items() if value is not None}
     for name, value in chosen.items():
@@ -334,6 +335,6 @@ def clear_results_command(arguments: argparse.Namespace, interrupts: Interrupts)
 def export_results_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     chosen = _chosen(arguments)
     if chosen and not ResultCache().answers(**chosen):
-        raise UsageError("the result cache has no such result: atune cache ls lists what it has")
+        raise UsageError("the result cache has no such result: atune cache ls lists its results")
     data = ResultCache().export(**chosen)
     return write(data + b"\n", arguments.output or "-", "exported", arguments)

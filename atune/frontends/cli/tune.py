@@ -1,4 +1,4 @@
-"""``atune tune``, for one problem or several: options become the engine's arguments, its outcome an exit status."""
+"""``atune tune``, for one problem or several: turn options into arguments of `tune`, and its outcome into a status."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         refused = {
             "--compile-only: --dry-run compiles nothing": arguments.dry_run and arguments.compile_only,
             "--journal: --dry-run and --compile-only write no journal": arguments.journal is not None,
-            "--cluster: --dry-run and --compile-only look at this machine alone": arguments.cluster,
+            "--cluster: --dry-run and --compile-only use only this machine": arguments.cluster,
         }
         if wrong := [why for why, given in refused.items() if given]:
             raise UsageError(f"{wrong[0]}: leave one of them out")
@@ -63,7 +63,7 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _tune_once(workload: FileRef, arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    """Tune, and return the exit status."""
+    """Tune a single problem, and return the exit status."""
     journal = ResultCache().new_path(Path(workload.path).stem) if arguments.journal is None else arguments.journal
     if not journal:
         raise UsageError("--journal: the path is empty: give a file")
@@ -79,7 +79,7 @@ def _tune_set(workload: FileRef, problems: Problems, arguments: argparse.Namespa
     """Tune each of `problems` and print the table. Returns 0 if each has a winner."""
     for option in ("dry_run", "compile_only"):
         if getattr(arguments, option):
-            raise UsageError(f"--{option.replace('_', '-')} takes one problem: give each argument one value")
+            raise UsageError(f"--{option.replace('_', '-')} takes a single problem: give each argument a single value")
     folder = arguments.journal or str(ResultCache().new_path(Path(workload.path).stem).with_suffix(""))
     options = _options(arguments, folder)
     if is_set(Path(folder)):
@@ -88,7 +88,7 @@ def _tune_set(workload: FileRef, problems: Problems, arguments: argparse.Namespa
 
 
 def _options(arguments: argparse.Namespace, journal: str | None) -> dict[str, Any]:
-    """Return the arguments of `tune` that the options describe. Raises `UsageError`."""
+    """Return the arguments of `tune` for the command's options. Raises `UsageError`."""
 
     def given(kind: type[Any]) -> dict[str, Any]:
         return {field.name: getattr(arguments, field.name) for field in with_flags(kind)}
@@ -97,7 +97,7 @@ def _options(arguments: argparse.Namespace, journal: str | None) -> dict[str, An
         **given(TuneOptions),
         "devices": device_names(",".join(arguments.devices) or "all"),
         "budget": arguments.budget or Budget(),
-        "warm": [one if one == "cache" else find_journal(one) for one in arguments.warm],
+        "warm": [source if source == "cache" else find_journal(source) for source in arguments.warm],
         "journal": journal,
         "compile": CompileSettings(**given(CompileSettings)),
         "benchmark": BenchmarkSettings(**given(BenchmarkSettings)),
@@ -107,7 +107,7 @@ def _options(arguments: argparse.Namespace, journal: str | None) -> dict[str, An
 def drive(
     call: Callable[..., Awaitable[Result]], journal: str, arguments: argparse.Namespace, interrupts: Interrupts
 ) -> int:
-    """Await `call` of a run with what the screen needs, and print the outcome. Returns the exit status."""
+    """Await the run of `call` with progress and log, and print the outcome. Returns the exit status."""
     state, since, log = State(), time.time(), event_log(arguments.verbose and stream_logger())
 
     def on_event(event: Event) -> None:
@@ -125,11 +125,12 @@ def drive(
                 show_kept(Result.of(state, journal if kept else None), arguments)
             elif arguments.json:
                 print_out(json.dumps({"error": error_data(KeyboardInterrupt("interrupted before it began"))}))
-            how = f" are kept in {journal}; continue with atune resume {shlex.quote(journal)}" if kept else ""
-            print_message(f"interrupted; {state.counts['measured']} measured{how}", kind="")
+            how = f" kept in {journal}; continue with atune resume {shlex.quote(journal)}" if kept else ""
+            count = state.counts["measured"]
+            print_message(f"interrupted; {count} measurement{'s' * (count != 1)}{how}", kind="")
             return INTERRUPTED
         if isinstance(ended, NoWinner):
-            worked = bool(ended.result.about_default) and not arguments.json  # a default, which the summary says first
+            worked = bool(ended.result.about_default) and not arguments.json  # the summary begins with the default
             if arguments.debug:
                 report_error(ended, debug=True)
             elif not worked:
@@ -138,7 +139,7 @@ def drive(
                 show_kept(ended.result, arguments)
             return NO_WINNER
         part, known = state.resumed or state.header, None
-        if part is not None and part.time >= since:  # else the state may be of other work, which was refused
+        if part is not None and part.time >= since:  # an older state may belong to other work, which was refused
             known = Result.of(state, journal if os.path.exists(journal) else None)
         status = report_error(ended, debug=arguments.debug, json=arguments.json, result=known)
         if known is not None and known.journal is not None:
@@ -147,14 +148,14 @@ def drive(
 
 
 async def interruptible(call: Callable[[], Awaitable[Any]], interrupts: Interrupts) -> Any:
-    """Return what `call` returned or raised. Returns None if a signal cancelled it; its clean-up has then ended."""
+    """Return the result of `call`, or its exception, or None if a signal cancelled it, after its clean-up."""
     ended: Any = None
     with anyio.open_signal_receiver(*interrupts.signals) as received:
         async with anyio.create_task_group() as tasks:
             with anyio.CancelScope() as work:
 
                 async def watch() -> None:
-                    async for _ in received:  # later signals cancel nothing more and disturb no clean-up
+                    async for _ in received:  # further signals have no effect, so they cannot disturb the clean-up
                         work.cancel()
 
                 tasks.start_soon(watch)
@@ -171,18 +172,18 @@ async def interruptible(call: Callable[[], Awaitable[Any]], interrupts: Interrup
 def drive_set(
     call: Callable[..., Awaitable[SetResult]], folder: str, arguments: argparse.Namespace, interrupts: Interrupts
 ) -> int:
-    """Await `call` of a set with what the screen needs, and print the outcome. Returns the exit status."""
+    """Await the set of `call` with progress and log, and print the outcome. Returns the exit status."""
     log = arguments.verbose and stream_logger()
     shown = partial(call, log=log, progress=not (arguments.quiet or arguments.verbose))
     with interrupts.counted():
         ended = anyio.run(interruptible, shown, interrupts, backend="asyncio")
     if (ended is None or isinstance(ended, NoWinner)) and arguments.json:
-        with suppress(UsageError):  # nothing was begun
+        with suppress(UsageError):  # no problem was begun
             show_set(read_set(folder), arguments)
     if ended is None:
-        kept = "nothing has begun"
+        kept = "no problem was begun"
         if journals_in(Path(folder)):
-            kept = f"what was measured is kept; continue with atune resume {shlex.quote(folder)}"
+            kept = f"the measurements are kept; continue with atune resume {shlex.quote(folder)}"
         print_message(f"interrupted; {kept}", kind="")
         return INTERRUPTED
     if isinstance(ended, NoWinner):
