@@ -17,7 +17,8 @@ CODES = {"answer": "1;32", "strong": "1", "attention": "33", "error": "1;31", "d
 LABEL = 11
 """Width of a line's label. A line without a label begins with blanks."""
 _LABEL = re.compile(r"[a-z][a-z ]{9} (?=\S)")
-_WHOLE = re.compile(r"(?<!\S)atune [a-z]+ .*|\d (?:s|ms|%|min|times)\b")
+COMMANDS = "tune|runs|cache|resume|replay|watch|report|export|merge|compare|bundle|show|explain|pick|doctor"
+_WHOLE = re.compile(rf"(?<!\S)atune (?:{COMMANDS})\b.*|\d (?:s|ms|%|min|times)\b")
 NARROW_COLUMNS = 60
 """A terminal with fewer columns indents wrapped values by less than a label's width."""
 

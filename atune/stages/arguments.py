@@ -315,7 +315,7 @@ def drawn(
     import torch
 
     if param.shape is None:
-        raise InputsMissing(f"a {param.dtype} scalar parameter has no default value: pass inputs=")
+        raise InputsMissing(f"a {param.dtype} scalar parameter has no default value: give inputs=")
     if strides is not None:
         return drawn(param, [extent(shape, strides)], device, supply).as_strided(shape, strides)
     dtype = torch_dtype(param.dtype)

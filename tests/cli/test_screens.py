@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -11,13 +12,13 @@ import msgspec
 import pytest
 from event_streams import Stream, write
 
-from atune.frontends.cli.main import main
+from atune.frontends.cli.main import main, make_parser
 from atune.frontends.cli.output import print_message
 from atune.journal.events import BuildFailed, RunFinished
 from atune.journal.result import Result
 from atune.model.device import Target
 from atune.reporting.summary import result_lines
-from atune.reporting.text import Line, fitted, plain
+from atune.reporting.text import COMMANDS, Line, fitted, plain
 
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
 BROKEN = """
@@ -68,9 +69,17 @@ def test_commands_and_numbers_with_their_units_stay_whole(monkeypatch: pytest.Mo
     command = "             full output: atune show /a/journal/with/a/path.jsonl 17"
     shown = fitted([Line("winner     x=1"), Line(command)], sys.stdout).splitlines()
     assert shown[-1] == "    atune show /a/journal/with/a/path.jsonl 17"
+    sentence = fitted([Line("error: atune cannot join the cluster at 10.0.0.1, which does not answer")], sys.stdout)
+    assert sentence.splitlines()[0] == "error: atune cannot join the cluster at"
+
     counts = [Line("candidates 288: 243 measured, 45 failed; 9 s")]
     on_terminal(monkeypatch, 43)
     assert fitted(counts, sys.stdout).splitlines() == ["candidates 288: 243 measured, 45 failed;", "  9 s"]
+
+
+def test_every_command_stays_whole() -> None:
+    [subparsers] = [one for one in make_parser()._actions if isinstance(one, argparse._SubParsersAction)]
+    assert set(COMMANDS.split("|")) == set(subparsers.choices)
 
 
 def test_an_error_is_red_and_goes_on_below_itself(
