@@ -280,6 +280,8 @@ def ask(server: str, body: str, folder: str) -> bytes:
             status = b""
             while part := connection.recv(16):
                 status += part
+        except (ConnectionResetError, BrokenPipeError):
+            status = b""  # the forked process ended before it read the folder
         except OSError as error:
             raise CiccError(f"cicc's server is gone: {error}") from None
     if status != b"\0":

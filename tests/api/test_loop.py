@@ -127,7 +127,7 @@ async def test_cancelling_does_not_wait_for_what_is_slow_in_a_thread(
 WAITED_FOR = {
     ("engine/engine.py", "edited_since"), ("engine/engine.py", "self.keep"),  # after the last measurement
     ("engine/engine.py", "found_in"),
-    ("frontends/tuner.py", "self._keep_one"),
+    ("frontends/tuner.py", "self._keep_recalled"),
     ("workers/local_machine.py", "store.evict"),
     ("workers/local_machine.py", "partial(shutil.rmtree, self.run_dir, ignore_errors=True)"),
     ("workers/cluster/ray_cluster.py", "_leave"),

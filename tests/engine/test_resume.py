@@ -256,7 +256,7 @@ async def test_what_cannot_be_resumed_is_refused_with_the_reason(tmp_path: Path)
     with pytest.raises(JournalError, match="No such file"):
         await resume(journal)
     await until(journal, nth(CandidateLowered, 3))
-    with pytest.raises(UsageError, match="names no file"):
+    with pytest.raises(UsageError, match="does not name the file of its workload"):
         await resume(journal)
     with pytest.raises(UsageError, match="accept: give some of kernel, target"):
         await resume(journal, machine=fake(), accept=["everything"])
