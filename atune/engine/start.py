@@ -28,7 +28,7 @@ from atune.model.jobs import ElaborateJob
 from atune.workload.workload import WorkloadSpec
 
 POLL_S = 0.1
-"""Seconds between two checks for the end of another run of the same work."""
+"""Seconds between two checks whether another run of the same work has ended."""
 
 
 class Start:

@@ -325,7 +325,7 @@ class FixedOrder:
 
 
 def _random(searched: Searched) -> FixedOrder:
-    """Return a random order that the seed draws, whose beginning is spread over the axes."""
+    """Return the candidates in a random order, drawn with the seed. Its beginning is spread over the axes."""
     indices = list(searched.configs)
     order = Encoding(list(searched.configs.values())).spread_order(searched.seed)
     begin = list(islice(order, SPREAD))  # the slow part, which is done before the first answer

@@ -86,7 +86,7 @@ async def picked(workload: Workload | FileRef | str, n: int, device: DeviceInfo 
     if unknown and not fit:
         others = ", and the others cannot run" if unknown < len(candidates) else ""
         raise UsageError(
-            f"in {limit_s:.0f} s the kernel function gave no answer for {unknown} of {len(candidates)} candidates"
+            f"in {limit_s:.0f} s the kernel function did not return for {unknown} of {len(candidates)} candidates"
             f"{others}: check whether it hangs. A tuning would wait compile_timeout_s for each of them"
         )
     if figures is not None and not fit:

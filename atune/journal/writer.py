@@ -48,7 +48,7 @@ class Journal:
 
     @classmethod
     def create(cls, path: str | Path) -> Journal:
-        """Start a new journal that only its owner can read. In the cache folder, create missing folders, also private.
+        """Start a new journal, and create missing folders in the cache folder. Only the owner can read these files.
 
         Raises `JournalError` if `path` cannot be written, has no folder, is not empty, or has another writer.
         """

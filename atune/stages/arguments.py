@@ -183,7 +183,7 @@ class KernelArguments:
         return f"{outs} output{'s' * (outs != 1)}{places} and {ins} input{'s' * (ins != 1)}{why}"
 
     def still_holding(self, byte: int, among: Mapping[int, Any] | None = None) -> dict[int, Any]:
-        """Return masks of the output elements that still hold `byte`, by position, without outputs that have none.
+        """Return a mask of the elements that still hold `byte`, for each output that has any, by the output's position.
 
         `among`: masks of the elements to look at; None for all. Outputs that are set to zero are left out.
         """

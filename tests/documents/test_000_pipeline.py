@@ -72,7 +72,7 @@ def test_a1_the_pipeline_can_be_switched_off(run: Any) -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("pipeline", [True, False])
 async def test_a2_measuring_runs_beside_compiling(pipeline: bool) -> None:
-    """With the pipeline, candidates and references are measured while other candidates compile."""
+    """The pipeline measures candidates and references while other candidates compile."""
     machine = FakeMachine(200, Script(library_s=5.0), workers=3, devices=2)  # more than the artifacts' stream holds
     run = await finish(machine, pipeline=pipeline)
     built, references = run.of(events.ArtifactBuilt), run.of(events.ReferenceMeasured)
