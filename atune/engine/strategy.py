@@ -23,7 +23,7 @@ AHEAD, FULL = 2, 16
 ROOM = 3
 """Once the limit is reached, the strategy is asked again when a worker's share of it, divided by `ROOM`, is free."""
 DUPLICATE = "duplicate"
-"""The reason of a candidate with the same code as another, which has the latency. The duplicate did not fail."""
+"""The reason of a candidate whose code was measured as another candidate's. The duplicate did not fail."""
 
 
 @runtime_checkable
@@ -215,7 +215,7 @@ def latency_or_reason(state: State, index: int) -> tuple[float | None, str]:
 _ABSENT = object()
 """Stands for the value of a configuration that lacks an axis."""
 SPREAD = 4096
-"""Number of draws that are spread over the axes. So many cover all axes, so later draws need not be spread."""
+"""Number of draws that are spread over the axes. They cover all axes, so later draws need not be spread."""
 SPREAD_TRIES = 16
 """For each spread draw, this many candidates are drawn, and the candidate with the rarest values is taken."""
 
@@ -333,7 +333,7 @@ def _random(searched: Searched) -> FixedOrder:
 
 
 def _ranked(searched: Searched) -> FixedOrder:
-    """Return the candidates by the prior's estimate, the best first, then those without. The seed orders equals."""
+    """Return the candidates by the prior's estimate, best first, then candidates without one. The seed breaks ties."""
     shuffled = list(searched.configs)
     random.Random(searched.seed).shuffle(shuffled)
     return FixedOrder(PRIOR, by_prior(shuffled, searched.prior or {}))

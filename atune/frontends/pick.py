@@ -53,7 +53,7 @@ class Picked(msgspec.Struct, frozen=True):
 def pick(workload: Workload | FileRef | str, n: int = 3, gpu: str | None = None) -> Picked:
     """Choose `n` configurations of `workload` by the prior, without measuring. Workers run its kernel function.
 
-    If possible, the last choice divides the work in another way than the others.
+    If possible, the last choice divides the work differently from the others.
 
     `workload`: as for `tune`. `gpu`: choose for this GPU model, such as ``H100``, without needing a GPU or nvcc. None:
     choose for this machine's GPU.

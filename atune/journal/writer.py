@@ -96,7 +96,7 @@ class Journal:
         return cls.create(path), []
 
     def append(self, event: Event) -> None:
-        """Write `event` as a whole line. It survives the death of this process, and after `sync` that of the machine.
+        """Write `event` as a whole line. It survives the end of this process, and after `sync` a crash of the machine.
 
         Raises `MachineError` if it cannot be written, and `JournalError` if it is too long. Earlier lines stay whole.
         """

@@ -186,7 +186,7 @@ REPEATED = 2.0
 
 
 def facts_of(record: Record, arch: str, records: Sequence[Record] = ()) -> Facts:
-    """Return the facts of a record by name, as text. `records`: those of its run, for the layouts it replaced."""
+    """Return the facts of a record by name, as text. `records`: its run's, to name replaced layouts."""
     facts, machine, blocks = record.facts, record.machine, occupancy(record, arch)
     layouts = (facts and facts.layouts) or Layouts()
     known: Facts = []

@@ -370,7 +370,7 @@ class Worker:
         self._calls = 0
         self._busy = False
         self.forked = anyio.Event()
-        """Set once the process exists, or cannot start anymore."""
+        """Set when the process exists, or can no longer start."""
         self.how_ended = ""
         self.with_server = False
         """Whether it ended because its server ended."""

@@ -546,7 +546,7 @@ def _stamp(path: str) -> tuple[int, int, int]:
 
 
 def _serves(run: StoredRun, header: RunStarted | None) -> bool:
-    """Tell whether a winner serves the run of `header`: its default may be another, or a constraint may refuse it."""
+    """Tell whether a winner serves the run of `header`, which may have another default or a constraint against it."""
     if header is None or run.found.winner != BASELINE or run.config is None:
         return True
     return header.baseline is not None and not header.refused and config_key(header.baseline) == config_key(run.config)
