@@ -43,7 +43,7 @@ def unsettled(timings: Mapping[int, Timing], contenders: Sequence[int]) -> list[
 def final_order(
     timings: Mapping[int, Timing], contenders: Sequence[int], keys: Mapping[int, str], default: int | None = None
 ) -> tuple[list[FinalEntry], tuple[int, ...]]:
-    """Return all entries, the winner first and the others by latency; and the candidates that are as fast as it.
+    """Return all entries, the winner first and the others by latency; and the candidates equally fast.
 
     The winner is the leader if it is faster than all others. Otherwise the candidate with the smallest config key among
     the leader and its equals wins, so that runs repeat. But the `default`, if it is a contender, wins unless that

@@ -152,7 +152,7 @@ class Recorder:
 
 
 class Run:
-    """A run, as its compile workers, device workers and final see it. `recorder`: None for a run without a journal."""
+    """State that a run's compile workers, device workers and final share. `recorder`: None without a journal."""
 
     def __init__(self, recorder: Recorder | None = None) -> None:
         self.recorder = recorder or Recorder()

@@ -132,7 +132,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checked_options(given: Mapping[str, Any]) -> Options:
-    """Return the given `AutotuneOptions`, checked, so that mistakes show before the first call. Raises `UsageError`."""
+    """Check the given `AutotuneOptions` before the first call, and return them. Raises `UsageError`."""
     options = complete("autotune", given, AutotuneOptions, WorkloadError)
     cache, key, hints, tuning = options["cache"], options["key"], dict(options["hints"] or {}), options["tuning"]
     preset = tuning.get("preset") if isinstance(tuning, Mapping) else tuning

@@ -87,7 +87,7 @@ class Winners:
         self._settled: set[str] = set()
         """Problems, as texts, that this program tuned. It does not tune them again, even if no winner can be used."""
         self._running: dict[str, tuple[int, object]] = {}
-        """The threads that tune, by key, each with a token of its task."""
+        """The threads that tune, by key, each with a token for the task that tunes."""
 
     def forget(self, meant: Callable[[str], bool]) -> None:
         """Remove winners from memory if their key, as text, is `meant`, and all errors of unusable configurations."""

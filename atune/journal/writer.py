@@ -29,7 +29,7 @@ def line_of(event: Event) -> bytes:
 
 
 class Journal:
-    """The only writer of a journal. It holds a lock that its process releases however it dies.
+    """The only writer of a journal. Its lock ends with the process, however that ends.
 
     Create it by `create`, `reopen` or `start`, and use it as a context manager.
     """

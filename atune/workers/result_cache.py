@@ -214,7 +214,7 @@ class ResultCache:
         return False
 
     def _continued(self, key: ResultKey, header: RunStarted, still: Still | None, again: bool) -> Begun:
-        """Reopen the newest interrupted run of the same work that may be continued; the journal is None without one."""
+        """Reopen the newest interrupted run of the same work that may be continued; the journal is None if none may."""
         for real in [] if again else self._own(key):
             run = self._run(str(real))
             if run is None or run.end is not None or run.key != key.text:
