@@ -389,7 +389,7 @@ def check_given(strategy: str | Strategy | None, *, pipeline: bool = True) -> No
     elif name in STRATEGIES:
         raise UsageError(f"strategy {name!r}: atune has a strategy with this name; rename yours")
     if not pipeline and name != AUTO and learns(name):
-        raise UsageError(f"strategy {name!r} learns while candidates compile, which pipeline=False prevents. Omit it")
+        raise UsageError(f"strategy {name!r} learns while candidates compile: omit pipeline=False")
 
 
 def uses_prior(strategy: str | Strategy, total: int) -> bool:

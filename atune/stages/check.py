@@ -119,7 +119,7 @@ def accepts(function: Any, n: int) -> bool:
 
 
 def reference_positions(work: Workload, arguments: KernelArguments) -> Sequence[int]:
-    """Return the parameters that the reference takes: the inputs, all, or the inputs that the kernel only reads."""
+    """Return the parameters that the reference takes: all inputs, all parameters, or the inputs that are only read."""
     pure = [i for i in arguments.in_idx if i not in arguments.writes]
     ways: list[Sequence[int]] = [arguments.in_idx, range(len(arguments.params)), pure]
     ways.insert(0, ways[1] if arguments.roles.unnamed else ways[0])  # the choice of tilelang's tuner

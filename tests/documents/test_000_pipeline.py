@@ -172,7 +172,7 @@ def test_a14_all_gpus_are_used_where_none_is_named() -> None:
 
 
 def test_a15_a_free_gpu_takes_what_is_ready() -> None:
-    """All GPUs take work from one queue, so a GPU that hangs or is slow keeps no candidate from the others."""
+    """All GPUs take work from one queue, so a slow or hanging GPU does not hold up the others."""
     machine = FakeMachine(40, Script(hangs={0: "measure"}, lower_s=0.01, compile_s=0.01), devices=2, default=0)
     assert atune.run(machine=machine).measured == 39
     assert min(map(len, machine.measured.values())) <= 5

@@ -130,7 +130,7 @@ def test_b4_a_function_of_configs_gets_the_call() -> None:
 
 
 def test_b5_every_configuration_is_tried(guide: SimpleNamespace) -> None:
-    """Every configuration of the guide's space is compiled, checked and measured, or shares another's code."""
+    """Every configuration of the guide's space is compiled, checked and measured, or has the same code as another."""
     tuning = guide.artifact.tuning
     assert tuning.total == len(guide.tuner.configs) == tuning.measured + tuning.duplicates
     assert all(one.checked for one in tuning.measurements)
@@ -191,7 +191,7 @@ def test_b11_the_programmatic_path_runs_as_it_stands(guide: SimpleNamespace) -> 
 
 
 def test_b12_the_result_has_kernel_latency_and_configuration(guide: SimpleNamespace) -> None:
-    """A result has the best kernel, its latency in milliseconds, and its configuration, one of the given ones."""
+    """A result has the best kernel, its latency in milliseconds, and its configuration from the given list."""
     found = guide.artifact
     assert isinstance(found.kernel, tilelang.JITKernel) and found.config in guide.tuner.configs
     assert found.latency == found.kernel.latency == found.tuning.latency_ms > 0
