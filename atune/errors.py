@@ -52,7 +52,7 @@ MESSAGE_CHARACTERS = 500
 DETAIL_CHARACTERS = 4000
 """Longest traceback, or output, that is kept of a candidate."""
 _CHECK = re.compile(r"Check failed: .*?(?: is false:|\(.*? vs\. .*?\) ?:) *(?=\S+ )")
-"""TVM's text before the sentence that explains a failed check. A single word after it is a value, not a sentence."""
+"""TVM's text before the sentence that explains a failed check. If only one word follows, that is a value."""
 _NO_SENTENCE = re.compile(
     r"[\s|^~-]*$"  # a caret, alone or in a margin
     r"|\s*\d* \| |\s*-->"  # a line of source in a diagnostic, and its place

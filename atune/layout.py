@@ -103,7 +103,7 @@ def loop(how: str, *extents: int, threads: int) -> Any:
     side = math.gcd(vectors, threads)
     groups = threads // side
     if rows % groups:
-        raise ValueError(f"layout: {threads} threads do not share {rows} rows of {vectors} vectors of {width} evenly")
+        raise ValueError(f"layout: {threads} threads cannot evenly share {rows} rows of {vectors} vectors of {width}")
 
     def place(*indices: Any) -> Any:
         row: Any = 0

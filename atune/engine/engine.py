@@ -72,7 +72,7 @@ class Engine:
 
     @property
     def recalled(self) -> str:
-        """The journal of the earlier run whose result was taken, so that nothing was done; else empty."""
+        """The journal of the earlier run whose result this run took over; empty if this run did any work."""
         return self._start.recalled
 
     async def run(self) -> None:

@@ -28,10 +28,10 @@ SEEDS = (1, 2)
 
 
 def unsettled(timings: Mapping[int, Timing], contenders: Sequence[int]) -> list[int]:
-    """Return the contenders to time in further rounds: the leader, and those that may still be as fast or faster.
+    """Return the contenders to time in further rounds: the leader, and contenders that may still be as fast or faster.
 
-    Empty once each is known to be slower than the leader, or equally fast. Contenders with fewer samples than the
-    others were found to be slower in an earlier round, and do not count.
+    Empty when each of the others is known to be slower than the leader, or equally fast. Contenders with fewer samples
+    than the others were found to be slower in an earlier round, and do not count.
     """
     playing = _most_timed(timings, contenders)
     leader = min(playing, key=lambda i: timings[i].latency_ms)
@@ -43,11 +43,11 @@ def unsettled(timings: Mapping[int, Timing], contenders: Sequence[int]) -> list[
 def final_order(
     timings: Mapping[int, Timing], contenders: Sequence[int], keys: Mapping[int, str], default: int | None = None
 ) -> tuple[list[FinalEntry], tuple[int, ...]]:
-    """Return all entries, the winner first and the others by latency; and the candidates that are as fast as it.
+    """Return all entries, the winner first and the others by latency; and the candidates equally fast.
 
     The winner is the leader if it is faster than all others. Otherwise the candidate with the smallest config key among
-    the leader and its equals wins, so that runs repeat. But the `default`, if it is a contender, wins unless the other
-    is faster: its gain is more than `CLOSE`, and the 95 % interval of the gain excludes 1.
+    the leader and its equals wins, so that runs repeat. But the `default`, if it is a contender, wins unless that
+    candidate gains more than `CLOSE` and the 95 % interval of its gain excludes 1.
     """
     playing = _most_timed(timings, contenders)
     leader = min(playing, key=lambda i: (timings[i].latency_ms, keys[i]))
@@ -109,7 +109,7 @@ class _FinalistsFailed(Exception):
 
 
 class FinalStage:
-    """Times finalists again on one device. Gets the libraries of those that an earlier part of the run measured.
+    """Times finalists again on one device. Gets libraries that an earlier part of the run measured.
 
     `candidate`: returns the candidate with an index.
     """

@@ -20,7 +20,7 @@ class CompileHints(msgspec.Struct, frozen=True):
     """The groups that may start. ``first``: only groups that devices wait for, as building will be cheaper soon.
     ``none``: no group, because building will be cheaper in a moment."""
     resting: int = 0
-    """Number of workers that start nothing new, because measuring devices need their cores."""
+    """Number of workers that start no new job, because measuring devices need their cores."""
     alike: int = 0
     """Number of equal lowering failures that ends a run in which nothing was lowered; 0: never. Two are enough if the
     default configuration fails in the same way."""

@@ -165,7 +165,7 @@ class ProposeStage:
             await self._call(partial(strategy.tell_all, outcomes))
 
     async def _retry_likely_losers(self, propose: MemoryObjectSendStream[Candidate]) -> None:
-        """If no candidate works, propose again those that were pruned as likely losers, one for each code."""
+        """If no candidate works, propose the candidates that were pruned as likely losers again, one for each code."""
         run, state = self._run, self._run.recorder.state
         self._scheduled.held = True
         run.wake()

@@ -34,7 +34,7 @@ def _close(opened: Any) -> None:
 async def opened_aside(start: Callable[[], Opened], close: Callable[[Opened], object] = _close) -> Opened:
     """Return the result of `start`, which opens a journal or another resource in a thread.
 
-    After a cancellation the thread ends on its own, and `close` then closes the resource, so that no lock stays.
+    If the caller is cancelled, the thread still finishes, and then `close` closes the resource and frees its lock.
     """
     opened: Future[Opened] = Future()
     try:
@@ -152,7 +152,7 @@ class Recorder:
 
 
 class Run:
-    """A run, as its compile workers, device workers and final see it. `recorder`: None for a run without a journal."""
+    """State that a run's compile workers, device workers and final share. `recorder`: None without a journal."""
 
     def __init__(self, recorder: Recorder | None = None) -> None:
         self.recorder = recorder or Recorder()
@@ -174,9 +174,9 @@ class Run:
         self.measuring = 0
         """Number of devices that have a candidate now."""
         self.compiled = anyio.Event()
-        """Set once nothing is left to compile."""
+        """Set when nothing is left to compile."""
         self.measured = anyio.Event()
-        """Set once nothing is left to measure."""
+        """Set when nothing is left to measure."""
         self._changed = anyio.Event()
 
     def stop(self, reason: str) -> None:

@@ -54,7 +54,7 @@ class CompileState:
     pipeline: bool = True
     proposing: bool = True
     held: bool = False
-    """Whether the strategy proposes nothing until outcomes come. All waiting candidates are compiled then."""
+    """Whether the strategy proposes nothing until it gets outcomes. All waiting candidates are then compiled."""
     hints: CompileHints = CompileHints()  # noqa: RUF009
     waiting: int = 0
     """Number of proposed candidates that no worker has taken yet."""

@@ -28,7 +28,7 @@ from atune.model.jobs import ElaborateJob
 from atune.workload.workload import WorkloadSpec
 
 POLL_S = 0.1
-"""Seconds between two checks for the end of another run of the same work."""
+"""Seconds between two checks whether another run of the same work has ended."""
 
 
 class Start:
@@ -40,7 +40,7 @@ class Start:
         """None until the survey of the space, if there is one, has ended."""
         self.figures: Figures | None = None
         self.recalled = ""
-        """The journal of an earlier run that already has the result, so that no work is left; else empty."""
+        """The journal of an earlier run that already has the result; empty if this run has work to do."""
         self.layouts: LayoutChoice | None = None
         """Chooses among layouts; None if all are tried."""
         self._drawn_by = settings.seed

@@ -23,7 +23,7 @@ AHEAD, FULL = 2, 16
 ROOM = 3
 """Once the limit is reached, the strategy is asked again when a worker's share of it, divided by `ROOM`, is free."""
 DUPLICATE = "duplicate"
-"""The reason of a candidate with the same code as another, which has the latency. The duplicate did not fail."""
+"""The reason of a candidate whose code was measured as another candidate's. The duplicate did not fail."""
 
 
 @runtime_checkable
@@ -215,7 +215,7 @@ def latency_or_reason(state: State, index: int) -> tuple[float | None, str]:
 _ABSENT = object()
 """Stands for the value of a configuration that lacks an axis."""
 SPREAD = 4096
-"""Number of draws that are spread over the axes. So many cover all axes, so later draws need not be spread."""
+"""Number of draws that are spread over the axes. They cover all axes, so later draws need not be spread."""
 SPREAD_TRIES = 16
 """For each spread draw, this many candidates are drawn, and the candidate with the rarest values is taken."""
 
@@ -325,7 +325,7 @@ class FixedOrder:
 
 
 def _random(searched: Searched) -> FixedOrder:
-    """Return a random order that the seed draws, whose beginning is spread over the axes."""
+    """Return the candidates in a random order, drawn with the seed. Its beginning is spread over the axes."""
     indices = list(searched.configs)
     order = Encoding(list(searched.configs.values())).spread_order(searched.seed)
     begin = list(islice(order, SPREAD))  # the slow part, which is done before the first answer
@@ -333,7 +333,7 @@ def _random(searched: Searched) -> FixedOrder:
 
 
 def _ranked(searched: Searched) -> FixedOrder:
-    """Return the candidates by the prior's estimate, the best first, then those without. The seed orders equals."""
+    """Return the candidates by the prior's estimate, best first, then candidates without one. The seed breaks ties."""
     shuffled = list(searched.configs)
     random.Random(searched.seed).shuffle(shuffled)
     return FixedOrder(PRIOR, by_prior(shuffled, searched.prior or {}))
@@ -389,7 +389,7 @@ def check_given(strategy: str | Strategy | None, *, pipeline: bool = True) -> No
     elif name in STRATEGIES:
         raise UsageError(f"strategy {name!r}: atune has a strategy with this name; rename yours")
     if not pipeline and name != AUTO and learns(name):
-        raise UsageError(f"strategy {name!r} learns while candidates compile, which pipeline=False prevents. Omit it")
+        raise UsageError(f"strategy {name!r} learns while candidates compile: omit pipeline=False")
 
 
 def uses_prior(strategy: str | Strategy, total: int) -> bool:

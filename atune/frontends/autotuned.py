@@ -201,7 +201,7 @@ class TunedKernel(TunableKernel):
         raise NotImplementedError
 
     def kernel_for(self, call: Call) -> Any:
-        """Return the compiled kernel of a call, with the configuration that it passes, or otherwise the fastest."""
+        """Return the compiled kernel for a call: with the configuration that the call passes, or else the winner."""
         raise NotImplementedError
 
     def form_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:

@@ -55,8 +55,8 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
         default=(),
     )]
     hints: Annotated[Mapping[str, Any] | None, option(
-        "Arguments of the kernel, or other names that an axis may have (``occupancy``), with a value for all "
-        "configurations. A hint must not be an axis, too. A function as the value gets the target (``sm_90a``, ``c``).",
+        "Values for all configurations, by name: of the kernel's arguments, or of anything else that an axis may set "
+        "(``occupancy``). A hint must not be an axis, too. A value that is a function gets the target (``sm_90a``).",
         must="must be a dict of the kernel's arguments, such as {'threads': 128}",
     )]
     tuning: Annotated[str | Mapping[str, Any] | None, option(
@@ -132,7 +132,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checked_options(given: Mapping[str, Any]) -> Options:
-    """Return the given `AutotuneOptions`, checked, so that mistakes show before the first call. Raises `UsageError`."""
+    """Check the given `AutotuneOptions` before the first call, and return them. Raises `UsageError`."""
     options = complete("autotune", given, AutotuneOptions, WorkloadError)
     cache, key, hints, tuning = options["cache"], options["key"], dict(options["hints"] or {}), options["tuning"]
     preset = tuning.get("preset") if isinstance(tuning, Mapping) else tuning

@@ -53,7 +53,7 @@ class Picked(msgspec.Struct, frozen=True):
 def pick(workload: Workload | FileRef | str, n: int = 3, gpu: str | None = None) -> Picked:
     """Choose `n` configurations of `workload` by the prior, without measuring. Workers run its kernel function.
 
-    If possible, the last choice divides the work in another way than the others.
+    If possible, the last choice divides the work differently from the others.
 
     `workload`: as for `tune`. `gpu`: choose for this GPU model, such as ``H100``, without needing a GPU or nvcc. None:
     choose for this machine's GPU.
@@ -86,7 +86,7 @@ async def picked(workload: Workload | FileRef | str, n: int, device: DeviceInfo 
     if unknown and not fit:
         others = ", and the others cannot run" if unknown < len(candidates) else ""
         raise UsageError(
-            f"in {limit_s:.0f} s the kernel function gave no answer for {unknown} of {len(candidates)} candidates"
+            f"in {limit_s:.0f} s the kernel function did not return for {unknown} of {len(candidates)} candidates"
             f"{others}: check whether it hangs. A tuning would wait compile_timeout_s for each of them"
         )
     if figures is not None and not fit:

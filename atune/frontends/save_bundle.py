@@ -102,7 +102,7 @@ def _check(results: Sequence[Result]) -> None:
         header, problem = result.header, named(plain_problem(result.header))
         where = f" ({result.journal})" if result.journal else ""
         if header.kernel != first.kernel:
-            raise UsageError(f"a bundle holds one kernel, but {problem}{where} has another than the first result")
+            raise UsageError(f"a bundle holds one kernel, but {problem}{where} has a kernel other than the first")
         if header.target != first.target:
             raise UsageError(f"the bundle is for {first.target}, like the first result, but {problem}{where} is not")
         if problem in seen:

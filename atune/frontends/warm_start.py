@@ -86,8 +86,8 @@ def _advice_of(result: Result, source: str, spec: WorkloadSpec, here: Container[
         )
     if not (first := _first(measured, here)):
         raise UsageError(
-            f"warm {source}: none of the {len(measured)} configurations that were measured there is in this space of "
-            f"{spec.total:,}. Give a journal whose space overlaps with this space"
+            f"warm {source}: this space of {spec.total:,} has none of the {len(measured)} configurations that were "
+            "measured there. Give a journal whose space overlaps with this space"
         )
     return Advice(source, first)
 

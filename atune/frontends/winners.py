@@ -87,7 +87,7 @@ class Winners:
         self._settled: set[str] = set()
         """Problems, as texts, that this program tuned. It does not tune them again, even if no winner can be used."""
         self._running: dict[str, tuple[int, object]] = {}
-        """The threads that tune, by key, each with a token of its task."""
+        """The threads that tune, by key, each with a token for the task that tunes."""
 
     def forget(self, meant: Callable[[str], bool]) -> None:
         """Remove winners from memory if their key, as text, is `meant`, and all errors of unusable configurations."""
@@ -187,7 +187,7 @@ class Winners:
             return
         cause = error.failures[0].message if isinstance(error, CompileFailed) else in_one_line(error)
         what = f"{self._name}: the winner {describe_config(winner.config)} cannot be used for {_problem(call)}"
-        warn_caller(f"{what}: {cause}. The next best is tried, if there is one", RuntimeWarning)
+        warn_caller(f"{what}: {cause}. atune tries the next best winner, if there is one", RuntimeWarning)
 
     def _missing(self, call: TunedCall) -> str:
         key, text = call.work.key, printable(call.key_text)
@@ -197,7 +197,7 @@ class Winners:
         return f"{key.kernel}: no result{serves} for {text} on {key.device}"
 
     async def tuned(self, call: TunedCall, refresh: bool = False) -> TuneResult:
-        """Return the whole tuning of a call: a known one, that of another task or process, or a new one."""
+        """Return the whole tuning of a call: a known tuning, another task's or process's, or a new tuning."""
         if refresh:
             self.forget(call.key_text.__eq__)
         winner, mine = await self._once(call, refresh, True)

@@ -110,7 +110,7 @@ class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_propose
     surveyed: bool = False
     """Whether the survey of the space, and not the strategy, proposed it, because it fails. No budget counts it."""
     further_layout: bool = False
-    """Whether it is another layout of a proposed configuration, to choose from. No budget counts it."""
+    """Whether it is another layout of a proposed configuration, among which atune chooses. No budget counts it."""
 
 
 class SpaceSurveyed(Event, frozen=True, kw_only=True, tag="space_surveyed"):

@@ -96,7 +96,7 @@ _MERGED = DeviceReady | ReferenceMeasured | Warned | CandidateProposed | Candida
 
 
 def _counts(event: Outcome, state: State, others: Sequence[State]) -> bool:
-    """Tell whether an outcome is the last in its journal, and not a failure of a candidate measured in another."""
+    """Tell whether an outcome is the last in its journal, and not a failure of a candidate that another measured."""
     last = state.outcome(event.index)
     measured = isinstance(event, CandidateMeasured)
     elsewhere = any(isinstance(other.outcome(event.index), CandidateMeasured) for other in others)

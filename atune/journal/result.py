@@ -175,7 +175,7 @@ class SameBits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def valid_finalists(state: State) -> tuple[FinalEntry, ...]:
-    """Return the final's entries, under their credited index, whose candidates have not failed since."""
+    """Return the final's entries for candidates that have not failed since, under their credited index."""
     entries = state.final.entries if state.final else ()
     firsts = [(state.first(e.index), e.timing) for e in entries]
     return tuple(FinalEntry(e.index, timing) for e, timing in firsts if isinstance(e.outcome, CandidateMeasured))

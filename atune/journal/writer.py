@@ -29,7 +29,7 @@ def line_of(event: Event) -> bytes:
 
 
 class Journal:
-    """The only writer of a journal. It holds a lock that its process releases however it dies.
+    """The only writer of a journal. Its lock ends with the process, however that ends.
 
     Create it by `create`, `reopen` or `start`, and use it as a context manager.
     """
@@ -48,7 +48,7 @@ class Journal:
 
     @classmethod
     def create(cls, path: str | Path) -> Journal:
-        """Start a new journal that only its owner can read. In the cache folder, create missing folders, also private.
+        """Start a new journal, and create missing folders in the cache folder. Only the owner can read these files.
 
         Raises `JournalError` if `path` cannot be written, has no folder, is not empty, or has another writer.
         """
@@ -96,7 +96,7 @@ class Journal:
         return cls.create(path), []
 
     def append(self, event: Event) -> None:
-        """Write `event` as a whole line. It survives the death of this process, and after `sync` that of the machine.
+        """Write `event` as a whole line. It survives the end of this process, and after `sync` a crash of the machine.
 
         Raises `MachineError` if it cannot be written, and `JournalError` if it is too long. Earlier lines stay whole.
         """

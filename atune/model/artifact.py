@@ -94,8 +94,8 @@ class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
     outputs: tuple[Whole, ...] = ()
     """Outputs, in order. A call allocates and returns the outputs that it is not given."""
     zero: tuple[Whole, ...] = ()
-    """Parameters that a call sets to zero first: inputs, and outputs that it allocates. It leaves outputs that it is
-    given unchanged."""
+    """Parameters that a call sets to zero first: inputs, and outputs that it allocates. Outputs that the caller gives
+    stay unchanged."""
     writes: tuple[Whole, ...] = ()
     """Inputs that the kernel may write into."""
     set_up: tuple[Whole, ...] = ()

@@ -129,7 +129,7 @@ def _as_form(value: Any, form: Any) -> Any:
 
 
 def forms(value: Any) -> frozenset[str]:
-    """Return the names of the types in a value that keys and journals replace by plain types; empty if none is.
+    """Return the names of the types in a value that keys and journals replace by plain types; empty without any.
 
     An enumeration's member and its number have the same plain form, but may lead to different kernels.
     """

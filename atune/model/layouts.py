@@ -58,7 +58,7 @@ class LoopFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     threads: tuple[str, ...] = ()
     """For some of the iterations, the threads that execute each, as `mask_of` writes them; empty if unknown."""
     by_source: tuple[str, Whole] = ("", 0)
-    """A fragment from which inference may lay out the loop, and a thread's iterations then; empty if none is known."""
+    """A fragment from which inference may lay out the loop, with the iterations per thread then; empty if unknown."""
 
     @property
     def repeated(self) -> float:

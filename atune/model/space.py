@@ -230,7 +230,7 @@ def _axis(name: str, values: Any) -> Sequence[Any]:
 class UserCallback:
     """A function of the user's, whose signature is read only once.
 
-    `what` describes a call in messages, from the values that the call passes in addition to the problem's arguments.
+    `what` describes a call in messages. It gets the values that a call passes in addition to the problem's arguments.
     """
 
     def __init__(self, function: Callable[..., Any], arguments: Mapping[str, Any], what: Callable[[Any], str]) -> None:

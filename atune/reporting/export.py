@@ -80,7 +80,7 @@ def _fields(part: object, *names: str) -> dict[str, Any]:
 
 
 def _times_winner(result: Result, record: Record, final: dict[int, float], first: dict[int, float]) -> float | None:
-    """Return a record's latency over the winner's. Final timings are compared with final, first with first timings."""
+    """Return a record's latency over the winner's. Final and first timings are compared separately."""
     credited, best = record.credited, result.best_index
     timed = final if credited in final else first
     if best is None or credited not in timed:
@@ -186,7 +186,7 @@ REPEATED = 2.0
 
 
 def facts_of(record: Record, arch: str, records: Sequence[Record] = ()) -> Facts:
-    """Return the facts of a record by name, as text. `records`: those of its run, for the layouts it replaced."""
+    """Return the facts of a record by name, as text. `records`: all records of its run, to name replaced layouts."""
     facts, machine, blocks = record.facts, record.machine, occupancy(record, arch)
     layouts = (facts and facts.layouts) or Layouts()
     known: Facts = []

@@ -136,7 +136,7 @@ def _writer(log: Any) -> Callable[[str, str, dict[str, Any]], None]:
 
 
 def _fields(event: Event, state: State, run: str) -> dict[str, Any]:
-    """Return an event's fields as data, with those that name its run and describe its candidate."""
+    """Return an event's fields as data, with fields that name its run and describe its candidate."""
     header = header_in(state)
     run = run.removesuffix(".jsonl") or f"{header.workload}-{header.time}"
     fields: dict[str, Any] = {"run": run, "workload": header.workload, **msgspec.to_builtins(event)}

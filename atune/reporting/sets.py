@@ -105,7 +105,7 @@ def _finalists(result: Result) -> list[Record]:
 
 
 def _contenders(result: Result) -> Sequence[Record]:
-    """Return the records that may win. A baseline counts only if it did win, because its outputs may be unchecked."""
+    """Return the records that may win. A baseline counts only if it won, because its outputs may be unchecked."""
     return result.all_records if result.best == result.baseline else result.records
 
 

@@ -183,7 +183,7 @@ class KernelArguments:
         return f"{outs} output{'s' * (outs != 1)}{places} and {ins} input{'s' * (ins != 1)}{why}"
 
     def still_holding(self, byte: int, among: Mapping[int, Any] | None = None) -> dict[int, Any]:
-        """Return masks of the output elements that still hold `byte`, by position, without outputs that have none.
+        """Return a mask of the elements that still hold `byte`, for each output that has any, by the output's position.
 
         `among`: masks of the elements to look at; None for all. Outputs that are set to zero are left out.
         """
@@ -378,7 +378,7 @@ class GivenTensors:
         ]
 
     def discard(self) -> None:
-        """Forget the tensors, once nobody needs them any more."""
+        """Forget the tensors, which nobody needs any more."""
         self._values = []
 
     def __call__(self) -> list[Any]:
@@ -421,7 +421,7 @@ class _Guard(NamedTuple):
 class Guards:
     """Allocates tensors with a guard on each side, and tells which guard was written into.
 
-    Each parameter has another pattern, so a copy from beyond the end of one tensor to beyond the end of another is
+    Each parameter has its own pattern, so a copy from beyond the end of one tensor to beyond the end of another is
     detected, too. Each tensor takes `ALIGN_BYTES` and twice `GUARD_BYTES` more; the pattern takes `GUARD_BYTES` once.
     """
 

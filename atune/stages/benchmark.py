@@ -153,7 +153,7 @@ def _measured(job: MeasureJob) -> Measurement | Failure:
 
 
 def _failed_call(error: BaseException, artifact: Artifact) -> Failure:
-    """Return the failure of a candidate whose call raised: out of bounds, if it was, which says more than the error."""
+    """Return the failure of a candidate whose call raised. A write out of bounds says more than the error itself."""
     kind, message = kind_of(error), in_one_line(error)
     if kind == "launch" and device.arguments is not None:
         with contextlib.suppress(Exception):  # the device may not answer any more
@@ -163,7 +163,7 @@ def _failed_call(error: BaseException, artifact: Artifact) -> Failure:
 
 
 def final(job: FinalJob) -> Finals:
-    """Time all candidates in turn, each round in another order, and then check them again."""
+    """Time all candidates in turn, each round in a different order, and then check them again."""
     calls: list[Timed] = []
     arguments_of: dict[Any, KernelArguments] = {}
     for artifact in job.artifacts:  # candidates may differ in their parameters
@@ -277,7 +277,7 @@ def _called_and_judged(
 ) -> tuple[Mismatch | None, float | None]:
     """Call on outputs filled with each of `poisons` in turn, and judge the writes since the guards were renewed.
 
-    An element that still holds the first poison may have been given just that value, so only then is the next tried.
+    The next poison is tried only if an element still holds the first, because the kernel may have written that value.
     """
     unwritten: dict[int, Any] | None = None
     for poison in poisons:

@@ -27,7 +27,7 @@ RTOL = {
 """Default relative tolerance by output dtype: some units in the last place, with room for another order of summation.
 The default absolute tolerance is this times the reference's `usual_sizes`, so that it follows their scale."""
 LONG, DRAWN_OF_LINE, DRAWN_OF_ALL = 32, 64, 1 << 16
-"""Least length of a row or column that has its own usual size; values that are drawn to estimate it, and a tensor's."""
+"""Least length of a row or column with its own usual size; numbers of values to estimate it from, and a tensor's."""
 
 
 class Mismatch(msgspec.Struct, frozen=True):
@@ -119,7 +119,7 @@ def accepts(function: Any, n: int) -> bool:
 
 
 def reference_positions(work: Workload, arguments: KernelArguments) -> Sequence[int]:
-    """Return the parameters that the reference takes: the inputs, all, or the inputs that the kernel only reads."""
+    """Return the parameters that the reference takes: all inputs, all parameters, or the inputs that are only read."""
     pure = [i for i in arguments.in_idx if i not in arguments.writes]
     ways: list[Sequence[int]] = [arguments.in_idx, range(len(arguments.params)), pure]
     ways.insert(0, ways[1] if arguments.roles.unnamed else ways[0])  # the choice of tilelang's tuner
@@ -262,7 +262,7 @@ def _compared(
     tolerance = _tolerance(work, pair, expected, i)
     largest = pair.want.abs().nan_to_num(0, posinf=0).max().item() if out.numel() and not pair.exact else 0.0
     if not math.isfinite(max(atol.max().item() for atol in tolerance.atols) + tolerance.rtol * largest):
-        rtol = f"rtol {tolerance.rtol:g} is an infinite tolerance for the reference's values, up to {largest:.3g}"
+        rtol = f"rtol {tolerance.rtol:g} makes the tolerance infinite for reference values up to {largest:.3g}"
         return Mismatch("mismatch", f"{label}: {rtol}; pass a smaller rtol="), 0.0
     bad, worst = _differing(pair, tolerance)
     if int(bad.sum().item()) <= work.max_mismatched_ratio * out.numel():

@@ -147,7 +147,7 @@ def compile(source: str, pass_configs: Mapping[str, Any]) -> MachineCode:
 
 
 def compile_remotely(source: str, flavour: Flavour, run_dir: str) -> bytes:
-    """Compile `source` by the server that is linked in `run_dir`, and return the binary. Raises `CiccError`."""
+    """Let the server that `run_dir` links to compile `source`, and return the binary. Raises `CiccError`."""
     parsed = _parsed(os.path.join(run_dir, FOLDER, TOOLS))
     if flavour != parsed.flavour:
         raise CiccError(f"its headers are parsed for {parsed.flavour.arch}, fast_math={parsed.flavour.fast_math}")

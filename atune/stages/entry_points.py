@@ -120,7 +120,7 @@ def lower(payload: bytes) -> bytes:
 def build(payload: bytes) -> bytes:
     """Build a group: `BuildJob` → list with an `Artifact` or a `Failure` for each member.
 
-    A group of one that fails answers with a `Failure`. A larger group raises, because the faulty member is unknown.
+    If a group with one member fails, the answer has its `Failure`. A larger group raises: the faulty member is unknown.
     """
     job = msgspec.msgpack.decode(payload, type=BuildJob)
     built = answer(job.group, job.path, cicc.compile if job.service else by_nvcc)

@@ -188,8 +188,8 @@ def is_jit(kernel: Any) -> bool:
 def is_eager(jit: Any, arguments: Mapping[str, Any], configs: Iterable[Config]) -> bool:
     """Tell whether a kernel under `@tilelang.jit` runs when it is called, and fix this mode in it.
 
-    tilelang may have to call the kernel to know, with the first of `configs` that does not fail. Raises `WorkloadError`
-    if all fail.
+    tilelang may have to call the kernel to find out. It uses the first of `configs` that does not fail; if all fail,
+    this raises `WorkloadError`.
     """
     ordered = sorted(configs, key=lambda c: not c)  # {}, the kernel's own defaults, is the last resort
 

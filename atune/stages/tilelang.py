@@ -56,7 +56,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "tilelang.engine.lower:device_codegen(device_mod, context)": ("loads machine code into a library's device half",),
     "tilelang.transform.pass_config:normalize_pass_configs(pass_configs)": ("completes a pass configuration",),
     "tilelang.engine:KernelParam(dtype, shape)": (
-        "parameters for `supply_prog`, and of kernels from libraries", "from_buffer(buffer)", "from_var(var)",
+        "describes parameters, for `supply_prog` and for loaded libraries", "from_buffer(buffer)", "from_var(var)",
     ),
     "tilelang.jit:JITImpl": (
         "kernels under `@tilelang.jit`",

@@ -28,7 +28,7 @@ PREPARE_TIMEOUT_S = 120.0
 
 
 class ServiceProcess(anyio.AsyncContextManagerMixin):
-    """The process with the parsed headers, of one run or of several concurrent runs. The first call forks it.
+    """The process that keeps the parsed headers, for one run or several concurrent runs. The first call forks it.
 
     It has its own fork server, which imports almost nothing; see `atune.stages.cicc_server`.
     """

@@ -36,8 +36,8 @@ COMPILE_NICE = 5
 """Niceness of the compile workers, which gives the user's own programs and the device processes precedence."""
 
 ELABORATE_S = 20.0
-"""Time limit of an elaboration, because the whole run waits for it; `compile_timeout_s` counts if it is less. The facts
-of a candidate that takes longer stay unknown, and its lowering has the whole deadline."""
+"""Time limit of an elaboration, because the whole run waits for it. A lower `compile_timeout_s` takes precedence. The
+facts of a candidate that takes longer stay unknown, and its lowering has the whole deadline."""
 SPOILED = (
     "candidate {index} failed in a process that had run other candidates, but not in a fresh one, because another "
     "candidate changes what its process shares, such as os.environ. atune repeats these failures in a fresh process"
@@ -47,7 +47,7 @@ PATIENCE = 4.0
 
 
 class CompileProcess(Supervised):
-    """A process of a compile worker. It starts when it is needed, and again after it died. `role`: its name."""
+    """A process of a compile worker. It starts when it is needed, and again if it has died. `role`: its name."""
 
     died, raised = "crash", "lower"
 

@@ -339,9 +339,9 @@ async def device_lock(
 ) -> AsyncGenerator[float | None, None]:
     """Hold a device, by its UUID or name. Yields the seconds of waiting, or None if the wait was given up.
 
-    The lock consists of two advisory locks (flock) on files in `folder`, by default below `$TMPDIR/atune-UID`. The
-    holder of the first may wait for the second, so that a run that measures without pause cannot overtake a waiting
-    run. The kernel releases both if the program ends in any way. Cancelling the wait leaves nothing behind.
+    The lock consists of two advisory locks (flock) on files in `folder`, by default below `$TMPDIR/atune-UID`. Only the
+    holder of the first lock waits for the second, so a run that measures without pause cannot overtake a waiting run.
+    The kernel releases both if the program ends in any way. Cancelling the wait leaves nothing behind.
     """
     folder = folder or private_root()
     deadline, began = Deadline(patience_s), time.monotonic()

@@ -57,8 +57,8 @@ READ_BYTES, PRINTED_CHARACTERS = 1 << 16, 2000
 PF_EXITING = 0x4
 """Flag of a process that is ending, from before its files are closed (Linux, include/linux/sched.h)."""
 STARVED_SHARE = 0.5
-"""If the processes of a call got less CPU time than this share of its time, and a process is still waiting for a CPU,
-they had too little."""
+"""If a call's processes got less CPU time than this share of its wall time, and one of them is still waiting for a CPU,
+the machine was too busy for the call."""
 REAP_S = 1.0
 SLICE_BYTES = 1 << 20
 """Most bytes that are sent or received before other tasks of the event loop get their turn."""
@@ -370,7 +370,7 @@ class Worker:
         self._calls = 0
         self._busy = False
         self.forked = anyio.Event()
-        """Set once the process exists, or cannot start anymore."""
+        """Set when the process exists, or can no longer start."""
         self.how_ended = ""
         self.with_server = False
         """Whether it ended because its server ended."""

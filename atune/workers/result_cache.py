@@ -214,7 +214,7 @@ class ResultCache:
         return False
 
     def _continued(self, key: ResultKey, header: RunStarted, still: Still | None, again: bool) -> Begun:
-        """Reopen the newest interrupted run of the same work that may be continued; the journal is None without one."""
+        """Reopen the newest interrupted run of the same work that may be continued; the journal is None if none may."""
         for real in [] if again else self._own(key):
             run = self._run(str(real))
             if run is None or run.end is not None or run.key != key.text:
@@ -546,7 +546,7 @@ def _stamp(path: str) -> tuple[int, int, int]:
 
 
 def _serves(run: StoredRun, header: RunStarted | None) -> bool:
-    """Tell whether a winner serves the run of `header`: its default may be another, or a constraint may refuse it."""
+    """Tell whether a winner serves the run of `header`, which may have another default or a constraint against it."""
     if header is None or run.found.winner != BASELINE or run.config is None:
         return True
     return header.baseline is not None and not header.refused and config_key(header.baseline) == config_key(run.config)

@@ -217,7 +217,7 @@ class Parked:
         return None
 
     def park(self, server: ForkServerProcess | None) -> None:
-        """Keep `server` for the next run, and end the server that was parked before. None only ends that."""
+        """Keep `server`, unless it is None, for the next run, and end the server that was parked before."""
         with self._lock:
             before, self.server = self.server, server
         if before is not None:

@@ -32,9 +32,9 @@ class Supervised:
     """
 
     died: FailureKind
-    """The kind of failure of a candidate that ends the process."""
+    """The kind of failure if a candidate ends the process."""
     raised: FailureKind
-    """The kind of failure of a candidate whose job raises an exception in the process."""
+    """The kind of failure if a candidate's job raises an exception in the process."""
 
     def __init__(self, workers: Workers) -> None:
         self.workers = workers

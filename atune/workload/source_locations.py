@@ -147,7 +147,7 @@ def located(message: str, error: BaseException) -> str:
 def ask(what: str, question: Callable[[], T], hint: str = "") -> T:
     """Return the result of `question`, which calls a function of a workload. `what`: its name in messages.
 
-    Raises `WorkloadError` if it raises, with the place in the user's code, or with `hint` if the call itself failed.
+    If `question` raises, raises `WorkloadError` with the place in the user's code, or `hint` if the call itself failed.
     """
 
     def raised(error: BaseException) -> WorkloadError:

@@ -78,7 +78,7 @@ class SharedOptions(TypedDict, total=False):
     )]
     setup: Annotated[Callable[..., Any] | None, option(
         "A function of the inputs, which is called after they are made on a device and may change them in place. Calls "
-        "of the tuned kernel do not repeat it, so atune does not hand out a kernel whose inputs it changed.",
+        "of the tuned kernel do not repeat it, so if it changed the inputs, atune does not hand out the kernel.",
         must=_FUNCTION,
     )]
     restore: Annotated[Sequence[int] | None, option(

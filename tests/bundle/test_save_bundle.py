@@ -142,7 +142,7 @@ def test_results_that_make_no_bundle(journals: dict[str, str], tmp_path: Path) -
     refused = [
         ([], "a bundle needs at least one result"),
         (replayed(journals, "SMALL", "SMALL"), "two results are for the problem M=32, N=16: give one of them"),
-        (replayed(journals, "SMALL", "OTHER"), r"one kernel, but M=96, N=16 \(.*\) has another than the first"),
+        (replayed(journals, "SMALL", "OTHER"), r"one kernel, but M=96, N=16 \(.*\) has a kernel other than the first"),
         ([Result.from_events(Stream().proposed(0).events)], "the run has no winner"),
     ]
     for results, message in refused:

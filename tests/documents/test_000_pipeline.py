@@ -72,7 +72,7 @@ def test_a1_the_pipeline_can_be_switched_off(run: Any) -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("pipeline", [True, False])
 async def test_a2_measuring_runs_beside_compiling(pipeline: bool) -> None:
-    """With the pipeline, candidates and references are measured while other candidates compile."""
+    """The pipeline measures candidates and references while other candidates compile."""
     machine = FakeMachine(200, Script(library_s=5.0), workers=3, devices=2)  # more than the artifacts' stream holds
     run = await finish(machine, pipeline=pipeline)
     built, references = run.of(events.ArtifactBuilt), run.of(events.ReferenceMeasured)
@@ -143,7 +143,7 @@ def test_a10_a_configuration_that_cannot_be_elaborated_fails_alone(run: Any) -> 
 @pytest.mark.parametrize("target", ["c", "sm_90a"])
 @pytest.mark.parametrize("backend", ["torch", "dlpack", "cutedsl"])
 def test_a11_an_execution_backend_that_the_target_lacks_is_refused(target: str, backend: str) -> None:
-    """An execution backend that the target lacks is refused with a list of its backends, and never replaced."""
+    """A backend that the target lacks is refused with a list of the target's backends, and never replaced."""
     match = rf"^execution_backend must be one of auto, .* for target .*, got '{backend}'$"
     with pytest.raises(ArgumentError, match=match):
         AutoTuner(scaled, BLOCKS).set_compile_args(target=target, execution_backend=backend)
@@ -172,7 +172,7 @@ def test_a14_all_gpus_are_used_where_none_is_named() -> None:
 
 
 def test_a15_a_free_gpu_takes_what_is_ready() -> None:
-    """All GPUs take work from one queue, so a GPU that hangs or is slow keeps no candidate from the others."""
+    """All GPUs take work from one queue, so a slow or hanging GPU does not hold up the others."""
     machine = FakeMachine(40, Script(hangs={0: "measure"}, lower_s=0.01, compile_s=0.01), devices=2, default=0)
     assert atune.run(machine=machine).measured == 39
     assert min(map(len, machine.measured.values())) <= 5
@@ -193,7 +193,7 @@ def test_a16_each_gpu_has_inputs_of_its_own() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("slow", ["fake-0", "fake-1", "fake-2"])
 async def test_a17_a_gpu_that_is_not_as_fast_as_the_others_is_left_out(slow: str) -> None:
-    """Each GPU times the reference; if one deviates, its figures do not count, and the others measure again."""
+    """Each GPU times the reference; if one deviates, its figures do not count, and the others repeat its work."""
     script = Script(latency_ms=valley(9), slowdown={slow: 0.9}, lower_s=0.01, compile_s=0.01)
     run = await finish(FakeMachine(24, script, devices=3))
     [excluded] = run.of(events.DeviceExcluded)
@@ -224,7 +224,7 @@ def test_a18_a_kernel_that_never_ends_is_killed_at_its_deadline() -> None:
     [("fault", 1), ("worker_lost", 1), *((kind, 0) for kind in ("mismatch", "unwritten", "load", "out_of_memory"))],
 )
 async def test_a19_a_candidate_that_fails_or_ends_its_process_disturbs_no_other(kind: Any, lost: int) -> None:
-    """If a candidate ends its process, a new one measures the rest; other failures cost no process."""
+    """If a candidate ends its process, a new process measures the rest; other failures cost no process."""
     machine = FakeMachine(10, Script(fails={3: kind}))
     run = await finish(machine)
     assert [(e.index, e.kind) for e in run.of(events.BenchmarkFailed)] == [(3, kind)]

@@ -168,7 +168,7 @@ def test_e12_given_tensors_are_tuned_on(tuned: SimpleNamespace) -> None:
 
 
 def test_e13_every_door_takes_a_decorated_kernel_or_says_what_to_give(tmp_path: Path, capsys: Any) -> None:
-    """The command line takes a tuned kernel by file and name; every other door says what to give it instead."""
+    """The command line takes a tuned kernel by file and name; every other function says what to pass instead."""
     file = tmp_path / "kernel.py"
     file.write_text("import atune\nfrom decorated import shift\nK = atune.autotune(shift, space={'block': [16, 32]})\n")
     command = [f"{file}:K", "--arg", "n=64", "--target", "c", "--json"]

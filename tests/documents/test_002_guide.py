@@ -130,7 +130,7 @@ def test_b4_a_function_of_configs_gets_the_call() -> None:
 
 
 def test_b5_every_configuration_is_tried(guide: SimpleNamespace) -> None:
-    """Every configuration of the guide's space is compiled, checked and measured, or shares another's code."""
+    """Every configuration of the guide's space is compiled, checked and measured, or has the same code as another."""
     tuning = guide.artifact.tuning
     assert tuning.total == len(guide.tuner.configs) == tuning.measured + tuning.duplicates
     assert all(one.checked for one in tuning.measurements)
@@ -191,7 +191,7 @@ def test_b11_the_programmatic_path_runs_as_it_stands(guide: SimpleNamespace) -> 
 
 
 def test_b12_the_result_has_kernel_latency_and_configuration(guide: SimpleNamespace) -> None:
-    """A result has the best kernel, its latency in milliseconds, and its configuration, one of those given."""
+    """A result has the best kernel, its latency in milliseconds, and its configuration from the given list."""
     found = guide.artifact
     assert isinstance(found.kernel, tilelang.JITKernel) and found.config in guide.tuner.configs
     assert found.latency == found.kernel.latency == found.tuning.latency_ms > 0
@@ -283,7 +283,7 @@ def test_b19_a_reference_gets_the_inputs_that_candidates_get() -> None:
     ],
 )
 def test_b20_a_reference_may_judge(reference: Any, why: str) -> None:
-    """A `ref_prog` of every parameter may judge: it returns True or False, or raises what is wrong."""
+    """A `ref_prog` that takes every parameter may judge: it returns True or False, or raises an error."""
     found = cpu_tuner(configs=WRONG, ref_prog=reference).run()
     [failure] = found.tuning.failures
     assert found.config == {"factor": 2} and failure.kind == "mismatch" and failure.message.startswith(why)
@@ -295,7 +295,7 @@ def test_b20_a_reference_may_judge(reference: Any, why: str) -> None:
 
 
 def test_b21_a_manual_check_is_called_with_the_outputs() -> None:
-    """If given, only `manual_check_prog` judges the outputs: to refuse, it raises or returns False."""
+    """A `manual_check_prog` judges the outputs alone: to refuse them, it raises or returns False."""
 
     def check(outputs: list[torch.Tensor]) -> None:
         if outputs[0].max() > 2:
@@ -305,7 +305,7 @@ def test_b21_a_manual_check_is_called_with_the_outputs() -> None:
     found = cpu_tuner(configs=WRONG, supply_prog=lambda params: ones, manual_check_prog=check).run()
     assert found.config == {"factor": 2}
     assert [one.message for one in found.tuning.failures] == ["manual_check_prog raised ValueError: too large"]
-    with pytest.raises(ArgumentError, match="manual_check_prog gets the outputs alone without ref_prog: let it take"):
+    with pytest.raises(ArgumentError, match="without ref_prog, manual_check_prog gets only the outputs: let it take"):
         workload_of(cpu_tuner(manual_check_prog=close))
 
 
@@ -377,5 +377,5 @@ def test_b30_a_kernel_that_never_ends_fails_alone(hung: AutotuneResult) -> None:
 
 
 def test_b31_deadlines_need_no_signals(hung: AutotuneResult) -> None:
-    """Deadlines need no signals, which only the main thread gets, so they hold in every thread of your program."""
+    """Deadlines hold in every thread of your program, because they use no signals, which only the main thread gets."""
     assert hung.tuning.finished and hung.tuning.failed == 1  # type: ignore[union-attr]

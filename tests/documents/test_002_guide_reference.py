@@ -263,7 +263,7 @@ def test_b43_what_tilelang_compiles_itself_gets_backend_and_host_target(monkeypa
 @pytest.mark.parametrize("target", ["c", "sm_90a"])
 @pytest.mark.parametrize("backend", ["torch", "dlpack", "cutedsl"])
 def test_b44_an_adapter_that_the_target_lacks_is_refused_and_never_replaced(target: str, backend: str) -> None:
-    """The torch and dlpack backends, which keep nothing on disk, are refused with a list of those that work."""
+    """The torch and dlpack backends, which keep nothing on disk, are refused with a list of backends that work."""
     decorated = autotune(configs=BLOCKS)(tilelang.jit(target=target)(scaled))
     decorated.jit_impl.execution_backend = backend
     with pytest.raises(ArgumentError, match=rf"must be one of auto, .* for target .*, got '{backend}'$"):
@@ -271,7 +271,7 @@ def test_b44_an_adapter_that_the_target_lacks_is_refused_and_never_replaced(targ
 
 
 def test_b45_configurations_are_compiled_for_a_sweep_of_your_own() -> None:
-    """`atune.compile_all` compiles configurations in parallel and in order, for you to measure."""
+    """`atune.compile_all` compiles configurations in parallel, and returns the kernels in order."""
     configs = [{"factor": factor, "block": block} for factor in (2, 3, 5) for block in (8, 16)]
     unstored = CompileSettings(store=False)
     kernels = atune.compile_all(scaled, configs, arguments={"n": 64}, target="c", compile=unstored)

@@ -82,7 +82,7 @@ def test_d3_axes_are_multiplied(tuned: Any, unbuilt: Engine) -> None:
 
 
 def test_d4_a_space_of_ones_own_has_its_constraints(tuned: Any, unbuilt: Engine) -> None:
-    """Constraints on the configuration and the call can be part of a `Space`, or stand beside axes."""
+    """Constraints on the configuration and the call can be part of a `Space`, or be given next to axes."""
     space = atune.Space(block=[16, 32, 64], where=lambda block, n: block <= n)
     for kernel in (tuned(space=space), tuned(space=lambda n: space)):
         assert kernel.tune(32).total == 2
@@ -145,7 +145,7 @@ def test_d8_occupancy_and_num_ctas_are_hints_for_the_launch(tmp_path: Path) -> N
 
 
 def test_d9_a_hint_is_the_same_in_every_configuration(tuned: Any, unbuilt: Engine) -> None:
-    """A hint gives an argument, the flags or the passes one value for all configurations."""
+    """A hint sets an argument, the flags or the passes to one value for all configurations."""
     kernel = tuned(hints={"factor": 3, "compile_flags": ["-O1"], "pass_configs": {"a": 1}, "occupancy": 2})
     kernel.tune(64)
     [(work, options)] = unbuilt.runs
@@ -231,7 +231,7 @@ def test_d16_every_argument_that_is_not_tuned_makes_the_key(tuned: Any, unbuilt:
 
 
 def test_d17_of_many_that_ask_at_once_one_tunes(tuned: Any, unbuilt: Engine, anyio_backend: str) -> None:
-    """If many ask for a key at the same time, one tunes, and the others get its result as a cache hit."""
+    """If many calls have the same key at the same time, one tunes, and the others get its result as a cache hit."""
     unbuilt.seconds = 0.2
     kernel, results = tuned(), list[atune.TuneResult]()
 

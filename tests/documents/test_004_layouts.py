@@ -164,7 +164,7 @@ def test_l7_a_layout_that_does_not_validate_is_never_chosen() -> None:
 
 
 def test_l8_a_layout_that_contains_another_is_passed_over() -> None:
-    """A layout is passed over if, in every iteration looked at, another needs only some of its threads."""
+    """A layout is passed over if another needs only some of its threads in every examined iteration."""
     assert better(1, model.CONTAINED, ALL, ONE, own=0) and better(0, model.CONTAINED, ONE, ALL, own=1)
     assert better(1, model.CONTAINED, OWN, FEW_LONG)  # whose few threads have more iterations each
 
@@ -246,7 +246,7 @@ def test_l15_a_preview_says_which_layouts_are_kept_and_why(
 
 
 def test_l16_layouts_of_ones_own_are_fragments(folder: Path) -> None:
-    """Your own layouts are functions that return a `T.Fragment`; a function that returns another is refused."""
+    """Your own layouts are functions that return a `T.Fragment`; a function that returns anything else is refused."""
     pairs, rows = lowered(folder, held="pairs"), lowered(folder, held="rows")
     assert FragmentFacts("B_frag", "float32", (128, 4), 8, 2) in layouts_in(pairs).fragments
     assert pairs.code_key != rows.code_key
@@ -257,7 +257,7 @@ def test_l16_layouts_of_ones_own_are_fragments(folder: Path) -> None:
 
 
 def test_l17_layouts_that_conflict_cost_one_candidate(folder: Path) -> None:
-    """Layouts that contradict each other fail in tilelang's own words, which name the loop's and the fragment's."""
+    """Layouts that contradict each other fail with tilelang's own message, which names both layouts."""
     with pytest.raises(
         Exception, match=r"(?s)conflict between B_frag .*loop Fragment.*fragment Fragment.*replicate: 128"
     ):
@@ -267,7 +267,7 @@ def test_l17_layouts_that_conflict_cost_one_candidate(folder: Path) -> None:
 def test_l18_a_layout_that_does_not_fit_is_refused_at_the_loops_line(folder: Path) -> None:
     """A layout that does not suit a shape is refused at the line of the loop, with the numbers that do not fit."""
     [head] = [n for n, line in enumerate(BROADCAST.read_text().splitlines(), 1) if "in layout.parallel(" in line]
-    with pytest.raises(ValueError, match="256 threads do not share 2 rows of 320 vectors of 8 evenly") as raised:
+    with pytest.raises(ValueError, match="256 threads cannot evenly share 2 rows of 320 vectors of 8") as raised:
         lowered(folder, BROADCAST, "UNEVEN", block_rows=2, loop="vector8")
     place = place_of(raised.value)
     assert place is not None and (place.file, place.line) == (str(BROADCAST), head)
@@ -276,7 +276,7 @@ def test_l18_a_layout_that_does_not_fit_is_refused_at_the_loops_line(folder: Pat
 
 
 def test_l19_widths_that_tilelang_replaces_are_refused_or_told(folder: Path) -> None:
-    """A `coalesced_width` that is not a power of two is refused; the page says which others tilelang replaces."""
+    """A `coalesced_width` that is not a power of two is refused; the page says which other widths tilelang replaces."""
     with pytest.raises(ValueError, match="coalesced_width 3 is not a power of two: give 1, 2, 4 or 8"):
         layout.parallel("compiler", 4, 64, threads=32, coalesced_width=3)
     narrow = {"block_rows": 2, "threads": 64, "held": "replicated"}

@@ -345,7 +345,7 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
         tensors = "" if inputs is None else "supply_prog" if captured is None else environment.INPUTS
         alone = profile.manual_check_prog is not None and profile.ref_prog is None
         if alone and not (profile.skip_check or accepts(profile.manual_check_prog, 1)):
-            raise ArgumentError("manual_check_prog gets the outputs alone without ref_prog: let it take one argument")
+            raise ArgumentError("without ref_prog, manual_check_prog gets only the outputs: let it take one argument")
         own = {name: getattr(self, name) for name in ("jit_compile", "jit_elaborate")}
         cached = tilelang.env.is_cache_enabled() and not tilelang.env.is_autotune_cache_disabled()
         return Options(

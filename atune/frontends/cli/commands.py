@@ -103,7 +103,7 @@ def add_commands(parser: Parser) -> None:
     add("merge", "runs:merge_command", text, _journal(nargs="+"), merged, table)
     text = "Compare the winners of two journals, or of two folders; exits with 1 if one got slower; runs no code"
     two = [_journal(name, help=f"the journal {name}, or a folder of journals") for name in ("before", "after")]
-    limit = "exit with 1 if a winner's whole interval is slower by more than this [default: 2%%]"
+    limit = "exit with 1 if a winner is slower by more than this, over its whole interval [default: 2%%]"
     over = _taking("--fail-over", metavar="X%", type=_percentage, default=0.02, help=limit)
     add("compare", "runs:compare_command", text, *two, over)
     text = "Write winners and their libraries as a bundle; a bundle runs without tilelang"

@@ -400,9 +400,8 @@ class ClusterMachine:
         return target, list(devices)
 
     async def _have_compile(self, node: Node, target: Target, why: TargetError | None) -> None:
-        """Have a node without devices of the run compile for them, or leave it out if it cannot.
-
-        `why`: the node's error about the requested devices; None if it has some.
+        """Have a node without devices of the run compile for them, or leave the node out if it cannot. `why`: the
+        node's error about the requested devices; None without an error.
         """
         if why is None and node.discovery.target == target:
             return

@@ -104,8 +104,8 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
     ) -> tuple[Discovery, int]:
         """Find the node's devices, make its workers, and return the discovery and the number of compile workers.
 
-        `target`: the run's target, with which only `devices` take part; empty: target and devices of the `Opening`.
-        Workers that load a workload with another `fingerprint` are refused.
+        `target`: the run's target, for which only `devices` take part. If empty, the `Opening` gives target and
+        devices. Workers that load a workload with another `fingerprint` are refused.
         """
         machine = self._machine
         machine.workers.loaded_as = fingerprint
