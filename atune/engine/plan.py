@@ -59,7 +59,7 @@ class Plan:
         self.redo = list[Candidate]()
         """Candidates that an earlier part proposed, and that have no outcome."""
         self.suspects = dict[int, str]()
-        """Candidates that must not be tried again, and the device that measured each when the program died."""
+        """Candidates that must not be tried again, each with the device that was measuring it when the program died."""
         self.codes = dict[str, int]()
         """Code keys that have an outcome, with the candidate that has this outcome."""
         self._assign(state, [*before, tried] if tried.key else before)
@@ -134,7 +134,7 @@ class Plan:
 def advised(advice: Iterable[Advice], keys: Mapping[int, str], budget: int | None) -> list[int]:
     """Return the indices of candidates to try first: the best of each source, the second best of each, and so on.
 
-    `keys`: the candidates' configuration keys. The result takes at most half of the `budget`.
+    `keys`: the candidates' configuration keys. The result has at most half as many candidates as the `budget`.
     """
     at = {key: index for index, key in keys.items()}
     ranks = zip_longest(*([at.get(config_key(config)) for config in each.first] for each in advice))

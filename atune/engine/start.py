@@ -108,7 +108,7 @@ class Start:
         look_up = functools.partial(recall, now, spec, kernels, self.settings.journal)
         look = functools.partial(anyio.to_thread.run_sync, look_up, abandon_on_cancel=True)
         if (known := await look()) is None:
-            with suppress(Warning):  # if the program turns warnings into errors
+            with suppress(Warning):  # the program may turn warnings into errors
                 warn_caller(f"another run is tuning {spec.name}; this run waits for its result", RuntimeWarning)
         while known is None and not self.run.stopping:
             await anyio.sleep(POLL_S)

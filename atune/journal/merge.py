@@ -71,9 +71,9 @@ def _joined(paths: Sequence[str], states: Sequence[State]) -> Iterator[AnyEvent]
             last = replace(event, mono=round(event.mono + offset_s, 6))
             if isinstance(event, SpaceSurveyed):
                 counts = number == 0
-            elif isinstance(event, BitsCompared):  # each run compared its own finalists, and none compared all
+            elif isinstance(event, BitsCompared):  # no run compared the finalists of all runs
                 last, counts = replace(last, seeds=1), True
-            elif isinstance(event, CandidateAliased):  # with other versions, another run may have measured both
+            elif isinstance(event, CandidateAliased):  # another run, with other versions, may have measured it
                 outcomes = (other.outcome(event.index) for other in others)
                 counts = not any(isinstance(o, CandidateMeasured) and o.index == event.index for o in outcomes)
             elif isinstance(event, Outcome):
@@ -96,7 +96,7 @@ _MERGED = DeviceReady | ReferenceMeasured | Warned | CandidateProposed | Candida
 
 
 def _counts(event: Outcome, state: State, others: Sequence[State]) -> bool:
-    """Tell whether an outcome is the last in its journal, and not a failure of a candidate that another measured."""
+    """Tell whether an outcome is its journal's last, and not a failure of a candidate that another journal measured."""
     last = state.outcome(event.index)
     measured = isinstance(event, CandidateMeasured)
     elsewhere = any(isinstance(other.outcome(event.index), CandidateMeasured) for other in others)

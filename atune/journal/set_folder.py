@@ -1,4 +1,4 @@
-"""Folders of journals, and among them the folder of a set, whose ``set.json`` lists the set's problems."""
+"""Folders of journals. The folder of a set has a file ``set.json``, which lists the set's problems."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def open_set_folder(folder: Path, problems: Sequence[Problem]) -> tuple[list[Pat
         try:
             if folder.absolute().is_relative_to(cache_folder()):
                 make_private_folder(str(folder))
-            folder.mkdir(exist_ok=True)  # outside of the cache folder, parents must exist
+            folder.mkdir(exist_ok=True)  # outside the cache folder, the parents must exist
             if not is_set(folder) and any(file.name != LOCK and file.name[0] != "." for file in folder.iterdir()):
                 raise UsageError(f"journal {folder} is not the folder of a set, and is not empty: give a new folder")
             lock = stack.enter_context(Journal.create(folder / LOCK))
@@ -123,7 +123,7 @@ def is_begun(journal: Path) -> bool:
 
 
 def journals_in(folder: Path) -> list[Path]:
-    """Return the journals of a folder that have begun: a set's in the order of its problems, others by name."""
+    """Return a folder's journals that have begun: in the order of the problems for a set, otherwise by name."""
     paths = listed(folder) if is_set(folder) else sorted(folder.glob("*.jsonl"))
     return [path for path in paths if is_begun(path)]
 

@@ -139,7 +139,7 @@ class Journal:
                 await anyio.to_thread.run_sync(_sync_file, self._fd, abandon_on_cancel=True)
                 self._synced = max(self._synced, covers)
             except OSError as error:
-                # Final, because after a failed fsync Linux drops the dirty pages, and a second would wrongly succeed.
+                # No second fsync: after a failed fsync Linux drops the dirty pages, so a second would wrongly succeed.
                 self._break("sync", error)
             finally:
                 self._syncing = None

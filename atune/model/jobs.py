@@ -78,7 +78,7 @@ class LowerJob(Job[Lowered | Failure], frozen=True):
     """Lower `candidate`. A crash or a missed deadline is a `Failure`, and a fresh process takes over.
 
     If a failure has a `doubt`, the engine lowers the candidate again. `anew`: ignore lowerings of earlier runs. Like
-    all jobs, raises `MachineError` if the machine has too little memory or disk space for long.
+    all jobs, raises `MachineError` if the machine lacks memory or disk space for a long time.
     """
 
     candidate: Candidate

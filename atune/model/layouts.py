@@ -56,9 +56,9 @@ class LoopFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     stores: tuple[str, ...] = ()
     """Buffers that the loop writes to, each as ``name (scope)``."""
     threads: tuple[str, ...] = ()
-    """For some of the iterations, the threads that execute each, as `mask_of` writes them; empty if unknown."""
+    """The threads that execute each of a few iterations, as `mask_of` writes them; empty if unknown."""
     by_source: tuple[str, Whole] = ("", 0)
-    """A fragment from which inference may lay out the loop, and a thread's iterations then; empty if none is known."""
+    """A fragment from which inference may lay out the loop, and a thread's iterations in that case; or ``("", 0)``."""
 
     @property
     def repeated(self) -> float:

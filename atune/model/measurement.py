@@ -137,12 +137,12 @@ ABOVE_MEMORY = 1.05
 
 
 class ProblemWork(msgspec.Struct, frozen=True, kw_only=True):
-    """Operations and bytes of a call, the same for every candidate. None: neither given nor known."""
+    """Operations and bytes of a call, which are the same for every candidate. None: neither given nor known."""
 
     flops: float | None = None
-    """Operations. If the user gave none: on tensor cores, of the candidate with the fewest, in whole tiles."""
+    """Operations. If the user gave none: the fewest tensor core operations of any candidate, in whole tiles."""
     bytes: float | None = None
-    """Bytes from and to memory. If the user gave none: every tensor once, or less if a candidate accesses less."""
+    """Bytes from and to memory. If the user gave none: all tensors' bytes, or less if a candidate accesses less."""
     rate: float = 1.0
     """Speed of tensor cores with these operands, relative to 16-bit operands."""
 
