@@ -99,7 +99,7 @@ class BenchmarkStage:
                     self.run.wake()
 
     async def _next(self, worker: DeviceWorker, artifacts: MemoryObjectReceiveStream[Artifact]) -> Artifact | None:
-        """Return an artifact that another device put back, else the stream's next one; None once all are measured."""
+        """Return an artifact that another device put back, or else the stream's next; None when all are measured."""
         while worker.name not in self._excluded:
             if self._again:
                 return self._again.popleft()

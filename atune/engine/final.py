@@ -236,7 +236,7 @@ class FinalStage:
             await self.measuring.restarted(worker, f"{failures[0].kind}: {failures[0].message}")
 
     async def _rounds(self, worker: DeviceWorker, chosen: Sequence[int], contenders: Sequence[int]) -> dict[str, Any]:
-        """Time all finalists in turn, then the undecided ones, until the order is settled or a limit is reached.
+        """Time all finalists in turn, then the undecided finalists, until the order is settled or a limit is reached.
 
         The default and the reference take part in every round, because the winner is compared with them. Returns
         fields of `FinalOrdered`.

@@ -20,7 +20,7 @@ DEATHS = 2
 
 
 class Plan:
-    """The work over `spec` that `state` lacks. Indices are the journal's.
+    """The work of a run of `spec` that `state` does not have yet. Indices are the journal's.
 
     `given`: the strategy's name, or the user's own strategy. `default`: the default configuration's index. `advice`:
     configurations to try before the strategy's proposals. `prior`: whether there is a prior.

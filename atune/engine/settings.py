@@ -73,7 +73,7 @@ class EngineSettings:
         check_given(self.strategy, pipeline=self.pipeline)
 
     def strategy_in(self, spec: WorkloadSpec, header: RunStarted | None, figures: Figures | None) -> str:
-        """Return the strategy's name for the header. A resumed run without a strategy keeps its `header`'s."""
+        """Return the strategy's name for the header. A resumed run without a strategy keeps the name in `header`."""
         if isinstance(self.strategy, Strategy):
             return self.strategy.name
         if self.strategy is not None and self.strategy != AUTO:

@@ -107,7 +107,7 @@ class Guarded:
     def full(self, outstanding: int, workers: int) -> bool:
         """Return whether too many candidates are `outstanding` to ask for another one.
 
-        After True, the answer stays True until many may be asked for together: small groups take longer to compile.
+        The answer stays True until many may be asked for together, because small groups take longer to compile.
         """
         if self.enough is not None and self.enough.full(outstanding):
             return True
@@ -254,7 +254,7 @@ class Encoding:
             self.at.setdefault(place, candidate)
 
     def neighbours(self, candidate: int) -> list[int]:
-        """Return the candidates that differ in one axis: by one step along numbers, by any value along others."""
+        """Return the candidates that differ in one axis: by one step on an axis of numbers, by any value on others."""
         place = self.places[candidate]
         neighbours = dict[int, None]()
         for number, axis in enumerate(self.axes):
@@ -333,7 +333,7 @@ def _random(searched: Searched) -> FixedOrder:
 
 
 def _ranked(searched: Searched) -> FixedOrder:
-    """Return the candidates by the prior's estimate, best first, then candidates without one. The seed breaks ties."""
+    """Return the candidates by estimate, the best first, then candidates without an estimate. The seed breaks ties."""
     shuffled = list(searched.configs)
     random.Random(searched.seed).shuffle(shuffled)
     return FixedOrder(PRIOR, by_prior(shuffled, searched.prior or {}))

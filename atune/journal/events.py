@@ -110,7 +110,7 @@ class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_propose
     surveyed: bool = False
     """Whether the survey of the space proposed it, not the strategy, because it fails. No budget counts it."""
     further_layout: bool = False
-    """Whether it was proposed only as another layout of a proposed configuration. No budget counts it."""
+    """Whether it was proposed only so that atune can choose among a configuration's layouts. No budget counts it."""
 
 
 class SpaceSurveyed(Event, frozen=True, kw_only=True, tag="space_surveyed"):

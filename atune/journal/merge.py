@@ -35,10 +35,10 @@ from atune.model.artifact import Roles
 def merge(journals: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str] | None = None) -> Result:
     """Return the joint result of all `journals`, and write it as a new journal to `output` if that is given.
 
-    The journals must record the same work: kernel, problem, target and space. A candidate's measurement counts before
-    a failure, and otherwise the later journal in the given order counts. `Result.warnings` counts the candidates with
-    several outcomes, and names other differences (versions, settings). There is no final, because finals of different
-    journals do not compare.
+    The journals must record the same work: kernel, problem, target and space. If they disagree on a candidate, a
+    measurement overrides a failure, and otherwise the later journal in the given order counts. `Result.warnings` counts
+    the candidates with several outcomes, and names other differences (versions, settings). There is no final, because
+    finals of different journals do not compare.
 
     Raises `JournalError` if a journal cannot be read or records other work, and `UsageError` if one is given twice.
     """
@@ -135,6 +135,6 @@ def _notes(paths: Sequence[str], states: Sequence[State]) -> list[str]:
     if several := sum(count > 1 for count in tried.values()):
         notes.append(
             f"{several} candidate{'s have' if several > 1 else ' has'} several outcomes in the {len(paths)} journals; "
-            "a measurement counts before a failure, and otherwise the later journal counts"
+            "a measurement overrides a failure, and otherwise the later journal counts"
         )
     return notes

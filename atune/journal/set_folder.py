@@ -70,7 +70,7 @@ def open_set_folder(folder: Path, problems: Sequence[Problem]) -> tuple[list[Pat
     If no problem has begun, the folder then lists only `problems`. A journal that a killed run left without a whole
     line is removed. The lock keeps other runs out of the folder until it is closed.
 
-    Raises `UsageError` if `folder` is not a set's and not empty, or cannot be written, and `JournalError` while another
+    Raises `UsageError` if `folder` is neither a set's nor empty, or cannot be written, and `JournalError` while another
     run writes it.
     """
     with ExitStack() as stack:

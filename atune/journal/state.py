@@ -221,8 +221,8 @@ def _union_s(spans: list[tuple[float, float]]) -> float:
 class State:
     """The fold over a run's events: `apply` every event in order, and read the state at any time.
 
-    Candidates with the same code form a class, which is credited to its first member in the space's order and has the
-    latest outcome of any member. A baseline outside of the space is ranked if it may win, but no count includes it. It
+    Candidates with the same code form a class. Its outcome is the latest of any member, and is credited to the first
+    member in the space's order. A baseline outside of the space is ranked if it may win, but no count includes it. It
     wins only if a candidate of the space was measured too.
     """
 
@@ -426,7 +426,7 @@ class State:
         return bool(event.bits) and (event is default or equal)
 
     def admitted(self, most: int | None = None) -> list[CandidateMeasured]:
-        """Return `ranked`, and under `same_bits` only the candidates with the default's bits."""
+        """Return `ranked`, but under `same_bits` only the candidates with the default's bits."""
         if not self.same_bits:
             return self.ranked(most)
         return [event for event in self.ranked() if self.has_bits(event)][:most]

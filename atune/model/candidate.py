@@ -262,7 +262,7 @@ def is_size(value: Any) -> bool:
 
 
 def distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
-    """Return the sum of the log2 ratios of two problems' sizes. An argument that differs in another way counts 1.
+    """Return the sum of the log2 ratios of two problems' sizes. An argument that differs in another way adds 1.
 
     The result is rounded, because machines differ in the last digit of a logarithm but must agree on ties.
     """

@@ -159,7 +159,7 @@ MULTIPROCESSORS = {
 
 
 class Occupancy(msgspec.Struct, frozen=True):
-    """Number of resident blocks of a multiprocessor, and the resources that limit it, of ``threads``, ``registers``,
+    """Number of resident blocks of a multiprocessor, and the resources that limit it, among ``threads``, ``registers``,
     ``smem`` and ``blocks``."""
 
     blocks: int

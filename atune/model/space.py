@@ -51,7 +51,7 @@ class Space:
         Space(block=lambda N: [b for b in (32, 64, 128) if b <= N])
 
     Axes are kernel arguments, or two reserved names: ``pass_configs`` is a dict with the candidate's TileLang pass
-    configuration or None, and ``compile_flags`` a list of flags in place of `CompileSettings.flags`, or None.
+    configuration or None, and ``compile_flags`` is a list of flags in place of `CompileSettings.flags`, or None.
 
     `where` is a constraint, or several. Each takes configuration values and problem arguments by name, and returns
     True, or False to drop the configuration. Configurations come in the order of the axes, the last one varying
