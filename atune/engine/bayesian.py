@@ -123,7 +123,7 @@ class Bayesian:
         self.latencies = dict[int, float]()
         """Latencies of the candidates with an outcome; infinite if they failed."""
         self._reasons = dict[int, str]()
-        """Why candidates failed; empty for measured ones."""
+        """Why candidates failed; empty for measured candidates."""
         self._unasked, self._near = np.full(len(self.indices), True), np.zeros(len(self.indices), dtype=np.int32)
         """For each candidate, whether it is still to be asked for, and how many of its neighbours failed to lower."""
         self._postponed: NDArray[np.bool_] | None = None

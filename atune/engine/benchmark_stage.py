@@ -293,7 +293,7 @@ class BenchmarkStage:
         return False
 
     def _give_up(self, worker: DeviceWorker, reason: str) -> None:
-        """Stop using a device. Raises `DevicesLost` if it was the last one."""
+        """Stop using a device. Raises `DevicesLost` if it was the last device."""
         self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=reason, final=True)
         self._speeds.pop(worker.name, None)
         self._given_up.add(worker.name)

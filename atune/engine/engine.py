@@ -67,7 +67,7 @@ class Engine:
             self._early_warnings.append(message)
 
     def stop(self, reason: str = "stopped") -> None:
-        """Propose and start nothing more. Jobs under way end, then the final follows."""
+        """Propose and start nothing more. Jobs under way go on to their end, then the final follows."""
         self._run.stop(reason)
 
     @property

@@ -178,7 +178,7 @@ class FinalStage:
         return await self.measuring.again(self.run.artifacts[winner])
 
     def _on_another(self, warning: str) -> bool:
-        """Return whether a device is left for a final whose device was given up. Emits `warning` if none is."""
+        """Return whether a device is left for a final whose device was given up. Emits `warning` if none is left."""
         if not (left := bool(self.measuring.usable())):
             self.emit(Warned, message=warning)
         return left

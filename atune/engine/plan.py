@@ -44,7 +44,7 @@ class Plan:
         tried, before, total = state.entry(BASELINE), proposed(state), self.total
         self.baseline: Candidate | None = None
         """The default configuration, if the space does not list it."""
-        if tried.key:  # the journal's default, even if the current one differs
+        if tried.key:  # the journal's default, even if the current default differs
             self.baseline = Candidate(BASELINE, tried.key, tried.config)
         elif default == BASELINE and spec.baseline is not None:
             self.baseline = Candidate(BASELINE, config_key(spec.baseline), with_tuples(spec.baseline))

@@ -19,7 +19,7 @@ from atune.model.device import DeviceInfo, DeviceLimits, Figures, Target, figure
 from atune.model.measurement import operand_rate
 
 CAN_RUN = "can_run"
-"""Name of the fact that is 0 for kernels that cannot run, and 1 for others."""
+"""Name of the fact that is 0 for kernels that cannot run, and 1 for other kernels."""
 SHARED_BYTES = 128
 """Bytes per clock that an SM's shared memory moves (CUDA C++ Programming Guide, 32 banks of 4 bytes)."""
 L2_BYTES = 64

@@ -163,7 +163,7 @@ class Start:
         return digests
 
     async def _kernel_changes(self, state: State) -> list[tuple[str, str]]:
-        """Return ("kernel", sentence) if the kernels that the journal lowered differ from the current ones."""
+        """Return ("kernel", sentence) if the kernels that the journal lowered differ from the current kernels."""
         lowered = [entry for entry in state.entries.values() if entry.lowered]
         now = await self._ir_digests(Candidate(e.index, e.key, e.config) for e in lowered if e.ir_digest)
         if other := [e.index for e in lowered if e.ir_digest and now.get(e.index) != e.ir_digest]:

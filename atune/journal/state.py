@@ -128,7 +128,7 @@ class Span(msgspec.Struct, frozen=True, gc=False):
 
 
 class StageSeconds(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of compiling, that is of lowering and building, and of first timings.
+    """Seconds of compiling, that is, of lowering and building, and of first timings.
 
     `compile_s`, `benchmark_s`: summed over compile workers, and over devices. `compile_wall_s`, `benchmark_wall_s`:
     seconds in which at least one of them was at work. They leave out failed compiles, the survey, the comparison of a
@@ -371,7 +371,7 @@ class State:
         return self.first(index).outcome
 
     def ranked(self, most: int | None = None) -> list[CandidateMeasured]:
-        """Return the measurements in order of first timing, one per distinct code, as they were reported.
+        """Return the measurements in order of first timing, one for each distinct code, as reported.
 
         Their `index` is the candidate that was compiled and ran, and has an artifact. `most`: return at most this many.
         """

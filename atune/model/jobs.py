@@ -59,7 +59,7 @@ class GroupFailed(msgspec.Struct, frozen=True, tag="group failed"):
 
 
 class ElaborateJob(Job[list[Elaborated | Failure] | GroupFailed], frozen=True):
-    """Elaborate `candidates`. The answer is for the first candidate and any number of the following ones, in order.
+    """Elaborate `candidates`. The answer is for the first candidate and any number of further candidates, in order.
 
     `digests`: answer with `ir_digest` instead of facts. If a failure has a `doubt`, the candidate may not be at fault.
     """

@@ -135,8 +135,8 @@ def choose(alternatives: Sequence[Alternative], most: int = 1) -> LayoutSelectio
 
     Only valid alternatives that contain no other are considered, sorted by least redundant work, fewest registers,
     widest accesses, the compiler's own choice, and place in the space. An alternative is contained in another if, in
-    each loop, the threads that execute an iteration are among the threads that execute it in the other.
-    Alternatives without facts are kept in addition. If none is valid, only the compiler's own choice is kept.
+    each loop, the threads that execute an iteration are among the threads that execute it in the other. Alternatives
+    without facts are also kept. If none is valid, only the compiler's own choice is kept.
     """
     valid = [a for a in alternatives if a.valid]
     if not valid:

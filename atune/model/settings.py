@@ -40,7 +40,7 @@ class Budget(Settings, frozen=True, kw_only=True):
         "Number of candidates to try, in percent of the space.",
     )] = None
     auto: Annotated[bool, option(
-        "Stop after eight candidates without a gain of 2 %, or else after 10 % of the space, but at least 16 candidates.",
+        "Stop after eight candidates without a gain of 2 %, or after 10 % of the space (at least 16 candidates).",
     )] = False
     # fmt: on
 
