@@ -184,7 +184,7 @@ class FinalStage:
         return left
 
     def _default(self) -> int | None:
-        """Return the index of the candidate that was measured for the default; None if it was not measured."""
+        """Return the index of the measured candidate that has the default's code; None if there is none."""
         return None if self.state.default is None else self.state.default.index
 
     async def _time(self, worker: DeviceWorker, chosen: Sequence[int], contenders: Sequence[int]) -> bool:

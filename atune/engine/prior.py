@@ -200,8 +200,8 @@ def grouped(gemm: Gemm, threads: int, figures: Figures) -> bool:
 def divisions(gemm: Gemm, threads: int, figures: Figures) -> list[tuple[int, int]]:
     """Return the (row parts, column parts) into which warps, or warp groups, can divide a product equally.
 
-    A warp group computes multiples of 64 rows and 8 columns (PTX ISA, «wgmma.mma_async»), and a warp multiples of
-    16 rows and 8 columns («mma»). `T.gemm` demands such a division (tilelang 0.1.15, src/cuda/op/gemm.cc).
+    A warp group computes multiples of 64 rows and 8 columns (PTX ISA, «wgmma.mma_async»), and a warp computes multiples
+    of 16 rows and 8 columns («mma»). `T.gemm` demands such a division (tilelang 0.1.15, src/cuda/op/gemm.cc).
     """
     by_group = grouped(gemm, threads, figures)
     parts, least = max(1, threads // (128 if by_group else 32)), 64 if by_group else 16

@@ -32,8 +32,8 @@ T = TypeVar("T")
 SURVEYED = 4096
 """Largest number of candidates to survey. The seed draws this many from a larger space."""
 CHUNK, CHUNKS_EACH = 16, 2
-"""A chunk has the number of remaining candidates divided by `CHUNKS_EACH` times the workers', at most `CHUNK`, so that
-all workers end together. A worker answers with the candidates that it finished in its time slice."""
+"""A chunk has at most `CHUNK` candidates, and few enough that each worker can get `CHUNKS_EACH` chunks, so that all
+workers end together. A worker answers with the candidates that it finished in its time slice."""
 SHARE_OF_TIME = 0.1
 """After this share of a time budget, the survey starts no more candidates."""
 ORDERING_S = 2.0

@@ -264,7 +264,7 @@ class CandidateMeasured(Event, frozen=True, kw_only=True, tag="candidate_measure
     max_error: float | None = None
     seconds: Seconds = 0.0
     writes: tuple[Whole, ...] = ()
-    """Input parameters that the kernel writes into, restored before each timed call."""
+    """Input parameters that the kernel writes into. They are restored before each timed call."""
     set_up: tuple[Whole, ...] = ()
     """Input parameters that the workload's `setup` changed."""
     printed: str = ""

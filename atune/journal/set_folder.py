@@ -19,7 +19,7 @@ from atune.model.folders import cache_folder, make_private_folder, read_file, wh
 INDEX = "set.json"
 """The file in a set's folder that lists its problems. The first problem's journal is ``0000.jsonl``, and so on."""
 LOCK = "set.lock"
-"""The file in a set's folder, an empty journal, that a run locks while it writes the set."""
+"""An empty journal in a set's folder. A run locks it while it writes the set."""
 NOT_BEGUN = "not begun"
 
 

@@ -131,7 +131,7 @@ class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
 def fitting(own: Roles | None, first: Roles) -> Roles:
     """Return a candidate's `own` roles if it has as many outputs as the `first` candidate; otherwise the first's roles.
 
-    The candidate's code may lack an output or read a tensor that it should overwrite, but callers rely on the first's.
+    A candidate's code may lack an output or read a tensor that it should overwrite. Callers rely on the first's roles.
     """
     return first if own is None or len(own.outputs) != len(first.outputs) else own
 
@@ -337,7 +337,7 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact", gc=False):
 
     @property
     def plain(self) -> bool:
-        """Whether it was compiled in the same way as by tilelang itself."""
+        """Whether it was compiled as tilelang itself compiles."""
         return self.compiler != CICC
 
 

@@ -51,7 +51,7 @@ HOPELESS = "compiling took more than {limit_s:g} s, far longer than other compil
 class GroupFailed(msgspec.Struct, frozen=True, tag="group failed"):
     """A group that could not be elaborated or built as a whole. Its parts may be fine, and are tried again.
 
-    `doubt`: why perhaps no member is at fault, so that the whole group is built again; empty if a member is at fault.
+    `doubt`: why the members may not be at fault, so that the whole group is built again; empty if a member is at fault.
     """
 
     message: str

@@ -68,7 +68,7 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return cls(round(median / 1e3, 9), round((high - low) / 2 / median, 5), rounded, method, conditions)
 
     def and_more(self, other: Timing) -> Timing:
-        """Return this timing with the samples of `other`, which were taken later, and with its conditions."""
+        """Return this timing with the later samples of `other`, and with the conditions of `other`."""
         return Timing.of((*self.samples_us, *other.samples_us), self.method, other.conditions or self.conditions)
 
 
