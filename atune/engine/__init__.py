@@ -2,5 +2,5 @@
 
 It imports `model`, `workload`, `journal` and `reporting`, and neither tilelang, torch nor CUDA. `workers` implements
 the protocols with processes and devices, and `stages` compiles and times the kernels. The strategies and their prior
-know nothing of the rest, which asks them for candidates and tells them the outcomes.
+know nothing of the other modules, which ask them for candidates and tell them outcomes.
 """

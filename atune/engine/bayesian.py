@@ -20,16 +20,16 @@ from atune.engine.strategy import DUPLICATE, Encoding, Searched
 from atune.model.candidate import failed_values
 
 LEAST_DRAWN, MOST_DRAWN = 4, 8
-"""Number of candidates that are drawn at first: a quarter of a small budget, within these limits."""
+"""Limits on the number of candidates to draw at first, which is a quarter of a small budget."""
 LEAST_OUTSTANDING = 16
-"""Number of candidates that may always be outstanding if there is a prior."""
+"""With a prior, at least this many candidates may be outstanding."""
 SMALL_BUDGET, SMALL_BUDGET_SHARE, BUDGET_SHARE = 48, 0.25, 0.4
 """Shares of a budget that may be outstanding: the first for up to `SMALL_BUDGET` candidates, so that most proposals can
 use outcomes, and the second for larger budgets, so that compile workers get whole groups."""
 POWER = 2
 """A candidate's speed is (fastest / its latency) to this power, which spreads the fast candidates; 0 if it fails."""
 CHANGE_DECAY, DISTANCE_DECAY = 0.15, 0.35
-"""Decrease of the logarithm of two candidates' similarity if an axis differs, and by the distance of its values."""
+"""The log similarity of two candidates falls by the first if an axis differs, and by the second times the distance."""
 NOISE = 1e-3
 """Variance of a measurement, as a share of the variance of all candidates."""
 ERROR_DEVIATION, ERROR_WEIGHT = 0.08, 2.0
@@ -39,8 +39,8 @@ spaces are 0.075 and 1.6; if any of the ten is left out, they are 0.071 to 0.086
 NO_ESTIMATE, NUDGE = -1e3, 1e-9
 """A value for candidates without an estimate, which puts them last; and the largest change that breaks ties."""
 MOST_POOL, MOST_ROWS, RENEW_AFTER = 8192, 512, 64
-"""The process considers about `MOST_POOL` candidates at most, and remembers at most `MOST_ROWS` tried ones, the fastest
-and the latest. Both are chosen anew after `RENEW_AFTER` candidates."""
+"""The process considers about `MOST_POOL` candidates at most, and remembers at most `MOST_ROWS` tried candidates, the
+fastest and the latest. It chooses both anew after `RENEW_AFTER` candidates."""
 
 
 class Process:
@@ -123,7 +123,7 @@ class Bayesian:
         self.latencies = dict[int, float]()
         """Latencies of the candidates with an outcome; infinite if they failed."""
         self._reasons = dict[int, str]()
-        """Why candidates failed; empty for measured ones."""
+        """Why candidates failed; empty for measured candidates."""
         self._unasked, self._near = np.full(len(self.indices), True), np.zeros(len(self.indices), dtype=np.int32)
         """For each candidate, whether it is still to be asked for, and how many of its neighbours failed to lower."""
         self._postponed: NDArray[np.bool_] | None = None

@@ -99,7 +99,7 @@ class BenchmarkStage:
                     self.run.wake()
 
     async def _next(self, worker: DeviceWorker, artifacts: MemoryObjectReceiveStream[Artifact]) -> Artifact | None:
-        """Return an artifact that another device put back, else the stream's next one; None once all are measured."""
+        """Return an artifact that another device put back, or else the stream's next; None when all are measured."""
         while worker.name not in self._excluded:
             if self._again:
                 return self._again.popleft()
@@ -118,7 +118,7 @@ class BenchmarkStage:
         return None
 
     def _put_back(self, *artifacts: Artifact) -> None:
-        """Have other devices measure `artifacts`. Wakes them, because the stream may wait for these outcomes."""
+        """Have other devices measure `artifacts`. Wakes these devices, because the stream may wait for the outcomes."""
         self._again.extend(artifacts)
         for waiting in list(self._waiting):
             waiting.cancel()
@@ -178,11 +178,11 @@ class BenchmarkStage:
         return worker.name not in self._excluded
 
     def _exclude_outliers(self) -> bool:
-        """Exclude devices whose speed differs from the others'. Returns whether there were any.
+        """Exclude devices whose speed differs from the others'. Returns whether any device was excluded.
 
-        The other devices measure their candidates again.
+        The other devices measure the candidates of excluded devices again.
         """
-        standard = statistics.median_low(self._speeds.values() or [1.0])  # of an even number, the faster middle device
+        standard = statistics.median_low(self._speeds.values() or [1.0])  # the faster of two middle devices
         factors = {name: ms / standard for name, ms in self._speeds.items()}
         outliers = {name: factor for name, factor in factors.items() if abs(factor - 1) > SPEED_TOLERANCE}
         for name, factor in outliers.items():
@@ -213,7 +213,7 @@ class BenchmarkStage:
             best_ms = min(self._fastest.values(), default=None)
             try:
                 answer = await worker.run(MeasureJob(artifact, self.run.roles, best_ms))
-            except WorkerLost as error:  # the process ended while it made the inputs, or with its host
+            except WorkerLost as error:  # the process ended while it made the inputs, or its host ended
                 doubt = SERVER_LOST if isinstance(error, ServerLost) else str(error)
                 answer = Failure(index, "worker_lost", str(error), error.detail, doubt)
             if isinstance(answer, Failure) and answer.doubt == SERVER_LOST:
@@ -266,7 +266,7 @@ class BenchmarkStage:
         self.run.outcomes.settled(failure.index)
 
     def _note_loss(self, worker: DeviceWorker, answer: Measurement | Failure) -> None:
-        """Record that a device's process ended with or after `answer`, if it did."""
+        """Record the end of a device's process, if it ended with or after `answer`."""
         if worker.alive:
             return
         reason, kill_s = ENDED_BETWEEN, 0.0
@@ -293,7 +293,7 @@ class BenchmarkStage:
         return False
 
     def _give_up(self, worker: DeviceWorker, reason: str) -> None:
-        """Stop using a device. Raises `DevicesLost` if it was the last one."""
+        """Stop using a device. Raises `DevicesLost` if it was the last device."""
         self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=reason, final=True)
         self._speeds.pop(worker.name, None)
         self._given_up.add(worker.name)

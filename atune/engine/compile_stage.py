@@ -2,7 +2,7 @@
 
 First, one worker finds the roles of the kernel's parameters. This module then takes a candidate from *lowered* to
 *built*: `Screen` judges the lowered candidate, the scheduler decides when to build it, and `deliver` hands its artifact
-on. If nothing else can start, a worker checks a library that cicc built in an unknown state against nvcc's.
+on. If nothing else can start, a worker compares cicc's library with nvcc's, for a compiler state not yet compared.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from atune.workload.source_locations import place_in
 
 
 async def find_roles(run: Run, worker: CompileWorker, candidates: Sequence[Candidate]) -> None:
-    """Set the roles of `run` from the code of a lowered candidate, or of the first of `candidates` that elaborates.
+    """Set the roles of `run` from the first lowered candidate, or else from the first of `candidates` that elaborates.
 
     Raises `WorkloadError` if the kernel lacks an output that the workload names.
     """
@@ -67,7 +67,7 @@ class CompilerStates:
         """How many comparisons are under way."""
 
     def saw(self, artifacts: Sequence[Artifact]) -> None:
-        """Queue new libraries for comparison if their states are unknown."""
+        """Queue new libraries for comparison if their states were not compared."""
         for artifact in artifacts:
             if artifact.state and not artifact.compared and artifact.state not in self._seen:
                 self._seen.add(artifact.state)
@@ -75,7 +75,7 @@ class CompilerStates:
                 self.run.wake()
 
     async def compare(self, worker: CompileWorker) -> None:
-        """Compare the next state that is due. It stays unknown if the worker is lost."""
+        """Compare the next state in the queue. If the worker is lost, the state counts as not compared."""
         artifact = self.due.pop(0)
         self.under_way += 1
         try:
@@ -121,7 +121,7 @@ FLOOR_S = 10.0
 """The shortest limit in seconds, because a busy machine may delay any compile by this long."""
 
 Deliver = Callable[[Artifact], Awaitable[None]]
-"""Hands a candidate's artifact on, as soon as there is room."""
+"""Hands a candidate's artifact on, as soon as the queue has room."""
 
 
 class CompileStage:
@@ -129,7 +129,7 @@ class CompileStage:
 
     `judge`: decides on a lowered candidate. `hints`: returns the compilers' hints for a number of measuring devices.
     `timeout_s`: the user's deadline for a compile; without it, no compile is hopeless. `states`: compares compiler
-    states meanwhile; None if nothing is measured.
+    states when a worker is free; None if nothing is measured.
     """
 
     def __init__(
@@ -150,13 +150,13 @@ class CompileStage:
         self._back: deque[Candidate] = deque()
         """Candidates that were put back, to be lowered again."""
         self._undecided: dict[int, Lowered] = {}
-        """Lowered candidates that are judged again once others are lowered."""
+        """Lowered candidates that are judged again when other candidates are lowered."""
         self._repeated: set[int] = set()
         """Candidates whose worker was lost once. They are tried again, but a second loss counts as a failure."""
         self._unlowered = Counter[str]()
-        """How often lowering failed with each message, if no line of the user's raised it."""
+        """Number of lowering failures by message, without failures that a line of the user's code raised."""
         self._idle = anyio.Lock(fast_acquire=True)
-        """Held by the idle worker that looks for work. The others would find the same work, so they queue."""
+        """Held by the idle worker that looks for work. Other idle workers would find the same work, so they wait."""
 
     async def serve(self, worker: CompileWorker) -> None:
         """Do what the scheduler decides until all is compiled. With `states`, go on until cancelled."""
@@ -323,7 +323,7 @@ class CompileStage:
                 self.run.stop("unlowered")
 
     def _repeats(self, worker: CompileWorker, indices: Sequence[int], doubt: str) -> bool:
-        """Return whether to repeat candidates because of `doubt`: yes, unless all were repeated before. Records it."""
+        """Return whether to repeat candidates because of `doubt`, and record it. False if all were repeated before."""
         if not doubt or self._repeated.issuperset(indices):
             return False
         self._repeated.update(indices)
@@ -344,8 +344,8 @@ def limit_s(state: State, group: Sequence[Lowered], weight: float, most_s: float
     """Return the seconds after which compiling `group` is hopeless; None if the user's limit `most_s` applies.
 
     The limit is computed from each compiled candidate's share of its library's seconds, and grows with the group's
-    `weight`, in compiles. The default configuration alone has the user's limit, because every result is compared with
-    it. In a group it has the group's limit, and the group's parts are then compiled again.
+    `weight`, in compiles. The default configuration, alone in a group, has the user's limit, because every result is
+    compared with it. A larger group that exceeds its limit is compiled again in parts.
     """
     seen = state.compile_s
     default = None if state.default_index is None else state.first(state.default_index).index

@@ -67,7 +67,7 @@ class Engine:
             self._early_warnings.append(message)
 
     def stop(self, reason: str = "stopped") -> None:
-        """Propose and start nothing more. Jobs under way end, then the final follows."""
+        """Propose and start nothing more. Jobs under way go on to their end, then the final follows."""
         self._run.stop(reason)
 
     @property
@@ -115,7 +115,7 @@ class Engine:
         async with anyio.create_task_group() as until_ended:
             until_ended.start_soon(run.outcomes.keep_synced)
             until_ended.start_soon(self._find_and_compile, plan, workers[0], compiling)
-            for compile_worker in workers[1:]:  # may still compare a state after all is measured
+            for compile_worker in workers[1:]:  # they may still compare compiler states after all is measured
                 until_ended.start_soon(compiling.serve, compile_worker)
             async with proposals, deliver, artifacts, anyio.create_task_group() as tasks:
                 tasks.start_soon(keep_time, run, settings.budget.seconds)

@@ -20,18 +20,18 @@ from atune.model.measurement import CLOSE, FinalEntry, Timing, ratio_interval
 from atune.model.settings import BenchmarkSettings
 
 ERROR_PROBABILITY = 0.05
-"""Probability of any wrong decision in a whole final, split over its comparisons and looks (Bonferroni)."""
+"""Probability of any wrong decision in a final, divided among the comparisons of all `INTERIM_LOOKS` (Bonferroni)."""
 TIE = 0.002
-"""Two finalists are equally fast if the interval of their ratio lies within this distance of 1."""
+"""Two finalists are equally fast if the confidence interval of their ratio lies within this distance of 1."""
 SEEDS = (1, 2)
 """With `same_bits`, finalists must have the default's bits on further inputs that are drawn with these seeds."""
 
 
 def unsettled(timings: Mapping[int, Timing], contenders: Sequence[int]) -> list[int]:
-    """Return the contenders to time in further rounds: the leader, and contenders that may still be as fast or faster.
+    """Return the contenders to time in further rounds: the leader, and any that may still be as fast or faster.
 
-    Empty when each of the others is known to be slower than the leader, or equally fast. Contenders with fewer samples
-    than the others were found to be slower in an earlier round, and do not count.
+    Empty if each other contender is known to be slower than the leader, or equally fast. A contender with fewer samples
+    than others was found to be slower in an earlier round, and does not count.
     """
     playing = _most_timed(timings, contenders)
     leader = min(playing, key=lambda i: timings[i].latency_ms)
@@ -43,11 +43,11 @@ def unsettled(timings: Mapping[int, Timing], contenders: Sequence[int]) -> list[
 def final_order(
     timings: Mapping[int, Timing], contenders: Sequence[int], keys: Mapping[int, str], default: int | None = None
 ) -> tuple[list[FinalEntry], tuple[int, ...]]:
-    """Return all entries, the winner first and the others by latency; and the candidates equally fast.
+    """Return all entries, the winner first and the others by latency, and the candidates as fast as the winner.
 
     The winner is the leader if it is faster than all others. Otherwise the candidate with the smallest config key among
-    the leader and its equals wins, so that runs repeat. But the `default`, if it is a contender, wins unless that
-    candidate gains more than `CLOSE` and the 95 % interval of its gain excludes 1.
+    the leader and its equals wins, so that repeated runs agree. But the `default`, if it is a contender, wins unless
+    that candidate gains more than `CLOSE` and the 95 % interval of its gain excludes 1.
     """
     playing = _most_timed(timings, contenders)
     leader = min(playing, key=lambda i: (timings[i].latency_ms, keys[i]))
@@ -68,7 +68,7 @@ def final_order(
 def finalists(
     measured: Sequence[CandidateMeasured], reference_ms: Mapping[str, float], most: int
 ) -> list[CandidateMeasured]:
-    """Return the `most` fastest by their first timings, and the `most` fastest relative to their device's reference.
+    """Return the `most` fastest by first timing, and the `most` fastest relative to the reference on their device.
 
     `measured`: the fastest first. The relative order keeps good candidates that a slower device measured.
     """
@@ -99,9 +99,9 @@ NO_FINAL = "no final: no device is left to time the finalists on"
 FINAL_S = 5.0
 """Seconds after which the final begins no further round, even if the order is not settled."""
 MOST_LOSSES = 2
-"""How often the final may lose its process. Nothing tells which finalist killed it, and it may kill more processes."""
+"""How often the final may lose its process. The culprit is an unknown finalist, which may kill more processes."""
 INTERIM_LOOKS = 10
-"""How often the order is examined at most: after the first rounds, and after each further set of rounds."""
+"""Largest number of times that the order is examined: after the first rounds, and after each further set of rounds."""
 
 
 class _FinalistsFailed(Exception):
@@ -109,7 +109,7 @@ class _FinalistsFailed(Exception):
 
 
 class FinalStage:
-    """Times finalists again on one device. Gets libraries that an earlier part of the run measured.
+    """Times finalists again on one device. Gets their libraries again if an earlier part of the run measured them.
 
     `candidate`: returns the candidate with an index.
     """
@@ -131,7 +131,7 @@ class FinalStage:
         """Time the best few candidates and the default again, in turn. `wrong`: candidates with wrong libraries.
 
         A finalist with wrong results becomes a failure, and the others are timed again. If the journal already holds a
-        final, it is kept, and only the winner's library is compiled if it is missing.
+        final, that final stands, and only a missing library of the winner is compiled.
         """
         again = set(wrong)
         while await self._time_finalists(again):
@@ -178,20 +178,20 @@ class FinalStage:
         return await self.measuring.again(self.run.artifacts[winner])
 
     def _on_another(self, warning: str) -> bool:
-        """Return whether a device is left for a final whose device was given up. Emits `warning` if none is."""
+        """Return whether a device is left for a final whose device was given up. Emits `warning` if none is left."""
         if not (left := bool(self.measuring.usable())):
             self.emit(Warned, message=warning)
         return left
 
     def _default(self) -> int | None:
-        """Return the index of the candidate that was measured for the default; None if it was not measured."""
+        """Return the index of the measured candidate that has the default's code; None if there is none."""
         return None if self.state.default is None else self.state.default.index
 
     async def _time(self, worker: DeviceWorker, chosen: Sequence[int], contenders: Sequence[int]) -> bool:
         """Time and record the final; repeat it if a finalist kills its process.
 
         After `MOST_LOSSES` in all parts of the run, the order of the first timings stands. Returns whether to run
-        another final, because finalists failed, or because the device was given up and others are left.
+        another final, because finalists failed, or because the device was given up and other devices are left.
         """
         warning = f"no final: it lost its process {MOST_LOSSES} times, so the first timings decide the order"
         while self.state.final_losses < MOST_LOSSES:
@@ -236,7 +236,7 @@ class FinalStage:
             await self.measuring.restarted(worker, f"{failures[0].kind}: {failures[0].message}")
 
     async def _rounds(self, worker: DeviceWorker, chosen: Sequence[int], contenders: Sequence[int]) -> dict[str, Any]:
-        """Time all finalists in turn, then the undecided ones, until the order is settled or a limit is reached.
+        """Time all finalists in turn, then the undecided finalists, until the order is settled or a limit is reached.
 
         The default and the reference take part in every round, because the winner is compared with them. Returns
         fields of `FinalOrdered`.

@@ -17,7 +17,7 @@ class CompileHints(msgspec.Struct, frozen=True):
     """Hints from the compilers to the scheduler."""
 
     builds: Literal["all", "first", "none"] = "all"
-    """The groups that may start. ``first``: only groups that devices wait for, as building will be cheaper soon.
+    """The groups that may start. ``first``: only groups that devices wait for, because building will soon be cheaper.
     ``none``: no group, because building will be cheaper in a moment."""
     resting: int = 0
     """Number of workers that start no new job, because measuring devices need their cores."""

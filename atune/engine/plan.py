@@ -20,7 +20,7 @@ DEATHS = 2
 
 
 class Plan:
-    """The work over `spec` that `state` lacks. Indices are the journal's.
+    """The work of a run of `spec` that `state` does not have yet. Indices are the journal's.
 
     `given`: the strategy's name, or the user's own strategy. `default`: the default configuration's index. `advice`:
     configurations to try before the strategy's proposals. `prior`: whether there is a prior.
@@ -44,7 +44,7 @@ class Plan:
         tried, before, total = state.entry(BASELINE), proposed(state), self.total
         self.baseline: Candidate | None = None
         """The default configuration, if the space does not list it."""
-        if tried.key:  # the journal's default, even if the current one differs
+        if tried.key:  # the journal's default, even if the current default differs
             self.baseline = Candidate(BASELINE, tried.key, tried.config)
         elif default == BASELINE and spec.baseline is not None:
             self.baseline = Candidate(BASELINE, config_key(spec.baseline), with_tuples(spec.baseline))
@@ -59,7 +59,7 @@ class Plan:
         self.redo = list[Candidate]()
         """Candidates that an earlier part proposed, and that have no outcome."""
         self.suspects = dict[int, str]()
-        """Candidates that must not be tried again, and the device that measured each when the program died."""
+        """Candidates that must not be tried again, each with the device that was measuring it when the program died."""
         self.codes = dict[str, int]()
         """Code keys that have an outcome, with the candidate that has this outcome."""
         self._assign(state, [*before, tried] if tried.key else before)
@@ -134,7 +134,7 @@ class Plan:
 def advised(advice: Iterable[Advice], keys: Mapping[int, str], budget: int | None) -> list[int]:
     """Return the indices of candidates to try first: the best of each source, the second best of each, and so on.
 
-    `keys`: the candidates' configuration keys. The result takes at most half of the `budget`.
+    `keys`: the candidates' configuration keys. The result has at most half as many candidates as the `budget`.
     """
     at = {key: index for index, key in keys.items()}
     ranks = zip_longest(*([at.get(config_key(config)) for config in each.first] for each in advice))

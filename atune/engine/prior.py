@@ -1,10 +1,10 @@
 """The prior: estimates a candidate's latency from its lowered facts and the device's figures.
 
 Blocks run in rounds: an SM holds as many blocks as its threads, registers and shared memory admit. Two lower bounds
-limit a round's time. The first is its busiest resource: tensor cores, arithmetic, shared memory, the L2 cache or the
-memory. The second is the time of one block alone, which waits for its loads unless stages hide them. The roofline model
-is by S. Williams et al., https://doi.org/10.1145/1498765.1498785. The estimates rank candidates; their milliseconds may
-be far off.
+limit a round's time. The first is the time of the busiest resource: tensor cores, arithmetic, shared memory, the L2
+cache or the memory. The second is the time of one block alone, which waits for its loads unless stages hide them. The
+roofline model is by S. Williams et al., https://doi.org/10.1145/1498765.1498785. The estimates rank candidates; their
+milliseconds may be far off.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from atune.model.device import DeviceInfo, DeviceLimits, Figures, Target, figure
 from atune.model.measurement import operand_rate
 
 CAN_RUN = "can_run"
-"""Name of the fact that is 0 for kernels that cannot run, and 1 for others."""
+"""Name of the fact that is 0 for kernels that cannot run, and 1 for other kernels."""
 SHARED_BYTES = 128
 """Bytes per clock that an SM's shared memory moves (CUDA C++ Programming Guide, 32 banks of 4 bytes)."""
 L2_BYTES = 64
-"""Bytes per clock that an SM gets from the L2 cache, at most («A100 Tensor Core GPU Architecture»: as of the V100)."""
+"""Most bytes per clock that an SM gets from the L2 cache, since the V100 («A100 Tensor Core GPU Architecture»)."""
 L2_SHARE = 0.6
-"""Share of `L2_BYTES` that an SM gets when all SMs read at once. Chosen; no data sheet gives it."""
+"""Share of `L2_BYTES` that an SM gets when all SMs read at once. Assumed, because no data sheet gives it."""
 MEMORY_SHARE = 0.92
-"""Share of the memory's nominal rate that a copy reaches. Chosen."""
+"""Share of the memory's nominal rate that a copy reaches. Assumed."""
 OPERATION_INSTRUCTIONS = 1.8
 """Instructions per operation, with the necessary conversions, predicates and addresses. Fitted to recordings."""
 SPECIAL_LANES = 16
@@ -69,7 +69,7 @@ def choices(facts: Mapping[int, StaticFacts], figures: Figures) -> list[tuple[in
 def hedged(ranked: Sequence[tuple[int, float]], facts: Mapping[int, StaticFacts], n: int) -> list[tuple[int, float]]:
     """Return the first `n` of `ranked`, but end with a candidate whose grid or threads differ from the rest, if any.
 
-    The prior makes similar errors for kernels that divide work in the same way. No single error may cost all choices.
+    The prior makes similar errors for kernels that divide work in the same way. One error must not spoil all choices.
     """
     best, left = list(ranked[: n - 1]), ranked[n - 1 :]
     seen = {(facts[index].grid, facts[index].threads) for index, _ in best}
@@ -192,7 +192,7 @@ def can_run(facts: StaticFacts, figures: Figures) -> bool:
 
 
 def grouped(gemm: Gemm, threads: int, figures: Figures) -> bool:
-    """Return whether warp groups compute a product (wgmma), which needs 64 rows and neither float32 nor float64."""
+    """Return whether warp groups compute a product (wgmma), which needs 64 rows, and no float32 or float64."""
     by_group = figures.architecture.warp_groups and gemm.m >= 64 and threads % 128 == 0
     return by_group and gemm.dtype not in ("float32", "float64")
 
@@ -200,8 +200,8 @@ def grouped(gemm: Gemm, threads: int, figures: Figures) -> bool:
 def divisions(gemm: Gemm, threads: int, figures: Figures) -> list[tuple[int, int]]:
     """Return the (row parts, column parts) into which warps, or warp groups, can divide a product equally.
 
-    A warp group computes multiples of 64 rows and 8 columns (PTX ISA, «wgmma.mma_async»), and a warp multiples of
-    16 rows and 8 columns («mma»). `T.gemm` demands such a division (tilelang 0.1.15, src/cuda/op/gemm.cc).
+    A warp group computes multiples of 64 rows and 8 columns (PTX ISA, «wgmma.mma_async»), and a warp computes multiples
+    of 16 rows and 8 columns («mma»). `T.gemm` demands such a division (tilelang 0.1.15, src/cuda/op/gemm.cc).
     """
     by_group = grouped(gemm, threads, figures)
     parts, least = max(1, threads // (128 if by_group else 32)), 64 if by_group else 16
@@ -287,7 +287,7 @@ def neighbourhood(grid: tuple[int, ...], blocks: int, order: str) -> dict[str, f
 
 
 def _strip(short: int, long: int, blocks: float, width: int) -> tuple[float, float]:
-    """Return the extent along both axes of `blocks` blocks that fill panels `width` wide and as long as the grid."""
+    """Return the extent, along both axes, of `blocks` blocks that fill panels of this `width` and the grid's length."""
     first = min(width, short)
     along = min(float(long), blocks / first)
     return min(float(short), max(first, blocks / long)), along

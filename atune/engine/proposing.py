@@ -32,12 +32,12 @@ T = TypeVar("T")
 SURVEYED = 4096
 """Largest number of candidates to survey. The seed draws this many from a larger space."""
 CHUNK, CHUNKS_EACH = 16, 2
-"""A worker gets the remaining candidates divided by `CHUNKS_EACH` times the workers, at most `CHUNK`, so that all
-workers end together. It answers with the candidates that it finished in its time slice."""
+"""A chunk has at most `CHUNK` candidates, and few enough that each worker can get `CHUNKS_EACH` chunks, so that all
+workers end together. A worker answers with the candidates that it finished in its time slice."""
 SHARE_OF_TIME = 0.1
 """After this share of a time budget, the survey starts no more candidates."""
 ORDERING_S = 2.0
-"""After this many seconds, the survey starts no more candidates if all will be tried and it only orders them."""
+"""After this many seconds, a survey that only orders candidates, because all will be tried, starts no more."""
 
 
 class Survey:
@@ -146,7 +146,7 @@ class ProposeStage:
         self._scheduled.held = False
 
     async def tell(self) -> None:
-        """Tell the strategy the queued outcomes, and the ones that come meanwhile. Raises `StrategyError`.
+        """Tell the strategy the queued outcomes, and outcomes that come meanwhile. Raises `StrategyError`.
 
         The strategy does not know the baseline. A candidate with the baseline's code gets the baseline's outcome.
         """
@@ -165,7 +165,7 @@ class ProposeStage:
             await self._call(partial(strategy.tell_all, outcomes))
 
     async def _retry_likely_losers(self, propose: MemoryObjectSendStream[Candidate]) -> None:
-        """If no candidate works, propose the candidates that were pruned as likely losers again, one for each code."""
+        """If no candidate works, propose again the candidates that were pruned as likely losers, one for each code."""
         run, state = self._run, self._run.recorder.state
         self._scheduled.held = True
         run.wake()

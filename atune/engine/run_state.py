@@ -32,7 +32,7 @@ def _close(opened: Any) -> None:
 
 
 async def opened_aside(start: Callable[[], Opened], close: Callable[[Opened], object] = _close) -> Opened:
-    """Return the result of `start`, which opens a journal or another resource in a thread.
+    """Call `start` in a thread, and return the journal or other resource that it opens.
 
     If the caller is cancelled, the thread still finishes, and then `close` closes the resource and frees its lock.
     """
@@ -49,8 +49,8 @@ Listener = Callable[[Event], None]
 
 
 class Listeners:
-    """Calls the caller's `functions` with each event. If a function raises, the block of `ending` is cancelled, and
-    then raises the function's error, which ends the run."""
+    """Calls the caller's `functions` with each event. If a function raises, the block of `ending` is cancelled and
+    raises the function's error, which ends the run."""
 
     def __init__(self, on_event: Listener | None, log: Log | None) -> None:
         self.functions = [event_log(log)]
@@ -70,7 +70,7 @@ class Listeners:
                 self.functions.remove(function)
                 error, why = raised, f"a listener of events raised {name_and_message(raised)}".removesuffix(": ")
                 if isinstance(raised, (anyio.get_cancelled_exc_class(), GeneratorExit, StopIteration)):
-                    error = UsageError(why)  # coroutines would mistake the original for their own
+                    error = UsageError(why)  # coroutines would take the original for one of theirs
                     error.__cause__ = raised
                 error.add_note(f"{why}, which ended the run")
                 self.raised = self.raised or error
@@ -218,7 +218,7 @@ class SettledOutcome:
 
 
 class Outcomes:
-    """Queues outcomes for the strategy, and tells the listeners about a new best, once they are on the disk."""
+    """Waits until outcomes are on the disk, then queues them for the strategy and tells listeners about a new best."""
 
     def __init__(self, recorder: Recorder, wake: Callable[[], None]) -> None:
         self.recorder, self._wake = recorder, wake
@@ -268,7 +268,7 @@ class Outcomes:
 
 
 async def keep_time(run: Run, seconds: float | None) -> None:
-    """Stop `run` once all its parts together took `seconds`. Returns when everything is measured."""
+    """Stop `run` when all its parts together have taken `seconds`. Returns when everything is measured."""
     if seconds is None:
         return
     with anyio.move_on_after(max(0.0, seconds - run.recorder.elapsed_s)) as left:

@@ -11,7 +11,7 @@ from atune.engine.interfaces import CompileHints
 from atune.model.artifact import Lowered
 
 MAX_GROUP = 16
-"""Largest group that the engine chooses by itself. In a larger group, parsing headers is a small share of the cost.
+"""Largest group that the engine chooses by itself. Beyond this size, parsing headers is a small share of the cost.
 Sizes are in compiles of a kernel with few accumulators (see `work_of`), unless the user gave a number of candidates."""
 MIN_GROUP = 4
 LOWERING = 1.0
@@ -97,8 +97,8 @@ class CompileState:
         """Return a free worker's next job, and take it out of the queues; None if the worker must wait.
 
         At first, each device gets one small group. Later groups follow guided self-scheduling (Polychronopoulos and
-        Kuck, IEEE ToC C-36, 1987): each is one worker's share of the remaining work, so groups shrink towards the end,
-        and no large group delays it.
+        Kuck, IEEE ToC C-36, 1987): each is one worker's share of the remaining work, so groups shrink towards the end
+        of the run, and no large group delays the end.
         """
         if self.busy and self.busy + self.comparing >= self.workers - self.hints.resting:
             return None
@@ -147,7 +147,7 @@ class CompileState:
         return self.proposing and not self.held
 
     def _ready_share(self) -> float:
-        """Return a worker's share of the remaining work in `ready`, whose candidates devices should get soon."""
+        """Return the size of the next group of `ready`: a worker's share of the remaining work, but less at first."""
         earlier = self.groups / self.workers if self.pipeline and self.devices else math.inf
         first = MIN_GROUP * (1 + earlier)  # the first groups are small, because devices wait for them
         return min(max(MIN_GROUP, min(first, self._share())), self._even())
@@ -158,26 +158,26 @@ class CompileState:
         return min(MAX_GROUP, self._left_of(self.ready + self.deferred, LOWERING) / shares)
 
     def _even(self) -> int:
-        """Return the largest group, in compiles, that leaves `ready` candidates for each other free worker."""
+        """Return the most compiles in a group that leaves `ready` candidates for every other free worker."""
         free = max(1, self.workers - self.hints.resting - self.building)
         return max(1, math.ceil(self._left_of(self.ready, 0.0) / free))
 
     def _left_of(self, known: Sequence[Lowered], lowering: float) -> float:
-        """Return the work, in compiles, of the `known` candidates and of those still to lower.
+        """Return the work, in compiles, of the `known` candidates and of candidates that are still to lower.
 
-        A candidate still to lower takes as long as a known one on average, and `lowering` in addition.
+        A candidate that is still to lower counts as an average known candidate plus `lowering`.
         """
         work = self._work_of_many(known)
         each = work / len(known) if known else 1.0
         return work + (max(self._left, 0) + self.lowering) * (each + lowering)
 
     def _work_of_many(self, queue: Sequence[Lowered]) -> float:
-        """Return the compile time of `queue`, or of a beginning with more than enough work for all workers."""
+        """Return the compile time of `queue`, or of its beginning if that is more than enough work for all workers."""
         return self.work_of(queue[: 2 * MAX_GROUP * self.workers])
 
     def _build(self, queue: list[Lowered], size: float, reason: str) -> Build:
-        """Take a group of at least one candidate and up to `size` compiles, the oldest first. If the user gave the
-        size, it counts candidates."""
+        """Take the oldest candidates as a group of up to `size` compiles, but at least one candidate. If the user gave
+        the size, it counts candidates."""
         key, work = queue[0].merge_key, 0.0
         group: list[Lowered] = []
         left: list[Lowered] = []

@@ -31,9 +31,9 @@ SPILL_REGISTERS = 256
 class Verdict:
     """The decision on a lowered candidate.
 
-    ``build``: now. ``defer``: build it last. ``wait``: judge it again once others are lowered. ``duplicate``: it has
-    the code of candidate `same_as`. ``prune``: do not build it, for the reason `why`. `likely`: the only reason is
-    that it is likely to lose, to candidate `instead` if that is not None.
+    ``build``: now. ``defer``: build it last. ``wait``: judge it again when others are lowered. ``duplicate``: it has
+    the code of candidate `same_as`. ``prune``: do not build it, for the reason `why`. `likely`: the only reason is that
+    it is likely to lose, to candidate `instead` if that is not None.
     """
 
     becomes: Literal["build", "defer", "wait", "duplicate", "prune"]
@@ -69,7 +69,7 @@ class Screen:
         return self._skips or self._layouts is not None
 
     def keep_losers(self) -> None:
-        """Prune only candidates that cannot run, from now on."""
+        """From now on, prune only candidates that cannot run."""
         self._skips, self._layouts = False, None
 
     def judge(self, lowered: Lowered) -> Verdict:

@@ -35,7 +35,7 @@ Advise = Callable[[WorkloadSpec, Sequence[DeviceInfo]], tuple[tuple[Advice, ...]
 class KnownResult(NamedTuple):
     """Results of earlier runs of the same work: events that this run need not repeat, or advice.
 
-    `whole`: the path of a journal with a whole run, if `events` are that run's, so that no work is left.
+    `whole`: the path of the journal of a whole run, if `events` are from that run, so that no work is left.
     """
 
     events: Sequence[Event] = ()
@@ -51,7 +51,7 @@ Recall = Callable[[RunStarted, WorkloadSpec, Kernels, str], KnownResult | None]
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """Settings of a run. Raises `UsageError` for an invalid strategy, or one that learns if there is no `pipeline`."""
+    """Settings of a run. Raises `UsageError` for an invalid strategy, or for a learning strategy without `pipeline`."""
 
     compile: CompileSettings = field(default_factory=CompileSettings)
     benchmark: BenchmarkSettings = field(default_factory=BenchmarkSettings)
@@ -73,7 +73,7 @@ class EngineSettings:
         check_given(self.strategy, pipeline=self.pipeline)
 
     def strategy_in(self, spec: WorkloadSpec, header: RunStarted | None, figures: Figures | None) -> str:
-        """Return the strategy's name for the header. A resumed run without a strategy keeps its `header`'s."""
+        """Return the strategy's name for the header. A resumed run without a strategy keeps the name in `header`."""
         if isinstance(self.strategy, Strategy):
             return self.strategy.name
         if self.strategy is not None and self.strategy != AUTO:
@@ -145,7 +145,7 @@ def check_same_work(
 
 
 def all_accepted(changes: Sequence[tuple[str, str]], accept: Sequence[str], why: str, instead: str) -> tuple[str, ...]:
-    """Return `changes`, each a part and a sentence, as texts. Raises `JournalError` unless all are accepted.
+    """Return `changes` as texts. Each change is a part and a sentence. Raises `JournalError` unless all are accepted.
 
     `why` begins the error's message, and `instead` is an alternative to accepting.
     """

@@ -108,7 +108,7 @@ class Start:
         look_up = functools.partial(recall, now, spec, kernels, self.settings.journal)
         look = functools.partial(anyio.to_thread.run_sync, look_up, abandon_on_cancel=True)
         if (known := await look()) is None:
-            with suppress(Warning):  # if the program turns warnings into errors
+            with suppress(Warning):  # the program may turn warnings into errors
                 warn_caller(f"another run is tuning {spec.name}; this run waits for its result", RuntimeWarning)
         while known is None and not self.run.stopping:
             await anyio.sleep(POLL_S)
@@ -163,7 +163,7 @@ class Start:
         return digests
 
     async def _kernel_changes(self, state: State) -> list[tuple[str, str]]:
-        """Return ("kernel", sentence) if the kernels that the journal lowered differ from the current ones."""
+        """Return ("kernel", sentence) if the kernels that the journal lowered differ from the current kernels."""
         lowered = [entry for entry in state.entries.values() if entry.lowered]
         now = await self._ir_digests(Candidate(e.index, e.key, e.config) for e in lowered if e.ir_digest)
         if other := [e.index for e in lowered if e.ir_digest and now.get(e.index) != e.ir_digest]:

@@ -21,7 +21,7 @@ from atune.model.settings import AUTO_BATCH, AUTO_GAIN_PERCENT
 AHEAD, FULL = 2, 16
 """A learning strategy may have `AHEAD` candidates per compile worker outstanding, but always at least `FULL`."""
 ROOM = 3
-"""Once the limit is reached, the strategy is asked again when a worker's share of it, divided by `ROOM`, is free."""
+"""At the limit, the strategy waits until a worker's share of the limit, divided by `ROOM`, is free."""
 DUPLICATE = "duplicate"
 """The reason of a candidate whose code was measured as another candidate's. The duplicate did not fail."""
 
@@ -32,8 +32,8 @@ class Strategy(Protocol):
 
     A resumed run makes a new object, and tells it all earlier outcomes before it asks. If the object then proposes one
     of these candidates, the engine ignores the proposal and asks again. Two attributes are optional. `begin` gets the
-    `Searched` before any other call. `most_outstanding`, an int, is the number of proposed candidates that may lack an
-    outcome at that moment.
+    `Searched` before any other call. `most_outstanding`, an int, is the number of proposed candidates that may now lack
+    an outcome.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Searched:
 
 
 def by_prior(indices: Sequence[int], prior: Mapping[int, float]) -> list[int]:
-    """Return `indices` by estimate, the best first; then, in their order, those without an estimate or with NaN."""
+    """Return `indices` by estimate, the best first; then, in their order, indices without an estimate or with NaN."""
 
     def estimate(index: int) -> float:
         value = float(prior.get(index, float("inf")))
@@ -87,8 +87,8 @@ def by_prior(indices: Sequence[int], prior: Mapping[int, float]) -> list[int]:
 class Guarded:
     """Forwards the engine's calls to `strategy`, and checks the answers.
 
-    `known`: the indices that it may propose. `first`: indices that come before its proposals, such as the default
-    configuration. `last`: indices that come after them. `enough`: decides when to stop asking; None to never stop.
+    `known`: indices that it may propose. `first`: indices before its proposals, such as the default configuration.
+    `last`: indices after its proposals. `enough`: decides when to stop asking; None to never stop.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Guarded:
     def full(self, outstanding: int, workers: int) -> bool:
         """Return whether too many candidates are `outstanding` to ask for another one.
 
-        It then stays full until many may be asked for together, because small groups take longer to compile.
+        The answer stays True until many may be asked for together, because small groups take longer to compile.
         """
         if self.enough is not None and self.enough.full(outstanding):
             return True
@@ -173,7 +173,7 @@ class Guarded:
 
 
 class Enough:
-    """Ends a search with ``auto``: it goes on in batches until a batch brings no clearly better candidate.
+    """Ends a search with the budget ``auto`` after a batch of candidates that brings no clearly better one.
 
     Decisions depend only on the outcomes of whole batches, so a resumed run makes the same ones.
     """
@@ -186,7 +186,7 @@ class Enough:
         """Whether the search is over."""
 
     def full(self, outstanding: int) -> bool:
-        """Return whether to wait for the outcomes of the current batch, with so many candidates `outstanding`."""
+        """Return whether to wait for the current batch's outcomes. `outstanding`: number of candidates without one."""
         return outstanding > 0 and len(self._latencies) + outstanding >= self._until
 
     def tell(self, index: int, latency_ms: float | None) -> None:
@@ -202,7 +202,7 @@ class Enough:
 def latency_or_reason(state: State, index: int) -> tuple[float | None, str]:
     """Return the outcome of candidate `index` for strategies: its latency in ms, or None and the reason.
 
-    The reason is a failure's kind, ``pruned``, or `DUPLICATE`, even if the candidate with this code is still measured.
+    The reason is a failure's kind, ``pruned``, or `DUPLICATE`, even if that code is still being measured.
     """
     outcome = state.outcome(index)
     if outcome is None or state.first(index).index != index:
@@ -254,7 +254,7 @@ class Encoding:
             self.at.setdefault(place, candidate)
 
     def neighbours(self, candidate: int) -> list[int]:
-        """Return the candidates that differ in one axis: by one step along numbers, by any value along others."""
+        """Return the candidates that differ in one axis: by one step on an axis of numbers, by any value on others."""
         place = self.places[candidate]
         neighbours = dict[int, None]()
         for number, axis in enumerate(self.axes):
@@ -285,7 +285,7 @@ class Encoding:
         seen, counts = set[int](), [Counter[int]() for _ in self.axes]
 
         def frequency(candidate: int) -> int:
-            """Return the number of draws of a candidate's values, weighted by the lengths of their axes."""
+            """Return how often a candidate's values were drawn, each weighted by the length of its axis."""
             place = self.places[candidate]
             return sum(
                 count[value] * len(axis.values) for count, value, axis in zip(counts, place, self.axes, strict=True)
@@ -333,7 +333,7 @@ def _random(searched: Searched) -> FixedOrder:
 
 
 def _ranked(searched: Searched) -> FixedOrder:
-    """Return the candidates by the prior's estimate, best first, then candidates without one. The seed breaks ties."""
+    """Return the candidates by estimate, the best first, then candidates without an estimate. The seed breaks ties."""
     shuffled = list(searched.configs)
     random.Random(searched.seed).shuffle(shuffled)
     return FixedOrder(PRIOR, by_prior(shuffled, searched.prior or {}))
@@ -367,7 +367,7 @@ FEW_CANDIDATES = 8
 
 
 def learns(name: str) -> bool:
-    """Return whether the strategy `name` learns from outcomes, as a user's own may, and so may take long to answer."""
+    """Return whether the strategy `name`, or a user's own, may learn from outcomes, and so take long to answer."""
     return name not in (EXHAUSTIVE, RANDOM, PRIOR)
 
 
@@ -408,8 +408,8 @@ def make_strategy(name: str, searched: Searched) -> Strategy:
 def chosen(total: int, budget: int | None, *, limited: bool, pipeline: bool = True, prior: bool = False) -> str:
     """Return the name of the strategy that ``auto`` means in a space with `total` candidates.
 
-    `limited`: whether there is any budget. `budget`: the number of candidates that it admits, if known. `pipeline`:
-    whether outcomes come before all candidates are proposed. `prior`: whether there is a prior.
+    `limited`: whether there is any budget. `budget`: the number of candidates that the budget admits, if known.
+    `pipeline`: whether outcomes come before all candidates are proposed. `prior`: whether there is a prior.
     """
     if not limited or (budget is not None and budget >= total):
         return EXHAUSTIVE

@@ -17,7 +17,7 @@ from atune.model.measurement import FinalEntry, Timing
 from atune.model.ranges import Index, Latency, Moment, PathText, Quantity, Seconds, Whole
 
 SCHEMA = 1
-"""Version of the event union, 1 with the first release. A reader refuses a higher one; a lower one stays readable."""
+"""Version of the event union, 1 with the first release. Readers refuse higher versions, and accept lower ones."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True, gc=False):
@@ -82,7 +82,7 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     target: Target
     devices: tuple[str, ...]
     models: tuple[str, ...] = ()
-    """The devices' models, each once."""
+    """The devices' models, without repetitions."""
     strategy: str
     settings: dict[str, Any]
     versions: dict[str, str]
@@ -108,13 +108,13 @@ class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_propose
     key: str
     config: dict[str, Any]
     surveyed: bool = False
-    """Whether the survey of the space, and not the strategy, proposed it, because it fails. No budget counts it."""
+    """Whether the survey of the space proposed it, not the strategy, because it fails. No budget counts it."""
     further_layout: bool = False
-    """Whether it is another layout of a proposed configuration, among which atune chooses. No budget counts it."""
+    """Whether it was proposed only so that atune can choose among a configuration's layouts. No budget counts it."""
 
 
 class SpaceSurveyed(Event, frozen=True, kw_only=True, tag="space_surveyed"):
-    """Facts of the space for the strategy, in addition to its axes: columns with a value for each of `indices`.
+    """Facts of the space for the strategy, beyond the space's axes: columns with a value for each of `indices`.
 
     `prior`: estimates, in ms or any other unit in which less is better. `facts`: numbers that a model may learn from.
     All are rounded to six digits; None is an unknown value.
@@ -128,8 +128,8 @@ class SpaceSurveyed(Event, frozen=True, kw_only=True, tag="space_surveyed"):
 
 
 class CandidateLowered(Event, frozen=True, kw_only=True, tag="candidate_lowered"):
-    """A candidate was lowered. `code_key`: equal for equal code, `source_key` for equal sources, `ir_digest` for equal
-    elaborated kernels; empty if unknown. `facts`: facts that are known before it is compiled."""
+    """A candidate was lowered. `code_key`, `source_key`, `ir_digest`: digests of its code, its sources and its
+    elaborated kernel; empty if unknown. `facts`: facts that are known before it is compiled."""
 
     index: Index
     code_key: str
@@ -143,13 +143,13 @@ class CandidateLowered(Event, frozen=True, kw_only=True, tag="candidate_lowered"
 
 
 class CandidatePruned(Event, frozen=True, kw_only=True, tag="candidate_pruned"):
-    """A candidate is not compiled: it exceeds a limit of the device, or is `likely` to lose and the budget skips it."""
+    """A candidate is not compiled: it exceeds a device limit, or is `likely` to lose and the run may skip it."""
 
     index: Index
     reason: str
     likely: bool = False
     instead: Index | None = None
-    """The candidate with another layout of the same configuration that was preferred, if the run chooses layouts."""
+    """The preferred candidate, with another layout of the same configuration, if the run chooses layouts."""
 
 
 class CandidateAliased(Event, frozen=True, kw_only=True, tag="candidate_aliased"):
@@ -244,7 +244,7 @@ class BenchmarkStarted(Event, frozen=True, kw_only=True, tag="benchmark_started"
 
 
 class BenchmarkRepeated(Event, frozen=True, kw_only=True, tag="benchmark_repeated"):
-    """A candidate is measured again, because the failure may not be its fault or its latency is implausible."""
+    """A candidate is measured again, because it may not be at fault for a failure, or its latency is implausible."""
 
     index: Index
     device: str
@@ -264,7 +264,7 @@ class CandidateMeasured(Event, frozen=True, kw_only=True, tag="candidate_measure
     max_error: float | None = None
     seconds: Seconds = 0.0
     writes: tuple[Whole, ...] = ()
-    """Input parameters that the kernel writes into, restored before each timed call."""
+    """Input parameters that the kernel writes into. They are restored before each timed call."""
     set_up: tuple[Whole, ...] = ()
     """Input parameters that the workload's `setup` changed."""
     printed: str = ""
@@ -296,7 +296,7 @@ class BestChanged(Event, frozen=True, kw_only=True, tag="best_changed"):
 
 class BitsCompared(Event, frozen=True, kw_only=True, tag="bits_compared"):
     """Finalists were called on inputs drawn with further seeds. `differ`: the finalists whose bits were not always the
-    default's. `seeds`: number of draws, the check's included, on which the others have the default's bits.
+    default's. `seeds`: number of draws, the check's included, on which the other finalists have the default's bits.
     """
 
     seeds: Whole
@@ -304,7 +304,7 @@ class BitsCompared(Event, frozen=True, kw_only=True, tag="bits_compared"):
 
 
 class FinalStarted(Event, frozen=True, kw_only=True, tag="final_started"):
-    """The final began: a device times the best few candidates and the default, `indices`, in turn, without compiles."""
+    """The final began: a device times the best few candidates and the default, `indices`, in turn. Nothing compiles."""
 
     device: str
     indices: tuple[Index, ...]
@@ -313,7 +313,7 @@ class FinalStarted(Event, frozen=True, kw_only=True, tag="final_started"):
 class FinalOrdered(Event, frozen=True, kw_only=True, tag="final_ordered"):
     """The final ended: the best few candidates and the default were timed again, in turn.
 
-    `entries`: index and timing of each, fastest first. `reference`: its timing in the same rounds; None without one.
+    `entries`: each finalist's index and timing, fastest first. `reference`: its timing in the same rounds, if any.
     """
 
     device: str
@@ -362,7 +362,7 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
     roles: Roles = Roles()
     """Roles of the kernel's parameters: which are outputs, and how a call treats the others."""
     found: Found | None = None
-    """The outcome of the run; None in older journals, whose other events tell it."""
+    """The outcome of the run; None in older journals, where other events tell it."""
 
 
 class RunInterrupted(Event, frozen=True, kw_only=True, tag="run_interrupted"):

@@ -35,10 +35,10 @@ from atune.model.artifact import Roles
 def merge(journals: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str] | None = None) -> Result:
     """Return the joint result of all `journals`, and write it as a new journal to `output` if that is given.
 
-    The journals must record the same work: kernel, problem, target and space. A candidate's measurement counts before
-    a failure, and otherwise the later journal in the given order counts. `Result.warnings` counts the candidates with
-    several outcomes, and names other differences (versions, settings). There is no final, because finals of different
-    journals do not compare.
+    The journals must record the same work: kernel, problem, target and space. If they disagree on a candidate, a
+    measurement overrides a failure, and otherwise the later journal in the given order counts. `Result.warnings` counts
+    the candidates with several outcomes, and names other differences (versions, settings). There is no final, because
+    finals of different journals do not compare.
 
     Raises `JournalError` if a journal cannot be read or records other work, and `UsageError` if one is given twice.
     """
@@ -71,9 +71,9 @@ def _joined(paths: Sequence[str], states: Sequence[State]) -> Iterator[AnyEvent]
             last = replace(event, mono=round(event.mono + offset_s, 6))
             if isinstance(event, SpaceSurveyed):
                 counts = number == 0
-            elif isinstance(event, BitsCompared):  # each run compared its own finalists, and none compared all
+            elif isinstance(event, BitsCompared):  # no run compared the finalists of all runs
                 last, counts = replace(last, seeds=1), True
-            elif isinstance(event, CandidateAliased):  # with other versions, another run may have measured both
+            elif isinstance(event, CandidateAliased):  # another run, with other versions, may have measured it
                 outcomes = (other.outcome(event.index) for other in others)
                 counts = not any(isinstance(o, CandidateMeasured) and o.index == event.index for o in outcomes)
             elif isinstance(event, Outcome):
@@ -96,7 +96,7 @@ _MERGED = DeviceReady | ReferenceMeasured | Warned | CandidateProposed | Candida
 
 
 def _counts(event: Outcome, state: State, others: Sequence[State]) -> bool:
-    """Tell whether an outcome is the last in its journal, and not a failure of a candidate that another measured."""
+    """Tell whether an outcome is its journal's last, and not a failure of a candidate that another journal measured."""
     last = state.outcome(event.index)
     measured = isinstance(event, CandidateMeasured)
     elsewhere = any(isinstance(other.outcome(event.index), CandidateMeasured) for other in others)
@@ -135,6 +135,6 @@ def _notes(paths: Sequence[str], states: Sequence[State]) -> list[str]:
     if several := sum(count > 1 for count in tried.values()):
         notes.append(
             f"{several} candidate{'s have' if several > 1 else ' has'} several outcomes in the {len(paths)} journals; "
-            "a measurement counts before a failure, and otherwise the later journal counts"
+            "a measurement overrides a failure, and otherwise the later journal counts"
         )
     return notes

@@ -27,7 +27,7 @@ from atune.model.folders import cache_folder, is_cached, regular_file
 MAX_LINE_BYTES = 8 * 1024 * 1024
 """Most bytes of a line. No event is larger, and a decoded line takes many times its size in memory."""
 MAX_DEPTH = 64
-"""Most levels of nesting. No event has more, and code that walks a value would run out of stack."""
+"""Most levels of nesting. No event has more, and code that walks a deeper value would run out of stack."""
 MAX_PARTS, MAX_VALUES = 100_000, 4_000_000
 """Most lists and objects, and most values, of a line, because they take up to 100 times its size in memory."""
 MAX_ALL_VALUES = 12_000_000
@@ -69,7 +69,7 @@ class JournalReader:
         """Yield the events that were not read yet."""
         self.torn_bytes = 0
         try:
-            with regular_file(self.path) as file:  # open again each time, because NFS asks its server at an opening
+            with regular_file(self.path) as file:  # opened each time, because NFS then asks its server
                 file.seek(self.whole_bytes)
                 line = self._line(file)
                 while line:
@@ -106,7 +106,7 @@ class JournalReader:
         return line
 
     def event(self, number: int, body: msgspec.Raw, unfit: str) -> AnyEvent:
-        """Return the event of a whole line, unless it is `unfit`. Raises `JournalError` if it is out of place."""
+        """Return the event of a whole line. Raises `JournalError` if it is `unfit`, or its event is out of place."""
         where = f"{self.path}, line {number}"
         try:
             if unfit:
@@ -155,7 +155,7 @@ def ends(path: str | Path) -> tuple[RunStarted | None, AnyEvent | None]:
     """Return the first and the last event of the journal at `path`, without reading the others.
 
     A torn tail is skipped. Both are None if the first line is incomplete, and the last is None if it is damaged. Raises
-    `JournalError` if the first line is no header, and `OSError`.
+    `OSError`, and `JournalError` if the first line is not a header.
     """
     reader = JournalReader(path)
     with regular_file(path) as file:
@@ -177,7 +177,7 @@ def ends(path: str | Path) -> tuple[RunStarted | None, AnyEvent | None]:
 
 
 _TAILS = (1 << 14, 1 << 18, 1 << 22, 3 * MAX_LINE_BYTES)
-"""Bytes at a journal's end to search for its last event: they must hold the line before it, and a torn line after."""
+"""Bytes at a journal's end to search for its last event. They must also hold the line before, and a torn line after."""
 
 
 def is_journal(path: str | Path) -> bool:

@@ -39,7 +39,7 @@ MeasuredOn = Sequence[tuple[str, Timing]]
 def noise_of(timings: MeasuredOn, contenders: MeasuredOn) -> list[str]:
     """Return a message for each sign of noise, with what to do about it; none on a quiet machine.
 
-    `timings`: all timings of a run. `contenders`: the timings that decide who wins, whose spread counts.
+    `timings`: all timings of a run. `contenders`: the timings that decide the winner. Only their spread counts.
     """
     signs = _scatter(contenders)
     for device in dict.fromkeys(name for name, _ in timings):
@@ -104,7 +104,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     machine: MachineFacts | None = None
     """Registers, stack and code; a duplicate has its original's. None for target ``c``, and if it was not built."""
     instead: int | None = None
-    """The candidate with another layout that was preferred; None if no layout was chosen, or this layout was."""
+    """The preferred candidate, with another layout; None if the run chose no layout, or chose this one."""
     bits: str = ""
     """Digest of the outputs for the check's inputs: equal for equal bits. Empty if it was not measured."""
     repeats: bool = True
@@ -162,7 +162,7 @@ class SameBits(msgspec.Struct, frozen=True, kw_only=True):
     `asked`: whether only candidates with the default's bits may win. `winner`: whether the winner has these bits; None
     without a winner, or if the default was not measured. `same`: number of the `measured` that have these bits, the
     default included. `classes`: number of different outputs. `varying`: number of candidates whose outputs change from
-    call to call. `seeds`: number of draws of the inputs on which the finalists were compared; 1 is the check's alone.
+    call to call. `seeds`: number of draws of the inputs on which the finalists were compared, the check's included.
     """
 
     asked: bool
@@ -320,7 +320,7 @@ class Result:
 
     @cached_property
     def about_default(self) -> str:
-        """A sentence if a default that the space does not list won, or was all that worked; else empty."""
+        """A sentence if a default that the space does not list won, or if nothing else worked; otherwise empty."""
         baseline, state = self.baseline, self._state
         if baseline is None or baseline.latency_ms is None:
             return ""
@@ -339,7 +339,7 @@ class Result:
 
     @cached_property
     def noise(self) -> tuple[str, ...]:
-        """A message for each sign that the machine was not quiet, with what to do; first other users of its devices."""
+        """Messages on signs that the machine was not quiet, and what to do. Other users of its devices come first."""
         others = [message for message in self._state.warnings if DISTURBS in message]
         firsts = [(event.device, event.timing) for event in self._state.ranked()]
         finals = [(self._last.device, entry.timing) for entry in self.final] if self._last else []
@@ -364,7 +364,7 @@ class Result:
 
     @cached_property
     def work(self) -> ProblemWork:
-        """The operations and bytes of one call, as the user gave them or as derived from the kernels."""
+        """The operations and bytes of one call, as the user gave them, or else derived from the kernels."""
         facts = (entry.facts for entry in self._state.entries.values())
         return ProblemWork.of(facts, self.header.flops, self.header.bytes)
 
@@ -387,7 +387,7 @@ class Result:
 
     @property
     def best_config(self) -> Config | None:
-        """A copy of the winner's configuration; None if nothing of the space was measured."""
+        """A copy of the winner's configuration; None if no candidate of the space was measured."""
         return None if self.best is None else dict(self.best.config)
 
     @property
@@ -415,7 +415,7 @@ class Result:
 
     @property
     def no_default(self) -> str:
-        """The reason that there is no default to compare with, as a sentence; empty if there is, or may still be."""
+        """A sentence on why there is no default to compare with; empty if there is a default, or may be one later."""
         default = self.default
         if default is None:
             why = self.header.no_default

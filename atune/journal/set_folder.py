@@ -1,4 +1,4 @@
-"""Folders of journals, and among them the folder of a set, whose ``set.json`` lists the set's problems."""
+"""Folders of journals. The folder of a set has a file ``set.json``, which lists the set's problems."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from atune.model.folders import cache_folder, make_private_folder, read_file, wh
 INDEX = "set.json"
 """The file in a set's folder that lists its problems. The first problem's journal is ``0000.jsonl``, and so on."""
 LOCK = "set.lock"
-"""The file in a set's folder, an empty journal, that a run locks while it writes the set."""
+"""An empty journal in a set's folder. A run locks it while it writes the set."""
 NOT_BEGUN = "not begun"
 
 
@@ -70,14 +70,14 @@ def open_set_folder(folder: Path, problems: Sequence[Problem]) -> tuple[list[Pat
     If no problem has begun, the folder then lists only `problems`. A journal that a killed run left without a whole
     line is removed. The lock keeps other runs out of the folder until it is closed.
 
-    Raises `UsageError` if `folder` is not a set's and not empty, or cannot be written, and `JournalError` while another
+    Raises `UsageError` if `folder` is neither a set's nor empty, or cannot be written, and `JournalError` while another
     run writes it.
     """
     with ExitStack() as stack:
         try:
             if folder.absolute().is_relative_to(cache_folder()):
                 make_private_folder(str(folder))
-            folder.mkdir(exist_ok=True)  # outside of the cache folder, parents must exist
+            folder.mkdir(exist_ok=True)  # outside the cache folder, the parents must exist
             if not is_set(folder) and any(file.name != LOCK and file.name[0] != "." for file in folder.iterdir()):
                 raise UsageError(f"journal {folder} is not the folder of a set, and is not empty: give a new folder")
             lock = stack.enter_context(Journal.create(folder / LOCK))
@@ -123,7 +123,7 @@ def is_begun(journal: Path) -> bool:
 
 
 def journals_in(folder: Path) -> list[Path]:
-    """Return the journals of a folder that have begun: a set's in the order of its problems, others by name."""
+    """Return a folder's journals that have begun: in the order of the problems for a set, otherwise by name."""
     paths = listed(folder) if is_set(folder) else sorted(folder.glob("*.jsonl"))
     return [path for path in paths if is_begun(path)]
 

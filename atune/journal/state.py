@@ -72,14 +72,14 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     outcome: Outcome | None = None
     """The latest outcome of this candidate's code, kept at the first candidate with that code."""
     surveyed: bool = False
-    """As in `CandidateProposed`, like `further_layout`."""
+    """This field and `further_layout` are as in `CandidateProposed`."""
     further_layout: bool = False
     rank: Rank | None = None
     """Its place in the ranking, if it is measured and may win."""
 
     @property
     def in_space(self) -> bool:
-        """Whether it is a candidate of the space and not the baseline, which no count includes."""
+        """Whether it is a candidate of the space. The baseline is not, and no count includes it."""
         return self.index != BASELINE
 
     @property
@@ -117,7 +117,7 @@ class Improvement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Span(msgspec.Struct, frozen=True, gc=False):
-    """Work of a worker or device, `on`, in seconds of the run. `candidates`: their number, `first`: an index."""
+    """Work of a worker or device, `on`, in seconds of the run. `candidates`: number; `first`: index of the first."""
 
     on: str
     kind: Literal["lower", "build", "measure", "failed", "again", "final"]
@@ -128,7 +128,7 @@ class Span(msgspec.Struct, frozen=True, gc=False):
 
 
 class StageSeconds(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of compiling, that is of lowering and building, and of first timings.
+    """Seconds of compiling, that is, of lowering and building, and of first timings.
 
     `compile_s`, `benchmark_s`: summed over compile workers, and over devices. `compile_wall_s`, `benchmark_wall_s`:
     seconds in which at least one of them was at work. They leave out failed compiles, the survey, the comparison of a
@@ -221,8 +221,8 @@ def _union_s(spans: list[tuple[float, float]]) -> float:
 class State:
     """The fold over a run's events: `apply` every event in order, and read the state at any time.
 
-    Candidates with the same code form a class, which is credited to its first member in the space's order and has the
-    latest outcome of any member. A baseline outside of the space is ranked if it may win, but no count includes it. It
+    Candidates with the same code form a class. Its outcome is the latest of any member, and is credited to the first
+    member in the space's order. A baseline outside of the space is ranked if it may win, but no count includes it. It
     wins only if a candidate of the space was measured too.
     """
 
@@ -234,7 +234,7 @@ class State:
         self.kinds: Counter[str] = Counter()
         """Number of failed candidates by the kind of their failure."""
         self.doubted = False
-        """Whether a part ended because all candidates differed from the reference. Later parts then try them all."""
+        """Whether a part ended because all candidates differed from the reference. Later parts try all candidates."""
         self.lowered = self.built = 0
         """Number of lowered candidates, and number of distinct codes with a library."""
         self._stored: set[int] = set()
@@ -270,7 +270,7 @@ class State:
         self.last_mono = 0.0
         self.seconds = TimeSums()
         self.measuring: dict[int, str] = {}
-        """Candidates that are being measured, or were when the program died, with their device."""
+        """Candidates that are being measured, or were being measured when the program died, with their device."""
         self._deaths: Counter[int] = Counter()
         self._ranking: list[Rank] = []
         """The measured candidates that may win, one per distinct code, sorted by latency."""
@@ -309,7 +309,7 @@ class State:
             case BenchmarkStarted():
                 self.measuring[event.index] = event.device
             case CandidateMeasured():
-                self.final = None  # it did not time this candidate or library, so it no longer decides
+                self.final = None  # the final did not time this library, and no longer decides
                 self._settle(event)
             case CandidatePruned() | BuildFailed() | BenchmarkFailed():
                 self._settle(event)
@@ -371,7 +371,7 @@ class State:
         return self.first(index).outcome
 
     def ranked(self, most: int | None = None) -> list[CandidateMeasured]:
-        """Return the measurements in order of first timing, one per distinct code, as they were reported.
+        """Return the measurements in order of first timing, one for each distinct code, as reported.
 
         Their `index` is the candidate that was compiled and ran, and has an artifact. `most`: return at most this many.
         """
@@ -392,9 +392,9 @@ class State:
 
     @property
     def winner(self) -> int | None:
-        """Index of the winner as it was compiled and ran: the final's first entry that may still win, or else the best.
+        """Index of the candidate that ran as the winner: the final's first that may still win, or else the fastest.
 
-        None if nothing of the space is measured.
+        None if no candidate of the space is measured.
         """
         entries = self.final.entries if self.final else ()
         standing = (entry.index for entry in entries if self.first(entry.index).may_win)
@@ -426,13 +426,13 @@ class State:
         return bool(event.bits) and (event is default or equal)
 
     def admitted(self, most: int | None = None) -> list[CandidateMeasured]:
-        """Return `ranked`, and under `same_bits` only the candidates with the default's bits."""
+        """Return `ranked`, but under `same_bits` only the candidates with the default's bits."""
         if not self.same_bits:
             return self.ranked(most)
         return [event for event in self.ranked() if self.has_bits(event)][:most]
 
     def deaths(self, index: int) -> int:
-        """Return the number of times that the program died while it measured candidate `index`, with this part."""
+        """Return the number of times that the program died while it measured candidate `index`, including this part."""
         return self._deaths[index] + (index in self.measuring)
 
     @property

@@ -96,7 +96,7 @@ class Journal:
         return cls.create(path), []
 
     def append(self, event: Event) -> None:
-        """Write `event` as a whole line. It survives the end of this process, and after `sync` a crash of the machine.
+        """Write `event` as a whole line, which survives the end of this process and, after `sync`, a machine crash.
 
         Raises `MachineError` if it cannot be written, and `JournalError` if it is too long. Earlier lines stay whole.
         """
@@ -139,14 +139,14 @@ class Journal:
                 await anyio.to_thread.run_sync(_sync_file, self._fd, abandon_on_cancel=True)
                 self._synced = max(self._synced, covers)
             except OSError as error:
-                # Final, because after a failed fsync Linux drops the dirty pages, and a second would wrongly succeed.
+                # No second fsync: after a failed fsync Linux drops the dirty pages, so a second would wrongly succeed.
                 self._break("sync", error)
             finally:
                 self._syncing = None
                 done.set()
 
     def close(self) -> None:
-        """Close the file and release its lock; remove it if it was created here and has no event. Idempotent."""
+        """Close the file and release its lock; remove the file if it was created here and has no event. Idempotent."""
         if self._fd < 0:
             return
         if self._remove_if_empty and self._size == 0:
@@ -193,7 +193,7 @@ def _sync_folder(path: str) -> None:
 def _open_locked(path: str, *, create: bool = False) -> tuple[int, bool]:
     """Open the file at `path`, lock it, and return its descriptor and whether the call created it.
 
-    Between the two steps, a writer that ends may remove its empty file. Then `path` is opened again.
+    Between opening and locking, a writer that ends may remove its empty file. Then `path` is opened again.
     """
     # Not O_WRONLY, because opening a pipe to write would wait for its reader.
     flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC

@@ -51,7 +51,7 @@ COMMON_FAILURES = 16
 
 
 def what_failed(kind: str) -> str:
-    """Return a verb phrase for a kind of failure, such as ``timed out``; an unknown kind of a later atune unchanged."""
+    """Return a verb phrase for a kind of failure, such as ``timed out``. A kind of a later atune stays as it is."""
     return _WORDS.get(kind, kind)
 
 
@@ -94,8 +94,8 @@ class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
     outputs: tuple[Whole, ...] = ()
     """Outputs, in order. A call allocates and returns the outputs that it is not given."""
     zero: tuple[Whole, ...] = ()
-    """Parameters that a call sets to zero first: inputs, and outputs that it allocates. Outputs that the caller gives
-    stay unchanged."""
+    """Parameters that a call sets to zero first: inputs, and outputs that it allocates. It does not zero outputs that
+    it is given."""
     writes: tuple[Whole, ...] = ()
     """Inputs that the kernel may write into."""
     set_up: tuple[Whole, ...] = ()
@@ -109,7 +109,7 @@ class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
         return tuple(i for i in self.zero if i not in self.outputs)
 
     def where_given(self, positions: Sequence[int]) -> Roles:
-        """Return the roles for calls that always pass, and so prepare, the outputs among `positions`."""
+        """Return the roles for calls that always pass, and themselves prepare, the outputs among `positions`."""
         given = {*positions} & {*self.outputs}
         return msgspec.structs.replace(
             self,
@@ -131,7 +131,7 @@ class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
 def fitting(own: Roles | None, first: Roles) -> Roles:
     """Return a candidate's `own` roles if it has as many outputs as the `first` candidate; otherwise the first's roles.
 
-    The candidate's code may lack an output or read a tensor that it should overwrite, but callers rely on the first's.
+    A candidate's code may lack an output or read a tensor that it should overwrite. Callers rely on the first's roles.
     """
     return first if own is None or len(own.outputs) != len(first.outputs) else own
 
@@ -182,7 +182,7 @@ class BlockWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     gemms: tuple[Gemm, ...] = ()
     reads: tuple[Access, ...] = ()
-    """Accesses to global memory, like `writes`."""
+    """Accesses to global memory. So are `writes`."""
     writes: tuple[Access, ...] = ()
     shared_bytes: Quantity = 0.0
     """Bytes that copies and parallel loops move into or out of shared memory, without the operands of `gemms`."""
@@ -268,7 +268,7 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     ir_key: str = ""
     """Digest of the input of lowering: the elaborated kernel, and everything else that decides the result."""
     store_key: str = ""
-    """Key of its library by nvcc or g++ in the artifact store: `code_key`, and libraries that affect its code."""
+    """The artifact store's key of its library by nvcc or g++, from `code_key` and the versions of code generators."""
     use: str = ""
     """Headers and instructions of its source, a part of cicc's compiler state; empty if cicc cannot compile it."""
     source_key: str = ""
@@ -337,7 +337,7 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact", gc=False):
 
     @property
     def plain(self) -> bool:
-        """Whether it was compiled in the same way as by tilelang itself."""
+        """Whether it was compiled as tilelang itself compiles."""
         return self.compiler != CICC
 
 

@@ -17,7 +17,7 @@ from atune.errors import SpaceError, type_of
 
 Config = dict[str, Any]
 PASS_CONFIGS = "pass_configs"
-"""Reserved config key: the candidate's TileLang pass configuration, which the kernel does not get. None: none."""
+"""Reserved config key: the candidate's TileLang pass configuration, which the kernel does not get. It may be None."""
 COMPILE_FLAGS = "compile_flags"
 """Reserved config key: the candidate's compiler flags, instead of `CompileSettings.flags`."""
 BASELINE = -1
@@ -108,7 +108,7 @@ def as_written(value: Any, depth: int = 0) -> Any:
 
 
 def written_like(own: Mapping[str, Any], plain: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `plain` arguments of another problem in the types in which the user gave them, for the kernel.
+    """Return the `plain` arguments of another problem in the types of the user's values, as the kernel gets them.
 
     Arguments that were `given` as plain values get the types of the first problem's `own` arguments.
     """
@@ -129,7 +129,7 @@ def _as_form(value: Any, form: Any) -> Any:
 
 
 def forms(value: Any) -> frozenset[str]:
-    """Return the names of the types in a value that keys and journals replace by plain types; empty without any.
+    """Return the names of the types in a value that keys and journals replace by plain types; empty if none are.
 
     An enumeration's member and its number have the same plain form, but may lead to different kernels.
     """
@@ -183,7 +183,7 @@ def typed_text(value: Any, written: Mapping[str, Any]) -> str:
 
 
 def key_of(value: Any) -> bytes:
-    """Return a value as text that is equal if, and only if, the plain forms are. The order of names does not matter.
+    """Return a value as text. Texts are equal if, and only if, the plain forms are. The order of names does not matter.
 
     Values that Python treats as equal, such as True and 1 or 0.0 and -0.0, have different texts.
     """
@@ -262,7 +262,7 @@ def is_size(value: Any) -> bool:
 
 
 def distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
-    """Return the sum of the log2 ratios of two problems' sizes. An argument that differs in another way counts 1.
+    """Return the sum of the log2 ratios of two problems' sizes. An argument that differs in another way adds 1.
 
     The result is rounded, because machines differ in the last digit of a logarithm but must agree on ties.
     """
@@ -276,7 +276,7 @@ def _distance(a: Any, b: Any) -> float:
 
 
 FAILED_ALIKE = 8
-"""After this many candidates with a value of an axis failed in the same way, the others with the value come last."""
+"""After this many candidates with a value of an axis failed in the same way, other candidates with it come last."""
 
 
 def failed_values(tried: Iterable[tuple[Iterable[tuple[Any, Any]], str]]) -> dict[tuple[Any, Any], tuple[int, str]]:

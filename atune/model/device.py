@@ -112,7 +112,7 @@ def parse_target(text: Any) -> Target | None:
 def device_names(devices: Any) -> tuple[str, ...]:
     """Return devices as strings: ``all``, ``cpu`` or GPU numbers. They may be given as ints, or in one string: ``0,1``.
 
-    Raises `UsageError` for anything else, but does not check whether the devices exist.
+    Raises `UsageError` for any other value. Whether the devices exist is not checked.
     """
     listed = isinstance(devices, Sequence) and not isinstance(devices, bytes)
     given = map(str.strip, devices.split(",")) if isinstance(devices, str) else devices if listed else ()
@@ -159,7 +159,7 @@ MULTIPROCESSORS = {
 
 
 class Occupancy(msgspec.Struct, frozen=True):
-    """Number of resident blocks of a multiprocessor, and the resources that limit it, of ``threads``, ``registers``,
+    """Number of resident blocks of a multiprocessor, and the resources that limit it, among ``threads``, ``registers``,
     ``smem`` and ``blocks``."""
 
     blocks: int
@@ -201,7 +201,7 @@ class Architecture(NamedTuple):
     """Rates of a multiprocessor (SM) of an architecture."""
 
     tensor_flops: int
-    """Tensor core operations per clock in bfloat16; the rate of gaming boards, if it differs from server boards."""
+    """Tensor core operations per clock in bfloat16. If gaming boards differ from server boards, it is for gaming."""
     lanes: int
     """Float32 operations per clock, one in each lane."""
     warp_groups: bool = False
@@ -211,12 +211,12 @@ class Architecture(NamedTuple):
 
 
 ARCHITECTURES = {
-    "80": Architecture(2048, 64),  # 312 TFLOP/s of 108 at 1.41 GHz
-    "86": Architecture(512, 128),  # 71 TFLOP/s of 82 at 1.70 GHz
-    "89": Architecture(512, 128),  # 165 TFLOP/s of 128 at 2.52 GHz
-    "90": Architecture(4096, 128, True),  # 989 TFLOP/s of 132 at 1.83 GHz
-    "100": Architecture(8192, 128, tensor_memory=True),  # 2.25 PFLOP/s of 148 at 1.85 GHz
-    "120": Architecture(512, 128),  # 210 TFLOP/s of 170 at 2.41 GHz
+    "80": Architecture(2048, 64),  # 312 TFLOP/s of 108 SMs at 1.41 GHz
+    "86": Architecture(512, 128),  # 71 TFLOP/s of 82 SMs at 1.70 GHz
+    "89": Architecture(512, 128),  # 165 TFLOP/s of 128 SMs at 2.52 GHz
+    "90": Architecture(4096, 128, True),  # 989 TFLOP/s of 132 SMs at 1.83 GHz
+    "100": Architecture(8192, 128, tensor_memory=True),  # 2.25 PFLOP/s of 148 SMs at 1.85 GHz
+    "120": Architecture(512, 128),  # 210 TFLOP/s of 170 SMs at 2.41 GHz
 }
 """Figures by compute capability. An unknown capability uses the next older entry."""
 

@@ -138,7 +138,7 @@ def loadable(artifact: Artifact | None, *, replayed: bool) -> Artifact:
 
 
 def regular_file(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Open a regular file to read. Raises `OSError` for others, such as pipes, which may block or never end."""
+    """Open a regular file to read. Raises `OSError` for other files, such as pipes, which may block or never end."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:  # a NUL

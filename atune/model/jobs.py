@@ -51,7 +51,7 @@ HOPELESS = "compiling took more than {limit_s:g} s, far longer than other compil
 class GroupFailed(msgspec.Struct, frozen=True, tag="group failed"):
     """A group that could not be elaborated or built as a whole. Its parts may be fine, and are tried again.
 
-    `doubt`: why perhaps no member is at fault, so that the whole group is built again; empty if a member is at fault.
+    `doubt`: why the members may not be at fault, so that the whole group is built again; empty if a member is at fault.
     """
 
     message: str
@@ -59,7 +59,7 @@ class GroupFailed(msgspec.Struct, frozen=True, tag="group failed"):
 
 
 class ElaborateJob(Job[list[Elaborated | Failure] | GroupFailed], frozen=True):
-    """Elaborate `candidates`. The answer is for the first candidate and any number of the following ones, in order.
+    """Elaborate `candidates`. The answer is for the first candidate and any number of further candidates, in order.
 
     `digests`: answer with `ir_digest` instead of facts. If a failure has a `doubt`, the candidate may not be at fault.
     """
@@ -78,7 +78,7 @@ class LowerJob(Job[Lowered | Failure], frozen=True):
     """Lower `candidate`. A crash or a missed deadline is a `Failure`, and a fresh process takes over.
 
     If a failure has a `doubt`, the engine lowers the candidate again. `anew`: ignore lowerings of earlier runs. Like
-    all jobs, raises `MachineError` if the machine has too little memory or disk space for long.
+    all jobs, raises `MachineError` if the machine lacks memory or disk space for a long time.
     """
 
     candidate: Candidate

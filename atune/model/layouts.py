@@ -56,9 +56,9 @@ class LoopFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     stores: tuple[str, ...] = ()
     """Buffers that the loop writes to, each as ``name (scope)``."""
     threads: tuple[str, ...] = ()
-    """For some of the iterations, the threads that execute each, as `mask_of` writes them; empty if unknown."""
+    """The threads that execute each of a few iterations, as `mask_of` writes them; empty if unknown."""
     by_source: tuple[str, Whole] = ("", 0)
-    """A fragment from which inference may lay out the loop, with the iterations per thread then; empty if unknown."""
+    """A fragment from which inference may lay out the loop, and a thread's iterations in that case; or ``("", 0)``."""
 
     @property
     def repeated(self) -> float:
@@ -135,8 +135,8 @@ def choose(alternatives: Sequence[Alternative], most: int = 1) -> LayoutSelectio
 
     Only valid alternatives that contain no other are considered, sorted by least redundant work, fewest registers,
     widest accesses, the compiler's own choice, and place in the space. An alternative is contained in another if, in
-    each loop, the threads that execute an iteration are among the threads that execute it in the other.
-    Alternatives without facts are kept in addition. If none is valid, only the compiler's own choice is kept.
+    each loop, the threads that execute an iteration are among the threads that execute it in the other. Alternatives
+    without facts are also kept. If none is valid, only the compiler's own choice is kept.
     """
     valid = [a for a in alternatives if a.valid]
     if not valid:

@@ -68,7 +68,7 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return cls(round(median / 1e3, 9), round((high - low) / 2 / median, 5), rounded, method, conditions)
 
     def and_more(self, other: Timing) -> Timing:
-        """Return this timing with the samples of `other`, which were taken later, and with its conditions."""
+        """Return this timing with the later samples of `other`, and with the conditions of `other`."""
         return Timing.of((*self.samples_us, *other.samples_us), self.method, other.conditions or self.conditions)
 
 
@@ -137,12 +137,12 @@ ABOVE_MEMORY = 1.05
 
 
 class ProblemWork(msgspec.Struct, frozen=True, kw_only=True):
-    """Operations and bytes of a call, the same for every candidate. None: neither given nor known."""
+    """Operations and bytes of a call, which are the same for every candidate. None: neither given nor known."""
 
     flops: float | None = None
-    """Operations. If the user gave none: on tensor cores, of the candidate with the fewest, in whole tiles."""
+    """Operations. If the user gave none: the fewest tensor core operations of any candidate, in whole tiles."""
     bytes: float | None = None
-    """Bytes from and to memory. If the user gave none: every tensor once, or less if a candidate accesses less."""
+    """Bytes from and to memory. If the user gave none: all tensors' bytes, or less if a candidate accesses less."""
     rate: float = 1.0
     """Speed of tensor cores with these operands, relative to 16-bit operands."""
 

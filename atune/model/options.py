@@ -1,4 +1,4 @@
-"""Options: each is declared once, as a field with an `option` in its type, from which checks, help and flags follow."""
+"""Options: each is declared once, as a field with an `option` in its type. Checks, help and flags follow from it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     """The description, as in a docstring. Its first sentence is the command line's help."""
     default: Any = None
     must: str = ""
-    """The constraint in words for messages, such as ``must be a text``. Without it, only types of numbers and bool are
+    """The constraint in words for messages, such as ``must be a text``. Without it, only numbers and bools are
     checked."""
     check: Callable[[str, Any], Any] | None = None
     """Takes the name for messages and the value, and returns the value in its normal form, or raises `UsageError`."""
@@ -199,7 +199,7 @@ def checked(
 def complete(
     where: str, given: Mapping[str, Any], kind: type[Any], error: type[UsageError] = UsageError
 ) -> dict[str, Any]:
-    """Return all options of the group `kind`: the `given` ones, as from `checked`, and the others' defaults."""
+    """Return all options of the group `kind`: the `given` options, as from `checked`, and other options' defaults."""
     defaults = {name: option.default for name, option in options_of(kind).items()}
     return defaults | checked(where, given, kind, error)
 

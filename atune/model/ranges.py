@@ -17,9 +17,9 @@ Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Latency = Annotated[float, Meta(ge=1e-9, le=1e12)]
 """Milliseconds or microseconds. `Timing.of` never makes shorter samples."""
 Rate = Annotated[float, Meta(ge=1e-9, le=1e30)]
-"""A divisor, and so never 0."""
+"""A rate is a divisor, so it is never 0."""
 Quantity = Annotated[float, Meta(ge=-1e30, le=1e30)]
 Word = Annotated[str, Meta(max_length=100)]
-"""The name of a type, which code searches for numbers."""
+"""The name of a type. Its length is limited, because code searches it for numbers."""
 PathText = Annotated[str, Meta(pattern=r"^[^\0]*$")]
 """A path. File names cannot contain NUL."""

@@ -39,10 +39,10 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def not_installed(module: str | None) -> str:
-    """Return a message with the packages to install, if the missing `module` belongs to one that atune requires.
+    """Return a message with the packages to install, if the missing `module` is in a package that atune requires.
 
-    It names all missing packages, so that one command installs them, but `HEAVY` packages only if `module` belongs to
-    one of these. Empty for other modules, which belong to somebody else, or show a mistake in atune.
+    It names all missing packages, so that one command installs them, but names `HEAVY` packages only if `module` is in
+    a heavy package. The message is empty for other modules, which are not atune's, or show a mistake in atune.
     """
     wanted = (module or "").partition(".")[0]
     absent = [name for name in REQUIRES if find_spec(_MODULES.get(name, name)) is None]

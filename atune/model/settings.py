@@ -40,7 +40,7 @@ class Budget(Settings, frozen=True, kw_only=True):
         "Number of candidates to try, in percent of the space.",
     )] = None
     auto: Annotated[bool, option(
-        "Stop after eight candidates without a gain of 2 %, at the latest after 10 % of the space, but at least 16.",
+        "Stop after eight candidates without a gain of 2 %, or after 10 % of the space (at least 16 candidates).",
     )] = False
     # fmt: on
 
@@ -157,7 +157,7 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
     )] = "cold"
     adaptive: Annotated[bool, option(
         "Take fewer samples of candidates that are clearly slower than the best so far, and up to four times as many "
-        "of short calls whose samples vary.",
+        "samples of short calls that vary.",
         measured=True,
     )] = True
     early_stop_factor: Annotated[Annotated[float, Meta(ge=1)] | None, option(
@@ -191,7 +191,7 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
     )] = 5
     n_final_rounds: Annotated[Count, option(
         "Number of rounds in the final. Each round times every finalist once. While the order is unclear, the best few "
-        "get as many rounds again, at most ten times in all.",
+        "get another set of rounds, at most ten sets in all.",
     )] = 20
     # fmt: on
 

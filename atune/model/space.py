@@ -51,7 +51,7 @@ class Space:
         Space(block=lambda N: [b for b in (32, 64, 128) if b <= N])
 
     Axes are kernel arguments, or two reserved names: ``pass_configs`` is a dict with the candidate's TileLang pass
-    configuration or None, and ``compile_flags`` a list of flags in place of `CompileSettings.flags`, or None.
+    configuration or None, and ``compile_flags`` is a list of flags in place of `CompileSettings.flags`, or None.
 
     `where` is a constraint, or several. Each takes configuration values and problem arguments by name, and returns
     True, or False to drop the configuration. Configurations come in the order of the axes, the last one varying
@@ -76,7 +76,7 @@ class Space:
         self._configs = configs if configs is None or callable(configs) else _series(configs)
         self._axes = axes
         self.of_call = False
-        """Whether a decorated kernel's function made the space for one call, and may have used all its arguments."""
+        """Whether a decorated kernel's function made the space for one call, whose arguments it may all have used."""
         self.where: tuple[Constraint, ...] = (
             tuple(where) if isinstance(where, Sequence) and not isinstance(where, str) else (where,)
         )
@@ -111,7 +111,7 @@ class Space:
         return dict(self._axes)
 
     def names(self) -> Iterator[tuple[int | None, tuple[str, ...]]]:
-        """Yield None and the names of the axes, or each set of names and the first listed configuration that has it.
+        """Yield None and the names of the axes, or each set of names with the number of its first configuration.
 
         Calls none of the user's functions, so it yields nothing for computed configurations.
         """
@@ -307,7 +307,7 @@ def defined(function: Any) -> str:
 
 
 class Points(ABC):
-    """Configurations at places ``0 … size-1``, in a stable order. `size` counts those that constraints refuse, too.
+    """Configurations at places ``0 … size-1``, in a stable order. `size` includes refused configurations.
 
     Plain configurations have the values of candidates and journals. Raw ones, for constraints and kernels, have the
     values `as_written`. Methods that call constraints raise `SpaceError` if one raises, or does not return a bool.
@@ -347,7 +347,7 @@ class Points(ABC):
         return self.refusing(raw) is None
 
     def serves(self, config: Config, *, unlisted: bool) -> bool:
-        """Return whether constraints admit a plain configuration. Unless `unlisted`, the space must have it, too."""
+        """Return whether constraints admit a plain configuration. Unless `unlisted`, the space must also have it."""
         place = self.place(config)
         return (unlisted or place is not None) and self.admits(config if place is None else self.raw(place))
 

@@ -53,7 +53,7 @@ def test_disjoint_journals_merge_into_the_result_of_one(tmp_path: Path) -> None:
 
 
 def test_conflicts_are_decided_and_explained(tmp_path: Path) -> None:
-    """A measurement counts before a failure, wherever that stands, and else the later one. One warning covers all."""
+    """A measurement overrides a failure, in any order; otherwise the later outcome counts. One warning covers all."""
     one = run(tmp_path / "1", [5, 6, 7], fails={5: "mismatch"})
     two = run(tmp_path / "2", [7, 6, 5], factor=2.0, fails={6: "compile"})
     merged = merge([one, two])
@@ -62,7 +62,7 @@ def test_conflicts_are_decided_and_explained(tmp_path: Path) -> None:
     notes = [text for text in merged.warnings if "several outcomes" in text]
     assert (
         len(notes) == 1
-        and "3 candidates have several outcomes in the 2 journals; a measurement counts before a failure" in notes[0]
+        and "3 candidates have several outcomes in the 2 journals; a measurement overrides a failure" in notes[0]
     )
 
 
