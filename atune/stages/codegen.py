@@ -36,7 +36,7 @@ class Blob(msgspec.Struct, frozen=True, kw_only=True):
     """Source of the device's half."""
     pass_configs: dict[str, Any]
     calls: tuple[int | str, ...] = ()
-    """For the CPU: what each argument of the C function is, as `facts.c_arguments` maps them."""
+    """For the CPU: the arguments of the C function, as `facts.c_arguments` maps them."""
     flags: tuple[str, ...] | None = None
     """The compiler's flags; None for the target's own."""
 
@@ -161,7 +161,7 @@ def _build_cuda(blobs: Sequence[Blob], path: str, compile: Compile) -> MachineCo
 
 
 def _runtime_module(device: Any, code: bytes) -> Any:
-    """Return tilelang's runtime module of `device`, which is handed the binary `code` when it calls the compiler."""
+    """Return tilelang's runtime module of `device`. tilelang's call of the compiler returns the binary `code`."""
     nvcc = tilelang.tvm.get_global_func(tilelang.NVCC)
     tilelang.tvm.register_global_func(tilelang.NVCC, lambda *_: bytearray(code), override=True)
     try:

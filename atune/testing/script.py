@@ -48,8 +48,8 @@ class Script:
 
     With `cicc`, cicc compiles every library, in a state that no run has compared. Comparing takes `compare_s`, fails if
     `compare_fails`, and loses the worker in its first `compare_losses` calls. If `differs`, cicc's code differs.
-    Libraries that nvcc compiled have the latency `plain_ms` (the candidate's by default), and `plain_fails` maps
-    candidates to the failures of measuring these. `bits` is the digest of the outputs, by the seed of the inputs.
+    Libraries that nvcc compiled have the latency `plain_ms` (by default the candidate's), and `plain_fails` maps
+    candidates to the failures of these libraries. `bits` is the digest of the outputs, by the seed of the inputs.
     """
 
     latency_ms: Callable[[Config], float] = lambda config: 1.0
