@@ -62,9 +62,9 @@ def load(folder: str | os.PathLike[str], *, on_miss: OnOtherSizes = "error") -> 
 class Bundle:
     """The kernels of several problems as a single callable. `load` returns it.
 
-    A call with the inputs returns the outputs, and a call with every parameter returns None. The tensors' shapes choose
-    the kernel. If problems differ in another argument, pass it by name: ``bundle(Q, K, V, causal=True)``. If the
-    space's `where=` takes a size, the bundle serves only the tuned sizes.
+    A call with the inputs returns the outputs. A call with every parameter fills your outputs, and returns None. The
+    shapes of the tensors choose the kernel. If problems differ in another argument, pass it by name:
+    ``bundle(Q, K, V, causal=True)``. If the space's `where=` takes a size, the bundle serves only the tuned sizes.
     Tensors must have the tuned dtypes, be on the same kind of device, and be contiguous or have the declared strides.
     CUDA kernels run on torch's current stream. Several threads may call the bundle.
 
@@ -257,8 +257,8 @@ def _bind(wanted: Sequence[int | str], given: Sequence[int | str], sizes: dict[s
 def distance(problem: Mapping[str, Any], call: Mapping[str, Any]) -> float:
     """Return the distance between the sizes of a call and of `problem`: the sum of the absolute log2 ratios.
 
-    The distance is infinite if an argument that is not a size differs. An argument that only one
-    of the two has does not count. The sum is rounded, so that ties do not depend on the last digit of logarithms.
+    The distance is infinite if an argument that is not a size differs. An argument that only one of the two has does
+    not count. The sum is rounded, so that ties do not depend on the last digit of logarithms.
     """
     total = 0.0
     for name, value in call.items():

@@ -25,7 +25,7 @@ FIELDS = {
     "kernel": str, "target": str, "arch": str, "cpu": {"machine": str, "name": str, "features": [str]},
     "requires": dict, "asks": [str], "problems": [_PROBLEM], "files": dict,
 }  # fmt: skip
-"""Types of the manifest's fields besides its schema and digest. A list's items have its type; a tuple lists choices."""
+"""Types of the manifest's fields besides its schema and digest. A list has items of its type; a tuple lists choices."""
 MOST_FILE_BYTES, MOST_MANIFEST_BYTES = 1 << 30, 16 << 20
 """Largest size of a file, and of the manifest, in bytes."""
 MANIFEST, RUNTIME = "manifest.json", "runtime"

@@ -1,4 +1,4 @@
-"""A kernel's arguments on its device, each between guards: outputs to fill, and inputs, equal for every candidate."""
+"""A kernel's arguments on its device, between guards: outputs to fill, and inputs that all candidates share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from atune.workload.source_locations import ask
 from atune.workload.workload import Workload
 
 GUARD_BYTES = 64 << 10
-"""Size of the guard on each side of a tensor. If the last block does not check bounds, it writes one tile too far."""
+"""Size of the guard on each side of a tensor. A last block that checks no bounds writes at most one tile too far."""
 ALIGN_BYTES = 512
 """Alignment of tensors, the same as torch's on a GPU. TMA needs at most 128 bytes (CUDA C++ Programming Guide,
 «Asynchronous Data Copies», table of alignments)."""

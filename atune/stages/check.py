@@ -26,8 +26,10 @@ RTOL = {
 }  # fmt: skip
 """Default relative tolerance by output dtype: some units in the last place, with room for another order of summation.
 The default absolute tolerance is this times the reference's `usual_sizes`, so that it follows the values' scale."""
-LONG, DRAWN_OF_LINE, DRAWN_OF_ALL = 32, 64, 1 << 16
-"""Length from which a row or column has its own usual size; numbers of values drawn to estimate it, and a tensor's."""
+LONG = 32
+"""Least length of a row or column that has its own usual size."""
+DRAWN_OF_LINE, DRAWN_OF_ALL = 64, 1 << 16
+"""Largest numbers of values from which a usual size is estimated: of a row or column, and of a whole tensor."""
 
 
 class Mismatch(msgspec.Struct, frozen=True):
@@ -295,7 +297,7 @@ def _wide(out: Any, ref: Any) -> tuple[Any, Any]:
 
 
 class Tolerance(NamedTuple):
-    """Allowed difference: `rtol` times the reference's value, plus the largest of `atols`, which broadcast."""
+    """Allowed difference: `rtol` times the reference's value, plus the largest of `atols`, which broadcast to it."""
 
     rtol: float
     atols: list[Any]

@@ -47,7 +47,7 @@ from atune.workers.artifact_store import StateCheck, contents_of, key_in, rememb
 
 CUT = "#pragma atune_cut"
 VERSION = 1
-"""A change after which cicc may generate different code increases this number."""
+"""Increase this number with a change after which cicc may generate different code."""
 TILELANG = ("0.1.15",)
 """Versions of tilelang whose headers and compile commands are known."""
 

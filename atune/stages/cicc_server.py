@@ -98,8 +98,7 @@ class Parsed(msgspec.Struct, frozen=True):
 
 
 def nvcc_command(flavour: Flavour, folders: Sequence[str]) -> list[str]:
-    """Return nvcc's command for a binary, without files, with the options that ``tilelang_callback_cuda_compile``
-    passes."""
+    """Return nvcc's command for a binary, without files, with the options of ``tilelang_callback_cuda_compile``."""
     installed = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), "g++")
     compiler = os.environ.get("CXX") or os.environ.get("CC") or installed
     command = [tilelang.nvcc(), f"-ccbin={compiler}", "--cubin", "-O3"]

@@ -82,9 +82,9 @@ _NUMBER = 0xFFFFFF
 def machine_facts(library: bytes, symbol: str) -> MachineFacts | None:
     """Return the resources that a PrimFunc's kernels need, from the first binary that contains them; else None.
 
-    Registers and stack frame are the attributes ``EIATTR_REGCOUNT`` and ``EIATTR_FRAME_SIZE`` in ``.nv.info``, after
-    the number of the kernel's symbol. The low bits of ``sh_info`` of its code hold this number. (Before CUDA 13, the
-    high byte held the number of registers, too.)
+    Registers and stack frame are the attributes ``EIATTR_REGCOUNT`` and ``EIATTR_FRAME_SIZE`` in ``.nv.info``, and
+    follow the number of the kernel's symbol. The low bits of ``sh_info`` of its code hold this number. (Before CUDA 13,
+    the high byte held the number of registers, too.)
     """
     own = re.compile(rf"\.(text|nv\.shared)\.{re.escape(symbol)}_kernel(_\d+)?")
     for parts, noted in _parts_of(library, own):

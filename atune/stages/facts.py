@@ -175,7 +175,7 @@ INFERENCE = "tl.LayoutInference"
 WIDEST = 16
 """Number of neighbours on the last axis that are examined for a loop's width."""
 WIDEST_BITS = 128
-"""Bits that a thread accesses at most in one instruction (CUDA C++ Programming Guide, device memory accesses)."""
+"""A thread accesses at most this many bits in one instruction (CUDA C++ Programming Guide, device memory accesses)."""
 MOST_THREADS = 1024
 """Largest number of an iteration's copies that are examined, because a block has no more threads."""
 

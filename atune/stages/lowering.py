@@ -220,7 +220,7 @@ def digest_here(
 
 @functools.cache
 def _generators() -> tuple[Any, ...]:
-    """Return versions of libraries that generate the code. The code depends on the versions only if there are bugs."""
+    """Return versions of libraries that generate the code. Only bugs in them make the code depend on the versions."""
     solvers = metadata.distributions(name="z3-solver")  # not every tilelang needs it
     return (LIBRARIES, *(solver.version for solver in solvers))
 

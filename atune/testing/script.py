@@ -28,8 +28,8 @@ class Script:
     a device's process `start_s`. A library takes `library_s`, and `compile_s` for each member.
 
     `fails` maps a candidate to the kind of its failure, which determines the stage (`STAGE_OF`), or to (stage, kind).
-    A candidate that fails in ``build`` fails every group that contains it. `hangs` maps a candidate to a stage that
-    ends for it only at the deadline of the settings. Failures of a kind in `FATAL` end the device's process.
+    A candidate that fails in ``build`` fails every group that contains it. `hangs` maps a candidate to a stage in
+    which it hangs until the deadline of the settings. Failures of a kind in `FATAL` end the device's process.
 
     Configurations with an equal `code_key` are duplicates; `ir_digest` tells their kernels apart. `start_failures` maps
     a device's name to the number of starts that fail at first (`math.inf`: all). `prepare_error` is the message with

@@ -198,7 +198,7 @@ def _content(part: Any) -> list[Any]:
 
 
 def _class_identity(kind: type, depth: int = 0) -> bytes:
-    """Return a text that identifies a class: its source, public values and bases; or a library's class by name."""
+    """Return a text that identifies a class: its source, public values and bases, or its name if a library has it."""
     text = _named(kind)
     if _is_library(kind.__module__):
         return text.encode()
@@ -305,8 +305,8 @@ def global_names(code: CodeType) -> Iterator[str]:
 def annotation_names(function: Any) -> list[str]:
     """Return the global names in the annotations of `function` and of its inner functions, from their source.
 
-    Quoted annotations, or ``from __future__ import annotations``, leave no names in code, but tilelang evaluates them.
-    Names that are local to `function` do not count, even if a script has a variable of that name.
+    No code object has the names in quoted annotations, or under ``from __future__ import annotations``, but tilelang
+    evaluates them. Names that are local to `function` do not count, even if a script has a variable of that name.
     """
     try:
         tree = parse_module(textwrap.dedent(inspect.getsource(function)))

@@ -56,7 +56,7 @@ class PickleRef(msgspec.Struct, frozen=True, tag="pickle"):
 
     packed: Packed
     sources: dict[str, str]
-    """Text of the files of parts that are sent by value, by the file name in code objects."""
+    """Texts of the files whose parts are sent by value. The keys are the file names in code objects."""
     sys_path: tuple[str, ...]
     torch: dict[str, Any] = {}
     script: str = ""

@@ -175,7 +175,7 @@ class Workload:
         return with_tuples(config) if written is None else written
 
     def admits(self, config: Mapping[str, Any]) -> bool:
-        """Tell whether the space has a configuration for the problem. The default counts if the space allows it.
+        """Tell whether the space has a configuration for the problem. The default need not be listed, only allowed.
 
         Raises `SpaceError` if a function of the space raises.
         """
