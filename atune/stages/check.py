@@ -27,7 +27,7 @@ RTOL = {
 """Default relative tolerance by output dtype: some units in the last place, with room for another order of summation.
 The default absolute tolerance is this times the reference's `usual_sizes`, so that it follows the values' scale."""
 LONG = 32
-"""Least length of a row or column that has its own usual size."""
+"""Smallest length of a row or column that has its own usual size."""
 DRAWN_OF_LINE, DRAWN_OF_ALL = 64, 1 << 16
 """Largest numbers of values from which a usual size is estimated: of a row or column, and of a whole tensor."""
 
@@ -204,7 +204,7 @@ def _accepted(name: str, judge: Any, answer: Any) -> bool | None:
 
 
 def _refused(why: str, arguments: KernelArguments, outputs: dict[int, Any], unwritten: Unwritten) -> Mismatch:
-    """Return the mismatch of outputs that a judge refused, with unwritten or non-finite elements, if there are any."""
+    """Return the mismatch of outputs that a judge refuses. It names unwritten or non-finite elements, if any."""
     import torch
 
     for i, output in outputs.items():

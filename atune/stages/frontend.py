@@ -28,8 +28,8 @@ DTYPE, TORCH_DTYPE = "$dtype", "$torch.dtype"
 def elaborate(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
     """Call `kernel`, plain or under `@tilelang.jit`, and return its PrimFunc.
 
-    `arguments`: the problem's. `config`: a configuration, whose reserved names are not passed. The kernel gets all
-    values as they were written. Raises the errors of the kernel and of tilelang, `TypeError` if the kernel returns
+    `arguments`: arguments of the problem. `config`: a configuration, whose reserved names are not passed. The kernel
+    gets all values as they were written. Raises the errors of the kernel and of tilelang, `TypeError` if it returns
     something else, and `ValueError` for a launch hint that the kernel cannot have.
     """
     given, hints = _split(kernel, arguments, config)

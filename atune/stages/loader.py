@@ -113,7 +113,7 @@ def calling(outputs: Outputs, launch: Callable[..., Any]) -> Callable[..., Any]:
 class Kernel:
     """A tuned kernel. Call it with the inputs to get the outputs, or with every parameter to fill yours and get None.
 
-    The kernel prepares the outputs that it makes, such as by zeroing them, as it did when it was checked. You prepare
+    The kernel prepares the outputs that it makes as it did when it was checked, for example by zeroing. You prepare
     the outputs that you pass. Inputs are torch tensors with the shapes and dtypes that the kernel was tuned for, on its
     device, and contiguous unless the parameter is declared with strides. The kernel is launched on torch's current
     stream. While gradients are recorded, inputs that require grad are refused.

@@ -178,7 +178,7 @@ def how_of(
 ) -> CompileInputs:
     """Return the compile inputs of a configuration, whose own flags and pass configuration take precedence.
 
-    `pass_configs`: the workload's.
+    `pass_configs`: the pass configuration of the workload.
     """
     own = config.get(COMPILE_FLAGS)
     return CompileInputs(

@@ -458,8 +458,8 @@ def with_space(spec: WorkloadSpec, workload: Workload, seed: int = 0) -> Workloa
 class Candidates:
     """The candidates of `workload`, in order. Creating this object calls no constraint.
 
-    In a space with more than `LARGE` points, the candidates are the default configuration, and then the points, drawn
-    with `seed`, that satisfy the constraints, at most `LARGE`. Raises `SpaceError` and `WorkloadError` for
+    In a space with more than `LARGE` points, the first candidate is the default configuration. Points drawn with `seed`
+    follow if they satisfy the constraints, up to `LARGE` candidates. Raises `SpaceError` and `WorkloadError` for
     configurations that do not fit the kernel.
     """
 
