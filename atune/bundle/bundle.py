@@ -33,11 +33,11 @@ from atune.bundle.manifest import (
 
 OnOtherSizes = Literal["error", "nearest"]
 MOST_PLANS = 4096
-"""Most signatures of calls that a bundle remembers, before it forgets them all."""
+"""Largest number of call signatures that a bundle remembers. At the next signature it forgets them all."""
 SHOWN_PROBLEMS = 8
-"""Most problems that a message lists."""
+"""Largest number of problems that a message lists."""
 Taking = tuple[BundledKernel, dict[str, int]]
-"""A kernel that takes a call's arguments, and the values of its symbolic dimensions."""
+"""A pair: a kernel that takes a call's arguments, and the values of the kernel's symbolic dimensions in that call."""
 
 
 def load(folder: str | os.PathLike[str], *, on_miss: OnOtherSizes = "error") -> Bundle:
@@ -52,9 +52,9 @@ def load(folder: str | os.PathLike[str], *, on_miss: OnOtherSizes = "error") -> 
     folder
         The folder of the bundle.
     on_miss
-        The behaviour of a call whose sizes no problem has. ``error`` raises `OutsideProblems`. ``nearest`` runs the
-        kernel of the nearest problem by the logarithms of the sizes, among the problems that differ only in sizes and
-        whose kernels take the shapes. It warns once per signature, and raises `OutsideProblems` without such a problem.
+        The behaviour of a call if no problem has its sizes. ``error`` raises `OutsideProblems`. ``nearest`` considers
+        the problems that differ only in sizes and whose kernels take the shapes. It runs the kernel of the nearest one
+        by the logarithms of the sizes, and warns once per signature. If there is none, it raises `OutsideProblems`.
     """
     return Bundle(folder, on_miss=on_miss)
 
@@ -62,9 +62,9 @@ def load(folder: str | os.PathLike[str], *, on_miss: OnOtherSizes = "error") -> 
 class Bundle:
     """The kernels of several problems as a single callable. `load` returns it.
 
-    Call it with the inputs to get the outputs, or with every parameter to get None. The shapes of the tensors choose
-    the kernel. If problems differ in another argument, pass it by name: ``bundle(Q, K, V, causal=True)``. If the
-    space's `where=` takes a size, the bundle serves only the tuned sizes.
+    A call with the inputs returns the outputs. A call with every parameter fills your outputs, and returns None. The
+    shapes of the tensors choose the kernel. If problems differ in another argument, pass it by name:
+    ``bundle(Q, K, V, causal=True)``. If the space's `where=` takes a size, the bundle serves only the tuned sizes.
     Tensors must have the tuned dtypes, be on the same kind of device, and be contiguous or have the declared strides.
     CUDA kernels run on torch's current stream. Several threads may call the bundle.
 
@@ -82,7 +82,7 @@ class Bundle:
         self._libraries = Libraries(self.folder.absolute(), self.manifest["files"])
         asks = ", ".join(self.manifest["asks"])
         self._alone = asks and f"where= takes {asks}, and a bundle has no functions, so it serves only the tuned sizes"
-        """The reason that only the tuned sizes are served; empty if others may be."""
+        """The reason that only the tuned sizes are served; empty if other sizes may be served, too."""
         if self._alone and on_miss != "error":
             warnings.warn(f"on_miss={on_miss!r} of {self.folder} has no effect: {self._alone}", RuntimeWarning, 3)
         self.digest: str = self.manifest["digest"]
@@ -151,7 +151,7 @@ class Bundle:
         return exact[0] if len(exact) == 1 else self._missed(exact or taking, {**taking[0][1], **problem})
 
     def _missed(self, taking: Sequence[Taking], call: Mapping[str, Any]) -> Taking:
-        """Return the kernel for a call whose sizes no problem has, out of the kernels that take its arguments."""
+        """Return the kernel for a call if no problem has its sizes. `taking`: the kernels that take its arguments."""
         told_apart([kernel for kernel, _ in taking], call)
         used = min(taking, key=lambda takes: (distance(takes[0].problem, call), _sizes_of(takes[0].problem)))
         if self.on_miss != "nearest" or self._alone or distance(used[0].problem, call) == math.inf:
@@ -179,7 +179,7 @@ def told_apart(kernels: Sequence[BundledKernel], call: Mapping[str, Any]) -> Non
 def dimensions(kernel: BundledKernel, arguments: Sequence[Any], target: str) -> dict[str, int]:
     """Return the values of the symbolic dimensions in a call of `kernel`.
 
-    Raises `OutsideProblems` if the kernel has other sizes, and `WrongArguments` if an argument does not fit otherwise.
+    Raises `OutsideProblems` if the kernel has other sizes, and `WrongArguments` if an argument is wrong in another way.
     """
     given = kernel.given(len(arguments))
     if given is None:
@@ -198,7 +198,7 @@ def dimensions(kernel: BundledKernel, arguments: Sequence[Any], target: str) -> 
 
 
 def _home(arguments: Sequence[Any]) -> Any:
-    """Return the device of a call's first tensor, or None without a tensor."""
+    """Return the device of a call's first tensor; None if the call has no tensor."""
     return next((argument.device for argument in arguments if argument.__class__ not in NUMBER_TYPES), None)
 
 
@@ -247,7 +247,7 @@ def _bind_all(param: BundleParam, tensor: Any, sizes: dict[str, int]) -> None:
 
 
 def _bind(wanted: Sequence[int | str], given: Sequence[int | str], sizes: dict[str, Any]) -> bool:
-    """Tell whether `given` numbers are as `wanted`. A name in `wanted` has its value in `sizes`, or gets one there."""
+    """Tell whether `given` equals `wanted`. A name in `wanted` stands for its value in `sizes`, or gets one there."""
     return all(
         got == (sizes.setdefault(want, got) if isinstance(want, str) else want)
         for want, got in zip(wanted, given, strict=True)
@@ -257,8 +257,8 @@ def _bind(wanted: Sequence[int | str], given: Sequence[int | str], sizes: dict[s
 def distance(problem: Mapping[str, Any], call: Mapping[str, Any]) -> float:
     """Return the distance between the sizes of a call and of `problem`: the sum of the absolute log2 ratios.
 
-    It is infinite if they differ in an argument that is not a size. An argument that only one of them has does not
-    count. The sum is rounded, so that machines whose logarithms differ in the last digit see the same ties.
+    The distance is infinite if an argument that is not a size differs. An argument that only one of the two has does
+    not count. The sum is rounded, so that ties do not depend on the last digit of logarithms.
     """
     total = 0.0
     for name, value in call.items():
@@ -272,11 +272,11 @@ def distance(problem: Mapping[str, Any], call: Mapping[str, Any]) -> float:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Tell whether two values are the same as keys, for which True is not 1, and 0.0 is not -0.0."""
+    """Tell whether two values are the same, where True differs from 1, and 0.0 from -0.0."""
     alike = one == other and isinstance(one, bool) == isinstance(other, bool)
     return bool(alike and (one != 0 or str(one)[:1] == str(other)[:1]))
 
 
 def _sizes_of(problem: Mapping[str, Any]) -> list[float]:
-    """Return a problem's sizes by name. Among equally near problems, the smallest sizes win."""
+    """Return a problem's sizes, sorted by name. Among equally near problems, the smallest sizes win."""
     return [value for _, value in sorted(problem.items()) if type(value) in (int, float)]

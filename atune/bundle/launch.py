@@ -1,6 +1,6 @@
-"""Loading and launching libraries, for workers and bundles, and checks of a bundle's requirements on the machine.
+"""Load and launch libraries, for workers and bundles, and check that a machine meets a bundle's requirements.
 
-``apache-tvm-ffi`` and tilelang's runtime load CUDA libraries, without tilelang.
+``apache-tvm-ffi`` and tilelang's runtime load CUDA libraries, so loading them does not need tilelang itself.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
 }  # fmt: skip
 X86_FEATURES = r"pni|s?sse|avx|amx|fma|f16c|bmi|abm|popcnt|v?aes|sha|gfni|v?pclmul|movbe|adx|xop|tbm|rdrand|rdseed"
-"""Beginnings of the flags in /proc/cpuinfo that name instruction sets, which ``-march=native`` uses."""
+"""Prefixes of the flags in /proc/cpuinfo for the instruction sets that ``-march=native`` uses."""
 TVM_RUNTIME = "libtvm_runtime.so"
-"""tilelang's runtime. It lets tvm_ffi load device code, launches kernels, and needs the ``libstub_*.so`` next to it."""
+"""tilelang's runtime. It lets tvm_ffi load device code, launches kernels, and needs the files `STUBS` next to it."""
 STUBS = "libstub_*.so"
-"""Libraries that find the libraries of CUDA, and of other vendors, when they are first called."""
+"""Libraries that find and load the libraries of CUDA, and of other vendors, when a program first calls them."""
 TENSORMAP = "libatune_tensormap.so"
-"""The library of ``tensormap.c``, with the only function that host code calls and tilelang's runtime lacks."""
+"""The library of ``tensormap.c``. Host code calls its function, the only one that tilelang's runtime lacks."""
 PROVIDED = frozenset({"__tvm_set_device", "__tvm_tensormap_create_tiled"})
 """Functions that a library of a bundle may call by name."""
 REGISTERED = "ffi.Module.load_from_bytes.cuda"
-"""The function that the runtime registers with tvm_ffi, which shows that it is loaded."""
+"""A function that the runtime registers with tvm_ffi. If tvm_ffi knows this function, the runtime is loaded."""
 _loading = threading.Lock()
 CallPlan = Callable[[Sequence[Any]], Any]
 """Calls a kernel with arguments of a fixed signature, and returns the outputs or None, as the call of a bundle does."""
@@ -49,9 +49,9 @@ Wrong = Callable[[str], Exception]
 Launch = Callable[..., None]
 """Launches a kernel with all of its parameters."""
 COUNTABLE = 2**31 - 1
-"""Most elements that a tensor may span, unless the code was compiled for more, because sizes have 32 bits."""
+"""Sizes have 32 bits, so a tensor may span at most this many elements, unless the code was compiled for more."""
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.39e38, "float32": 3.4028235e38}
-"""Approximately the largest number of each type. Larger numbers would become infinite."""
+"""Approximately the largest number that each type can hold. Larger numbers would become infinite."""
 C_TYPES = {"float32": ctypes.c_float, "float64": ctypes.c_double, "int64": ctypes.c_int64, "uint64": ctypes.c_uint64}
 """C types of parameters that are numbers. Smaller integers are passed as 32 bits."""
 
@@ -59,14 +59,14 @@ C_TYPES = {"float32": ctypes.c_float, "float64": ctypes.c_double, "int64": ctype
 class Libraries:
     """The libraries of the bundle in `folder`. `files`: the digest of each file by name.
 
-    A file may have changed since the bundle was read, so each is read again, compared, and loaded from memory.
+    A file may have changed since the bundle was read, so each file is read again, compared, and loaded from memory.
     """
 
     def __init__(self, folder: Path, files: Mapping[str, str]) -> None:
         self.folder, self.files = folder, files
 
     def path(self, name: str) -> str:
-        """Return the path of a copy of the file in memory, which is never freed. Raises `DamagedBundle`."""
+        """Return the path of a copy of the file in memory. The copy is never freed. Raises `DamagedBundle`."""
         if (digest := self.files[name]) not in _HELD:
             data = checked(self.folder, name, self.files)
             number = os.memfd_create(Path(name).name)
@@ -89,7 +89,7 @@ _HELD: dict[str, str] = {}
 
 
 def gate(params: Sequence[Any], wrong: Wrong = ValueError, outputs: Container[int] = ()) -> Callable[..., None]:
-    """Return a check of a kernel's arguments, in a sequence, that refuses values which native code would misread.
+    """Return a function that checks a sequence of a kernel's arguments, and raises if native code would misread one.
 
     Native code sees only a tensor's memory, sizes of 32 bits, and numbers of C types.
     """
@@ -136,7 +136,7 @@ def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def _fits(value: Any, dtype: str) -> bool:
-    """Tell whether an integer keeps its value in the C type of `dtype`, or a float its magnitude. Accepts tensors."""
+    """Tell whether `dtype` can hold `value`: exactly for a C integer, and by magnitude for a float. Accepts tensors."""
     exact = getattr(ctypes, f"c_{dtype}", None)
     if hasattr(value, "stride"):
         return True
@@ -271,7 +271,7 @@ def output_layout(
 
 
 def size_of(size: int | str, sizes: Mapping[str, int]) -> int | None:
-    """Return the value of a number, of a name in `sizes`, or of sums and products of them; None if it is unknown."""
+    """Return the value of `size`: a number, a name in `sizes`, or sums and products of them. None if it is unknown."""
 
     def of(node: ast.expr) -> int:
         match node:
@@ -292,7 +292,7 @@ def size_of(size: int | str, sizes: Mapping[str, int]) -> int | None:
 
 
 def disagreement(sizes: Mapping[str, int]) -> str:
-    """Return a message about a sum or product in `sizes` that contradicts the values of its names, or nothing."""
+    """Return a message about a sum or product in `sizes` that contradicts the values of its names; else empty."""
     names = {name: value for name, value in sizes.items() if name.isidentifier()}
     right = {text: size_of(text, names) for text in sizes if text not in names}
     wrong = [text for text, value in right.items() if value not in (None, sizes[text])]
@@ -344,7 +344,7 @@ def check_device(arch: str, device: Any) -> None:
 
 
 def prepare(libraries: Libraries) -> None:
-    """Load the runtime that a bundle's libraries need, once in a process. Raises `OSError`."""
+    """Load the runtime that a bundle's libraries need, unless this process has loaded it. Raises `OSError`."""
     import tvm_ffi
 
     with _loading:
@@ -356,7 +356,7 @@ def prepare(libraries: Libraries) -> None:
             stubs = sorted(name for name in libraries.files if fnmatch(name, f"{RUNTIME}/{STUBS}"))
             paths = [libraries.path(name) for name in (*stubs, f"{RUNTIME}/{TVM_RUNTIME}")]
         for path in paths:
-            ctypes.CDLL(path, ctypes.RTLD_GLOBAL)  # visible to all libraries, because a bundle's libraries name none
+            ctypes.CDLL(path, ctypes.RTLD_GLOBAL)  # global, because a bundle's libraries do not link the runtime
 
 
 def cuda_function(libraries: Libraries, name: str, symbol: str) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""A bundle's manifest, which is plain JSON with the digest of every file and is checked before loading; and errors."""
+"""Bundles' errors and manifests. A manifest is plain JSON with every file's digest, and is checked before loading."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIELDS = {
     "kernel": str, "target": str, "arch": str, "cpu": {"machine": str, "name": str, "features": [str]},
     "requires": dict, "asks": [str], "problems": [_PROBLEM], "files": dict,
 }  # fmt: skip
-"""Types of the manifest's fields besides its schema and digest. A list has items of its type, a tuple names choices."""
+"""Types of the manifest's fields besides its schema and digest. A list has items of its type; a tuple lists choices."""
 MOST_FILE_BYTES, MOST_MANIFEST_BYTES = 1 << 30, 16 << 20
 """Largest size of a file, and of the manifest, in bytes."""
 MANIFEST, RUNTIME = "manifest.json", "runtime"
@@ -33,7 +33,7 @@ Sizes = tuple[int | str, ...]
 
 
 class BundleError(Exception):
-    """Root of a bundle's errors. Raised itself if the folder is not a bundle, or this version cannot read it."""
+    """The base of bundles' errors, raised itself if the folder is not a bundle, or this atune cannot read it."""
 
 
 class DamagedBundle(BundleError):

@@ -1,5 +1,5 @@
 /* Descriptors of the tensor memory accelerator, for CUDA libraries of a bundle. Their host code calls a function that
- * tilelang's compiler library has, but its runtime lacks. The arguments are as in tilelang (src/cuda/runtime.cc): the
+ * tilelang's compiler library has, but tilelang's runtime lacks. Its arguments (src/cuda/runtime.cc of tilelang): the
  * descriptor, its dtype and rank, the address; sizes, strides in bytes, box and element strides; and four modes.
  *
  * This file links no library: the loader puts the driver's function into `atune_encode`, and has loaded tvm_ffi before.

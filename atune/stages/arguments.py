@@ -1,4 +1,4 @@
-"""Arguments of a kernel on its device, between guards: inputs, the same for every candidate, and outputs to fill."""
+"""A kernel's arguments on its device, between guards: outputs to fill, and inputs that all candidates share."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from atune.workload.source_locations import ask
 from atune.workload.workload import Workload
 
 GUARD_BYTES = 64 << 10
-"""Size of the guard on each side of a tensor. A last block without a bounds check writes at most one tile too far."""
+"""Size of the guard on each side of a tensor. A last block that checks no bounds writes at most one tile too far."""
 ALIGN_BYTES = 512
 """Alignment of tensors, the same as torch's on a GPU. TMA needs at most 128 bytes (CUDA C++ Programming Guide,
 «Asynchronous Data Copies», table of alignments)."""
 POISONS = (0xFF, 0x7F)
-"""Bytes to fill the outputs with, each before a call of its own. An element that holds both in turn was never written.
+"""Bytes that fill the outputs, one before each of two calls. An element that keeps its byte both times was not written.
 The first byte makes NaN in every float format, but -1 in an integer. The second makes a large number or NaN, so that a
 kernel that adds to its output is detected, too."""
 _LOWEST, _HIGHEST = 0x11, 0x37
@@ -39,7 +39,7 @@ _LOWEST, _HIGHEST = 0x11, 0x37
 class KernelArguments:
     """All arguments of one workload's kernel on one device; every candidate gets the same data.
 
-    `copies_on_host`: keep the copies from which inputs are restored in the host's memory.
+    `copies_on_host`: whether the host's memory keeps the copies from which inputs are restored.
 
     `values` holds the kernel's arguments in order; every tensor lies between `guards`. A position is an index into the
     kernel's parameters.
@@ -253,7 +253,7 @@ class KernelArguments:
         return [known[i] if i in known else self._fresh_output(i) for i in range(len(self.params))]
 
     def _fresh_output(self, i: int) -> Any:
-        """Return zeros, or a copy of the tensor that was given for the output, if nobody names outputs."""
+        """Return a copy of the tensor that was given for the output, if nobody names outputs; else return zeros."""
         import torch
 
         fresh, given = torch.zeros_like(self.values[i]), self.supplied.get(i)
@@ -309,8 +309,8 @@ def drawn(
 ) -> Any:
     """Return a tensor of random data, contiguous or with `strides`.
 
-    `supply`: the name of a member of tilelang's `TensorSupplyType`, in lower case. With None, floats are drawn from the
-    standard normal distribution. With a distribution, integers are from -2 (0 if unsigned) to 2, otherwise small.
+    `supply`: the name of a member of tilelang's `TensorSupplyType`, in lower case, or None. For None, floats have the
+    standard normal distribution; integers are from -8 to 7, otherwise from -2 to 2. Unsigned integers start at 0.
     """
     import torch
 
@@ -322,7 +322,7 @@ def drawn(
     float8, is_float = "float8" in param.dtype, dtype.is_floating_point or dtype.is_complex
     if supply in ("zero", "one"):
         return torch.full(shape, supply == "one", dtype=torch.bool, device=device).to(dtype)
-    here: dict[str, Any] = {"dtype": torch.float32, "device": device}  # and never the program's defaults
+    here: dict[str, Any] = {"dtype": torch.float32, "device": device}  # not the program's defaults
     if is_float and supply in (None, "randn"):
         return torch.randn(shape, **here).to(dtype)
     if is_float and (supply == "uniform" or (supply == "auto" and not float8)):
@@ -421,8 +421,8 @@ class _Guard(NamedTuple):
 class Guards:
     """Allocates tensors with a guard on each side, and tells which guard was written into.
 
-    Each parameter has its own pattern, so a copy from beyond the end of one tensor to beyond the end of another is
-    detected, too. Each tensor takes `ALIGN_BYTES` and twice `GUARD_BYTES` more; the pattern takes `GUARD_BYTES` once.
+    Each parameter has its own pattern, so that a kernel that copies one guard into another is detected, too. Each
+    tensor takes `ALIGN_BYTES` and twice `GUARD_BYTES` of memory in addition. All patterns together take `GUARD_BYTES`.
     """
 
     def __init__(self, device: str, n_params: int) -> None:

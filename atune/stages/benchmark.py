@@ -28,7 +28,7 @@ from atune.workload.source_locations import ask
 AFTER_TIMING = " (after it was timed)"
 OVERWRITTEN = "it changed memory that is not among its arguments: the reference's outputs, or the copies of the inputs"
 EXHAUSTIBLE: Resource = "files"
-"""The resource that candidates can exhaust in this process: the next one is tried again in a fresh process."""
+"""Candidates can exhaust this resource of the process. The next candidate is then tried again in a fresh process."""
 
 
 class _Device:
@@ -48,7 +48,7 @@ device = _Device()
 
 
 def begin(info: DeviceInfo) -> str:
-    """Make the device's context, unless it exists, before the first artifact does. Return the GPU's UUID from CUDA."""
+    """Make the device's context, unless it exists, before an artifact makes it. Return the GPU's UUID from CUDA."""
     import torch
 
     if info.id == "cpu":
@@ -88,7 +88,7 @@ def _moves_copies_to_host() -> bool:
 def prepare(job: PrepareJob) -> Prepared:
     """Make the inputs, run the reference, and time it if requested.
 
-    Raises `WorkloadError` if the device has too little memory, and `ShortOf` if other processes use it.
+    Raises `WorkloadError` if the device has too little memory, and `ShortOf` if other processes use the memory.
     """
     lack: Failure | None = None
     try:
@@ -153,7 +153,7 @@ def _measured(job: MeasureJob) -> Measurement | Failure:
 
 
 def _failed_call(error: BaseException, artifact: Artifact) -> Failure:
-    """Return the failure of a candidate whose call raised. A write out of bounds says more than the error itself."""
+    """Return the failure of a candidate whose call raised. A write out of bounds explains more than the error."""
     kind, message = kind_of(error), in_one_line(error)
     if kind == "launch" and device.arguments is not None:
         with contextlib.suppress(Exception):  # the device may not answer any more
@@ -225,7 +225,7 @@ def make_arguments(params: tuple[KernelParam, ...], roles: Roles, seed: int = 0)
 
 
 def _timed_reference() -> Timed | None:
-    """Return the call of the reference; None if there is no reference, or it judges outputs."""
+    """Return the call of the reference; None if there is no reference, or if it only judges outputs."""
     work, arguments = workload(), device.arguments
     if work.reference is None or arguments is None or arguments.expected is None:
         return None
@@ -275,9 +275,9 @@ def _observe_call(arguments: KernelArguments) -> None:
 def _called_and_judged(
     timed: Timed, arguments: KernelArguments, poisons: Sequence[int]
 ) -> tuple[Mismatch | None, float | None]:
-    """Call on outputs filled with each of `poisons` in turn, and judge the writes since the guards were renewed.
+    """Fill the outputs with each byte of `poisons` in turn, call, and judge all writes since the guards were renewed.
 
-    The next poison is tried only if an element still holds the first, because the kernel may have written that value.
+    The second byte is used only if an element still holds the first, which the kernel itself may have written.
     """
     unwritten: dict[int, Any] | None = None
     for poison in poisons:
@@ -309,7 +309,7 @@ def _samples(timed: Timed, settings: BenchmarkSettings, best_ms: float | None) -
     if settings.warmup_ms is not None or settings.rep_ms is not None:
         n_warmup, n_repeat = counts(settings, statistics.median(timer.samples(timed, 1, PROBE)))
     if best_ms is not None:
-        # Few samples tell that a candidate is plainly slow. The others get the rest of their warm-up.
+        # A few samples show that a candidate is clearly slow. Other candidates get the rest of their warm-up.
         probe = timer.samples(timed, min(n_warmup, 1), min(PROBE, n_repeat))
         if still_wanted(probe, n_repeat, best_ms, factor=factor) == 0:
             return probe

@@ -1,4 +1,4 @@
-"""Bits of a candidate's outputs: whether its calls repeat them, and their digests for inputs of other seeds."""
+"""Bits of a candidate's outputs: whether every call gives the same bits, and digests for inputs of other seeds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from atune.stages.session import workload
 
 
 class BitsObserver(Observer):
-    """Adds the digest of a candidate's outputs to its measurement, and whether each call repeated it."""
+    """Adds the digest of a candidate's outputs to its measurement, and whether each call gave the same digest."""
 
     def __init__(self) -> None:
         self._digests: list[str] = []
@@ -33,7 +33,7 @@ class BitsObserver(Observer):
 
 
 def digests(job: BitsJob) -> Bits:
-    """Call each artifact on inputs drawn with other seeds, and return the digests of its outputs, unchecked."""
+    """Call each artifact on inputs drawn with other seeds, and return the digests of its outputs without a check."""
     benchmark.release()
     drawn = workload().inputs is None or isinstance(workload().inputs, DrawnInputs)
     by_seed = [_of_seed(job, seed) for seed in (job.seeds if drawn else ())]

@@ -25,9 +25,11 @@ RTOL = {
     "float8_e4m3fn": 0.125, "float8_e5m2": 0.25, "complex128": 1e-9, "complex64": 1e-4,
 }  # fmt: skip
 """Default relative tolerance by output dtype: some units in the last place, with room for another order of summation.
-The default absolute tolerance is this times the reference's `usual_sizes`, so that it follows their scale."""
-LONG, DRAWN_OF_LINE, DRAWN_OF_ALL = 32, 64, 1 << 16
-"""Least length of a row or column with its own usual size; numbers of values to estimate it from, and a tensor's."""
+The default absolute tolerance is this times the reference's `usual_sizes`, so that it follows the values' scale."""
+LONG = 32
+"""Smallest length of a row or column that has its own usual size."""
+DRAWN_OF_LINE, DRAWN_OF_ALL = 64, 1 << 16
+"""Largest numbers of values from which a usual size is estimated: of a row or column, and of a whole tensor."""
 
 
 class Mismatch(msgspec.Struct, frozen=True):
@@ -119,7 +121,7 @@ def accepts(function: Any, n: int) -> bool:
 
 
 def reference_positions(work: Workload, arguments: KernelArguments) -> Sequence[int]:
-    """Return the parameters that the reference takes: all inputs, all parameters, or the inputs that are only read."""
+    """Return the parameters that the reference takes: inputs, all parameters, or inputs that the kernel only reads."""
     pure = [i for i in arguments.in_idx if i not in arguments.writes]
     ways: list[Sequence[int]] = [arguments.in_idx, range(len(arguments.params)), pure]
     ways.insert(0, ways[1] if arguments.roles.unnamed else ways[0])  # the choice of tilelang's tuner
@@ -202,7 +204,7 @@ def _accepted(name: str, judge: Any, answer: Any) -> bool | None:
 
 
 def _refused(why: str, arguments: KernelArguments, outputs: dict[int, Any], unwritten: Unwritten) -> Mismatch:
-    """Return the mismatch of outputs that a judge refused, with unwritten or non-finite elements, if there are any."""
+    """Return the mismatch of outputs that a judge refuses. It names unwritten or non-finite elements, if any."""
     import torch
 
     for i, output in outputs.items():
@@ -224,7 +226,7 @@ def _passes_nan(judge: Any, arguments: KernelArguments, outputs: dict[int, Any])
 
 
 def _objection(name: str, error: BaseException, outputs: dict[int, Any]) -> str:
-    """Describe the error that a check raised. Raises it again if it is the device's, which has other failure kinds."""
+    """Describe the error that a check raised. Raises a device's error again, because it has its own failure kind."""
     on_device = any(getattr(value, "is_cuda", False) for value in outputs.values())
     if on_device and isinstance(error, RuntimeError) and kind_of(error) != "launch":
         raise error
@@ -271,7 +273,7 @@ def _compared(
 
 
 class Pair(NamedTuple):
-    """An output and its reference, both also in a type wide enough to subtract, and the mask of written elements."""
+    """An output and its reference, as they are and in a type wide enough to subtract; a mask of written elements."""
 
     out: Any
     ref: Any
@@ -295,7 +297,7 @@ def _wide(out: Any, ref: Any) -> tuple[Any, Any]:
 
 
 class Tolerance(NamedTuple):
-    """Allowed difference: `rtol` of the reference's value, plus the largest of `atols`, which broadcast to it."""
+    """Allowed difference: `rtol` times the reference's value, plus the largest of `atols`, which broadcast to it."""
 
     rtol: float
     atols: list[Any]
@@ -345,9 +347,9 @@ def _described(label: str, pair: Pair, tolerance: Tolerance, bad: Any, worst: fl
 
 
 def usual_sizes(tensor: Any) -> list[Any]:
-    """Return the usual sizes of a tensor's values and of those in each row and column, shaped to broadcast to it.
+    """Return the usual sizes of a tensor's values, of each row's and of each column's, in shapes that broadcast to it.
 
-    The rounding error of an element grows with the values of its row or column, and lines may have different scales.
+    An element's rounding error grows with the values of its row or column, and these may have different scales.
     """
     rows = tensor.reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
     sizes = [_usual(rows.reshape(-1), DRAWN_OF_ALL)]
@@ -361,8 +363,8 @@ def usual_sizes(tensor: Any) -> list[Any]:
 def _usual(values: Any, most: int) -> Any:
     """Return the usual size of the finite values along the first dimension, estimated from at most `most` of them.
 
-    It is their root mean square, but a few large values cannot set it: normally distributed values with the same lower
-    quartile of nonzero absolute values give its upper bound.
+    It is the values' root mean square, up to a limit, so that a few large values do not decide it. The limit is the
+    root mean square of normally distributed values with the same lower quartile of nonzero absolute values.
     """
     import torch
 

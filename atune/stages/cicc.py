@@ -1,6 +1,6 @@
 """A worker's side of compiling with pre-parsed headers: cicc's server compiles the rest of a source.
 
-See `cicc_server` for the server. nvcc is the fallback, and the artifact then gives the reason.
+See `cicc_server` for the server. If cicc cannot compile a source, nvcc does, and the artifact gives the reason.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from atune.workers.artifact_store import StateCheck, contents_of, key_in, rememb
 
 CUT = "#pragma atune_cut"
 VERSION = 1
-"""Increased by a change after which cicc may generate different code."""
+"""Increase this number with a change after which cicc may generate different code."""
 TILELANG = ("0.1.15",)
 """Versions of tilelang whose headers and compile commands are known."""
 
@@ -147,7 +147,7 @@ def compile(source: str, pass_configs: Mapping[str, Any]) -> MachineCode:
 
 
 def compile_remotely(source: str, flavour: Flavour, run_dir: str) -> bytes:
-    """Let the server that `run_dir` links to compile `source`, and return the binary. Raises `CiccError`."""
+    """Compile `source` by the server that is linked in `run_dir`, and return the binary. Raises `CiccError`."""
     parsed = _parsed(os.path.join(run_dir, FOLDER, TOOLS))
     if flavour != parsed.flavour:
         raise CiccError(f"its headers are parsed for {parsed.flavour.arch}, fast_math={parsed.flavour.fast_math}")
@@ -191,14 +191,14 @@ def _parsed(path: str) -> Parsed:
 
 
 def _body(source: str, parsed: Parsed, server: str) -> str:
-    """Return the part of `source` that the server in the folder `server` has yet to compile."""
+    """Return the part of `source` that the server in the folder `server` still has to compile."""
     try:
         includes, rest = parts(source)
     except ValueError as error:
         raise CiccError(f"the source is not in tilelang's form: {error}") from None
     added = ""
     if more := tuple(name for name in includes if name not in parsed.includes):
-        # Only tilelang's own headers may come in any order. Others may depend on the headers around them.
+        # Only tilelang's own headers may come in any order. Other headers may depend on those around them.
         if other := [name for name in more if not name.startswith("<tl_templates/")]:
             raise CiccError(f"the source includes {other[0]}, which the server has not parsed")
         added = f'#include "{_more(parsed, more, server)}"\n'
@@ -214,7 +214,7 @@ def _body(source: str, parsed: Parsed, server: str) -> str:
     return f'{added}#line 1 "{NAME}"\n{rest}'
 
 
-# ---- comparing cicc's code with nvcc's: a candidate is compiled again, as tilelang does it
+# ---- comparing cicc's code with nvcc's: a candidate is compiled again, as tilelang itself compiles it
 
 
 def compared(candidate: Candidate, built: Artifact, path: str) -> Compared | Failure:
@@ -238,7 +238,7 @@ def compared(candidate: Candidate, built: Artifact, path: str) -> Compared | Fai
 def difference(measured: Artifact, plain: Artifact) -> str:
     """Name the part in which two libraries of a candidate differ; empty if sources and code sections are the same.
 
-    The sources are the device's and the host's. For target ``c`` only they are compared, because g++ compiles both
+    The sources are the device's and the host's. For target ``c`` only sources are compared, because g++ compiles both
     libraries. The host's half of a CUDA library is compared only by its source.
     """
     if measured.source_key != plain.source_key:

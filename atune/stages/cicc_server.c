@@ -1,7 +1,7 @@
 /* Turns cicc, the compiler inside nvcc, into a server that has parsed the headers already.
  *
- * Preloaded into a cicc that compiles "#include <headers>, #include BODY". When cicc opens BODY, it has parsed all
- * headers. It stops there, and forks a child for every request on the socket. The child changes into the folder that
+ * It is preloaded into a cicc that compiles "#include <headers>, #include BODY". When cicc opens BODY, it has parsed
+ * all headers. It stops there, and forks a child for every request on the socket. A child enters the folder that
  * the request names, compiles the BODY in it, and writes its output there. cicc_server.py speaks the same protocol.
  */
 #define _GNU_SOURCE

@@ -3,12 +3,12 @@
 nvcc preprocesses a source, passes it to cicc, and passes cicc's PTX to ptxas. Nearly all of this time goes into
 tilelang's headers and the headers that they include, so the server preprocesses and parses them once. With
 `cicc_server.c` preloaded, cicc waits at the point where the kernels begin, and each child that it forks continues with
-other kernels. The code is therefore the same as nvcc's, byte for byte. (NVRTC's would differ, because it keeps
-addresses of shared memory in 64 bits. Headers that a library does not include itself may add one-byte variables.)
+other kernels. The code is therefore the same as nvcc's, byte for byte. (NVRTC's code would differ, because it keeps
+addresses of shared memory in 64 bits. Parsed headers that a library does not include may add one-byte variables.)
 
-Two parts are omitted from the parsed text: Hopper's instructions, of which a library brings the ones that it uses (see
-`cicc_source`), and headers of the C++ library that only host code needs. A library that needs an omitted part does not
-compile, and goes to nvcc.
+Two parts are omitted from the parsed text: Hopper's instructions, which each library adds if it uses them (see
+`cicc_source`), and headers of the C++ library that only host code needs. If a library needs an omitted part, cicc
+fails, and nvcc compiles the library.
 """
 
 from __future__ import annotations
@@ -98,8 +98,7 @@ class Parsed(msgspec.Struct, frozen=True):
 
 
 def nvcc_command(flavour: Flavour, folders: Sequence[str]) -> list[str]:
-    """Return nvcc's command for a binary, without files, with the options that ``tilelang_callback_cuda_compile``
-    passes."""
+    """Return nvcc's command for a binary, without files, with the options of ``tilelang_callback_cuda_compile``."""
     installed = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), "g++")
     compiler = os.environ.get("CXX") or os.environ.get("CC") or installed
     command = [tilelang.nvcc(), f"-ccbin={compiler}", "--cubin", "-O3"]
@@ -158,7 +157,7 @@ def _without(command: Sequence[str], words: Collection[str], options: Collection
 class Server:
     """A cicc process that has parsed `includes` for `flavour`. Raises `CiccError` or `OSError` if that fails.
 
-    `folder`: where it keeps its files, its socket and `Parsed`. The process ends no later than this one.
+    `folder`: where it keeps its files, its socket and `Parsed`. cicc ends no later than the process that started it.
     """
 
     def __init__(self, flavour: Flavour, includes: Sequence[str], folder: str) -> None:
@@ -177,7 +176,7 @@ class Server:
         self.parsed = Parsed(flavour, tuple(dict.fromkeys(includes)), left_out, tools)
         try:
             self._start()
-        except CiccError:  # not the GNU C++ library, and this one needs the headers
+        except CiccError:  # another C++ library than GNU's may need the omitted headers
             self.parsed = msgspec.structs.replace(self.parsed, defined=())
             self._start()
         Path(folder, TOOLS).write_bytes(msgspec.json.encode(self.parsed))
@@ -187,7 +186,7 @@ class Server:
         return flavour == self.parsed.flavour and {*includes} <= {*self.parsed.includes}
 
     def _start(self) -> None:
-        """Start cicc, and wait until it has parsed the headers and compiles. Its output goes to the folder."""
+        """Start cicc, and wait until it has parsed the headers and can compile. Its output goes to the folder."""
         folder, parsed = self.folder, self.parsed
         preprocessed = os.path.join(folder, HEADERS)
         preprocess(parsed, parsed.text(), os.path.join(folder, "headers.cu"), preprocessed)
@@ -319,7 +318,7 @@ def header(payload: bytes) -> bytes:
 def listen(payload: bytes) -> bytes:
     """Entry point: link a server into a run's folder. msgpack of (blob, arch, folder) → empty, or why that fails.
 
-    `blob`: a lowered candidate's. If no parsed headers fit it, parse the headers that its source includes.
+    `blob`: the blob of a lowered candidate. If no server fits it, start one with the headers that its source includes.
     """
     data, arch, folder = msgspec.msgpack.decode(payload, type=tuple[bytes, str, str])
     blob = msgspec.msgpack.decode(data, type=Blob)
@@ -344,7 +343,7 @@ def _end_with(server: Server) -> None:
 def _parse(flavour: Flavour, includes: Sequence[str] = ()) -> Server:
     """Parse `includes`, and the headers that most kernels include.
 
-    Raises `CiccError` or `OSError` if cicc cannot be driven.
+    Raises `CiccError` or `OSError` if cicc cannot be used.
     """
     folder = tempfile.mkdtemp(prefix="cicc-")
     try:

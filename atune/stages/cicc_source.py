@@ -3,8 +3,8 @@
 CUTLASS defines a structure for each shape and type of a wgmma instruction: a thousand structures in 77,000 lines, of
 which a kernel uses one or two. `without_instructions` writes copies of the headers without these structures, and keeps
 all other lines in place. `definitions` returns the text of the instructions that a source names. Together they compile
-to the same bytes as the original headers, line information included. A kernel that needs another instruction does not
-compile, and goes to nvcc.
+to the same bytes as the original headers, line information included. If a kernel needs another instruction, cicc
+fails, and nvcc compiles the kernel.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def nvcc_only_reason(pass_configs: dict[str, Any]) -> str:
 def parts(source: str) -> tuple[tuple[str, ...], str]:
     """Return the headers that a source includes, each as ``<file>``, and the rest of it on its original lines.
 
-    Raises `ValueError`, with the reason, if the source is not in tilelang's form, such as with text from the user.
+    Raises `ValueError`, with the reason, if the source is not in tilelang's form, for example if the user added text.
     """
     for text in (MICROSOFT, _FALLBACKS):
         source = source.replace(text, "\n" * text.count("\n"), 1)
@@ -115,7 +115,7 @@ class Instruction(NamedTuple):
 
 
 def uses(source: str) -> frozenset[Instruction] | None:
-    """Return the instructions that a device source names; None if it may use others, or uses them without `WGMMA`."""
+    """Return the instructions that a device source names; None if it may use others, or lacks the header `WGMMA`."""
     includes = re.findall(r"^\s*#\s*include\s*[<\"](\S+)[>\"]", source, re.MULTILINE)
     ours = {name.removeprefix("tl_templates/cuda/") for name in includes if name.startswith("tl_templates/")}
     others = {name for name in includes if name.startswith(("cute/", "cutlass/"))}
@@ -163,7 +163,7 @@ def _rows(wgmma: str) -> dict[tuple[str, ...], re.Match[str]] | None:
 
 @functools.cache
 def definitions(templates: str, cutlass: str, wanted: frozenset[Instruction]) -> str | None:
-    """Return text that defines `wanted`, to follow the headers without instructions; None if one is not defined."""
+    """Return text that defines `wanted`, to put after the headers without instructions; None if one is not defined."""
     wgmma = (Path(templates) / WGMMA).read_text()
     rows = _rows(wgmma) or {}
     used = [(rows.get((kind, a, b, c, str(m), str(k))), n) for kind, a, b, c, m, n, k in sorted(wanted)]

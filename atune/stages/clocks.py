@@ -19,7 +19,7 @@ THROTTLE = {
 
 
 class ClocksObserver(Observer):
-    """Adds the clocks of the GPU `uuid` to each timing, without the figures that NVML does not report."""
+    """Adds the clocks of the GPU `uuid` to each timing, as far as NVML reports them."""
 
     def __init__(self, uuid: str) -> None:
         self._uuid, self._nvml = uuid, None

@@ -36,7 +36,7 @@ class Blob(msgspec.Struct, frozen=True, kw_only=True):
     """Source of the device's half."""
     pass_configs: dict[str, Any]
     calls: tuple[int | str, ...] = ()
-    """For the CPU: what each argument of the C function is, as `facts.c_arguments` maps them."""
+    """For the CPU: the arguments of the C function, as `facts.c_arguments` maps them."""
     flags: tuple[str, ...] | None = None
     """The compiler's flags; None for the target's own."""
 
@@ -133,8 +133,7 @@ def answer(group: Sequence[Lowered], path: str, compile: Compile = by_nvcc) -> S
 
 
 def _first_error(text: str) -> str:
-    """Return the most informative line of compiler output: a missing symbol, the first error, or the first line that
-    names a cause."""
+    """Return the line of a compiler's output that says most: a missing symbol, the first error or the first cause."""
     lines = [line for line in text.splitlines() if cause_in(line)]
     for wanted in ("undefined reference", "multiple definition", "error: ", "fatal", "error"):
         if match := next((line for line in lines if wanted in line.lower()), None):
@@ -161,7 +160,7 @@ def _build_cuda(blobs: Sequence[Blob], path: str, compile: Compile) -> MachineCo
 
 
 def _runtime_module(device: Any, code: bytes) -> Any:
-    """Return tilelang's runtime module of `device`, which is handed the binary `code` when it calls the compiler."""
+    """Return tilelang's runtime module of `device`. When tilelang calls the compiler, it gets the binary `code`."""
     nvcc = tilelang.tvm.get_global_func(tilelang.NVCC)
     tilelang.tvm.register_global_func(tilelang.NVCC, lambda *_: bytearray(code), override=True)
     try:

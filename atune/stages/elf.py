@@ -46,7 +46,7 @@ def sections(elf: bytes | memoryview) -> dict[str, Section]:
 
 
 def cuda_binaries(library: bytes) -> Iterator[bytes]:
-    """Yield the uncompressed CUDA binaries in a library, each with the rest of the library."""
+    """Yield the uncompressed CUDA binaries in a library, each followed by the rest of the library."""
     at = library.find(MAGIC, 1)
     while at >= 0:
         if struct.unpack_from("<H", library, at + 0x12)[0] == _CUDA:
@@ -80,11 +80,11 @@ _NUMBER = 0xFFFFFF
 
 
 def machine_facts(library: bytes, symbol: str) -> MachineFacts | None:
-    """Return the resources that a PrimFunc's kernels need, from the first binary that contains them; None without one.
+    """Return the resources that a PrimFunc's kernels need, from the first binary that contains them; else None.
 
-    Registers and stack frame are the attributes ``EIATTR_REGCOUNT`` and ``EIATTR_FRAME_SIZE`` in ``.nv.info``, after
-    the number of the kernel's symbol. The low bits of ``sh_info`` of its code have this number. (Before CUDA 13, the
-    high byte had the registers, too.)
+    Registers and stack frame are the attributes ``EIATTR_REGCOUNT`` and ``EIATTR_FRAME_SIZE`` in ``.nv.info``, and
+    follow the number of the kernel's symbol. The low bits of ``sh_info`` of its code hold this number. (Before CUDA 13,
+    the high byte held the number of registers, too.)
     """
     own = re.compile(rf"\.(text|nv\.shared)\.{re.escape(symbol)}_kernel(_\d+)?")
     for parts, noted in _parts_of(library, own):

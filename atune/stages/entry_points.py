@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 SWITCHED_OFF = "it is switched off"
 SLICE_S = 0.25
-"""Seconds after which elaborating answers with the results so far, so that little is lost if the next one hangs."""
+"""Seconds after which elaborating answers with the results so far, so that little is lost if a later one hangs."""
 
 
 # ---- a compile worker
@@ -68,8 +68,8 @@ def discover(payload: bytes) -> bytes:
 def elaborate(payload: bytes) -> bytes:
     """Elaborate candidates: `ElaborateJob` → list of `Elaborated` or `Failure`.
 
-    The answer covers the first candidates, as many as `SLICE_S` allows, but at least one. A candidate that fails after
-    others is left for the next job, where it may be the first in its process.
+    The answer covers the first candidates, as many as `SLICE_S` allows, but at least one. If a candidate fails after
+    others, the answer ends before it. The next job tries it again, perhaps as the first of its process.
     """
     ends, answers = time.monotonic() + SLICE_S, list[Elaborated | Failure]()
     job = msgspec.msgpack.decode(payload, type=ElaborateJob)
@@ -135,11 +135,11 @@ def compare(payload: bytes) -> bytes:
 
 
 def _guarded(candidate: Candidate, work: Callable[[Candidate], T]) -> T | Failure:
-    """Do `work`. Errors of the kernel and of tilelang are the candidate's failure, except a lack of resources."""
+    """Do `work`. If the kernel or tilelang raises, return the candidate's failure, unless resources are lacking."""
     try:
         return work(candidate)
-    except BaseException as error:  # a worker is not interrupted or cancelled, so these are the kernel's, too
-        check_machine(error, but="files")  # this candidate or an earlier one opened them: it is tried again
+    except BaseException as error:  # nothing interrupts or cancels a worker, so any error is the kernel's
+        check_machine(error, but="files")  # any candidate of this process may have opened them
         return Failure(candidate.index, "lower", _message(error), detail_of(error))
 
 

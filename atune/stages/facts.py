@@ -85,7 +85,7 @@ PRODUCERS = 128
 
 
 def foreseen(function: Any, arch: str) -> StaticFacts:
-    """Predict the facts of `function`, an elaborated PrimFunc, and leave out unknown ones. Raises nothing."""
+    """Predict the facts of `function`, an elaborated PrimFunc, and leave out unknown facts. Never raises."""
     try:
         return _foreseen(function, work_of(function), arch)
     except Exception:  # a kernel that this module does not understand can still be lowered
@@ -173,11 +173,11 @@ def _outermost(node: Any) -> Iterator[Any]:
 
 INFERENCE = "tl.LayoutInference"
 WIDEST = 16
-"""Neighbours on the last axis that are examined for a loop's width."""
+"""Number of neighbours on the last axis that are examined for a loop's width."""
 WIDEST_BITS = 128
-"""Most bits that a thread accesses in one instruction (CUDA C++ Programming Guide, device memory accesses)."""
+"""A thread accesses at most this many bits in one instruction (CUDA C++ Programming Guide, device memory accesses)."""
 MOST_THREADS = 1024
-"""Most copies of an iteration that are examined, because a block has no more threads."""
+"""Largest number of an iteration's copies that are examined, because a block has no more threads."""
 
 
 def instruments(seen: list[Layouts]) -> list[Any]:
@@ -260,7 +260,7 @@ def _by_source(loop: Any, iterations: int, touched: Sequence[Any], fragments: Ma
 
 
 def _index_variables(layout: Any, dimensions: int) -> tuple[list[Any], list[Any]]:
-    """Return a layout's index variables, and its variables that count copies, which come before them."""
+    """Return a layout's index variables, and the variables before them, which count copies."""
     indices = list(layout.get_forward_vars())[-dimensions:]
     names = tilelang.tvm.tirx.analysis.undefined_vars(layout.thread)
     return indices, [name for name in names if not any(map(name.same_as, indices))]

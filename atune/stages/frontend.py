@@ -28,9 +28,9 @@ DTYPE, TORCH_DTYPE = "$dtype", "$torch.dtype"
 def elaborate(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
     """Call `kernel`, plain or under `@tilelang.jit`, and return its PrimFunc.
 
-    `arguments`: the problem's. `config`: a configuration, whose reserved names are not passed. Both are taken as they
-    were written. Raises the errors of the kernel and of tilelang, `TypeError` if the kernel returns something else, and
-    `ValueError` for a launch hint that the kernel cannot have.
+    `arguments`: arguments of the problem. `config`: a configuration, whose reserved names are not passed. The kernel
+    gets all values as they were written. Raises the errors of the kernel and of tilelang, `TypeError` if it returns
+    something else, and `ValueError` for a launch hint that the kernel cannot have.
     """
     given, hints = _split(kernel, arguments, config)
     symbols: dict[str, Any] = {}
@@ -100,7 +100,7 @@ def tagged(value: Any) -> Any:
 
 
 def _of_same_type(series: Any, each: Callable[[Any], Any]) -> Any:
-    """Apply `each` to the values of a list, tuple or named tuple. Return others, such as `torch.Size`, unchanged."""
+    """Apply `each` to the values of a list, tuple or named tuple. Return the rest, such as `torch.Size`, unchanged."""
     kind = type(series)
     if kind in (list, tuple):
         return kind(map(each, series))
@@ -125,7 +125,7 @@ def _value(value: Any, symbols: dict[str, Any]) -> Any:
     if isinstance(value, (list, tuple)):
         return _of_same_type(value, lambda item: _value(item, symbols))
     if not isinstance(value, dict) or len(value) != 1:
-        return as_written(value)  # a dict of the kernel's own
+        return as_written(value)  # a dict that the kernel takes as it is
     [(tag, name)] = value.items()
     if tag == DYNAMIC:
         if name not in symbols:
@@ -239,7 +239,7 @@ def eager_dimensions(
     """Read an eager kernel's `T.const` dimensions off `tensors`, and return them by name.
 
     The kernel is traced with the first of `configs` that works. Raises `WorkloadError` if none works, and `UsageError`
-    if neither a tensor nor `arguments` have a dimension.
+    if neither a tensor nor `arguments` give a dimension.
     """
 
     def traced(config: Config) -> dict[str, Any]:
@@ -280,9 +280,9 @@ def parameters_of(kernel: Any, arguments: Mapping[str, Any], configs: Iterable[C
 
 
 def misfit(params: Sequence[KernelParam], tensors: Sequence[Any]) -> Exception | None:
-    """Return the reason that a kernel cannot take `tensors`, its first arguments, of which some may be None.
+    """Return the reason that a kernel cannot take `tensors` as its first arguments; None if it can.
 
-    Returns None if it can. Dtypes, dimensions and strides count, but not devices, since a run has its own.
+    Some of `tensors` may be None. Dtypes, dimensions and strides count. Devices do not, because a run has its own.
     """
     for position, (param, tensor) in enumerate(zip(params, tensors, strict=False)):
         home = getattr(getattr(tensor, "device", None), "type", None)
@@ -362,7 +362,7 @@ def target_text(target: Any) -> str:
 
 # ---- roles
 # Outputs are the parameters that the caller or the kernel names. If neither names any, they are the parameters that the
-# code writes and never reads. A parameter that it reads may hold data, which must not be overwritten.
+# code writes and never reads. A parameter that the code reads may hold data, which must not be overwritten.
 
 READ, WRITE = 1, 2
 """Bits of an access mask, the same as tilelang's."""

@@ -178,10 +178,10 @@ def neighbours(payload: bytes) -> bytes:
 
 
 def foreign_users(running: list[Any], program: int) -> dict[int, str]:
-    """Describe the processes in NVML's `running`, by pid, except those of this run and of runs that take turns with it.
+    """Describe NVML's `running` processes by pid, except processes of this run and of runs that take turns with it.
 
-    If this process, which has a context, is not listed, the result is empty, because the pids are from another
-    namespace, as in some containers, or the list is incomplete. `program`: the process that the run belongs to.
+    This process has a context. If it is not listed, the pids are from another namespace, as in some containers, or the
+    list is incomplete, so the result is empty. `program`: the process that the run belongs to.
     """
     memory = {entry.pid: entry.usedGpuMemory for entry in running}
     if os.getpid() not in memory:
@@ -246,7 +246,7 @@ _BEYOND_REPAIR = (
 )
 """The driver's texts and names of errors that leave a context unusable. The CUDA driver API, «CUresult», says of them:
 «This leaves the process in an inconsistent state and any further CUDA work will return the same error». Errors of
-broken device memory and links are included. Compiling takes milliseconds, so it is left to the first error."""
+broken device memory and links are included. The pattern is compiled at the first error, which takes milliseconds."""
 _NO_MEMORY = r"can't allocate memory|out of memory|OutOfMemory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
 
 

@@ -199,7 +199,7 @@ def compiled_again(
 def _tilelang_kernel(function: Any, out_idx: Any, roles: Roles, kind: str, **options: Any) -> Any:
     """Compile a PrimFunc with tilelang, and return its kernel, whose calls make the outputs of `roles`.
 
-    `kind`: the target's. `options`: for `tilelang.compile`.
+    `kind`: the kind of the target. `options`: for `tilelang.compile`.
     """
     own = tuple(named_outputs(function, out_idx)) == roles.outputs and not roles.zero
     made = tilelang.compile(

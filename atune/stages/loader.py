@@ -1,6 +1,6 @@
 """Artifact → callable, and callable → torch operator.
 
-The device's process uses it, and so does `TuneResult.kernel` in the user's process.
+The device's process uses this module, and so does `TuneResult.kernel` in the user's process.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def load(artifact: Artifact) -> Callable[..., None]:
         try:
             if artifact.target == "c":
                 return c_function(artifact.path, artifact, lambda given: bind_dimensions(artifact.params, given))
-            # The same functions as `load_module` calls. The module must stay loaded, because the library resolves its
-            # kernels at its first launch, through the module that was loaded last, and later loads reuse them.
+            # `load_module` calls the same functions. The module must stay loaded: a library finds its kernels at its
+            # first launch, through the module that was loaded last, and later loads of the library reuse these kernels.
             opened = tilelang.tvm.get_global_func(tilelang.LOAD_MODULE)(artifact.path)
             tilelang.tvm.get_global_func(tilelang.KEEP_MODULE)(opened)
             return unless_empty(opened[artifact.symbol], artifact)
@@ -94,7 +94,7 @@ def calling(outputs: Outputs, launch: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that takes the inputs, makes the outputs and returns them, or takes every parameter.
 
     `launch` takes every parameter. Several outputs are returned in a list, as tilelang does. The function raises
-    `ValueError` for another number of arguments.
+    `ValueError` for a wrong number of arguments.
     """
     out_idx, n = outputs.positions, len(outputs.params)
 
@@ -111,9 +111,9 @@ def calling(outputs: Outputs, launch: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Kernel:
-    """A tuned kernel. Call it with the inputs to get the outputs, or with every parameter to fill yours (returns None).
+    """A tuned kernel. Call it with the inputs to get the outputs, or with every parameter to fill yours and get None.
 
-    The kernel prepares the outputs that it makes, such as by zeroing them, as it did when it was checked. You prepare
+    The kernel prepares the outputs that it makes as it did when it was checked, for example by zeroing. You prepare
     the outputs that you pass. Inputs are torch tensors with the shapes and dtypes that the kernel was tuned for, on its
     device, and contiguous unless the parameter is declared with strides. The kernel is launched on torch's current
     stream. While gradients are recorded, inputs that require grad are refused.
@@ -132,8 +132,8 @@ class Kernel:
     def as_op(self, name: str) -> Any:
         """Return the kernel as a `torch.library` custom operator, for `torch.compile` and fake tensors.
 
-        It takes the inputs and returns the outputs. `name`: with its library, such as ``mylib::gemm``, which also makes
-        it ``torch.ops.mylib.gemm``. It stays registered until the program ends.
+        It takes the inputs and returns the outputs. `name`: a name with its library. For example, ``mylib::gemm`` is
+        also ``torch.ops.mylib.gemm``. The operator stays registered until the program ends.
 
         Raises `UsageError` if another kernel has the name, and for kernels that torch cannot register.
         """
@@ -179,8 +179,8 @@ def register_op(
     """Return `call` as the `torch.library` custom operator `name`, registered until the program ends.
 
     `call`: a function that takes all `params` but the outputs, and returns an output, or several in a sequence.
-    `roles`: the outputs, and the inputs that it writes into. `scalars`: names of scalar parameters, by position. If an
-    operator of the same name and `identity` is registered, it is returned.
+    `roles`: the outputs, and the inputs that `call` writes into. `scalars`: names of scalar parameters, by position. If
+    an operator of the same name and `identity` is registered, it is returned.
 
     Raises `UsageError` if another kernel or library has the name, and for kernels that torch cannot register.
     """

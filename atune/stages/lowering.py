@@ -66,7 +66,7 @@ def _generated(candidate: Candidate, function: Any, bare: str, host: Any, device
     """Generate the sources of a lowered kernel, and collect its facts."""
     symbol, on_cpu = SYMBOL.format(key=candidate.key), how.kind == "c"
     source = printed(device)
-    # It sets the grid, the TMA descriptors and the launch's shared memory. For C, sources are merged as text instead.
+    # Host code sets the grid, the TMA descriptors and the shared memory. For C, sources are merged as text instead.
     host_source = "" if on_cpu else str(tilelang.host_codegen(host, backend_context()).inspect_source())
     if symbol not in source:
         raise RuntimeError(f"the generated source does not contain {symbol}: tilelang renamed the kernel")
@@ -178,7 +178,7 @@ def how_of(
 ) -> CompileInputs:
     """Return the compile inputs of a configuration, whose own flags and pass configuration take precedence.
 
-    `pass_configs`: the workload's.
+    `pass_configs`: the pass configuration of the workload.
     """
     own = config.get(COMPILE_FLAGS)
     return CompileInputs(
@@ -220,7 +220,7 @@ def digest_here(
 
 @functools.cache
 def _generators() -> tuple[Any, ...]:
-    """Return versions of libraries that generate the code. It should not depend on them, but does if they have bugs."""
+    """Return versions of libraries that generate the code. Only bugs in them make the code depend on the versions."""
     solvers = metadata.distributions(name="z3-solver")  # not every tilelang needs it
     return (LIBRARIES, *(solver.version for solver in solvers))
 

@@ -1,4 +1,4 @@
-"""Device memory: how much a process used, the session's limit for it, and the causes of a lack."""
+"""Device memory: how much a process used, the session's limit for it, and the causes of a lack of memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from atune.stages.observer import Answer, Observer
 from atune.stages.session import session
 
 CONTEXT_BYTES = 600 << 20
-"""Device memory of a CUDA context on an H100. It counts as used."""
+"""Device memory of a CUDA context on an H100. It counts as used memory."""
 OWN_CONTEXT_BYTES = 1 << 30
-"""Most memory of this process's CUDA context. Use beyond it is by other processes."""
+"""Upper bound for the memory of this process's CUDA context. Memory used beyond it belongs to other processes."""
 
 
 class MemoryObserver(Observer):
@@ -45,7 +45,7 @@ class MemoryObserver(Observer):
         return msgspec.structs.replace(answer, **self._why(answer)) if answer.kind == "out_of_memory" else answer
 
     def _why(self, failure: Failure) -> dict[str, str]:
-        """Return the cause of a lack of memory: a doubt if others use the device, or a message that names the limit."""
+        """Return the cause of a lack of memory: a doubt if other processes use it, or a message with the limit."""
         if others := self._others():
             return {"doubt": others}
         if (limit := session().memory_bytes) is None:
@@ -53,7 +53,7 @@ class MemoryObserver(Observer):
         return {"message": f"memory_limit allows {limit >> 20} MiB in this process: {failure.message}"}
 
     def _others(self) -> str:
-        """Describe the other users of the memory; empty if they use little, or leave the limit free."""
+        """Describe the other users of the memory; empty if they use little, or leave enough for the limit."""
         import torch
 
         (free, total), own, limit = torch.cuda.mem_get_info(), torch.cuda.memory_reserved(), session().memory_bytes

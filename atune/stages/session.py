@@ -1,4 +1,4 @@
-"""A worker process's session, which is sent once when the worker starts, and its answers about workload and space.
+"""A worker process's session, which the worker gets at its start, and its answers about workload and space.
 
 The workload's file and constraints are user code. A space is listed in short calls, so that the deadline of a call
 distinguishes a function that hangs from many functions that take time.
@@ -65,7 +65,7 @@ def loaded_as() -> str:
 PART_S = 0.5
 """Seconds after which a call answers with the results so far."""
 PART = 2048
-"""Most candidates that a call lists, because the program decodes them in its event loop."""
+"""Largest number of candidates that a call lists, because the program decodes them in its event loop."""
 EARLY = 0.9
 """Share of a call's deadline after which the worker writes its stack. At the deadline, the caller ends it."""
 
@@ -101,7 +101,7 @@ def list_space(payload: bytes) -> bytes:
 
 
 def _next_part(candidates: Candidates) -> SpacePart:
-    """List candidates for `PART_S`, and at most `PART`. The last part includes the description of the space."""
+    """List at most `PART` candidates, for at most `PART_S`. The last part includes the description of the space."""
     ends, configs = time.monotonic() + PART_S, list[Config]()
     for candidate in _space.listed:
         configs += [] if candidate is None else [candidate.config]

@@ -151,8 +151,8 @@ def check_arguments(
 class Outputs:
     """Makes a kernel's outputs, uninitialised or zero, on the device of the first tensor among the arguments.
 
-    Without a tensor they are on the target's current device. Dimensions may be numbers, names that a given tensor or
-    scalar binds, or sums and products of these. `scalars`: the names of scalar parameters, by position. `zero`:
+    Without a tensor, outputs are on the target's current device. Dimensions may be numbers, names that a given tensor
+    or scalar binds, or sums and products of these. `scalars`: the names of scalar parameters, by position. `zero`:
     positions of outputs and inputs to set to zero. An output that the caller gives is not changed.
     """
 

@@ -1,7 +1,7 @@
-"""The contract with tilelang: the names that atune uses of it, their purpose, and the parameters that atune passes.
+"""The contract with tilelang: the names of it that atune uses, their purpose, and the parameters that atune passes.
 
 No other module of atune imports tilelang. This one imports it when a name such as ``tilelang.tvm`` is first used, and
-then checks the contract, unless atune was tested with that version. Of atune, it imports only `model` and `errors`.
+then checks the contract, unless atune was tested with that version. It imports only `model` and `errors` of atune.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def _attribute(place: str) -> Any:
 def paths() -> Any:
     """Return tilelang's module `env`, which locates its files and CUDA, without importing tilelang itself.
 
-    This saves the compile service the seconds of the import. Raises `FileNotFoundError` without tilelang.
+    So the compile service need not wait seconds for the import. Raises `FileNotFoundError` without tilelang.
     """
     if "tilelang" in sys.modules:
         return __getattr__("env")

@@ -25,11 +25,11 @@ class Timed:
     warm: bool = False
     """Whether the call finds its data in the L2 cache."""
     waits: bool | None = None
-    """Whether the call returns only once the device is idle; None until it is known."""
+    """Whether the call returns only when the device is idle; None until this is known."""
 
     @property
     def in_a_row(self) -> int:
-        """Calls per sample: several, as in a CUDA graph, if each call shall find its data in the cache."""
+        """Calls per sample: several, as in a CUDA graph, if each call must find its data in the cache."""
         return 5 if self.warm and self.before is None else 1
 
 
@@ -46,7 +46,7 @@ class DeviceStream:
         self.handle: int = 0 if self._stream is None else self._stream.cuda_stream
 
     def current(self) -> AbstractContextManager[Any]:
-        """Return a context in which this is torch's current stream, to which kernels are launched, too."""
+        """Return a context in which this is torch's current stream, on which kernels also run."""
         import torch
 
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
@@ -58,7 +58,7 @@ MAX_SAMPLES = 10_000
 class Timer(ABC):
     """Takes samples, in microseconds per call, on `stream`. The samples of a batch are taken without a break.
 
-    `BATCH`: most samples of a batch. `BURST`: most samples of the same call in a batch.
+    `BATCH`: largest number of samples in a batch. `BURST`: largest number of samples of the same call in it.
     """
 
     BATCH = BURST = MAX_SAMPLES
@@ -152,12 +152,12 @@ class CudaTimer(Timer):
     The stream first runs a device sleep. Launches and events are queued behind it, so that host delays cannot fall
     between them. If the device wakes before the queue is complete, the batch is discarded and repeated with a longer
     sleep. Before each launch, reading a buffer of twice the L2 cache's size evicts the cache. Reading leaves no dirty
-    lines, whose write-back would fall into the timed call. A call that shall find its data in the cache follows a
-    previous call of the same kernel instead.
+    lines, whose write-back would fall into the timed call. A call that must find its data in the cache instead
+    follows a previous call of the same kernel.
 
-    Nothing can be queued behind a call that waits for the device, as it does if its host code sets a limit of the
-    context, allocates, or copies to the host. These calls are timed one at a time, and on the default stream, because
-    settings of their host code may apply only to that stream. Setting and resetting an L2 window is not timed.
+    A call waits for the device if its host code sets a limit of the context, allocates, or copies to the host. Nothing
+    can be queued behind it. Calls that wait are timed one at a time, and on the default stream, because settings of
+    their host code may apply only to that stream. Setting and resetting an L2 window is not timed.
     """
 
     BATCH = 64
@@ -169,7 +169,7 @@ class CudaTimer(Timer):
     PROBES = (40_000_000, 80_000_000)
     """Device sleeps of about 20 and 40 ms. Only a call that waits for the device returns after both of them."""
     BURST = 10
-    """Most samples of the same call in a batch. The samples of a batch share effects such as the device's clock, so a
+    """Largest number of samples of a call in a batch. A batch's samples share effects such as the device's clock, so a
     median over several batches varies less."""
 
     def __init__(self, stream: DeviceStream) -> None:
@@ -183,9 +183,9 @@ class CudaTimer(Timer):
         self.patience = 1.0
         """Factor of sleeps: doubled if the host was late, and reduced again if it was not."""
         self._alone: tuple[Any, Any] | None = None
-        """Events around the call that is being timed by itself."""
+        """Events around the call that is timed alone at the moment."""
         self._windowed = False
-        """Whether that call has reset an L2 window, after which its kernel is launched."""
+        """Whether the host code of that call has reset an L2 window, after launching its kernel."""
         for name, hook in zip(tilelang.L2_WINDOW, (self._after_set, self._before_reset), strict=True):
             if (original := tilelang.tvm.get_global_func(name, allow_missing=True)) is not None:
                 tilelang.tvm.register_global_func(name, functools.partial(hook, original), override=True)
@@ -237,7 +237,7 @@ class CudaTimer(Timer):
             self.flush.max()  # reading it also evicts the restored inputs from the L2 cache
 
     def _waits(self, timed: Timed) -> bool:
-        """Tell whether a call returns only once the device is idle. Try twice, as a host may be late by chance."""
+        """Tell whether a call returns only when the device is idle. Try twice, because a host may be late by chance."""
         return not any(self._in_time(cycles, lambda: self._warm(timed, 1)) for cycles in self.PROBES)
 
     def _sample(self, timed: Timed) -> float:
@@ -298,14 +298,14 @@ PROBE = 3
 SECOND_LOOK = 8
 """Samples of a candidate that is not clearly slow."""
 PLAINLY_SLOW, SLOW = 1.5, 1.1
-"""A candidate is given up if its fastest sample is this many times slower than the best median: after `PROBE` samples,
-and after `SECOND_LOOK`. The fastest sample decides, so that a disturbed sample excludes no candidate."""
+"""A candidate is given up if its fastest sample is slower than the best median by the first factor after `PROBE`
+samples, or by the second after `SECOND_LOOK`. The fastest sample decides, so disturbed samples exclude no candidate."""
 KNOWN_WITHIN = 0.005
 """The median is known if its 95 % interval extends by at most this share of it, to either side."""
 MOST_TIMES = 4
 """A candidate whose median is not known gets at most this many times `n_repeat` samples."""
 EXTRA_US = 20_000.0
-"""A candidate whose samples took this long gets no more than `n_repeat`: long calls vary little, and cost much."""
+"""If a candidate's samples took this long, it gets no more than `n_repeat`: long calls vary little, and cost much."""
 
 
 def still_wanted(
@@ -319,7 +319,7 @@ def still_wanted(
     """Return the number of samples to take after `samples_us`; 0 if they suffice.
 
     `best_ms`: the best median of first timings so far; None to take all `n_repeat` samples together. `factor` replaces
-    both limits. With `until_known`, `n_repeat` more samples are taken while the median is not known.
+    both limits. If `until_known`, `n_repeat` more samples are taken while the median is not known.
     """
     have = len(samples_us)
     steps = [(PROBE, PLAINLY_SLOW), (SECOND_LOOK, SLOW)] if factor is None else [(PROBE, factor)]

@@ -1,9 +1,9 @@
 """Work of a block, read off the kernel before lowering: products, copies and arithmetic; and functions that read TIR.
 
-A statement counts as often as the loops around it run. If this depends on the block, it is the average over the grid.
+A statement counts as often as the loops around it run. If this number depends on the block, its average counts.
 Values that depend on loop variables, such as a guard at a tensor's end, are estimated from a sample. Values that depend
 on a call or on a thread's number are unknown. A value is an int if all blocks have the same value, else an array with a
-value for each block. For large grids and for loops, the arrays are samples.
+value for each block. For large grids and for loops, arrays hold samples.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Place:
 
     @property
     def times(self) -> float:
-        """How often a block runs it, on average."""
+        """How often a block runs the statement, on average."""
         return mean(self.serial)
 
     @property

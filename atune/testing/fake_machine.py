@@ -253,7 +253,7 @@ def _timing(latency_ms: float, samples: int) -> Timing:
 
 
 SETTLE = 24
-"""Number of turns of the event loop without a new sleeper after which all tasks are assumed to wait for the clock."""
+"""If no sleeper joins in this many turns of the event loop, all tasks are assumed to wait for the clock."""
 
 
 class FakeClock:
@@ -475,7 +475,7 @@ class FakeMachine(Calls):
         return sum(self._now_running.values())
 
     async def spend(self, stage: str, seconds: float, limit_s: float = math.inf) -> bool:
-        """Spend virtual time on a call of `stage`. Returns False if `seconds` exceeds `limit_s`, after `limit_s`."""
+        """Spend virtual time on a call of `stage`, at most `limit_s`. Returns False if `seconds` exceeds this limit."""
         assert self.clock is not None, "the machine is not open"
         self._now_running[stage] += 1
         self.most_at_once[stage] = max(self.most_at_once[stage], self._now_running[stage])

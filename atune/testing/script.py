@@ -28,8 +28,8 @@ class Script:
     a device's process `start_s`. A library takes `library_s`, and `compile_s` for each member.
 
     `fails` maps a candidate to the kind of its failure, which determines the stage (`STAGE_OF`), or to (stage, kind).
-    A candidate that fails in ``build`` fails every group that contains it. `hangs` maps a candidate to a stage that
-    ends for it only at the deadline of the settings. Failures of a kind in `FATAL` end the device's process.
+    A candidate that fails in ``build`` fails every group that contains it. `hangs` maps a candidate to a stage in
+    which it hangs until the deadline of the settings. Failures of a kind in `FATAL` end the device's process.
 
     Configurations with an equal `code_key` are duplicates; `ir_digest` tells their kernels apart. `start_failures` maps
     a device's name to the number of starts that fail at first (`math.inf`: all). `prepare_error` is the message with
@@ -48,8 +48,8 @@ class Script:
 
     With `cicc`, cicc compiles every library, in a state that no run has compared. Comparing takes `compare_s`, fails if
     `compare_fails`, and loses the worker in its first `compare_losses` calls. If `differs`, cicc's code differs.
-    Libraries that nvcc compiled have the latency `plain_ms` (the candidate's by default), and `plain_fails` maps
-    candidates to the failures of measuring these. `bits` is the digest of the outputs, by the seed of the inputs.
+    Libraries that nvcc compiled have the latency `plain_ms` (by default the candidate's), and `plain_fails` maps
+    candidates to the failures of these libraries. `bits` is the digest of the outputs, by the seed of the inputs.
     """
 
     latency_ms: Callable[[Config], float] = lambda config: 1.0

@@ -36,7 +36,7 @@ _NO_TREE = (SyntaxError, ValueError, RecursionError, MemoryError)
 ALONE = "atune_workload_"
 """Prefix of the module names under which workers run a file that is in no package."""
 BY_NAME_ALONE = frozenset({"atune", "tilelang", "torch", "tvm", "tvm_ffi"})
-"""Packages whose functions count by name only, because their versions are recorded and their sources are deep."""
+"""Packages whose functions count by name only: their versions are recorded, and their sources use much other code."""
 
 
 def fingerprint(workload: Workload, *, problem: bool = True) -> str:
@@ -104,7 +104,7 @@ def identity(part: Any, depth: int = 0, without_defaults: Collection[str] = ()) 
 
 
 def _taken(values: Iterable[Any], names: Collection[str], seen: list[ModuleType]) -> Iterator[Any]:
-    """Yield `values`, but instead of a user's module its values with these `names`, which code may take from it."""
+    """Yield `values`, but replace each module of the user by its variables in `names`, which code may use."""
     for value in values:
         if not isinstance(value, ModuleType):
             yield value
@@ -171,7 +171,7 @@ def sent_from(script: str) -> None:
 
 
 def _named(kind: type) -> str:
-    """Return a class's name with the last part of its module. A script counts by its file, as workers rename it."""
+    """Return a class's name with the last part of its module. A script counts by file: workers rename its module."""
     module = kind.__module__
     if _is_library(module):
         return f"{module}.{kind.__qualname__}"
@@ -198,7 +198,7 @@ def _content(part: Any) -> list[Any]:
 
 
 def _class_identity(kind: type, depth: int = 0) -> bytes:
-    """Return a text that identifies a class: its source, public values and bases, or only its name in a library."""
+    """Return a text that identifies a class: its source, public values and bases, or its name if a library has it."""
     text = _named(kind)
     if _is_library(kind.__module__):
         return text.encode()
@@ -305,8 +305,8 @@ def global_names(code: CodeType) -> Iterator[str]:
 def annotation_names(function: Any) -> list[str]:
     """Return the global names in the annotations of `function` and of its inner functions, from their source.
 
-    Under ``from __future__ import annotations``, or in quotes, no code object uses them, but tilelang evaluates them.
-    Names that are local to `function` do not count, even if a script has a variable of that name.
+    No code object has the names in quoted annotations, or under ``from __future__ import annotations``, but tilelang
+    evaluates them. Names that are local to `function` do not count, even if a script has a variable of that name.
     """
     try:
         tree = parse_module(textwrap.dedent(inspect.getsource(function)))
@@ -418,7 +418,7 @@ def _tried(parse: Callable[[], T]) -> T:
 
 
 def show(texts: Mapping[str, str]) -> None:
-    """Make inspect, by which tilelang reads kernels, and tracebacks use `texts` as contents of the named files."""
+    """Show `texts` as the named files' contents in tracebacks, and to inspect, by which tilelang reads kernels."""
     for name, text in texts.items():
         # An mtime of None marks an entry without a file, which checkcache() keeps.
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)

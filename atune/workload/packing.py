@@ -29,7 +29,7 @@ from atune.workload.fingerprint import annotation_names, function_of, global_nam
 from atune.workload.workload import Workload
 
 LARGE_BYTES = 1 << 20
-"""Least bytes of a buffer that is kept outside the stream."""
+"""Smallest size, in bytes, of a buffer that is kept outside the stream."""
 
 
 class Packed(msgspec.Struct, frozen=True):
@@ -140,7 +140,7 @@ def _lru_cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any
 def _by_name(obj: Any) -> tuple[Any, ...] | None:
     """Reduce an object that a worker can look up by its name; None for other objects.
 
-    These are modules of a class of their own, such as torch.backends, torch's operators, and classes of pybind11.
+    These are torch's operators, classes of pybind11, and modules with their own class, such as torch.backends.
     """
     kind, name = type(obj), ""
     with suppress(Exception):

@@ -1,6 +1,6 @@
 """Send a workload to the workers: as file and name, or as pickled functions with their source text.
 
-The source text must come along, because tilelang reads the source of every kernel, even of a notebook's.
+The source text must come along, because tilelang reads the source of every kernel, even of a kernel in a notebook.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PickleRef(msgspec.Struct, frozen=True, tag="pickle"):
 
     packed: Packed
     sources: dict[str, str]
-    """Text of the files of parts that are sent by value, by the file name in code objects."""
+    """Texts of the files whose parts are sent by value. The keys are the file names in code objects."""
     sys_path: tuple[str, ...]
     torch: dict[str, Any] = {}
     script: str = ""
@@ -202,7 +202,7 @@ def chosen(ref: FileRef) -> FileRef:
     """Return `ref` with a name. If it has none, run its file and take the only workload, or WORKLOAD.
 
     In a file without workloads, take the only decorated kernel. Raises `WorkloadError` if the file has several
-    workloads or none, with the commands to choose from.
+    workloads or none, and then lists the possible commands.
     """
     if ref.name:
         return ref
@@ -220,7 +220,7 @@ PREFERRED = "WORKLOAD"
 
 
 def _workloads_of(module: ModuleType) -> list[str]:
-    """Return the names of a module's workloads, or else of its decorated kernels, in order, each object once."""
+    """Return the names of a module's workloads, or else of its decorated kernels, in order, one name per object."""
     names = list(reversed(vars(module).items()))
     by_id = {id(value): name for name, value in names if isinstance(value, Workload)}
     by_id = by_id or {id(value): name for name, value in names if is_autotuned(value)}

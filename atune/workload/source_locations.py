@@ -26,7 +26,7 @@ _FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<f
 _STACK_FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$')
 """A line of the stack that Python writes when a signal kills it. Innermost lines come first, without source."""
 REWRITTEN = "/tilelang/language/"
-"""Folder of the functions that call kernels rewritten by tilelang."""
+"""Folder of tilelang's functions that call the kernels, which tilelang has rewritten."""
 EVALUATED = "<string>"
 """File name of code from a string that Python evaluates."""
 DETAIL_FRAMES = 6
@@ -117,7 +117,7 @@ def _line(step: TracebackType) -> int:
     """Return the line of a traceback's step in a function that tilelang has rewritten.
 
     tilelang gives line 1 to calls in the head of a loop, and the function's first line to code that it adds around a
-    statement. The right line is then the line of the code before.
+    statement. The right line is then that of the code before it.
     """
     code, line = step.tb_frame.f_code, step.tb_lineno
     before = [number for number, *_ in itertools.islice(code.co_positions(), step.tb_lasti // 2)]
@@ -145,7 +145,7 @@ def located(message: str, error: BaseException) -> str:
 
 
 def ask(what: str, question: Callable[[], T], hint: str = "") -> T:
-    """Return the result of `question`, which calls a function of a workload. `what`: its name in messages.
+    """Return the result of `question`, which calls a function of a workload. `what`: the function's name in messages.
 
     If `question` raises, raises `WorkloadError` with the place in the user's code, or `hint` if the call itself failed.
     """

@@ -15,7 +15,7 @@ TORCH_DEFAULTS: dict[str, tuple[Any, ...]] = {
     "deterministic_debug_mode": (0,),
     "backends.cudnn.allow_tf32": (True, "backends.cudnn.conv.fp32_precision"),
 }
-"""Each setting with torch's default and the flags that it stands for. Once a program has set such a flag by itself,
+"""Each setting with torch's default and the flags that it stands for. After a program has set one of these flags,
 torch refuses to report the whole setting, so the flags are read instead."""
 
 

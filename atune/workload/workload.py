@@ -1,4 +1,4 @@
-"""Workloads, a kernel with its space, problem, inputs and reference, and their description for the engine.
+"""Workloads (kernels with their space, problem, inputs and reference), and their description for the engine.
 
 The description lists the candidates: all points of the space in order, or a draw from a large space.
 """
@@ -55,7 +55,7 @@ from atune.workload.torch_state import torch_state
 from atune.workload.workload_options import WorkloadOptions, amount
 
 ENOUGH_LOOKS, ENOUGH_FOUND = 500_000, 1_000
-"""Drawing ends after this many points if at least so many of them are candidates."""
+"""Drawing ends after the first number of points if at least the second number of them are candidates."""
 MOST_LOOKS = 5_000_000
 """Drawing ends after this many points, however few of them are candidates."""
 
@@ -113,7 +113,7 @@ class Workload:
         self.kernels_out_idx = given["out_idx"] is None
         """Whether `out_idx` is the kernel's own. After a call, tilelang counts it from the front."""
         self.like_tilelang = False
-        """Whether the user's functions are called as by tilelang's tuner, and only listed configurations may win."""
+        """Whether to call the user's functions as tilelang's tuner does, and let only listed configurations win."""
         self.restore, self.zero = tuple(given["restore"] or ()), tuple(given["zero"] or ())
         self.rtol, self.atol, self.max_mismatched_ratio = given["rtol"], given["atol"], given["max_mismatched_ratio"]
         self.default = None if given["default"] is None else dict(given["default"])
@@ -156,7 +156,7 @@ class Workload:
         return other
 
     def origin(self) -> str:
-        """Return ``FILE.py:NAME`` of a module, or of a script with a line that begins so, that has this workload."""
+        """Return ``FILE.py:NAME`` of the variable with this workload. In a script, a line must begin with NAME."""
         own, places = self._first or self, [""]
         for module in [*sys.modules.values()]:
             names = vars(module).copy() if isinstance(module, ModuleType) else {}
@@ -169,7 +169,7 @@ class Workload:
     def as_written(self, config: Mapping[str, Any]) -> Config:
         """Return a configuration of plain values as the user wrote it, which is how the kernel gets it.
 
-        For a computed space this calls the user's functions, once for each problem. Raises `SpaceError`.
+        For a computed space, the first call for each problem calls the user's functions. Raises `SpaceError`.
         """
         written = self._written(config)
         return with_tuples(config) if written is None else written
@@ -218,7 +218,7 @@ def tuned_by_calls(kernel: Any) -> str:
 def check_names(workload: Workload) -> None:
     """Raise `SpaceError` or `WorkloadError` if the kernel does not take an axis, or an argument of the problem.
 
-    Calls none of the user's functions: of computed axes only the names are checked, and computed configurations are
+    Calls none of the user's functions, so only the names of computed axes are checked. Computed configurations are
     checked later, when they are computed.
     """
     try:
@@ -395,7 +395,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     space: str = ""
     """SHA-256 over the configurations' keys in order; empty while the configurations are unknown."""
     points: int | None = None
-    """Number of points of a space, before its constraints, from which the configurations are drawn; None if all are."""
+    """Number of a space's points, before its constraints, if the configurations are drawn from them; else None."""
     remarks: tuple[str, ...] = ()
     """Remarks on the space for the user."""
     layout_axes: tuple[str, ...] = ()
@@ -458,8 +458,8 @@ def with_space(spec: WorkloadSpec, workload: Workload, seed: int = 0) -> Workloa
 class Candidates:
     """The candidates of `workload`, in order. Creating this object calls no constraint.
 
-    In a space with more than `LARGE` points, the candidates are the default configuration, and then the points, drawn
-    with `seed`, that satisfy the constraints, at most `LARGE`. Raises `SpaceError` and `WorkloadError` for
+    In a space with more than `LARGE` points, the first candidate is the default configuration. Points drawn with `seed`
+    follow if they satisfy the constraints, up to `LARGE` candidates. Raises `SpaceError` and `WorkloadError` for
     configurations that do not fit the kernel.
     """
 
@@ -473,7 +473,7 @@ class Candidates:
         self._default: int | None = None
 
     def listed(self) -> Iterator[Candidate | None]:
-        """Yield every candidate, in order, and None for each drawn point that is no candidate, so callers may pause.
+        """Yield every candidate, in order, and None for each drawn point that is no candidate, so the caller can pause.
 
         Raises `SpaceError` for duplicates and for an empty space.
         """
@@ -545,7 +545,7 @@ class Candidates:
         )
 
     def _baseline(self) -> tuple[int | None, Config | None, str]:
-        """Return index and configuration of a default that the space does not list, or the reason that it has none."""
+        """Return index and configuration of a default that the space does not list, or why there is none."""
         given, axes = self.workload.default, self.points.axes
         if given is not None and (why := wrong_names(given, axes)):
             raise WorkloadError(f"Workload {self.workload.name}: the default {given} does not fit the space: {why}")
@@ -555,7 +555,7 @@ class Candidates:
         return (None, None, "the default is not plain data") if config is None else (BASELINE, config, "")
 
     def _refused(self, baseline: Config) -> str:
-        """Return the reason that the baseline must not win: the constraint that refuses it, or raises; else empty."""
+        """Return the reason that the baseline must not win: the constraint that refuses it or raises; else empty."""
         if self.workload.like_tilelang or not (where := self.workload.space.where):
             return "configs does not list it" * self.workload.like_tilelang
         place = self.points.place(baseline)
