@@ -75,7 +75,7 @@ def compile_all(
 async def compilers(
     workload: WorkloadRef, target: str | Target, settings: CompileSettings, spec: WorkloadSpec | None = None
 ) -> AsyncGenerator[tuple[LocalMachine, Run], None]:
-    """Open a machine without devices for `target`. Yields the machine, and the run that it wakes."""
+    """Open a machine for `target` without any devices. Yields the machine, and the run that the machine wakes."""
     if settings.store and (why := untrusted(artifacts_folder())):
         warn_caller(why, RuntimeWarning)
     machine, run = LocalMachine(workload, spec=spec, target=target, devices=(), compile=settings), Run()
@@ -133,7 +133,7 @@ async def compile_candidates(
     """Compile the candidates on `machine`, which is open, knows its target, and wakes `run`.
 
     Candidates that lower to the same code share an artifact. `layouts` may reject candidates. `roles`: also find the
-    roles of the parameters, for `run`. Without `builds`, only lower them; if that works, a record has no message.
+    roles of the parameters, for `run`. Without `builds`, only lower; then a lowered candidate's record has no message.
     """
     await machine.prepare(len(candidates))
     workers, artifacts, codes = machine.compile_workers(), dict[int, Artifact](), dict[str, int]()
@@ -162,7 +162,7 @@ async def compile_candidates(
             for worker in workers:
                 tasks.start_soon(stage.serve, worker)
 
-    # The candidate that was lowered first was built, but of candidates with the same code, the first is credited.
+    # Of candidates with the same code, the one lowered first was built, but the one with the lowest index is credited.
     built = {recorded.first(index).index: artifact for index, artifact in artifacts.items()}
 
     def compiled(candidate: Candidate) -> Compiled:
