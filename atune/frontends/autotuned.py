@@ -359,7 +359,7 @@ class Autotuned(TunedKernel):
         """Return the fastest configuration for a call if it is known. Otherwise `on_miss` decides.
 
         ``tune`` tunes, ``pick`` asks the prior, ``default`` returns the default configuration, and ``error`` raises
-        `CacheMiss`. If it is None, the decorator's `on_miss` decides.
+        `CacheMiss`. If `on_miss` is None, the decorator's decides.
         """
         if on_miss is not None:
             converted("on_miss", on_miss, OnMiss, ON_MISS)

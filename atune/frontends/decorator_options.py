@@ -56,7 +56,7 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
     )]
     hints: Annotated[Mapping[str, Any] | None, option(
         "Values for all configurations, by name: of the kernel's arguments, or of anything else that an axis may set "
-        "(``occupancy``). A hint must not be an axis, too. A value that is a function gets the target (``sm_90a``).",
+        "(``occupancy``). A hint must not be an axis, too. A function as a value gets the target (``sm_90a``).",
         must="must be a dict of the kernel's arguments, such as {'threads': 128}",
     )]
     tuning: Annotated[str | Mapping[str, Any] | None, option(

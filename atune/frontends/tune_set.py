@@ -148,7 +148,7 @@ class SetResult(Sequence[TunedProblem]):
     def rule(self, space: Space | None = None) -> NearestRule:
         """Return the rule that chooses a configuration for new problems; see `atune.sets.dispatch_rule`.
 
-        `space`: the workload's space. Pass it if its constraints take sizes and `workload` was a ``FILE.py:NAME``.
+        `space`: the workload's space. Pass it if its constraints take sizes and `workload` was ``FILE.py:NAME``.
         """
         return replace(dispatch_rule(self.regret_matrix(), space or self._space), fixed=self._fixed)
 
@@ -315,7 +315,7 @@ class _SetRun:
                     return await tuner.result()
         finally:  # needed even if the task of another problem raised first
             if fresh and scope.cancel_called:
-                journal.unlink(missing_ok=True)  # an empty journal would keep the set from resuming
+                journal.unlink(missing_ok=True)  # other work's journal would keep the set from resuming
         assert self._of is not None
         raise JournalError(
             f"journal {self._folder}: it has problems of {self._of[0]}, but this is other work, or another version "

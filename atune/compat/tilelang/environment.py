@@ -277,7 +277,7 @@ def _devices(target: Target, given: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 BACKENDS = {"cuda": ("tvm_ffi", "cython", "nvrtc"), "c": ("cython",)}
-"""tilelang's adapters that work, by target. Candidates use the first."""
+"""tilelang's adapters that work, by target. Candidates use the target's first adapter."""
 
 
 def backend_of(name: str, target: Target) -> str:
