@@ -259,9 +259,9 @@ def dispatch_rule(matrix: RegretMatrix, space: Space | None = None) -> NearestRu
     configurations are tied there, it picks the configuration that serves the most problems of the matrix within 3 %.
 
     Arguments that are numbers above zero in every problem are sizes; all others must equal those of a tuned problem. If
-    problems are equally near, the problem with smaller sizes counts. To measure the rule's regret, each problem in turn
-    is left out of the rule; a problem whose other arguments occur in no other problem cannot be left out. `space`: the
-    space that `pick` asks, if constraints or axes take a size.
+    problems are equally near, the problem with smaller sizes counts. The rule's regret is measured by leaving out each
+    problem in turn if another problem equals it but for the sizes. `space`: the space that `pick` asks, if constraints
+    or axes take a size.
     """
     first, *further = matrix.problems
     names = tuple(sorted(n for n, v in first.items() if is_size(v) and all(is_size(o.get(n)) for o in further)))

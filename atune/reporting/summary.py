@@ -420,8 +420,7 @@ def default_line(result: Result) -> str:
 
 
 def ties_line(result: Result) -> str:
-    """Name the candidates that are statistically tied with the winner, and the rule that chose it; empty without
-    ties."""
+    """Name the candidates that are tied with the winner statistically, and the rule that chose; empty without ties."""
     if not (ties := result.ties):
         return ""
     named = [str(index) for index in sorted(ties[:NAMED_TIES])]

@@ -124,6 +124,6 @@ class Supervised:
 
 
 def failure_in(answer: Any) -> Failure | None:
-    """Return the failure in an answer: the answer itself, or the first item of a list. None if that succeeded."""
+    """Return the failure in an answer: the answer itself, or the first item of a list. None if the job succeeded."""
     first = answer[0] if isinstance(answer, list) else answer
     return first if isinstance(first, Failure) else None
