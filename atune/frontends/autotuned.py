@@ -158,7 +158,7 @@ class TunedKernel(TunableKernel):
         self._tensor: Any = importlib.import_module("torch").Tensor
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the kernel with the fastest configuration, and tune first if it is unknown."""
+        """Call the kernel with the fastest configuration. If that is unknown, tune first."""
         entry = self._entries.get(self.form_of(args, kwargs))
         if entry is None:
             entry = self._entry(args, kwargs)
@@ -184,7 +184,7 @@ class TunedKernel(TunableKernel):
         raise NotImplementedError
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Return the kernel's name, as functions do. The kernel of a script also carries its parts."""
+        """Return the kernel's name, by which functions are pickled, too. A script's kernel also carries its parts."""
         module, name = self.__module__, str(getattr(self, "__qualname__", self.__name__))
         if module != "__main__" and getattr(sys.modules.get(module), name, None) is self:
             return name
@@ -291,7 +291,7 @@ class TunedKernel(TunableKernel):
             if (known := self._kernels.get(name)) is not None:
                 return known
             if error := self.winners.unusable.get(tuned.problem_text, {}).get(config_key(winner.config)):
-                raise error  # another thread has just found it
+                raise error  # another thread has just met this error
             space, passes = [tuned.workload.as_written(winner.config)], tuned.call.hints.get(PASS_CONFIGS)
             workload = Workload(tuned.kernel, space, arguments=tuned.written, pass_configs=passes)
             settings = tuned.call.plan.settings.compile
@@ -481,7 +481,7 @@ class Tuned(Winner, frozen=True, kw_only=True):
 
 
 class TunedTable(tuple[Tuned, ...]):
-    """Winners, by kernel and key. Printed, they are a table."""
+    """Winners, by kernel and key. They print as a table."""
 
     def __repr__(self) -> str:
         rows: list[tuple[str, ...]] = [("kernel", "key", "from", "latency ms", "reference ms", "config")]
@@ -504,7 +504,7 @@ def clear_cache(kernel: Autotuned | None = None, *, key: Any = None) -> int:
 
 
 def tunings() -> TunedTable:
-    """Return the winners that kernels under `autotune` have used in this program so far. Printed, they are a table."""
+    """Return the winners that kernels under `autotune` have used in this program so far. They print as a table."""
     winners = [
         Tuned(
             kernel=kernel.options.workload.get("name") or kernel.__name__,

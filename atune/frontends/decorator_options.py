@@ -201,7 +201,7 @@ def refuse_clash(names: Iterable[str], hints: Mapping[str, Any]) -> None:
 
 
 def listed(option: str, configs: Any) -> list[Config]:
-    """Return a list of configurations. Raises `SpaceError`, naming `option`, if it is empty or not all are dicts."""
+    """Return a list of configurations. Raises `SpaceError`, naming `option`, if it is empty or an item is no dict."""
     if isinstance(configs, (str, Mapping)) or not isinstance(configs, Iterable):
         axes = "axes, " if option == "space" else ""
         wanted = f"{axes}a list of configurations or a function that returns them"

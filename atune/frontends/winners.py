@@ -81,7 +81,7 @@ class Winners:
         self.unusable: dict[str, dict[str, Exception]] = {}
         """The errors of configurations that cannot be used, by problem as text and by the configuration's key."""
         self._picks: dict[str, tuple[Config, ...]] = {}
-        """The prior's choices by problem as text, the best first; empty if it has no estimates."""
+        """The prior's choices by problem as text, the best first; empty if the prior has no estimates."""
         self._picking = threading.Lock()
         """Held by the thread that asks the prior."""
         self._settled: set[str] = set()
@@ -168,7 +168,7 @@ class Winners:
         return next((usable for _, winner in known if (usable := self._usable(winner, call)) is not None), None)
 
     def _usable(self, winner: Winner, call: TunedCall) -> Winner | None:
-        """Return `winner`, or the next best of its tuning that serves a call, which is then remembered; or None."""
+        """Return `winner` or the next best of its tuning that serves a call, and remember it. None if none serves."""
         failures = self._failures(call)
         for candidate in winner.standing():
             if config_key(candidate.config) not in failures and call.launch.admits(candidate.config):

@@ -393,7 +393,7 @@ def latency_line(result: Result) -> str:
 
 
 def default_line(result: Result) -> str:
-    """Compare the winner with the default configuration, or say why it cannot be; empty if neither is known."""
+    """Compare the winner with the default configuration, or say why this is impossible; empty if neither is known."""
     default = result.default
     if default is None or result.no_default:
         return printable(result.no_default)

@@ -161,7 +161,7 @@ class LocalDeviceWorker(Supervised):
     async def _sound(self, failure: Failure) -> bool:
         """Tell whether the last correct candidate is still correct in the process.
 
-        The second failure after the same candidate is still in doubt, because it may be correct only in this process.
+        The second failure after the same candidate is in doubt: that candidate may be correct only in this process.
         """
         if failure.kind in DOUBTFUL or self._right is None or not self.alive:
             return False
@@ -245,7 +245,7 @@ class LocalDeviceWorker(Supervised):
         return worker
 
     async def _handed_on(self) -> Worker | None:
-        """Return a process, with its context, that another run has left; None if it would replace a lost process."""
+        """Return a process, with its context, that another run has left; None if a lost process must be replaced."""
         while self._idle and self._inputs is None:
             if (worker := self._idle.pop()).alive:
                 self.workers.adopt(worker)

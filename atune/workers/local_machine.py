@@ -100,7 +100,7 @@ class LocalMachine:
         self.store = RunStore()
         self.run_dir = ""
         self.discovery: Discovery
-        """The target and the devices, once `discover` or `assume` has set them."""
+        """The target and the devices, after `discover` or `assume` has set them."""
         self._devices: list[LocalDeviceWorker] = []
         self._cores_left: int | None = None
         """Number of cores without a compile worker. None if measuring needs no free core."""
@@ -200,7 +200,7 @@ class LocalMachine:
         """Return one worker per core, or as many as fit into memory. `CompileSettings.workers` overrides the number.
 
         Workers are not pinned to cores, because other runs on this machine have workers, too. A device's process takes
-        precedence by its niceness. The process of a GPU needs a core while it measures, and `hints` keep one free then.
+        precedence by its niceness. The process of a GPU needs a core while it measures; `hints` keep a core free then.
         """
         n, limited = self.most_workers()
         if limited:

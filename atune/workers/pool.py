@@ -131,7 +131,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         """Fork a worker, after the preload is done.
 
         `cpus` limits the worker to these CPUs, `nice` is added to its niceness, and `env` extends its environment.
-        Raises `ServerLost` if the server ends meanwhile, `MachineError` once its replacement has ended, and
+        Raises `ServerLost` if the server ends meanwhile, `MachineError` after its replacement has ended, and
         `UsageError` if tilelang or torch is not installed. Raises `WorkerError`, with the tail of the server's log, if
         the preload fails otherwise, or if the server is gone or does not answer in time. Cancellation leaves no worker.
         """
@@ -256,7 +256,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
             worker.set_ended(str(message["how"]), outside=bool(message.get("outside")))
 
     async def _hear(self) -> bytes:
-        """Return the server's next message, or no bytes once the server has hung up."""
+        """Return the server's next message, or no bytes if the server has hung up."""
         hung_up = select.poll()
         hung_up.register(self._control, select.POLLRDHUP)
         while True:

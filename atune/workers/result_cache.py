@@ -231,7 +231,7 @@ class ResultCache:
         return None, []
 
     def add(self, path: str | os.PathLike[str]) -> None:
-        """File the journal at `path`, whose run has ended, under its key, and delete old ones beyond the size limit."""
+        """File the journal at `path`, whose run has ended, under its key. Delete old journals beyond the size limit."""
         run = self._run(os.path.realpath(path))
         self.note(path, None if run is None else run.parts)
         self._tidy()
@@ -408,7 +408,7 @@ class ResultCache:
     def _remove(self, path: Path) -> None:
         """Remove a link or a journal that lies in the cache, and the folder of a set with its last journal.
 
-        If other users may write to the journal or its folders, it stays, with a warning. Raises `OSError`.
+        If other users may write to the journal or its folders, the journal stays, and atune warns. Raises `OSError`.
         """
         folder = path.parent
         places = [self.folder, self.journals, folder, *([] if path.is_symlink() else [path])]

@@ -304,7 +304,7 @@ class ForkServerMain:
             self.adopt_orphans()
             os.dup2(fds[1], 1)
             os.dup2(fds[1], 2)
-            # A high descriptor, because native code writes to low ones by number; closed in every compiler.
+            # High, because native code writes to low descriptors by number. The descriptor is closed in every compiler.
             most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             least = FIRST_PRIVATE_FD if most == resource.RLIM_INFINITY else min(FIRST_PRIVATE_FD, most // 2)
             replies = socket.socket(fileno=fcntl.fcntl(fds[0], fcntl.F_DUPFD_CLOEXEC, least))

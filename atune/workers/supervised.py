@@ -85,7 +85,7 @@ class Supervised:
         raise NotImplementedError
 
     async def _sound(self, failure: Failure) -> bool:
-        """Tell whether a used process is known to be as good as a fresh one, so that `failure` counts."""
+        """Tell whether a used process is known to be as good as a fresh process, so that `failure` counts."""
         return False
 
     async def _send(self, job: Job[Any], limit_s: float) -> bytes:

@@ -368,7 +368,7 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
 
 
 def result_of(kernel: TilelangKernel, call: Call) -> AutotuneResult:
-    """Return the result of a call. Tunes if it is unknown."""
+    """Return the result of a call. Tunes if the result is unknown."""
     if call.explicit:
         warn_once(f"tunable parameters {call.explicit}", "the call passes them, so nothing is tuned")
     winner, compiled = (None, explicit_kernel(call)) if call.explicit else kernel.chosen(call)
@@ -416,11 +416,11 @@ class AutoTuneImpl(TilelangKernel):
         return super().__call__(*args, **kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the winner for these arguments, and tune first if it is unknown."""
+        """Return the winner for these arguments. If it is unknown, tune first."""
         return self.tune(*args, **kwargs).kernel
 
     def tune(self, *args: Any, **kwargs: Any) -> AutotuneResult:
-        """Return the whole result for these arguments, and tune first if it is unknown."""
+        """Return the whole result for these arguments. If it is unknown, tune first."""
         if self.results and not self._tuner_cache:
             self.forget()
         with drop_in():

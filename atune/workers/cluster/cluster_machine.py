@@ -63,7 +63,7 @@ class Agent(Protocol):
         """Call a method of the agent, and return its reply. Raises `NodeLost`. Cancelling ends the call on the node."""
 
     def kill(self) -> None:
-        """End the agent, with all its processes, without waiting. Open calls raise `NodeLost` at once."""
+        """End the agent, with all its processes, without waiting. Open calls raise `NodeLost` immediately."""
 
 
 # ---- the messages, which Ray pickles

@@ -78,7 +78,7 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         self._compilers: list[LocalCompileWorker] = []
         self._devices: dict[str, LocalDeviceWorker] = {}
         self._turns = defaultdict[int | str, anyio.Lock](anyio.Lock)
-        """A lock per worker, held by its job, because a cancelled job may still be ending when the next one arrives."""
+        """A lock per worker, held by its job, because a cancelled job may still be ending when the next job arrives."""
         self._notices: list[str] = []
         self._noticed = anyio.Event()
 
@@ -372,7 +372,7 @@ def _join(ray: Any, address: str) -> bool:
     if ray.is_initialized():
         return False
     _reach(address)
-    worker = logging.getLogger("ray._private.worker")  # in a thread it warns that it handles no signals, which is right
+    worker = logging.getLogger("ray._private.worker")  # which warns, rightly, that Ray handles no signals in a thread
     level = worker.level
     worker.setLevel(logging.ERROR)
     try:
