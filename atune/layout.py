@@ -88,8 +88,8 @@ def parallel(how: str, *extents: int, threads: int, coalesced_width: int = 0) ->
 def loop(how: str, *extents: int, threads: int) -> Any:
     """Return the `T.Fragment` for a ``loop_layout=`` in a kernel, or None for the compiler's. Raises as `parallel`.
 
-    Each thread takes vectors of neighbouring elements, whose length `how` gives. A row is the last extent; the other
-    extents make the rows. As many threads share a row as divide its vectors evenly; other threads take other rows.
+    Each thread takes vectors of neighbouring elements, whose length `how` gives. A row has the last extent; the other
+    extents count the rows. As many threads share a row as divide its vectors evenly; other threads take other rows.
     """
     if how == COMPILER:
         return None

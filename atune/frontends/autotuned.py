@@ -205,7 +205,7 @@ class TunedKernel(TunableKernel):
         raise NotImplementedError
 
     def form_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
-        """Return a key for the form of a call, without analysing the call. Every call waits for the key, so be fast.
+        """Return a key for the form of a call, without analysing the call. Every call needs it, so it must be fast.
 
         The form has the dtype, shape and strides of tensors, and only the type of numbers that a compiled kernel takes
         at run time. Values of different types differ, even if Python compares them equal.
@@ -274,7 +274,7 @@ class TunedKernel(TunableKernel):
     def kernel_of(self, tuned: TunedCall, winner: Winner) -> Any:
         """Return the kernel of a call with the winner's configuration. A new kernel loads the measured library.
 
-        The library comes from the artifact store or a compile worker if other arguments were tuned, or it is gone.
+        The artifact store or a compile worker gives the library if it is gone, or if other arguments were tuned.
         """
         name = typed_text([tuned.arguments, winner.config], tuned.written)
         if (known := self._kernels.get(name)) is not None:

@@ -139,7 +139,7 @@ def _rows(given: Any) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _column(where: str, name: str, values: list[Any], in_file: bool) -> list[Any]:
-    """Return an argument's values. If a file's numbers are all whole, 32.0 becomes 32: pandas writes 32.0 beside gaps.
+    """Return an argument's values. If a file's numbers are all whole, 32.0 becomes 32: pandas adds .0 beside gaps.
 
     Raises `UsageError`, naming the entry, for a text if it looks like a number, or if other entries have numbers.
     """

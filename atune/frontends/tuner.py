@@ -54,7 +54,7 @@ class EventHistory:
     def __init__(self) -> None:
         self.past: list[Event] = []
         self.kept = True
-        """If False, drop events, which nobody can read, to save memory: a run may have hundreds of thousands."""
+        """Whether events are kept. Without readers they are dropped, because a run may have hundreds of thousands."""
         self.ended = False
         self.more: anyio.Event | None = None
         """Set with the next event, and at the end; None until the run has started."""

@@ -83,7 +83,7 @@ def _sums(rows: Sequence[TunedProblem]) -> list[Line]:
 
 
 def _shared(won: Sequence[TunedProblem]) -> list[Line]:
-    """Return the lines for the cover of all problems, and for the dispatch rule's regret on problems left out."""
+    """Return the lines for the cover of all problems, and for the dispatch rule's regret on left-out problems."""
     try:
         matrix = regret_matrix(won)
     except UsageError:

@@ -260,7 +260,7 @@ def dispatch_rule(matrix: RegretMatrix, space: Space | None = None) -> NearestRu
 
     Arguments that are numbers above zero in every problem are sizes; all others must equal those of a tuned problem. If
     problems are equally near, the problem with smaller sizes counts. The rule's regret is measured by leaving out each
-    problem in turn if another problem equals it but for the sizes. `space`: for `pick`, if its functions take sizes.
+    problem in turn, if another problem differs only in sizes. `space`: for `pick`, if its functions take sizes.
     """
     first, *further = matrix.problems
     names = tuple(sorted(n for n, v in first.items() if is_size(v) and all(is_size(o.get(n)) for o in further)))
