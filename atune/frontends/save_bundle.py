@@ -234,7 +234,7 @@ def _required(package: str) -> str:
 
 
 def _write(folder: Path, files: Files) -> None:
-    """Write `files` to a new folder, and rename it to `folder`. Raises `UsageError`, also if `folder` exists now."""
+    """Write `files` to a new folder, and rename it to `folder`. Raises `UsageError`, also if `folder` exists then."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.", suffix=".part") as made:
