@@ -398,7 +398,7 @@ class Autotuned(TunedKernel):
         return False
 
     def _is_mine(self) -> Callable[[CacheEntry], bool]:
-        """Return a predicate: whether a result belongs to the kernel's current source, for any problem and space."""
+        """Return a test: does a result belong to the kernel's current source, for any problem and space?"""
         source = functools.cache(lambda tuned: kernel_fingerprint(self.kernel, without_defaults=tuned))
         return lambda entry: bool(entry.parts.source == source(frozenset(entry.config)))
 

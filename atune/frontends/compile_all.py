@@ -46,8 +46,8 @@ def compile_all(
 
     If the target names an architecture, such as ``sm_90a``, no GPU is needed.
 
-    Raises `CompileFailed` if a configuration failed to compile, after the others were compiled. Raises `UsageError` for
-    arguments that cannot work.
+    Compiles all configurations, and then raises `CompileFailed` if any of them failed to compile. Raises `UsageError`
+    for arguments that cannot work.
 
     Parameters
     ----------

@@ -97,7 +97,7 @@ class Winners:
         self._settled.clear()
 
     def find(self, call: TunedCall, on_miss: OnMiss | None = None) -> Winner:
-        """Return the winner to use; blocks. If none is known, `on_miss` decides, or else the options.
+        """Return the winner to use; blocks. If none is known, `on_miss` or else the options decide.
 
         Workers never tune: a reference that calls such a kernel in a worker gets the default configuration.
 

@@ -85,7 +85,7 @@ def _times_winner(result: Result, record: Record, final: dict[int, float], first
     timed = final if credited in final else first
     if best is None or credited not in timed:
         return None
-    fastest = timed.get(best) or final.get(best)  # `first` does not have a baseline that may not win
+    fastest = timed.get(best) or final.get(best)  # a baseline that may not win is not in `first`
     return timed[credited] / fastest if fastest else None
 
 

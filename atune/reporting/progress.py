@@ -93,7 +93,7 @@ class Progress:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds left at the rate so far; lowering and settling are equal work. None while too little is done."""
+        """Seconds left at the rate so far. Lowering and settling count as equal work. None if too little is done."""
         ends: list[float] = []
         work = 2 * max(self.total, 1)
         done = min(self.state.lowered, self.total) + self.state.settled

@@ -213,7 +213,7 @@ class RunStore:
         return self._states[use]
 
     async def find(self, lowered: Lowered) -> Artifact | None:
-        """Return the artifact of the same code if the store has it, and then store the result of lowering, too."""
+        """Return the artifact of the same code if the store has it. In that case, also store the result of lowering."""
         if not lowered.storable:
             return None
         artifact = await self._do(lambda store: store.find(lowered.store_key, lowered.index))

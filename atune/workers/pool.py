@@ -49,7 +49,7 @@ START_TIMEOUT_S = CALL_TIMEOUT_S = 300.0
 """Time limit of importing the preload, of forking a worker after that, and of calls without their own limit, such as to
 load the user's file or to make a device's context. Even a slow machine needs far less."""
 FIRST_TIMEOUT_S = 5.0
-"""Time limit of forking a worker, which takes milliseconds, after which another server replaces the first."""
+"""Time limit of forking a worker, which takes milliseconds. After the limit, another server replaces the first."""
 
 TAIL_BYTES = 4096
 READ_BYTES, PRINTED_CHARACTERS = 1 << 16, 2000
@@ -340,7 +340,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                         self._control.shutdown(socket.SHUT_WR)
                     with anyio.move_on_after(GRACE_S):
                         await self.process.wait()
-            finally:  # also if asyncio's own cancellation, which ignores shields, interrupts the wait
+            finally:  # even if asyncio's own cancellation, which ignores shields, interrupts the wait
                 self._kill_all()
                 try:
                     with anyio.move_on_after(HAMMER_S):
@@ -560,7 +560,7 @@ def _cpu_of(pid: int) -> tuple[float, bool]:
 
 
 def _ends(pid: int) -> bool:
-    """Tell whether a process is dying or dead, so that its end has closed the socket."""
+    """Tell whether a process is dying or dead. Then the end of the process has closed the socket."""
     state, *fields = _stat(pid)
     return state in "ZX" or bool(int(fields[5]) & PF_EXITING)
 

@@ -162,7 +162,7 @@ def taking(theirs: Callable[..., Any], **defaults: Any) -> Callable[[Callable[..
     """Return a decorator for functions with the parameters of tilelang's function `theirs`, and these `defaults`.
 
     A name in `defaults` that `theirs` lacks becomes a keyword of atune's own. The function gets every argument by name,
-    checked.
+    after a check.
     """
     given = inspect.signature(theirs)
     ours = [p.replace(default=defaults.get(name, p.default)) for name, p in given.parameters.items()]

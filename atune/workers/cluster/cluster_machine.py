@@ -310,7 +310,7 @@ def target_of(discoveries: Iterable[Discovery]) -> Target:
 
 
 Connect = Callable[[Opening], AbstractAsyncContextManager[tuple[Sequence[Agent], Sequence[str]]]]
-"""Starts agents on all nodes, and gives these and the reasons that nodes were left out. Leaving ends the agents."""
+"""Starts agents on all nodes. Gives the agents, and the reasons that nodes were left out. Leaving ends the agents."""
 
 
 class ClusterMachine:
