@@ -48,9 +48,9 @@ def __dir__() -> list[str]:
 
 
 MESSAGE_CHARACTERS = 500
-"""Longest message that is kept of a candidate's exception."""
+"""Largest number of characters that atune keeps of the message of a candidate's exception."""
 DETAIL_CHARACTERS = 4000
-"""Longest traceback, or output, that is kept of a candidate."""
+"""Largest number of characters that atune keeps of a candidate's traceback or output."""
 _CHECK = re.compile(r"Check failed: .*?(?: is false:|\(.*? vs\. .*?\) ?:) *(?=\S+ )")
 """TVM's text before the sentence that explains a failed check. If only one word follows, that is a value."""
 _NO_SENTENCE = re.compile(
@@ -88,7 +88,7 @@ def name_and_message(error: BaseException) -> str:
 
 T = TypeVar("T")
 asking: dict[int, tuple[float, Callable[[BaseException], BaseException]] | None] = {}
-"""For each thread that runs a function of the user's: its start (monotonic), and the function that makes its error."""
+"""For each thread that runs a function of the user's: its start (monotonic), and a function that makes its error."""
 _PASSING = frozenset({"KeyboardInterrupt", "CancelledError", "Cancelled", "GeneratorExit"})
 """Exceptions that interrupt a function of the user's, as opposed to errors in it."""
 
@@ -155,7 +155,7 @@ class UsageError(AtuneError):
 
 
 class UnknownOption(UsageError, TypeError):
-    """A call names an unknown option. The message suggests the right name. It is a TypeError, as in Python, too."""
+    """A call names an unknown option. The message suggests the right name. As in Python, it is also a TypeError."""
 
 
 class SpaceError(UsageError):

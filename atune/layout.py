@@ -60,7 +60,7 @@ def loops(*widths: int) -> tuple[str, ...]:
 
 
 def hold(how: str, *buffers: Any, threads: int, **own: Callable[[Any, int], Any]) -> Any:
-    """Lay the fragments `buffers` out in a kernel as `how` says, a value of `fragments`.
+    """Lay the fragments `buffers` out in a kernel as `how` says, which is a value of `fragments`.
 
     `threads`: threads per block. `own`: by name, functions of a buffer and `threads` that return its `T.Fragment`.
     Raises `ValueError` for an unknown `how`.
@@ -74,7 +74,7 @@ def hold(how: str, *buffers: Any, threads: int, **own: Callable[[Any, int], Any]
 
 
 def parallel(how: str, *extents: int, threads: int, coalesced_width: int = 0) -> Any:
-    """Return `T.Parallel` over `extents` for a loop of a kernel, laid out as `how` says, a value of `loops`.
+    """Return `T.Parallel` over `extents` for a loop of a kernel, laid out as `how` says, which is a value of `loops`.
 
     Raises `ValueError` if a width does not divide the last extent, or the threads do not share the loop evenly.
     """
@@ -88,8 +88,8 @@ def parallel(how: str, *extents: int, threads: int, coalesced_width: int = 0) ->
 def loop(how: str, *extents: int, threads: int) -> Any:
     """Return the `T.Fragment` for a ``loop_layout=`` in a kernel, or None for the compiler's. Raises as `parallel`.
 
-    Each thread takes the number of neighbouring elements, a vector, that `how` gives. As many threads share a row, the
-    last extent, as divide its vectors evenly; the other threads work on further rows, of all other extents together.
+    Each thread takes vectors of neighbouring elements, whose length `how` gives. A row has the last extent; the other
+    extents count the rows. As many threads share a row as divide its vectors evenly; other threads take other rows.
     """
     if how == COMPILER:
         return None

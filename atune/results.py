@@ -1,4 +1,4 @@
-"""The parts of a result; `merge`, which makes one result of several journals; and `save_bundle`."""
+"""The parts of a result; `merge`, which makes a single result of several journals; and `save_bundle`."""
 
 from atune.frontends.save_bundle import save_bundle
 from atune.journal.merge import merge

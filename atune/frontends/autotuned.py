@@ -50,7 +50,7 @@ def with_library(workload: Workload, target: Target, settings: CompileSettings, 
     """Call `use` with the library of `workload`, which has a single configuration, and return the result of `use`.
 
     This process compiles nothing: if the artifact store lacks the library, a worker process makes it. A worker must not
-    start workers, so in a worker `use` gets None, and compiles. Raises `CompileFailed`. Blocks, even in an event loop.
+    start workers, so there `use` gets None and itself compiles. Raises `CompileFailed`. Blocks, even in an event loop.
     """
     stored = None
     if settings.store:
@@ -81,7 +81,7 @@ def load_kernel(
     winner: Winner | None = None,
     artifact: Artifact | None = None,
 ) -> Any:
-    """Return the `tilelang.JITKernel` of `kernel` that calls `artifact`. If that is None, tilelang compiles it here.
+    """Return the `tilelang.JITKernel` of `kernel` that calls `artifact`. If `artifact` is None, tilelang compiles it.
 
     `written`, `config`: arguments and configuration as the user wrote them. `winner` has the roles and latencies.
     """
@@ -126,7 +126,7 @@ def _roles(call: Call, kernel: Any, written: Mapping[str, Any], config: Config, 
         named, kept = outputs_named(kernel, given.get("out_idx")), (given.get("zero") or (), given.get("restore") or ())
         each = (stage.first_function(kernel, written, [c]) for c in (config, given.get("default") or {}))
         own = [stage.roles_of(function, named, *kept) for function in each if function is not None]
-        roles = fitting(own[0], own[-1]) if own else Roles()  # if neither lowers, compiling reports the reason
+        roles = fitting(own[0], own[-1]) if own else Roles()  # if none lowers, compiling reports the reason
         if tuned is not None and len(tuned.outputs) == len(roles.outputs):
             # The tuned roles belong to the winner at the tuned size. Another size may have an additional parameter.
             moved = sorted(tuned.outputs) != sorted(roles.outputs)
@@ -154,11 +154,11 @@ class TunedKernel(TunableKernel):
         self._kernels: dict[str, Any] = {}
         self.winners = Winners(self.__name__, self._entries.clear)
         self._building = threading.Lock()
-        """Held while a worker compiles for a call, so that only one thread starts it."""
+        """Held while a worker compiles for a call, so that only one thread starts the worker."""
         self._tensor: Any = importlib.import_module("torch").Tensor
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the kernel with the fastest configuration, and tune first if it is unknown."""
+        """Call the kernel with the fastest configuration. If that is unknown, tune first."""
         entry = self._entries.get(self.form_of(args, kwargs))
         if entry is None:
             entry = self._entry(args, kwargs)
@@ -175,7 +175,7 @@ class TunedKernel(TunableKernel):
         self.winners.forget(meant)
 
     def known(self) -> dict[tuple[str, str], Winner]:
-        """Return the winners in this program's memory, by their key and the problem they were tuned for, as texts."""
+        """Return the winners in memory, by their key and by the problem that they were tuned for, both as texts."""
         keys = [*self.winners.known.items()]  # copies, because other threads may add winners
         return {(key, problem): winner for key, winners in keys for problem, winner in [*winners.items()]}
 
@@ -184,7 +184,7 @@ class TunedKernel(TunableKernel):
         raise NotImplementedError
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Return the kernel's name, as functions do. The kernel of a script also carries its parts."""
+        """Return the kernel's name, by which functions are pickled, too. A script's kernel also carries its parts."""
         module, name = self.__module__, str(getattr(self, "__qualname__", self.__name__))
         if module != "__main__" and getattr(sys.modules.get(module), name, None) is self:
             return name
@@ -201,11 +201,11 @@ class TunedKernel(TunableKernel):
         raise NotImplementedError
 
     def kernel_for(self, call: Call) -> Any:
-        """Return the compiled kernel for a call: with the configuration that the call passes, or else the winner."""
+        """Return the compiled kernel for a call: with the configuration that it passes, or else with the winner."""
         raise NotImplementedError
 
     def form_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
-        """Return a key for the form of a call, without analysing it. It must be fast, because every call needs it.
+        """Return a key for the form of a call, without analysing the call. Every call needs it, so it must be fast.
 
         The form has the dtype, shape and strides of tensors, and only the type of numbers that a compiled kernel takes
         at run time. Values of different types differ, even if Python compares them equal.
@@ -263,7 +263,7 @@ class TunedKernel(TunableKernel):
                 self.winners.pass_over(tuning, winner, error)
 
     def _tuning_call(self, call: Call) -> TunedCall:
-        """Return the tuning that a call needs. With `tune_on`, its arguments differ from the call's own."""
+        """Return the tuning that a call needs. If `tune_on` is set, the tuning has other arguments than the call."""
         if call.options.tune_on is None:
             return call.tuned
         other = call.ask("tune_on", call.options.tune_on)
@@ -274,7 +274,7 @@ class TunedKernel(TunableKernel):
     def kernel_of(self, tuned: TunedCall, winner: Winner) -> Any:
         """Return the kernel of a call with the winner's configuration. A new kernel loads the measured library.
 
-        If other arguments were tuned, or the library is gone, the artifact store or a compile worker provides it.
+        The artifact store or a compile worker gives the library if it is gone, or if other arguments were tuned.
         """
         name = typed_text([tuned.arguments, winner.config], tuned.written)
         if (known := self._kernels.get(name)) is not None:
@@ -291,7 +291,7 @@ class TunedKernel(TunableKernel):
             if (known := self._kernels.get(name)) is not None:
                 return known
             if error := self.winners.unusable.get(tuned.problem_text, {}).get(config_key(winner.config)):
-                raise error  # which another thread just got
+                raise error  # another thread has just met this error
             space, passes = [tuned.workload.as_written(winner.config)], tuned.call.hints.get(PASS_CONFIGS)
             workload = Workload(tuned.kernel, space, arguments=tuned.written, pass_configs=passes)
             settings = tuned.call.plan.settings.compile
@@ -359,7 +359,7 @@ class Autotuned(TunedKernel):
         """Return the fastest configuration for a call if it is known. Otherwise `on_miss` decides.
 
         ``tune`` tunes, ``pick`` asks the prior, ``default`` returns the default configuration, and ``error`` raises
-        `CacheMiss`. None takes the decorator's `on_miss`.
+        `CacheMiss`. If `on_miss` is None, the decorator's decides.
         """
         if on_miss is not None:
             converted("on_miss", on_miss, OnMiss, ON_MISS)
@@ -398,7 +398,7 @@ class Autotuned(TunedKernel):
         return False
 
     def _is_mine(self) -> Callable[[CacheEntry], bool]:
-        """Return a predicate: whether a result belongs to the kernel's current source, for any problem and space."""
+        """Return a test: does a result belong to the kernel's current source, for any problem and space?"""
         source = functools.cache(lambda tuned: kernel_fingerprint(self.kernel, without_defaults=tuned))
         return lambda entry: bool(entry.parts.source == source(frozenset(entry.config)))
 
@@ -439,7 +439,7 @@ def autotune(kernel: Any = None, **options: Any) -> Any:
         @tilelang.jit(out_idx=[-1])
         def matmul(M, N, K, block_M=128, threads=128): ...
 
-    Raises `UsageError` or a subclass for arguments that cannot work; for an unknown option, it is a TypeError too.
+    Raises `UsageError` or a subclass for arguments that cannot work. An unknown option's error is a TypeError, too.
 
     Parameters
     ----------
@@ -472,8 +472,8 @@ def autotune(kernel: Any = None, **options: Any) -> Any:
 class Tuned(Winner, frozen=True, kw_only=True):
     """A winner that a decorated kernel uses in this program.
 
-    `kernel`: its name. `key`: the key of the tuning, arguments by name. `source`: ``tuned`` by this program, or read
-    from the result ``cache`` or a ``shipped`` file. `result`: the whole tuning, if it is known.
+    `kernel`: its name. `key`: the key of the tuning, arguments by name. `source`: ``tuned`` (by this program),
+    ``cache`` (the result cache) or ``shipped`` (a file). `result`: the whole tuning, if it is known.
     """
 
     kernel: str
@@ -481,7 +481,7 @@ class Tuned(Winner, frozen=True, kw_only=True):
 
 
 class TunedTable(tuple[Tuned, ...]):
-    """Winners, by kernel and key. Printed, they are a table."""
+    """Winners, by kernel and key. They print as a table."""
 
     def __repr__(self) -> str:
         rows: list[tuple[str, ...]] = [("kernel", "key", "from", "latency ms", "reference ms", "config")]
@@ -504,7 +504,7 @@ def clear_cache(kernel: Autotuned | None = None, *, key: Any = None) -> int:
 
 
 def tunings() -> TunedTable:
-    """Return the winners that kernels under `autotune` have used in this program so far. Printed, they are a table."""
+    """Return the winners that kernels under `autotune` have used in this program so far. They print as a table."""
     winners = [
         Tuned(
             kernel=kernel.options.workload.get("name") or kernel.__name__,

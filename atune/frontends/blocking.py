@@ -27,7 +27,7 @@ from atune.workers.workers import ANSWER_TIMEOUT_S, NO_ANSWER, machine_error
 
 
 def unwrapped(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the error to report of a task group's exception group, or the group if several errors matter equally.
+    """Return the error to report for a task group's exception group, or the group if several errors matter equally.
 
     The caller's mistake comes first, then atune's other errors.
     """
@@ -89,7 +89,7 @@ T = TypeVar("T")
 
 
 def importing() -> bool:
-    """Tell whether this thread is importing. If it then waits for a thread that imports too, both may deadlock."""
+    """Tell whether this thread is importing. It could deadlock if it then waited for another thread that imports."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
         frame = frame.f_back
@@ -147,7 +147,7 @@ def run_blocking(function: Callable[..., Awaitable[T]], /, *arguments: Any, **op
             future.cancel()
             ended.wait(5)
             if isinstance(error, KeyboardInterrupt) and notes:
-                raise KeyboardInterrupt(notes[0]) from None  # no subclass, so that Python exits by SIGINT
+                raise KeyboardInterrupt(notes[0]) from None  # not a subclass, so that Python exits by SIGINT
             raise
     for failure in raised:  # raised here, because a SystemExit in the loop's thread would end only the loop
         raise failure

@@ -43,7 +43,7 @@ class CachedWork:
         self.versions = installed_versions()
 
     def still(self, arguments: Any, recorded: Sequence[tuple[Config, str]]) -> bool:
-        """Tell whether this process still elaborates each recorded configuration to the kernel with its digest."""
+        """Tell whether each recorded configuration still elaborates to the kernel with the recorded digest here."""
         return all(digest and digest == self.digest(arguments, config) for config, digest in recorded)
 
     def digest(self, arguments: Any, config: Config) -> str:
@@ -80,7 +80,7 @@ class CachedWork:
 
 
 def history(header: RunStarted, configs: Mapping[int, Config], known: Mapping[str, KnownOutcome]) -> list[Event]:
-    """Return the events of a run that has recorded the outcomes `known`, and has the rest of `configs` ahead.
+    """Return the events of a run that has recorded the outcomes `known`, and still has to try the rest of `configs`.
 
     A candidate is aliased to the first candidate with the same code, as in the run that measured it.
     """
@@ -110,7 +110,7 @@ def history(header: RunStarted, configs: Mapping[int, Config], known: Mapping[st
 
 
 async def tune_work(work: CachedWork, cache: ResultCache, *, refresh: bool = False) -> TuneResult:
-    """Return the result of this work from `cache`, with `cache_hit` set. If it has none, tune, and keep the journal.
+    """Return the result of this work from `cache`, with `cache_hit` set. Without one, tune, and keep the journal.
 
     Configurations that an earlier run of the same work measured, perhaps in another space, are measured again only in
     the final benchmark. If a tuning was interrupted, the next call resumes it.
@@ -137,7 +137,7 @@ async def tune_work(work: CachedWork, cache: ResultCache, *, refresh: bool = Fal
     try:
         recall: Recall | None = None
         if not (past or refresh):
-            reading = reader.submit(cache.known, work.key.work, work.configs.values())  # while the processes start
+            reading = reader.submit(cache.known, work.key.work, work.configs.values())  # runs while the processes start
 
             def recall(header: RunStarted, spec: WorkloadSpec, kernels: Kernels, _: str) -> KnownResult:
                 known = reading.result()

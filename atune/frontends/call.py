@@ -31,7 +31,7 @@ from atune.workload.fingerprint import function_of, launch_hints
 from atune.workload.workload import Workload, not_taken
 
 PROBES = 16
-"""Most configurations that are traced to learn a kernel's parameters before its tuning."""
+"""Largest number of configurations that are traced to learn a kernel's parameters before its tuning."""
 
 
 Entry = Callable[..., Any]
@@ -63,7 +63,7 @@ class Encoder:
         return self.frontend.tagged(value)
 
     def space(self, call: Call, given: Any) -> Space:
-        """Return the space of a call, which the function `given` makes from its arguments."""
+        """Return the space of a call, which the function `given` makes from the call's arguments."""
         space = copy.copy(as_space(call.ask("space", given), call.options.where))
         space.of_call = True
         return space
@@ -121,7 +121,7 @@ class TunableKernel:
         return self._eager
 
     def means(self, given: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
-        """Tell whether arguments as data, which may leave defaults out, mean the same as `arguments`."""
+        """Tell whether `given`, which is data and may lack defaults, means the same arguments as `arguments`."""
         left = ((n, p.default) for n, p in self.signature.parameters.items() if n in arguments and n not in given)
         defaults = {name: self.data(value, name) for name, value in left if value is not inspect.Parameter.empty}
         return same_problem({**defaults, **given}, arguments)
@@ -138,7 +138,7 @@ class Call:
     """A call as the user wrote it: its arguments, its space, and whether the kernel runs.
 
     A call that passes tunable arguments (`explicit`) is not tuned. Tunable arguments in `do_not_specialize` are passed
-    only because the signature requires them; they are tuned.
+    only because the signature requires them; they are tuned nevertheless.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Call:
         refuse_clash(names - RESERVED, self.hints)
         self.tunables = frozenset(names - RESERVED - owner.launch_hints)
         self.own_hints = {name: value for name, value in self.hints.items() if name not in RESERVED}
-        """The hints that count as arguments."""
+        """The hints that set arguments."""
         owner.check_names(self.tunables | self.own_hints.keys())
         self.explicit = sorted(self.tunables & self.given.keys() - options.leave_out)
         self.eager = owner.is_eager(self.values, self.probes())
@@ -169,9 +169,9 @@ class Call:
         """The parameters that each call passes at run time."""
 
     def written(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments for functions of the user's, as the user wrote them.
+        """Return the arguments to pass to the user's functions, as the user wrote them.
 
-        If tilelang's tuner leaves arguments out, the other arguments come by name and with their defaults.
+        For tilelang's tuner, arguments to leave out are missing; the others are named, with their defaults.
         """
         if not (self.options.like_tilelang and self.options.leave_out):
             return self.args, self.kwargs
@@ -180,7 +180,7 @@ class Call:
     def ask(self, option: str, function: Callable[..., Any]) -> Any:
         """Call the user's `function`, the value of `option`, with the arguments as the user wrote them.
 
-        Raises `UsageError` if its parameters do not fit them.
+        Raises `UsageError` if the parameters of `function` do not fit the arguments.
         """
         args, kwargs = self.written()
         with suppress(ValueError):  # Python does not know the function's signature
@@ -274,7 +274,7 @@ class TunedCall:
         self.problem_text = typed_text(self.problem, self.written)
 
     def admits(self, config: Config) -> bool:
-        """Tell whether the space allows `config` for the call's sizes. It need not list the default.
+        """Tell whether the space allows `config` for the call's sizes. The space need not list the default.
 
         Raises `SpaceError` if a function of the space raises.
         """

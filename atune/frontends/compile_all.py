@@ -46,8 +46,8 @@ def compile_all(
 
     If the target names an architecture, such as ``sm_90a``, no GPU is needed.
 
-    Raises `CompileFailed` if a configuration failed to compile, after the others were compiled. Raises `UsageError` for
-    arguments that cannot work.
+    Compiles all configurations, and then raises `CompileFailed` if any of them failed to compile. Raises `UsageError`
+    for arguments that cannot work.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def compile_all(
 async def compilers(
     workload: WorkloadRef, target: str | Target, settings: CompileSettings, spec: WorkloadSpec | None = None
 ) -> AsyncGenerator[tuple[LocalMachine, Run], None]:
-    """Open a machine without devices for `target`. Yields the machine, and the run that it wakes."""
+    """Open a machine for `target` without any devices. Yields the machine, and the run that the machine wakes."""
     if settings.store and (why := untrusted(artifacts_folder())):
         warn_caller(why, RuntimeWarning)
     machine, run = LocalMachine(workload, spec=spec, target=target, devices=(), compile=settings), Run()
@@ -133,7 +133,7 @@ async def compile_candidates(
     """Compile the candidates on `machine`, which is open, knows its target, and wakes `run`.
 
     Candidates that lower to the same code share an artifact. `layouts` may reject candidates. `roles`: also find the
-    roles of the parameters, for `run`. Without `builds`, only lower them; if that works, a record has no message.
+    roles of the parameters, for `run`. Without `builds`, only lower; then a lowered candidate's record has no message.
     """
     await machine.prepare(len(candidates))
     workers, artifacts, codes = machine.compile_workers(), dict[int, Artifact](), dict[str, int]()
@@ -162,7 +162,7 @@ async def compile_candidates(
             for worker in workers:
                 tasks.start_soon(stage.serve, worker)
 
-    # The candidate that was lowered first was built, but of candidates with the same code, the first is credited.
+    # The candidate that was lowered first was built. It is credited to the first candidate with the same code.
     built = {recorded.first(index).index: artifact for index, artifact in artifacts.items()}
 
     def compiled(candidate: Candidate) -> Compiled:

@@ -56,7 +56,7 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
     )]
     hints: Annotated[Mapping[str, Any] | None, option(
         "Values for all configurations, by name: of the kernel's arguments, or of anything else that an axis may set "
-        "(``occupancy``). A hint must not be an axis, too. A value that is a function gets the target (``sm_90a``).",
+        "(``occupancy``). A hint must not be an axis, too. A function as a value gets the target (``sm_90a``).",
         must="must be a dict of the kernel's arguments, such as {'threads': 128}",
     )]
     tuning: Annotated[str | Mapping[str, Any] | None, option(
@@ -127,7 +127,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def like_tilelang(self) -> bool:
-        """Whether the options come from tilelang's tuner, and have their meaning there."""
+        """Whether the options come from tilelang's tuner, and mean the same as there."""
         return self.jit is not None
 
 
@@ -174,7 +174,7 @@ def checked_options(given: Mapping[str, Any]) -> Options:
 
 
 def lazy_callback(callback: Any) -> Any:
-    """Return a function wrapped, so that only a device's process unpacks it. Return any other value unchanged."""
+    """Wrap a function, so that only a device's process unpacks it. Return any other value unchanged."""
     return LazyCallback(callback) if callable(callback) else callback
 
 
@@ -186,7 +186,7 @@ def check_hints(hints: Mapping[str, Any]) -> None:
 
 
 def as_space(space: Any, where: tuple[Constraint, ...]) -> Space:
-    """Return axes or a list of configurations as a `Space`. Raises `SpaceError` for a `Space` and `where` as well."""
+    """Return axes or a list of configurations as a `Space`. Raises `SpaceError` for a `Space` together with `where`."""
     if isinstance(space, Space):
         if where:
             raise SpaceError("where: give the constraints to the Space instead")
@@ -201,7 +201,7 @@ def refuse_clash(names: Iterable[str], hints: Mapping[str, Any]) -> None:
 
 
 def listed(option: str, configs: Any) -> list[Config]:
-    """Return a list of configurations. Raises `SpaceError`, naming `option`, if it is empty or not all are dicts."""
+    """Return a list of configurations. Raises `SpaceError`, naming `option`, if it is empty or an item is no dict."""
     if isinstance(configs, (str, Mapping)) or not isinstance(configs, Iterable):
         axes = "axes, " if option == "space" else ""
         wanted = f"{axes}a list of configurations or a function that returns them"
@@ -230,7 +230,7 @@ def _paths(name: str, given: Any) -> tuple[str, ...]:
 
 
 PICK = "pick"
-"""The preset whose calls measure nothing. Its explicit tunings have the defaults."""
+"""The preset whose calls measure nothing. Explicit tunings with this preset use the default options."""
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
     "quick": {"budget": "auto", "n_warmup": 1, "n_repeat": 5, "n_final": 3, "n_final_rounds": 5},

@@ -66,7 +66,7 @@ def pick(workload: Workload | FileRef | str, n: int = 3, gpu: str | None = None)
 
 
 async def picked(workload: Workload | FileRef | str, n: int, device: DeviceInfo | None) -> Picked:
-    """Choose like `pick`, for `device`, or for this machine's if that is None."""
+    """Choose like `pick`, for `device`, or for this machine's device if `device` is None."""
     plan = RunPlan(settings=EngineSettings(compile=CompileSettings(cicc=False, store=False)))
     machine = plan.machine_for(named_work(workload)[0])
     assert isinstance(machine, LocalMachine)

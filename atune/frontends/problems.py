@@ -33,8 +33,8 @@ class Problems(Sequence[Problem]):
     given
         A list of arguments (dictionaries) or of other sets' problems, or the path of a file.
     sizes
-        Arguments, each with a value or several. The set has every combination. With `given`, each of its problems,
-        which must lack these arguments, is combined with them.
+        Arguments, each with a value or several. The set has every combination. If `given` is set, each of its problems
+        is combined with them, and must not have them itself.
     """
 
     def __init__(self, given: Given | str | os.PathLike[str] = (), **sizes: Any) -> None:
@@ -139,9 +139,9 @@ def _rows(given: Any) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _column(where: str, name: str, values: list[Any], in_file: bool) -> list[Any]:
-    """Return an argument's values. If a file's numbers are all whole, 32.0 becomes 32: pandas writes it beside gaps.
+    """Return an argument's values. If a file's numbers are all whole, 32.0 becomes 32: pandas adds .0 beside gaps.
 
-    Raises `UsageError`, naming the entry, for a text that looks like a number, or if other entries have numbers.
+    Raises `UsageError`, naming the entry, for a text if it looks like a number, or if other entries have numbers.
     """
     numbers = any(map(_is_number, values))
     for number, value in enumerate(values, 1):

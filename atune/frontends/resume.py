@@ -41,7 +41,7 @@ async def resume(
     flags, must have the default value, be given again, or be accepted as ``settings``.
 
     Raises `JournalError` if the journal cannot be read or opened, or if the work differs; the message lists the
-    differences. Otherwise raises like `tune`. If it is cancelled, the journal can be resumed.
+    differences. Otherwise raises like `tune`. After a cancellation, the journal can be resumed.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ async def resume(
     header = header_in(state)
     if finished(state, Budget.parse({**options_of(header), **given}["budget"])):
         return winning(Result.of(state, Path(journal), replayed=True))
-    del state  # the run folds its own
+    del state  # the run folds its own state
     chosen = completed_by(header, given)
     if workload is None and "machine" not in given:
         workload = origin_of(header)
@@ -117,7 +117,7 @@ def origin_of(
 
 
 def completed_by(header: RunStarted, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options `given`, and a header's for the rest. Raises `JournalError` if its settings may run code."""
+    """Return the options `given`, and a header's other options. Raises `JournalError` if its settings may run code."""
     chosen = {**options_of(header), **given}
     if given.get("compile") is None:
         check_code(chosen["compile"], {}, given.get("accept", ()))
@@ -130,7 +130,7 @@ def options_of(header: RunStarted) -> dict[str, Any]:
     try:
         return {
             "target": (header.target.arch or "cuda") if header.target.kind == "cuda" else "c",
-            "devices": "all" if any("/" in name for name in header.devices) else header.devices,  # of a cluster
+            "devices": "all" if any("/" in name for name in header.devices) else header.devices,  # a / marks a cluster
             "strategy": header.strategy,
             "seed": int(settings.get("seed", 0)),
             **({"prior": False} if settings.get("prior") == "off" else {}),

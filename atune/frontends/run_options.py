@@ -79,9 +79,9 @@ class EngineOptions(TypedDict, total=False):
         group="where",
     )]
     budget: Annotated[int | str | Budget | None, option(
-        "Stop after N candidates, a share of the space, or a time (90s, 2m, 1h). Of several limits (40,90s), the first "
-        "to be reached counts. ``auto`` stops after eight candidates in a row without a gain of 2 %. None tries the "
-        "whole space. All parts of a resumed run share the budget.",
+        "Stop after N candidates, a share of the space, or a time (90s, 2m, 1h). If there are several limits (40,90s), "
+        "the first to be reached counts. ``auto`` stops after eight candidates in a row without a gain of 2 %. None "
+        "tries the whole space. All parts of a resumed run share the budget.",
         check=lambda where, value: Budget.parse(value),
         flag="--budget", metavar="N|10%|90s|auto", unset="all", page="search.md#budgets", group="search",
     )]
@@ -92,8 +92,8 @@ class EngineOptions(TypedDict, total=False):
         group="search",
     )]
     prior: Annotated[bool, option(
-        "Begin a search with the candidates that the prior estimates to be fastest. It is used on CUDA, under a "
-        "budget, in spaces of more than 64 candidates. Your own strategy may rank candidates differently.",
+        "Begin a search with the candidates that the prior estimates to be fastest. The prior is used on CUDA, under "
+        "a budget, in spaces of more than 64 candidates. Your own strategy may rank candidates differently.",
         default=True, page="search.md#the-prior",
     )]
     seed: Annotated[Natural, option(
@@ -132,7 +132,7 @@ class ListenOptions(TypedDict, total=False):
         unset="structlog, if the program configured it",
     )]
     progress: Annotated[bool | None, option(
-        "Show progress on stderr, or in the cell of a notebook. None shows it on a terminal and in a notebook; "
+        "Show progress on stderr, or in a notebook's cell. None shows it on a terminal and in a notebook; "
         "elsewhere, it prints a line after 5 s and then every minute, unless `on_event` or `log` is given. A `Tuner` "
         "shows progress only if this is True.",
         unset="on, but only a line a minute if nobody watches",
@@ -165,8 +165,8 @@ class TuneOptions(RunOptions, total=False):
         group="search",
     )]
     warm: Annotated["Warm", option(
-        "Start from the best configurations of an earlier journal of this kernel, or of the result cache (cache). From "
-        "Python, give a result or a list, if you like.",
+        "Start from the best configurations of an earlier journal of this kernel, or of the result cache (cache). In "
+        "Python, `warm` may also be a result or a list.",
         flag="--warm", metavar="J", repeat=True, page="search.md#warm-start", group="search",
     )]
     # fmt: on

@@ -57,7 +57,7 @@ def save_bundle(
     results
         Results of finished runs, each for another problem.
     accept
-        ``["settings"]``: compile with settings of a journal that can run programs, such as flags.
+        ``["settings"]``: compile with a journal's settings that can run programs, such as flags.
     say
         Gets the message that a file will run. By default it warns.
     """
@@ -142,7 +142,7 @@ def _library(result: Result, accept: Sequence[str], say: Callable[[str], object]
     """Return the winner's artifact, and the content of its library. Raises `UsageError` if the library is gone.
 
     If the compiler state behind the library was never compared, a worker compiles the winner again, as tilelang alone
-    does. A journal's settings for that must be safe or accepted.
+    does. The journal's settings for this must be safe or accepted.
     """
     best, header = result.best, result.header
     assert best is not None, "_check refuses results without a winner"
@@ -203,7 +203,7 @@ def _runtime() -> Files:
     names = sorted({name.decode() for name in re.findall(rb"libstub_\w+\.so", runtime)})
     files = {f"{RUNTIME}/{launch.TVM_RUNTIME}": runtime, f"{RUNTIME}/{launch.TENSORMAP}": _tensormap()}
     files |= {f"{RUNTIME}/{name}": (folder / name).read_bytes() for name in names if (folder / name).exists()}
-    for package in ("tilelang", "apache-tvm-ffi"):  # the latter has the licence of TVM, which the runtime belongs to
+    for package in ("tilelang", "apache-tvm-ffi"):  # TVM's licence, which covers the runtime, is in the latter
         for path in metadata.files(package) or ():
             if re.match(r"(LICENSE|NOTICE)", path.name):
                 files[f"{RUNTIME}/{path.name}.{package}"] = Path(str(path.locate())).read_bytes()
@@ -234,7 +234,7 @@ def _required(package: str) -> str:
 
 
 def _write(folder: Path, files: Files) -> None:
-    """Write `files` beside `folder`, and rename the whole. Raises `UsageError`, also if `folder` exists by now."""
+    """Write `files` to a new folder, and rename it to `folder`. Raises `UsageError`, also if `folder` exists then."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.", suffix=".part") as made:

@@ -66,8 +66,8 @@ from atune.workload.pickling import FileRef
 from atune.workload.workload import Workload
 
 AT_ONCE, WORKERS_EACH = 4, 5
-"""Most problems to tune at a time, and the fewest compile workers for each if more than two are tuned at a time.
-While the last candidate of a problem compiles, the devices then measure another problem, and libraries still hold
+"""Largest number of problems to tune at a time, and least number of compile workers for each if more than two are
+tuned. The devices then measure another problem while a problem's last candidate compiles, and libraries still hold
 several candidates. On an H100 with 16 cores, a set of 28 problems took 0.81 times as long as with two at a time."""
 LOAD = 1.5
 """Compile workers per core, over all problems in progress, because a problem often waits for its last compile. On an
@@ -148,7 +148,7 @@ class SetResult(Sequence[TunedProblem]):
     def rule(self, space: Space | None = None) -> NearestRule:
         """Return the rule that chooses a configuration for new problems; see `atune.sets.dispatch_rule`.
 
-        `space`: the workload's space. Give it if its constraints take sizes and the workload was named by a file.
+        `space`: the workload's space. Pass it if its constraints take sizes and `workload` was ``FILE.py:NAME``.
         """
         return replace(dispatch_rule(self.regret_matrix(), space or self._space), fixed=self._fixed)
 
@@ -164,7 +164,7 @@ async def tune_set(
 
     Up to four problems are tuned at a time, or two if there are few cores. Each has its own inputs on the devices, and
     the problems take turns in measuring. Candidates with the same code are compiled once. Each problem begins with the
-    winners of the two nearest finished problems, and has its own default, final, winner and journal.
+    winners of the two nearest finished problems, and has its own default, final benchmark, winner and journal.
 
     A problem without a winner does not end the others; the result gives the reason. Raises `NoWinner` if all lack a
     winner, the first problem's error if all failed, and otherwise as `tune` does. Cancelling it keeps every journal.
@@ -172,7 +172,7 @@ async def tune_set(
     Parameters
     ----------
     workload
-        A `Workload`, or ``"FILE.py:NAME"``. A problem's arguments replace its arguments of the same names.
+        A `Workload`, or ``"FILE.py:NAME"``. A problem's arguments replace the workload's arguments of the same names.
     problems
         `Problems`, or a list of dictionaries.
     {options}
@@ -265,7 +265,7 @@ class _SetRun:
     def _most_at_once(self) -> int:
         if self._plan.cluster is not None:
             return 1
-        timed = self._plan.settings.budget.seconds is not None  # waiting for a device uses up the seconds
+        timed = self._plan.settings.budget.seconds is not None  # a wait for a device counts towards the limit
         most = 2 if timed else max(2, min(AT_ONCE, self._fit // WORKERS_EACH))
         return min(most, len(self._problems))
 
@@ -313,9 +313,9 @@ class _SetRun:
             with scope:
                 async with tuner:
                     return await tuner.result()
-        finally:  # also if the task of another problem raised first
+        finally:  # needed even if the task of another problem raised first
             if fresh and scope.cancel_called:
-                journal.unlink(missing_ok=True)  # so that the set can still be resumed
+                journal.unlink(missing_ok=True)  # other work's journal would keep the set from resuming
         assert self._of is not None
         raise JournalError(
             f"journal {self._folder}: it has problems of {self._of[0]}, but this is other work, or another version "
@@ -376,7 +376,7 @@ async def resume_set(
     folder
         The folder that `tune_set` wrote.
     workload
-        As for `tune_set`. None takes the file that the journals name.
+        As for `tune_set`. If it is None, the file that the journals name is used.
     {options}
     """
     header = header_of_set(Path(folder))

@@ -54,7 +54,7 @@ class EventHistory:
     def __init__(self) -> None:
         self.past: list[Event] = []
         self.kept = True
-        """False drops events, to save memory if nobody can read them: a run may have hundreds of thousands."""
+        """Whether events are kept. Without readers they are dropped, because a run may have hundreds of thousands."""
         self.ended = False
         self.more: anyio.Event | None = None
         """Set with the next event, and at the end; None until the run has started."""
@@ -137,7 +137,7 @@ class RunPlan:
     log: Log | None = None
     progress: bool | None = None
     cache: ResultCache | None = None
-    """The cache that keeps the run, and its journal if `journal` is None. None: the user's cache."""
+    """The cache that keeps the run, and also its journal if `journal` is None. None: the user's cache."""
     begun: Begun | None = None
     """The journal that `ResultCache.begin` opened, which may be None, and its events."""
     shared: Shared | None = None
@@ -361,7 +361,7 @@ class Tuner:
                 elif state is not None and state.header:
                     await anyio.to_thread.run_sync(cache.add, path, abandon_on_cancel=True)
             except Exception as error:  # the run succeeds without its entry in the cache
-                if isinstance(error, Warning):  # the program turns warnings into errors
+                if isinstance(error, Warning):  # if the program turns warnings into errors
                     self._error = self._error or error
                 else:
                     with suppress(Warning):
@@ -406,7 +406,7 @@ class Tuner:
             for opened in (journal, kept):
                 if opened is not None:
                     opened.close()
-        if engine.recalled and kept is not None:  # the new journal only repeats the recalled one
+        if engine.recalled and kept is not None:  # the new journal only repeats the recalled journal
             self._journal_path = Path(engine.recalled)
             await anyio.to_thread.run_sync(self._keep_recalled, kept.path, engine.recalled)
 
@@ -421,7 +421,7 @@ class Tuner:
             recorder.emit(Warned, message=f"the run goes on without its journal: {name_and_message(error)}")
 
     def _keep_recalled(self, copy: str, journal: str) -> None:
-        """Discard the `copy` of the recalled `journal`, and make that the latest."""
+        """Discard the `copy` of the recalled `journal`, and make `journal` the latest."""
         assert self._cache is not None, "the cache made the copy"
         self._cache.discard(copy)
         with suppress(OSError):
@@ -441,7 +441,7 @@ async def _end_journal(recorder: Recorder, reason: str) -> None:
 async def tune(workload: Workload | FileRef | str | None = None, **options: Unpack[TuneOptions]) -> TuneResult:
     """Tune `workload` and return the result.
 
-    Raises `UsageError` or a subclass for arguments that cannot work; for an unknown option, it is a TypeError too.
+    Raises `UsageError` or a subclass for arguments that cannot work. An unknown option's error is a TypeError, too.
     Raises `NoWinner` if no candidate worked, and `DevicesLost` if no device is left. Cancelling it kills every worker
     and compiler within a second. The journal keeps all measurements.
 
@@ -455,7 +455,7 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
 
 
 async def tune_planned(workload: Workload, plan: RunPlan) -> TuneResult:
-    """Tune `workload` as `tune` does, by `plan`."""
+    """Tune `workload` as `tune` does, according to `plan`."""
     return await _finished(partial(Tuner.planned, workload, plan))
 
 
@@ -469,8 +469,8 @@ async def _finished(make: Callable[[], Tuner]) -> TuneResult:
 def run(workload: Workload | FileRef | str | None = None, **options: Unpack[TuneOptions]) -> TuneResult:
     """Tune like `tune`, blocking. Works inside a running event loop too, such as a notebook's.
 
-    KeyboardInterrupt ends the run and kills every worker, in a thread too. Its message names the journal. Raises like
-    `tune`.
+    KeyboardInterrupt ends the run and kills every worker, even if `run` is called in a thread. The exception's message
+    names the journal. Raises like `tune`.
 
     Parameters
     ----------

@@ -29,13 +29,13 @@ digests. The runs of a plan share it."""
 CACHE = "cache"
 """Value of `warm` for the user's result cache."""
 MOST_CACHED = 8
-"""Most results to take from the cache, the nearest first."""
+"""Largest number of results to take from the cache, the nearest first."""
 FIRST = 4
-"""Most configurations to take from each source."""
+"""Largest number of configurations to take from each source."""
 
 
 def adviser(warm: Warm, nearest: Sequence[Result] = ()) -> Advise | None:
-    """Return a function that reads `warm` once the kernel is known; None without a source. Raises `UsageError`.
+    """Return a function that reads `warm` when the kernel is known; None without a source. Raises `UsageError`.
 
     `nearest`: results of the kernel for other problems. Their fastest configurations that are in this space come first.
     """
@@ -54,7 +54,7 @@ def adviser(warm: Warm, nearest: Sequence[Result] = ()) -> Advise | None:
 def _advise(
     sources: Sequence[WarmSource], nearest: Sequence[Result], spec: WorkloadSpec, devices: Sequence[DeviceInfo]
 ) -> tuple[tuple[Advice, ...], list[str]]:
-    """Return advice and remarks from `sources`. Raises `UsageError` if one is useless, `JournalError` if damaged."""
+    """Return advice and remarks from `sources`. Raises `UsageError` for a useless source, `JournalError` if damaged."""
     here = _keys(spec)
     known = [(each.journal or "result", _first(_measured(each), here)[:1]) for each in nearest]
     advice = [Advice(name, first) for name, first in known if first]
@@ -77,7 +77,7 @@ def _advise(
 
 
 def _advice_of(result: Result, source: str, spec: WorkloadSpec, here: Container[str]) -> Advice:
-    """Return the advice in a result. Raises `UsageError` for another kernel, or if this space has none of it."""
+    """Return the advice in a result. Raises `UsageError` for another kernel, or if none of it is in this space."""
     measured, header = _measured(result), result.header
     if header.workload != spec.name and not (header.kernel and header.kernel == spec.kernel):
         raise UsageError(
@@ -103,7 +103,7 @@ def _keys(spec: WorkloadSpec) -> set[str]:
 
 
 def _first(measured: Iterable[tuple[float, Config]], here: Container[str]) -> tuple[Config, ...]:
-    """Return the fastest configurations whose keys are also `here`, in this space, the best first."""
+    """Return the fastest configurations whose keys are in `here`, the keys of this space, the best first."""
     known = [(latency_ms, key, config) for latency_ms, config in measured if (key := config_key(config)) in here]
     return tuple(dict(config) for _, _, config in sorted(known, key=lambda each: each[:2])[:FIRST])
 
@@ -138,9 +138,9 @@ def _recall(
     """Return the result of the same work, unless `on_miss` is empty; if there is no result, return a winner as advice.
 
     The recorded winner must still be the same kernel. Raises `CacheMiss` if there is no result and `on_miss` is
-    ``error``. Returns None while another run does the work; otherwise, others now wait for the run of `journal`.
+    ``error``. Returns None while another run does the work. Otherwise other runs now wait for the run of `journal`.
 
-    Advice may come from a run of the work with other search settings, another space, or another problem of the key.
+    Advice may come from a run of the work with another search, another space, or another problem with the same key.
     """
     if (key := result_key(header)) is None:
         return KnownResult()

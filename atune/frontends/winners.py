@@ -62,7 +62,7 @@ class Winner(msgspec.Struct, frozen=True):
 
 
 TRIES = 3
-"""Most configurations of a tuning that may turn out to be unusable for a problem before it is tuned again."""
+"""How many configurations of a tuning may turn out to be unusable for a problem before the problem is tuned again."""
 WAIT_S = 0.02
 """Seconds between checks whether another thread or task has finished tuning a key."""
 
@@ -81,7 +81,7 @@ class Winners:
         self.unusable: dict[str, dict[str, Exception]] = {}
         """The errors of configurations that cannot be used, by problem as text and by the configuration's key."""
         self._picks: dict[str, tuple[Config, ...]] = {}
-        """The prior's choices by problem as text, the best first; empty if it has no estimates."""
+        """The prior's choices by problem as text, the best first; empty if the prior has no estimates."""
         self._picking = threading.Lock()
         """Held by the thread that asks the prior."""
         self._settled: set[str] = set()
@@ -90,19 +90,19 @@ class Winners:
         """The threads that tune, by key, each with a token for the task that tunes."""
 
     def forget(self, meant: Callable[[str], bool]) -> None:
-        """Remove winners from memory if their key, as text, is `meant`, and all errors of unusable configurations."""
+        """Remove the winners whose key, as text, is `meant` from memory, and all errors of unusable configurations."""
         for key in filter(meant, [*self.known]):
             self.known.pop(key, None)
         self.unusable.clear()
         self._settled.clear()
 
     def find(self, call: TunedCall, on_miss: OnMiss | None = None) -> Winner:
-        """Return the winner to use; blocks. If none is known, `on_miss` decides, or without it the call's options.
+        """Return the winner to use; blocks. If none is known, `on_miss` or else the options decide.
 
         Workers never tune: a reference that calls such a kernel in a worker gets the default configuration.
 
-        Raises `UsageError` if a task of this thread is tuning the key, because waiting would block it. Raises the
-        error of a configuration, or `SpaceError`, if this program's tuning found none that can be used.
+        Raises `UsageError` if a task of this thread is tuning the key, because waiting would block it. Raises the error
+        of a configuration, or `SpaceError`, if this program's tuning found no configuration that can be used.
         """
         on_miss = on_miss or call.options.on_miss
         if on_miss in ("tune", "pick") and in_worker():
@@ -162,13 +162,13 @@ class Winners:
         return self.unusable.setdefault(call.launch.problem_text, {})
 
     def serving(self, call: TunedCall) -> Winner | None:
-        """Return a winner in memory that serves a call, preferably one that was tuned for its own problem."""
+        """Return a winner in memory that serves a call, preferably a winner that was tuned for the call's problem."""
         own = call.launch.problem_text
         known = sorted([*self.known.get(call.key_text, {}).items()], key=lambda each: each[0] != own)
         return next((usable for _, winner in known if (usable := self._usable(winner, call)) is not None), None)
 
     def _usable(self, winner: Winner, call: TunedCall) -> Winner | None:
-        """Return `winner`, or the next best of its tuning that serves a call, which is then remembered; or None."""
+        """Return `winner` or the next best of its tuning that serves a call, and remember it. None if none serves."""
         failures = self._failures(call)
         for candidate in winner.standing():
             if config_key(candidate.config) not in failures and call.launch.admits(candidate.config):
@@ -180,7 +180,7 @@ class Winners:
         return None
 
     def pass_over(self, call: TunedCall, winner: Winner, error: Exception) -> None:
-        """Remember that a winner cannot be used for a call, and warn once. Raises `error` for the default."""
+        """Remember that a winner cannot be used for a call, and warn once. For the default, raise `error` instead."""
         if winner.source == "default":
             raise error
         if self._failures(call).setdefault(config_key(winner.config), error) is not error:
@@ -202,7 +202,7 @@ class Winners:
             self.forget(call.key_text.__eq__)
         winner, mine = await self._once(call, refresh, True)
         result = await anyio.to_thread.run_sync(lambda: winner.result)  # in a thread, because it may read a journal
-        if result is None:  # the journal was damaged since
+        if result is None:  # the journal has been damaged since
             self.forget(call.key_text.__eq__)
             return await self.tuned(call, refresh)
         if not mine:

@@ -80,17 +80,17 @@ def _fields(part: object, *names: str) -> dict[str, Any]:
 
 
 def _times_winner(result: Result, record: Record, final: dict[int, float], first: dict[int, float]) -> float | None:
-    """Return a record's latency over the winner's. Final and first timings are compared separately."""
+    """Return a record's latency over the winner's: final timings against final, or first timings against first."""
     credited, best = record.credited, result.best_index
     timed = final if credited in final else first
     if best is None or credited not in timed:
         return None
-    fastest = timed.get(best) or final.get(best)  # `first` lacks a baseline that may not win
+    fastest = timed.get(best) or final.get(best)  # a baseline that may not win is not in `first`
     return timed[credited] / fastest if fastest else None
 
 
 def occupancy(record: Record, arch: str) -> Occupancy | None:
-    """Return how many of a candidate's blocks a multiprocessor of `arch` holds, and the limits; None if unknown."""
+    """Return how many blocks of a candidate a multiprocessor of `arch` holds, and what limits this; None if unknown."""
     facts, machine = record.facts, record.machine
     if facts is None or machine is None or not facts.threads:
         return None
@@ -114,7 +114,7 @@ def _safe(value: Any) -> Any:
 def table(result: Result, most: int | None = None) -> str:
     """Return the records as aligned text, with a note in each row, such as winner, default, tie or the failure.
 
-    The rows are in the order of `ranking`, because final and first timings do not compare. `most`: rows at most.
+    The rows are in the order of `ranking`, because final and first timings cannot be compared. `most`: limit of rows.
     """
     records = ranking(result)[:most]
     lines = [("latency ms", "spread", "index", "config", "note")]

@@ -2,10 +2,10 @@
 
 An additive model is fitted to the log latencies by least squares, with a level for each value of each axis. An axis
 explains the covariance of its levels with the latencies (Li and others, Global Sensitivity Analysis for Systems with
-Independent and/or Correlated Inputs, J. Phys. Chem. A 114, 2010). If every value meets every other equally often,
-these shares are the main effects of a functional analysis of variance (Hutter, Hoos and Leyton-Brown, An Efficient
-Approach for Assessing Hyperparameter Importance, ICML 2014). The share of pure noise that as many levels would explain
-is subtracted, so all axes together explain the adjusted R² (Ezekiel, 1929).
+Independent and/or Correlated Inputs, J. Phys. Chem. A 114, 2010). If each value of an axis occurs equally often with
+each value of the others, these shares are the main effects of a functional analysis of variance (Hutter, Hoos and
+Leyton-Brown, An Efficient Approach for Assessing Hyperparameter Importance, ICML 2014). The share that the same number
+of levels would explain of pure noise is subtracted, so all axes together explain the adjusted R² (Ezekiel, 1929).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from atune.journal.result import Result
 from atune.model.candidate import Config, key_of
 
 LEAST_POINTS = 20
-"""Fewer candidates give no answer. There must also be twice as many candidates as the model has free levels."""
+"""Least number of candidates for an answer. It also needs twice as many candidates as the model has free levels."""
 SWEEPS, CONVERGED = 100, 1e-5
-"""Most sweeps of the least squares, and the change of a log latency below which the sweeps end."""
+"""Largest number of sweeps of the least squares, and the change of a log latency below which the sweeps end."""
 WORTH = 0.05
 """Least share of an axis that a line of text names."""
 NAMED = 5
-"""Most axes that a line of text names."""
+"""Largest number of axes that a line of text names."""
 
 
 class Importance(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,13 +50,13 @@ class Importance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def axis_importance(result: Result) -> Importance | None:
-    """Compute the importance of axes by first timings, a duplicate's by its original's. None for too few of them."""
+    """Compute the importance of axes by first timings; a duplicate has its original's. None for too few timings."""
     known = {m.index: m.timing.latency_ms for m in result.measurements}
     return importance_of([(r.config, known[r.credited]) for r in result.records if r.credited in known])
 
 
 def importance_of(points: Sequence[tuple[Config, float]]) -> Importance | None:
-    """Compute the importance of axes from `points`: configurations with their latency in ms. None for too few."""
+    """Compute the importance of axes from `points`: configurations with latencies in ms. None for too few points."""
     names = dict.fromkeys(name for config, _ in points for name in config)
     texts = {name: [_text(config, name) for config, _ in points] for name in names}
     levels = {name: len(set(values)) - 1 for name, values in texts.items() if len(set(values)) > 1}
@@ -90,7 +90,7 @@ def _additive(
 ) -> tuple[dict[str, list[float]], list[float]]:
     """Fit a level to each value of each axis, so that their sums come nearest to `values`; also return the residuals.
 
-    By backfitting (Breiman and Friedman 1985): each axis in turn takes the means of the residuals of the others.
+    This is backfitting (Breiman and Friedman 1985): each axis in turn takes the means of the other axes' residuals.
     """
     effects, left = {name: [0.0] * len(values) for name in axes}, list(values)
     for _ in range(SWEEPS):

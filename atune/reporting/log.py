@@ -48,7 +48,7 @@ class EventLog(Protocol):
 Log = EventLog | logging.Logger | logging.LoggerAdapter[Any] | Literal[False]
 """A logger of structlog or of `logging`; False for no log."""
 LogEvent = Callable[[Event, State | None, str], None]
-"""Logs an event. Its other arguments are the state after the event, and the name of the journal or an empty text."""
+"""A function that logs an event. It also takes the state after the event, and the journal's name or an empty text."""
 
 
 def event_log(log: Log | None) -> LogEvent:
@@ -60,11 +60,11 @@ def event_log(log: Log | None) -> LogEvent:
     best so far, or wins, the entry has its ``latency_ms`` and ``spread``. The samples are in a debug entry of their
     own, whose name ends with ``_details``.
 
-    Losses and failures are warnings, the steps of single candidates are debug, and all other events are info. `log`
-    decides which it shows. A record of `logging` has the fields in its message, and as the dict ``record.atune``.
+    Losses and failures are warnings, the steps of single candidates debug, all other events info. `log` decides which
+    entries it shows. A record of `logging` has the fields in its message, and as the dict ``record.atune``.
 
-    `log`: None takes the program's structlog if it was configured, and only warns if that refuses an entry. Raises
-    `UsageError` for anything that is not a logger.
+    `log`: None means the program's structlog, if configured; if that fails, only warn. Raises `UsageError` for anything
+    that is not a logger.
     """
     if unasked := log is None:  # a program that did not import structlog did not configure it
         log = getattr(sys.modules.get("structlog"), "is_configured", bool)() and sys.modules["structlog"].get_logger()

@@ -53,7 +53,7 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         if self._on_terminal:
             if self._rows:
-                self._write("")  # the result follows and says all of it
+                self._write("")  # the result follows and has all of this
             _ON_SCREEN.release()
         elif self._begun and not self._seldom:
             self._show()
@@ -82,7 +82,7 @@ class Progress:
 
     @property
     def total(self) -> int:
-        """Number of candidates that the budget allows, or that had an outcome before it was set."""
+        """Number of candidates that the budget allows, or that have an outcome if that is more."""
         allowed = self._budget.most(self.state.total) or self.state.total
         return min(self.state.total, max(allowed, self.state.settled))
 
@@ -93,7 +93,7 @@ class Progress:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds left at the rate so far, with lowering and settling as equal work. None while too little is done."""
+        """Seconds left at the rate so far. Lowering and settling count as equal work. None if too little is done."""
         ends: list[float] = []
         work = 2 * max(self.total, 1)
         done = min(self.state.lowered, self.total) + self.state.settled
@@ -141,14 +141,14 @@ class Progress:
 
 
 INTERVAL_S, SELDOM_S = 5.0, 60.0
-"""Seconds between two lines that do not go to a terminal, if the user asked for progress and if nobody did."""
+"""Seconds between two lines that do not go to a terminal, if the user asked for progress, and if nobody asked."""
 _ON_SCREEN = threading.Lock()
 """Held by the run that is shown on the terminal. Simultaneous runs show nothing, because their lines would mix."""
 SHOWN_AT_ONCE = (FinalStarted, FinalOrdered, RunFinished, RunInterrupted)
 _NOT_COMPILED: tuple[Status, ...] = ("duplicate", "pruned")
 """Statuses of candidates that need no library of their own."""
 LINES = 2
-"""Most rows of a terminal that progress takes."""
+"""Largest number of a terminal's rows that progress takes."""
 
 
 def _columns(out: Output) -> int:

@@ -25,15 +25,15 @@ from atune.reporting.progress import duration
 from atune.reporting.summary import MOST_GROUPS, PRUNED, FailureGroup, failure_groups, headline, summary, summary_text
 
 DETAIL, LINE = 4000, 300
-"""Most characters of a compiler's or a device's output, and of the line on a candidate's failure."""
+"""Largest number of characters of a compiler's or a device's output, and of the line on a candidate's failure."""
 SOURCE = 100_000
-"""Most characters of the winner's source on the page."""
+"""Largest number of characters of the winner's source on the page."""
 MOST_PAGE_BYTES = 2_000_000
 """Limit of a page. A larger page drops its slowest candidates, and if that is not enough, shows only the text."""
 ON_PAGE, IN_TEXT, CHARACTERS = 3000, 300, 200_000
-"""Most candidates on the page, most candidates in the text for readers without scripts, and most characters of it."""
+"""Limits: candidates on the page, candidates in the text for readers without scripts, and characters of that text."""
 SPANS = 3000
-"""Most spans that the timeline draws. A longer run shows its longest spans."""
+"""Largest number of spans that the timeline draws. A longer run shows its longest spans."""
 PAGE_FIELDS = (
     "index", "status", "latency_ms", "times_winner", "spread", "mark", "registers", "stack_bytes", "smem_bytes",
     "threads", "occupancy_blocks", "fragment_registers", "redundant", "code_bytes", "outcome",
@@ -185,7 +185,7 @@ PAGE_LIBRARIES = ("d3", "plot.umd")
 
 
 def page(title: str, parts: Iterable[Mapping[str, Any]], plain: str, data: Mapping[str, Any] | None = None) -> str:
-    """Return a page. `parts`: its sections, which the script draws by ``kind`` (see PARTS); empty ones are left out.
+    """Return a page. `parts`: sections, which the script draws by ``kind`` (see PARTS); empty sections are left out.
 
     `plain`: the text for readers without scripts. `data`: the `run_data` for sections with plots; None without plots.
     """

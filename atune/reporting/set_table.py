@@ -77,17 +77,17 @@ def _sums(rows: Sequence[TunedProblem]) -> list[Line]:
     for row in rows:
         if not (row.won or row.unfinished):
             lines.append(Line(f"failed     {row.problem}: {reason_of(row)}", "attention"))
-    said = {result.about_default for result in tried if result.best is None}  # by the lines above
+    said = {result.about_default for result in tried if result.best is None}  # the lines above say this
     warnings = dict.fromkeys(text for result in tried for text in result.warnings if text not in said)
     return lines + [Line(f"warning    {printable(text)}", "attention") for text in warnings]
 
 
 def _shared(won: Sequence[TunedProblem]) -> list[Line]:
-    """Return the lines for the cover of all problems, and for the dispatch rule's regret on problems left out."""
+    """Return the lines for the cover of all problems, and for the dispatch rule's regret on left-out problems."""
     try:
         matrix = regret_matrix(won)
     except UsageError:
-        return []  # the runs do not compare, for example because they had different targets
+        return []  # the runs cannot be compared, for example because they had different targets
     few, rule = cover(matrix), dispatch_rule(matrix)
     several = len(few.configs) > 1
     serve = f"{len(few.configs)} configuration{'s serve' if several else ' serves'} all problems"

@@ -59,7 +59,7 @@ def _results(source: Results | TunedProblem) -> Iterator[Result]:
 
 
 class RegretMatrix(msgspec.Struct, frozen=True):
-    """The regret of each configuration on each problem. Rows are configurations by key, columns problems as given."""
+    """The regret of each configuration on each problem. Rows are configurations by key. Columns are problems."""
 
     problems: tuple[dict[str, Any], ...]
     """Arguments of the problems that have a winner."""
@@ -77,8 +77,8 @@ class RegretMatrix(msgspec.Struct, frozen=True):
 def regret_matrix(results: Results) -> RegretMatrix:
     """Compute the regret matrix of results for different problems of a kernel: results, journals or folders.
 
-    Final timings are compared with final timings, and first with first timings. A problem without a winner is left out.
-    Raises `UsageError` for several kernels or targets, for a problem that comes twice, and if no problem has a winner.
+    Final timings are compared with final, and first timings with first. A problem without a winner is left out. Raises
+    `UsageError` for several kernels or targets, for a problem that comes twice, and without a winner.
     """
     known = results_of(results)
     _check_one_kernel(known)
@@ -158,7 +158,8 @@ def cover(matrix: RegretMatrix, max_regret: float = MAX_REGRET) -> Cover:
     """Choose a few configurations that serve all problems of `matrix` within `max_regret`.
 
     The choice is greedy, so it need not be the smallest. Each step takes the configuration that leaves the fewest
-    problems unserved; ties go to the least total regret, then the smallest key. Raises `UsageError` if it is below 0.
+    problems unserved; ties go to the least total regret, then the smallest key. Raises `UsageError` for a limit below
+    0.
     """
     if not max_regret >= 0:
         raise UsageError(f"cover: max_regret must be zero or more, such as 0.03, got {max_regret!r}")
@@ -180,7 +181,7 @@ def _with(now: Sequence[float], row: Sequence[float | None], limit: float) -> li
 
 
 def _cost(regret: Sequence[float]) -> tuple[int, float]:
-    """Return the number of unserved problems, and the total regret of the others."""
+    """Return the number of unserved problems, and the total regret of the served problems."""
     return regret.count(math.inf), math.fsum(r for r in regret if r < math.inf)
 
 
@@ -204,7 +205,7 @@ class NearestRule:
     space: Space | None = field(default=None, repr=False)
     """The space that `pick` asks."""
     regret: float | None = None
-    """Mean regret on problems that were left out in turn; None if none could be."""
+    """Mean regret on problems that were left out in turn; None if no problem could be left out."""
     worst_regret: float | None = None
     """Largest regret on these problems."""
     tested: int = 0
@@ -254,13 +255,12 @@ def _standing_for(matrix: RegretMatrix, column: int) -> int:
 def dispatch_rule(matrix: RegretMatrix, space: Space | None = None) -> NearestRule:
     """Return a rule that picks, for a problem that was never tuned, the winner of the nearest tuned problem.
 
-    For example ``rule.configs[rule.pick({"M": 96})]`` with ``rule = dispatch_rule(regret_matrix("runs"))``. Among
-    configurations that are tied there, it picks the one that serves most problems of the matrix within 3 %.
+    For example ``rule.configs[rule.pick({"M": 96})]`` with ``rule = dispatch_rule(regret_matrix("runs"))``. If
+    configurations are tied there, it picks the configuration that serves the most problems of the matrix within 3 %.
 
-    Arguments that are numbers above zero in every problem are sizes; all others must equal those of a tuned problem.
-    Of equally near problems the one with smaller sizes counts. The rule's regret is measured on each problem in turn,
-    left out of the rule; a problem whose other arguments occur only once cannot be left out. `space`: the space that
-    `pick` asks, if constraints or axes take a size.
+    Arguments that are numbers above zero in every problem are sizes; all others must equal those of a tuned problem. If
+    problems are equally near, the problem with smaller sizes counts. The rule's regret is measured by leaving out each
+    problem in turn, if another problem differs only in sizes. `space`: for `pick`, if its functions take sizes.
     """
     first, *further = matrix.problems
     names = tuple(sorted(n for n, v in first.items() if is_size(v) and all(is_size(o.get(n)) for o in further)))

@@ -156,9 +156,9 @@ def outcomes(result: Result) -> str:
 
 PRUNED = "pruned"
 LINE_CHARACTERS = 240
-"""Most characters of a group's line on a screen."""
+"""Largest number of characters of a group's line on a screen."""
 MOST_GROUPS = 50
-"""Most groups that ``--json`` prints and a page shows."""
+"""Largest number of groups that ``--json`` prints and a page shows."""
 DETAIL_LINES = 3
 """Last lines of a compiler's or a worker's output that the screen shows."""
 _NUMBER = re.compile(r"(?<![\w.])\d[\w.]*(?:(?<=e)-\d+)?")
@@ -170,7 +170,7 @@ _STACK = re.compile(r"^Traceback \(most recent call last\):\n(?: .*\n)*|^Fatal P
 class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Candidates that failed, or were pruned, for the same reason. `kind`: a failure kind, or ``pruned``.
 
-    `first`: the first of them, and `message` its message. `varied`: whether the others' messages have other numbers.
+    `first`: the first of them, and `message` its message. `varied`: whether the numbers in their messages differ.
     """
 
     kind: str
@@ -261,7 +261,7 @@ def _for_cuda(result: Result, group: FailureGroup) -> list[str]:
 
 
 def _ended_early(result: Result, reason: str, count: int) -> list[str]:
-    """Return the command that continues a run that ended for `reason`, after `count` failures; empty if it did not."""
+    """Return the command that continues a run if it ended for `reason`, after `count` failures; otherwise empty."""
     if result.reason != reason or result.journal is None:
         return []
     resume = f"atune resume {shlex.quote(printable(result.journal))}"
@@ -269,7 +269,7 @@ def _ended_early(result: Result, reason: str, count: int) -> list[str]:
 
 
 def _all_mismatch(result: Result) -> list[str]:
-    """Return advice if every candidate that ran was wrong, because the fault is then hardly in the configurations."""
+    """Return advice if every candidate that ran was wrong, because the configurations are then hardly at fault."""
     ran = [record.kind for record in result.records if record.status == "failed" and record.kind in RAN]
     if result.measured or len(ran) < 2 or set(ran) != {"mismatch"}:
         return []
@@ -314,7 +314,7 @@ def layouts_line(result: Result) -> str:
 
 
 NAMED_TIES = 5
-"""Most ties that are named by their index."""
+"""Largest number of ties that are named by their index."""
 BY_FAR = 1.2
 """The compiler's own layouts get a line if the winner is at least this many times faster than all of them."""
 
@@ -350,7 +350,7 @@ def headline(result: Result) -> Headline:
         figures.insert(0, _figure(by_default, "the default configuration", result.default_ms))
     if by_reference is not None:
         figures.append(_figure(by_reference, "the reference", result.reference_ms))
-    faster = not result.default_wins and (result.default_ratio or 0.0) >= 1.0  # the figures say it
+    faster = not result.default_wins and (result.default_ratio or 0.0) >= 1.0  # the figures then say it
     notes = ["" if faster else against, ties_line(result), layouts_line(result)]
     notes += [f"the winner's outputs were not checked: {why}" if (why := why_unchecked(result)) else ""]
     return Headline(lines, winner, figures, [_sentence(note) for note in notes if note])
@@ -393,7 +393,7 @@ def latency_line(result: Result) -> str:
 
 
 def default_line(result: Result) -> str:
-    """Compare the winner with the default configuration, or say why it cannot be; empty if neither is known."""
+    """Compare the winner with the default configuration, or say why this is impossible; empty if neither is known."""
     default = result.default
     if default is None or result.no_default:
         return printable(result.no_default)
@@ -420,7 +420,7 @@ def default_line(result: Result) -> str:
 
 
 def ties_line(result: Result) -> str:
-    """Name the candidates that are statistically tied with the winner, and the rule that chose; empty without ties."""
+    """Name the candidates that are tied with the winner statistically, and the rule that chose; empty without ties."""
     if not (ties := result.ties):
         return ""
     named = [str(index) for index in sorted(ties[:NAMED_TIES])]

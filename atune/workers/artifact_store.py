@@ -7,8 +7,8 @@
     artifacts/swept                        time of the last eviction
     states/<digest of tools and use>.json  the latest comparison of a compiler state
 
-A compiler state covers everything besides the source that decides the code: the compilers (`tools`), the parts of the
-headers that the source uses (`use`: arch, fast math, includes, kinds of wgmma), and the contents of these headers.
+Besides the source, a compiler state decides the code. It covers the compilers (`tools`), the parts of the headers that
+the source uses (`use`: arch, fast math, includes, kinds of wgmma), and these headers' contents.
 
 Several processes may use the store at the same time. Files appear whole, by renaming. Lookups check a library's hash.
 """
@@ -94,7 +94,7 @@ class ArtifactStore:
         return msgspec.structs.replace(artifact, path=str(library))
 
     def evict(self) -> int:
-        """Remove the least recently used files beyond `max_bytes`, at most once a day, but no file used in `DAY_S`.
+        """Remove the least recently used files beyond `max_bytes`, at most once a day. Keep files used within `DAY_S`.
 
         Returns the number of removed libraries. A code or source without its library is a miss, and is written again.
         """
@@ -122,7 +122,7 @@ class ArtifactStore:
 class StateCheck(msgspec.Struct, frozen=True):
     """The result of comparing cicc's code with nvcc's. `difference` is empty if they are equal.
 
-    `files`: the headers that are read. `headers`: the digest of their contents, by which a later run knows the state.
+    `files`: the headers that are read. `headers`: the digest of their contents, which identifies the state later.
     """
 
     files: tuple[str, ...]
@@ -213,7 +213,7 @@ class RunStore:
         return self._states[use]
 
     async def find(self, lowered: Lowered) -> Artifact | None:
-        """Return the artifact of the same code if the store has it, and then store the result of lowering, too."""
+        """Return the artifact of the same code if the store has it. In that case, also store the result of lowering."""
         if not lowered.storable:
             return None
         artifact = await self._do(lambda store: store.find(lowered.store_key, lowered.index))

@@ -121,7 +121,7 @@ class CompileService:
         self.wake()
 
     def saw(self, lowered: Lowered, target: Target) -> None:
-        """Have the service compile for the run, from the first candidate on that must be compiled."""
+        """Have the service compile for the run, beginning with the first candidate that must be compiled."""
         if self._request is not None or self._off:
             return
         self._request = (lowered.blob, target.arch, self._run_dir)
@@ -136,7 +136,7 @@ class CompileService:
 
     def _begin(self, arch: str | None) -> None:
         """Have headers for `arch` parsed before a candidate is known. An empty `arch` stands for the architecture of
-        this machine's GPU. None waits for the candidate."""
+        this machine's GPU. If `arch` is None, wait for the candidate."""
         self._wanted, self._scope = anyio.Event(), anyio.CancelScope()
         self._tasks.start_soon(self._run, arch, self._scope)
 

@@ -164,7 +164,7 @@ class LocalCompileWorker:
         Raises `WorkerLost` if the worker was killed from outside.
         """
         await self._code.kill()  # no other candidate may influence the result
-        job, limit_s = msgspec.structs.replace(job, path=self._new_library()), 2 * self._limit_s  # to lower and compile
+        job, limit_s = msgspec.structs.replace(job, path=self._new_library()), 2 * self._limit_s  # lowers, compiles
         answer = await self._try(job, job.candidate.index, limit_s)
         if isinstance(answer, Failure) and answer.doubt:
             raise WorkerLost(answer.message, answer.detail, outside=True)
@@ -179,7 +179,7 @@ class LocalCompileWorker:
         """
         process = self._builds if isinstance(job, BuildJob) else self._code
         most_s = (limit_s or self._limit_s) * (PATIENCE if before == STARVED else 1)
-        alone = before == STARVED or (before == SERVER_LOST and process is self._code)  # may end a server again
+        alone = before == STARVED or (before == SERVER_LOST and process is self._code)  # may end the next server
         async with self.workers.alone if alone else nullcontext():
             answer = await process.settled(job, self._late(job, index), most_s)
         failure = failure_in(answer)

@@ -55,7 +55,7 @@ SHARED_S = 2.0
 """Seconds of waiting for a device after which a warning says that another run measures there too."""
 DOUBTFUL: tuple[FailureKind, ...] = ("fault", "launch", "load", "out_of_memory")
 """Failures that are always in doubt in a used process. Other kinds count as long as the last correct candidate is still
-correct there, because repeating each of them would take a new context and new inputs."""
+correct in it, because repeating each of them would take a new context and new inputs."""
 SPOILING: tuple[FailureKind, ...] = ("fault", "out_of_bounds")
 """Failures that ruin the context or the memory of the process, although the process answers."""
 BUSY_PERCENT = 20
@@ -161,11 +161,11 @@ class LocalDeviceWorker(Supervised):
     async def _sound(self, failure: Failure) -> bool:
         """Tell whether the last correct candidate is still correct in the process.
 
-        The second failure after the same candidate is still in doubt, because it may be correct only in this process.
+        The second failure after the same candidate is in doubt: that candidate may be correct only in this process.
         """
         if failure.kind in DOUBTFUL or self._right is None or not self.alive:
             return False
-        again = msgspec.structs.replace(self._right, best_ms=0.0)  # so that timing it takes hardly any time
+        again = msgspec.structs.replace(self._right, best_ms=0.0)  # 0.0, so that timing takes hardly any time
         printed, lost = self.printed, self._lost
         answer = await self._answered(again, failure, self._limit_s)
         self.printed, self._lost = printed, lost
@@ -209,11 +209,11 @@ class LocalDeviceWorker(Supervised):
         try:
             prepared = await self.call(job, limit)
         except RemoteError as error:
-            if error.kind == ShortOf.__name__ and self._inputs is None:  # other programs held its memory all the time
+            if error.kind == ShortOf.__name__ and self._inputs is None:  # other programs held the memory all along
                 raise WorkloadError(str(error).partition(": ")[2]) from error
             raise translated(error) from error
         except WorkerTimeout as error:
-            if not first:  # an earlier process did the same in time
+            if not first:  # an earlier process met the same limit
                 raise
             message = (
                 f"making the inputs and running the reference took more than benchmark_timeout_s={limit:g}. If neither "
@@ -245,7 +245,7 @@ class LocalDeviceWorker(Supervised):
         return worker
 
     async def _handed_on(self) -> Worker | None:
-        """Return a process, with its context, that another run has left; None if it would replace a lost process."""
+        """Return a process, with its context, that another run has left; None if a lost process must be replaced."""
         while self._idle and self._inputs is None:
             if (worker := self._idle.pop()).alive:
                 self.workers.adopt(worker)
@@ -276,7 +276,7 @@ class LocalDeviceWorker(Supervised):
             return await super()._send(job, limit_s)
 
     def _note(self, waited_s: float | None) -> None:
-        """Warn that the device is shared: every time that the wait was given up, and otherwise once."""
+        """Warn that the device is shared: every time that the wait was given up, and otherwise the first time."""
         if waited_s is None:
             held = f"another run has held device {self.name} for {LOCK_PATIENCE_S:g} s"
             self.workers.warn(f"{held}, so this run measures at the same time")

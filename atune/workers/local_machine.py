@@ -37,11 +37,11 @@ from atune.workload.pickling import PickleRef, WorkloadRef
 from atune.workload.workload import WorkloadSpec
 
 FEW_CANDIDATES = 4
-"""Up to this number, plain nvcc compiles the candidates, because parsing headers for cicc would take as long. On an
-H100 with 16 workers, runs of 8 candidates took 0.91 times as long with cicc as with nvcc, and 1.08 times if the
-compiler state was new; runs of 15 candidates took 0.70 times as long (bench/results/states)."""
+"""nvcc alone compiles up to this number of candidates, because parsing headers for cicc would take as long. On an H100
+with 16 workers, runs of 8 candidates took 0.91 times as long with cicc as with nvcc, and 1.08 times if the compiler
+state was new; runs of 15 candidates took 0.70 times as long (bench/results/states)."""
 WHY_PLAIN = "preparing cicc takes longer than it saves for so few candidates"
-"""The reason not to use cicc for them."""
+"""The reason not to use cicc for so few candidates."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Shared:
     at_once: int
     """Largest number of concurrent runs."""
     idle: dict[str, list[Worker]] = field(default_factory=dict)
-    """Processes that ended runs leave to the next, because a context takes a second; by device and state of torch."""
+    """Processes that ended runs leave to the next, because a context takes a second; by device and by torch's state."""
 
 
 @asynccontextmanager
@@ -100,7 +100,7 @@ class LocalMachine:
         self.store = RunStore()
         self.run_dir = ""
         self.discovery: Discovery
-        """The target and the devices, once `discover` or `assume` has set them."""
+        """The target and the devices, after `discover` or `assume` has set them."""
         self._devices: list[LocalDeviceWorker] = []
         self._cores_left: int | None = None
         """Number of cores without a compile worker. None if measuring needs no free core."""
@@ -139,13 +139,13 @@ class LocalMachine:
                     self.workers.warn = ignored  # the run has ended and records no more events
                     if self.shared is not None:
                         await self.workers.end()
-            # An error or a cancellation skips the rest, because it must not wait.
+            # After an error or a cancellation, which must not wait, the rest is skipped.
             if store is not None:
                 await anyio.to_thread.run_sync(store.evict)
             await anyio.to_thread.run_sync(partial(shutil.rmtree, self.run_dir, ignore_errors=True))
 
     async def _put_aside(self, workload: WorkloadRef) -> WorkloadRef:
-        """Return `workload`, moved into a file that all workers map if it is large and the disk has room for it."""
+        """Return `workload`. If it is large and the disk has room, move it into a file that all workers map."""
         if not isinstance(workload, PickleRef) or workload.packed.size < LARGE_BYTES:
             return workload
         path = os.path.join(self.run_dir, "workload.pickle")
@@ -179,7 +179,7 @@ class LocalMachine:
         return discovery.target, list(discovery.devices)
 
     async def assume(self, device: DeviceInfo | None) -> Target:
-        """Use `device` instead of `discover` if nothing is built. None: the first GPU here, or else the CPU."""
+        """Use `device`, without `discover`, in a run that builds nothing. None: the first GPU here, or the CPU."""
         if device is None:
             reply = await self.workers.ask_once("gpus", GPUS, b"")
             device = next(iter(msgspec.msgpack.decode(reply, type=list[DeviceInfo])), None)
@@ -200,7 +200,7 @@ class LocalMachine:
         """Return one worker per core, or as many as fit into memory. `CompileSettings.workers` overrides the number.
 
         Workers are not pinned to cores, because other runs on this machine have workers, too. A device's process takes
-        precedence by its niceness. The process of a GPU needs a core while it measures, and `hints` keep one free then.
+        precedence by its niceness. The process of a GPU needs a core while it measures; `hints` keep a core free then.
         """
         n, limited = self.most_workers()
         if limited:
@@ -254,7 +254,7 @@ class LocalMachine:
     def hints(self, measuring: int) -> CompileHints:
         resting = 0 if self._cores_left is None else max(0, measuring - self._cores_left)
         builds: Literal["all", "first", "none"] = "all"
-        if self.service.warming:  # takes long only if no header is parsed yet
+        if self.service.warming:  # warming takes long only if no header is parsed yet
             builds = "none" if self.service.process.parsed else "first"
         return msgspec.structs.replace(compile_hints(self.discovery), builds=builds, resting=resting)
 

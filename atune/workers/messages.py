@@ -39,7 +39,7 @@ class Session(msgspec.Struct, frozen=True):
     benchmark: BenchmarkSettings
     run_dir: str
     load: bool = False
-    """Whether to load the workload now, so that no candidate's deadline has to cover loading; else on first use."""
+    """Load the workload now, so that no candidate's deadline has to cover loading; if False, on first use."""
     device: str = ""
     tools: str = ""
     """The compilers, as a part of the compiler state; empty if cicc is not used."""
@@ -82,8 +82,8 @@ class SpacePart(msgspec.Struct, frozen=True):
 class Neighbours(msgspec.Struct, frozen=True):
     """A question for the other users of the GPU `uuid`. `program`: the pid of the run's program.
 
-    The answer describes the processes, by pid, and has the GPU's utilisation in percent if no process can be named,
-    because the list is another namespace's; else 0.
+    The answer describes the processes, by pid. It also has the GPU's utilisation in percent if no process can be named,
+    because the list is of another pid namespace; otherwise 0.
     """
 
     program: int

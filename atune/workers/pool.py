@@ -49,7 +49,7 @@ START_TIMEOUT_S = CALL_TIMEOUT_S = 300.0
 """Time limit of importing the preload, of forking a worker after that, and of calls without their own limit, such as to
 load the user's file or to make a device's context. Even a slow machine needs far less."""
 FIRST_TIMEOUT_S = 5.0
-"""Time limit of forking a worker, which takes milliseconds, after which another server replaces the first."""
+"""Time limit of forking a worker, which takes milliseconds. After the limit, another server replaces the first."""
 
 TAIL_BYTES = 4096
 READ_BYTES, PRINTED_CHARACTERS = 1 << 16, 2000
@@ -61,7 +61,7 @@ STARVED_SHARE = 0.5
 the machine was too busy for the call."""
 REAP_S = 1.0
 SLICE_BYTES = 1 << 20
-"""Most bytes that are sent or received before other tasks of the event loop get their turn."""
+"""Largest number of bytes that are sent or received before other tasks of the event loop get their turn."""
 
 
 class ForkServer(anyio.AsyncContextManagerMixin):
@@ -70,10 +70,10 @@ class ForkServer(anyio.AsyncContextManagerMixin):
     `process` is new, or was parked. Entering does not wait for its imports. Leaving takes under a second, whatever the
     processes do.
 
-    With `park`, the server is parked instead of ended if it answers and the body was not cancelled. Its workers end.
+    If `park` is given, a server that answers is parked, not ended, unless the body was cancelled. Its workers end.
 
-    With `again`, which starts another process, a server that is lost or hangs is replaced once, and `spawn` waits for
-    the new server. After a second loss `spawn` raises `MachineError`. Each loss makes running calls raise `ServerLost`.
+    If `again` is given, it starts one replacement for a server that is lost or hangs, and `spawn` waits for that
+    server. After a second loss `spawn` raises `MachineError`. Each loss makes running calls raise `ServerLost`.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         self._first_loss = ""
         """The reason that the first server was lost, if it was replaced."""
         self.hangs = ""
-        """The step that the server did not complete in time, so that no other run gets it; empty while it answers."""
+        """The step that the server did not complete in time, so no other run gets the server; empty if it answers."""
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[ForkServer, None]:
@@ -128,10 +128,10 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         cpus: Sequence[int] | None = None,
         nice: int = 0,
     ) -> Worker:
-        """Fork a worker, once the preload is done.
+        """Fork a worker, after the preload is done.
 
         `cpus` limits the worker to these CPUs, `nice` is added to its niceness, and `env` extends its environment.
-        Raises `ServerLost` if the server ends meanwhile, `MachineError` once its replacement has ended, and
+        Raises `ServerLost` if the server ends meanwhile, `MachineError` after its replacement has ended, and
         `UsageError` if tilelang or torch is not installed. Raises `WorkerError`, with the tail of the server's log, if
         the preload fails otherwise, or if the server is gone or does not answer in time. Cancellation leaves no worker.
         """
@@ -256,7 +256,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
             worker.set_ended(str(message["how"]), outside=bool(message.get("outside")))
 
     async def _hear(self) -> bytes:
-        """Return the server's next message, or no bytes once the server has hung up."""
+        """Return the server's next message, or no bytes if the server has hung up."""
         hung_up = select.poll()
         hung_up.register(self._control, select.POLLRDHUP)
         while True:
@@ -317,8 +317,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
     def _kill_all(self) -> None:
         """SIGKILL all processes without the server's help.
 
-        When the lifeline closes, the kernel kills them, without races. The rest covers a fork of this program that also
-        holds the lifeline, and processes that left their worker's group.
+        When the lifeline closes, the kernel kills them, without races. The rest of the method is for a fork of this
+        program that also holds the lifeline, and processes that left their worker's group.
         """
         workers = [worker.pid for worker in self._workers.values() if worker.pid]
         below = descendants([*workers, *([self.process.pid] if self.process.returncode is None else [])])
@@ -340,7 +340,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                         self._control.shutdown(socket.SHUT_WR)
                     with anyio.move_on_after(GRACE_S):
                         await self.process.wait()
-            finally:  # also if asyncio's own cancellation, which ignores shields, interrupts the wait
+            finally:  # even if asyncio's own cancellation, which ignores shields, interrupts the wait
                 self._kill_all()
                 try:
                     with anyio.move_on_after(HAMMER_S):
@@ -443,7 +443,7 @@ class Worker:
         return body
 
     async def kill(self, within_s: float = REAP_S) -> None:
-        """SIGKILL the worker's process group and wait up to `within_s` until it is reaped, also if cancelled."""
+        """SIGKILL the worker's process group and wait up to `within_s` until it is reaped, even if cancelled."""
         with anyio.move_on_after(within_s, shield=True):
             if self.alive:
                 with suppress(WorkerError):
@@ -560,7 +560,7 @@ def _cpu_of(pid: int) -> tuple[float, bool]:
 
 
 def _ends(pid: int) -> bool:
-    """Tell whether a process is dying or dead, so that its end has closed the socket."""
+    """Tell whether a process is dying or dead. Then the end of the process has closed the socket."""
     state, *fields = _stat(pid)
     return state in "ZX" or bool(int(fields[5]) & PF_EXITING)
 

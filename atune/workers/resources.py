@@ -1,6 +1,6 @@
 """The cores and the memory that this process may use, and how to detect shortages and killed compilers.
 
-Exceptions and compiler output show them. A candidate is not at fault if its compiler lacks a resource or is killed.
+Exceptions and compiler output show both. A candidate is not at fault if its compiler lacks a resource or is killed.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ KILLED = re.compile(
 
 LEAST_BYTES = 32 << 20
 """Free disk space below which a compiler's failure is blamed on the disk, because some compilers do not name the cause.
-nvcc's temporary files of a library take several MiB, and are gone once it has failed."""
+nvcc's temporary files of a library take several MiB, and are gone after it has failed."""
 
 
 class ShortOf(Exception):

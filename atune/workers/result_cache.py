@@ -60,7 +60,7 @@ The newest journal and the journals that runs are writing stay."""
 NEW_S = 60.0
 """Seconds for which an empty journal is kept, because a run may be about to lock it."""
 MOST_READ = 8
-"""Most journals from which known outcomes are read, beginning with the newest."""
+"""Largest number of journals from which known outcomes are read, beginning with the newest."""
 LASTING = ("lower", "codegen", "compile", "launch", "out_of_bounds", "mismatch", "non_finite", "unwritten")
 """Kinds of failure that the same code always repeats. A candidate with another kind of failure (a deadline, a lost
 process, a shortage of memory) is tried again."""
@@ -129,7 +129,7 @@ def stored_run(path: str, *, whole: bool = False) -> StoredRun | None:
         state = State.of(JournalReader(path))
         findings = found_in(state)
         roles = Result.of(state).roles
-    ended = written if end is None else min(end.time, written + 1)  # the clock that dates files lags
+    ended = written if end is None else min(end.time, written + 1)  # because the clock that dates files lags
     return StoredRun(path, ended, header, end, findings, roles)
 
 
@@ -194,7 +194,7 @@ class ResultCache:
         elif (begun := self._continued(key, header, still, again))[0] is None:
             begun = self.open_new(at=self._place(key, _moment())), []
         journal = begun[0]
-        # Each run looks after it has locked its own journal, so if two begin at once, at least one sees the other.
+        # Each run looks after it has locked its own journal, so if two begin together, at least one sees the other.
         if not taken(own if journal is None else journal.path):
             return begun
         if own:
@@ -214,7 +214,7 @@ class ResultCache:
         return False
 
     def _continued(self, key: ResultKey, header: RunStarted, still: Still | None, again: bool) -> Begun:
-        """Reopen the newest interrupted run of the same work that may be continued; the journal is None if none may."""
+        """Reopen the newest interrupted run of the same work that may be continued, or else return no journal."""
         for real in [] if again else self._own(key):
             run = self._run(str(real))
             if run is None or run.end is not None or run.key != key.text:
@@ -231,7 +231,7 @@ class ResultCache:
         return None, []
 
     def add(self, path: str | os.PathLike[str]) -> None:
-        """File the journal at `path`, whose run has ended, under its key, and delete old ones beyond the size limit."""
+        """File the journal at `path`, whose run has ended, under its key. Delete old journals beyond the size limit."""
         run = self._run(os.path.realpath(path))
         self.note(path, None if run is None else run.parts)
         self._tidy()
@@ -408,7 +408,7 @@ class ResultCache:
     def _remove(self, path: Path) -> None:
         """Remove a link or a journal that lies in the cache, and the folder of a set with its last journal.
 
-        If other users may write to the journal or its folders, it stays, with a warning. Raises `OSError`.
+        If other users may write to the journal or its folders, the journal stays, and atune warns. Raises `OSError`.
         """
         folder = path.parent
         places = [self.folder, self.journals, folder, *([] if path.is_symlink() else [path])]
@@ -480,7 +480,7 @@ class ResultCache:
         return [run for run in self._runs_of(key, work, kernel) if run.entry is not None]
 
     def _run(self, path: str) -> StoredRun | None:
-        """Return the run of the journal at `path`; None if it has not begun, or, with a warning once, is damaged."""
+        """Return the run of the journal at `path`; None if it has not begun, or is damaged, which is warned of once."""
         real = _real(path)
         try:
             stamp = _stamp(real)
@@ -559,7 +559,7 @@ def _is_same(run: StoredRun, still: Still | None) -> bool:
 
 
 def _served_to(header: RunStarted | None, events: Sequence[Event]) -> list[Event]:
-    """Return the events of a run under the names of the run of `header`, which does the same work."""
+    """Return a run's events, with the names of the workload and kernel in `header`, whose run does the same work."""
     if header is None or not events or not isinstance(first := events[0], RunStarted):
         return [*events]
     names = {name: getattr(header, name) for name in ("workload", "origin", "fingerprint", "kernel")}
@@ -569,7 +569,7 @@ def _served_to(header: RunStarted | None, events: Sequence[Event]) -> list[Event
 def _continues(past: Sequence[AnyEvent], header: RunStarted, still: Still | None) -> bool:
     """Tell whether a run of `header` may continue the run with the events `past`.
 
-    Runs with the same key may do different work or have different kernels, and a run may have continued another's work.
+    Runs with the same key may do different work or have different kernels, and a run may have continued another run.
     """
     first = past[0] if past else None
     names = ("fingerprint", "strategy", "refused")

@@ -176,7 +176,7 @@ class ForkServerProcess:
         os.close(self.lifeline)
         self.lifeline = -1
         self.control.close()
-        self._process.returncode = 0  # it is not a child of this process, which cannot wait for it
+        self._process.returncode = 0  # this process cannot wait for it, because it is not the server's parent
 
 
 _NOT_INHERITED = {
@@ -217,7 +217,7 @@ class Parked:
         return None
 
     def park(self, server: ForkServerProcess | None) -> None:
-        """Keep `server`, unless it is None, for the next run, and end the server that was parked before."""
+        """Keep `server` for the next run, and end the server that was parked before. None: only end that."""
         with self._lock:
             before, self.server = self.server, server
         if before is not None:
@@ -246,11 +246,11 @@ def taken() -> ForkServerProcess:
 
 
 def warm() -> None:
-    """Start the processes that the next tuning needs, in the background, and return at once.
+    """Start the processes that the next tuning needs, in the background, and return immediately.
 
     They import torch and tilelang while the program continues, and then wait. A tuning takes them over if its
-    environment, working folder, limits, niceness and cores are the same. Otherwise it ends them and starts its
-    own. They end with the program, however it ends, or at `shutdown`. A second call does nothing, nor does a worker's.
+    environment, working folder, limits, niceness and cores are the same. Otherwise it ends them and starts its own.
+    They end with the program, however it ends, or at `shutdown`. A second call, or a call in a worker, does nothing.
 
     Raises `UsageError` if ``$TMPDIR`` cannot be used, and `OSError` if no process can be started.
     """

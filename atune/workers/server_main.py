@@ -122,7 +122,7 @@ def arm_lifeline(lifeline: int) -> int:
 def preload(modules: list[str]) -> dict[str, Any]:
     """Import `modules`.
 
-    Returns the seconds that this took, the text of an error, or None, and the missing module, or None.
+    Returns the seconds that this took, the text of an error (or None), and the missing module (or None).
     """
     start, error, absent = time.monotonic(), None, None
     gc.disable()  # nearly all objects that imports create stay alive
@@ -304,7 +304,7 @@ class ForkServerMain:
             self.adopt_orphans()
             os.dup2(fds[1], 1)
             os.dup2(fds[1], 2)
-            # A high descriptor, because native code writes to low ones by number; closed in every compiler.
+            # High, because native code writes to low descriptors by number. The descriptor is closed in every compiler.
             most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             least = FIRST_PRIVATE_FD if most == resource.RLIM_INFINITY else min(FIRST_PRIVATE_FD, most // 2)
             replies = socket.socket(fileno=fcntl.fcntl(fds[0], fcntl.F_DUPFD_CLOEXEC, least))
@@ -344,7 +344,7 @@ def work(replies: socket.socket, libc: ctypes.CDLL) -> NoReturn:
         except BaseException as exc:
             reply = failure(exc)
         for stream in (sys.stdout, sys.stderr):
-            with suppress(BaseException):  # closed, or replaced by the user
+            with suppress(BaseException):  # the user may have closed or replaced it
                 stream.flush()
         libc.fflush(None)
         if os.getpid() != pid:  # a child that the called code forked; only the worker itself may answer

@@ -85,7 +85,7 @@ class Supervised:
         raise NotImplementedError
 
     async def _sound(self, failure: Failure) -> bool:
-        """Tell whether a used process is known to be as good as a fresh one, so that `failure` counts."""
+        """Tell whether a used process is known to be as good as a fresh process, so that `failure` counts."""
         return False
 
     async def _send(self, job: Job[Any], limit_s: float) -> bytes:
@@ -124,6 +124,6 @@ class Supervised:
 
 
 def failure_in(answer: Any) -> Failure | None:
-    """Return the failure in an answer: the answer itself, or the first item of a list. None if that succeeded."""
+    """Return the failure in an answer: the answer itself, or the first item of a list. None if the job succeeded."""
     first = answer[0] if isinstance(answer, list) else answer
     return first if isinstance(first, Failure) else None

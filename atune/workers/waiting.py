@@ -23,7 +23,7 @@ class Deadline:
         self._left_s = seconds
 
     async def wait(self, ready: Callable[[], Awaitable[object]]) -> None:
-        """Wait for `ready`, for at most one tick. The caller checks whether it came, and otherwise calls again.
+        """Wait for `ready`, for at most one tick. The caller checks whether `ready` came, and otherwise calls again.
 
         Raises `TimeoutError` if no time is left, so the caller always checks once more before it gets the error.
         """

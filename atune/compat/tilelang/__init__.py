@@ -4,7 +4,7 @@
 
 Results are tilelang's own `JITKernel`s, with latency, configuration and reference latency set. A parameter without a
 meaning here warns once (`CompatWarning`), and the warning says what happens instead. docs/migration.md compares both
-tuners. It may import all of atune but `testing`; `frontends` does the tuning.
+tuners. This package may import all of atune but `testing`; `frontends` does the tuning.
 """
 
 from __future__ import annotations

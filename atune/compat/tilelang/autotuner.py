@@ -112,8 +112,8 @@ class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
         """Return the result in `path`, written by tilelang or atune. Returns None without one, as tilelang does.
 
         ``auto`` in `compile_args` means the target and the adapter that atune saved. Older folders lack
-        ``out_idx.json``; their outputs are `compile_args.out_idx`. Loading runs the code in the folder, so files of
-        another user raise `ArgumentError` unless they are `trusted`.
+        ``out_idx.json``; `compile_args.out_idx` then names their outputs. Loading runs the code in the folder, so files
+        of another user raise `ArgumentError` unless they are `trusted`.
         """
         path = Path(path)
         if not path.exists():
@@ -181,7 +181,7 @@ class TextEncoder(Encoder):
     def __init__(self, frontend: Any) -> None:
         super().__init__(frontend)
         self._given: dict[str, tuple[Config, Config]] = {}
-        """Configurations by key: with text, for a kernel that is `ByText`, and with the user's values."""
+        """Configurations by key, in two forms: with text, for a kernel that is `ByText`, and with the user's values."""
         self._tables: dict[str, dict[str, Any]] = {}
         """``tables[parameter][text]``: the user's value."""
 
@@ -295,7 +295,7 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
 
     @taking(tilelang.tuner.AutoTuner.set_compile_args)
     def set_compile_args(self, **given: Any) -> AutoTuner:
-        """Set how candidates are compiled. None takes tilelang's environment variable, or its default."""
+        """Set how candidates are compiled. None means the value of tilelang's environment variable, or its default."""
         env = tilelang.env
         if given["target"] is None:
             given["target"] = env.get_default_target()
@@ -316,7 +316,7 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
 
     @taking(tilelang.tuner.AutoTuner.run, **dict.fromkeys([*RUN, "tuning"]))
     def run(self, **run_arguments: Any) -> AutotuneResult:
-        """Tune, or return the known result of the same tuning. None leaves it to `set_profile_args` or the engine.
+        """Tune, or return the known result of the same tuning. None leaves a value to `set_profile_args` or the engine.
 
         `tuning`: ``pick`` compiles the prior's choice without measuring, if there is no result. ``quick`` stops after
         eight candidates in a row without a gain of 2 %.
@@ -368,7 +368,7 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
 
 
 def result_of(kernel: TilelangKernel, call: Call) -> AutotuneResult:
-    """Return the result of a call. Tunes if it is unknown."""
+    """Return the result of a call. Tunes if the result is unknown."""
     if call.explicit:
         warn_once(f"tunable parameters {call.explicit}", "the call passes them, so nothing is tuned")
     winner, compiled = (None, explicit_kernel(call)) if call.explicit else kernel.chosen(call)
@@ -390,9 +390,9 @@ class AutoTuneImpl(TilelangKernel):
     """A kernel function that tunes at its first call with new arguments.
 
     Calling a lazy kernel function returns the winner, a `tilelang.JITKernel`; calling an eager kernel function runs the
-    winner. `compile` and a call with ``__return_kernel=True`` return the winner of both. If another thread or process
-    tunes the same work, a call waits for it. `results` holds the results by key. As in tilelang, the decorator's
-    arguments, such as `configs`, are attributes; a new value affects only calls without a result.
+    winner. `compile` and a call with ``__return_kernel=True`` return the winner for both kinds. If another thread or
+    process tunes the same work, a call waits for it. `results` holds the results by key. As in tilelang, the
+    decorator's arguments, such as `configs`, are attributes; a new value affects only calls without a result.
     """
 
     configs: Any
@@ -406,7 +406,7 @@ class AutoTuneImpl(TilelangKernel):
             self.configs = list(self.configs)
         self.results: dict[Hashable, AutotuneResult] = {}
         self._tuner_cache: dict[Hashable, tuple[Any, dict[str, Any] | None]] = {}
-        """`results` under tilelang's name, in its form and with its keys. After its `clear`, the next call tunes."""
+        """`results` under tilelang's name, in tilelang's form and with its keys. If cleared, the next call tunes."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs.pop("__return_kernel", False):
@@ -416,11 +416,11 @@ class AutoTuneImpl(TilelangKernel):
         return super().__call__(*args, **kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the winner for these arguments, and tune first if it is unknown."""
+        """Return the winner for these arguments. If it is unknown, tune first."""
         return self.tune(*args, **kwargs).kernel
 
     def tune(self, *args: Any, **kwargs: Any) -> AutotuneResult:
-        """Return the whole result for these arguments, and tune first if it is unknown."""
+        """Return the whole result for these arguments. If it is unknown, tune first."""
         if self.results and not self._tuner_cache:
             self.forget()
         with drop_in():
@@ -450,8 +450,8 @@ class AutoTuneImpl(TilelangKernel):
         form = tuple(tilelang.tuner._normalize_value(part, sort_dict_items=True) for part in call.written())
         if not call.explicit:
             result.kernel.made_by = self, call.args, call.kwargs
-        with contextlib.suppress(TypeError):  # the form has a value that cannot be hashed, as in tilelang
-            self._tuner_cache[form] = result.kernel, result.config  # first, because `results` alone mean a clear
+        with contextlib.suppress(TypeError):  # as in tilelang, if a value of the form cannot be hashed
+            self._tuner_cache[form] = result.kernel, result.config  # first: `results` alone would mean a clear
             self.results.setdefault(key, result)
         return self.results.get(key, result)
 

@@ -35,7 +35,7 @@ from atune.workload.workload_options import SUPPLIES, supply_name
 
 
 class ArgumentError(UsageError, ValueError):
-    """An argument cannot work as given. As in tilelang's tuner, it is a ValueError, too."""
+    """An argument cannot work as given. As in tilelang's tuner, this is also a ValueError."""
 
 
 class CompatWarning(UserWarning):
@@ -43,7 +43,7 @@ class CompatWarning(UserWarning):
 
 
 class ConfigError(SpaceError, ValueError):
-    """The configurations are missing or do not fit the kernel. As in tilelang's tuner, it is a ValueError, too."""
+    """The configurations are missing or do not fit the kernel. As in tilelang's tuner, this is also a ValueError."""
 
 
 class ValueMissing(InputsMissing, ArgumentError):
@@ -51,12 +51,12 @@ class ValueMissing(InputsMissing, ArgumentError):
 
 
 class TuningFailed(NoWinner, RuntimeError):
-    """No configuration worked; `result` holds every record. As in tilelang's tuner, it is a RuntimeError, too."""
+    """No configuration worked; `result` holds every record. As in tilelang's tuner, this is also a RuntimeError."""
 
 
 _warned: set[str] = set()
 warnings_of_call: ContextVar[list[str]] = ContextVar("warnings_of_call")
-"""The warnings about this call's arguments, including those that the program got earlier."""
+"""The warnings about this call's arguments, including warnings that the program got earlier."""
 
 
 def warn_once(subject: str, message: str) -> None:
@@ -162,7 +162,7 @@ def taking(theirs: Callable[..., Any], **defaults: Any) -> Callable[[Callable[..
     """Return a decorator for functions with the parameters of tilelang's function `theirs`, and these `defaults`.
 
     A name in `defaults` that `theirs` lacks becomes a keyword of atune's own. The function gets every argument by name,
-    checked.
+    after a check.
     """
     given = inspect.signature(theirs)
     ours = [p.replace(default=defaults.get(name, p.default)) for name, p in given.parameters.items()]
@@ -277,7 +277,7 @@ def _devices(target: Target, given: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 BACKENDS = {"cuda": ("tvm_ffi", "cython", "nvrtc"), "c": ("cython",)}
-"""tilelang's adapters that work, by target. Candidates use the first."""
+"""tilelang's adapters that work, by target. Candidates use the target's first adapter."""
 
 
 def backend_of(name: str, target: Target) -> str:

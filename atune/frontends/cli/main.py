@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings.showwarning = lambda message, *_: print_message(str(message), kind="warning: ")
     try:
         if (status := _run(sys.argv[1:], keep=True)) == INTERRUPTED:
-            os._exit(status)  # does not wait for threads that read a slow disk, or wait for another program
+            os._exit(status)  # does not wait for threads, which may be waiting for a slow disk or a program
         return status
     finally:
         gc.freeze()  # spares Python a search for garbage in all imported modules at exit
@@ -81,7 +81,7 @@ def _run(argv: Sequence[str], *, keep: bool) -> int:
 
 def show(result: Result, arguments: argparse.Namespace) -> int:
     """Print `result` in the requested form and return the exit status. With --json, the last line is an object."""
-    # Imported here to keep `atune --help` fast; it shows no result. The same holds below.
+    # Imported here to keep `atune --help` fast, which shows no result. The same holds below.
     from atune.reporting.export import table
     from atune.reporting.summary import result_lines, summary
     from atune.reporting.text import Line

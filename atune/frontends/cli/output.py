@@ -85,9 +85,9 @@ NO_WINNER, USAGE = 1, 2
 
 
 def report_error(error: BaseException, *, debug: bool, json: bool = False, result: Result | None = None) -> int:
-    """Print the error on stderr and return the exit status. A caller's mistake gets a line, and its source place.
+    """Print the error on stderr and return the exit status. A caller's mistake gets a line and its place in the code.
 
-    `json`: print an object with the error, and with the summary of `result`, as the last line of stdout, too.
+    `json`: also print an object with the error and the summary of `result`, as the last line of stdout.
     """
     if debug:
         import traceback
@@ -100,7 +100,7 @@ def report_error(error: BaseException, *, debug: bool, json: bool = False, resul
     absent = not_installed(error.name) if isinstance(error, ImportError) else ""
     if absent:
         error = UsageError(absent)
-    if isinstance(error, UnicodeEncodeError):  # from a path, because printed text is escaped
+    if isinstance(error, UnicodeEncodeError):  # a path causes it, because printed text is escaped
         locale = sys.getfilesystemencoding()
         error = UsageError(f"this locale's encoding, {locale}, cannot express {error.object[:200]!a}: set PYTHONUTF8=1")
     if isinstance(error, AtuneError):

@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
 
     def _unknown(self, unknown: Sequence[str]) -> str:
         """Return the message for arguments that the command does not know."""
-        from atune.model.options import likely, python_ways  # as above
+        from atune.model.options import likely, python_ways  # imports msgspec, which may be missing
 
         wrong = next((argument for argument in unknown if argument.startswith("-")), None)
         if wrong is None:

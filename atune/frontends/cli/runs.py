@@ -41,7 +41,7 @@ LATEST, FINISHED = "latest", "finished"
 def find_journal(text: str) -> str:
     """Return the path of the journal that `text` names: a path, ``latest``, a number of the list, or a name's start.
 
-    If several names start so, the newest run is meant. Raises `UsageError` if there is no such run.
+    If several names start like that, the newest run is meant. Raises `UsageError` if there is no such run.
     """
     if os.path.exists(text) or os.sep in text:
         return text
@@ -58,7 +58,7 @@ def find_journal(text: str) -> str:
 
 
 def _listed() -> dict[Path, list[tuple[Path, float]]]:
-    """Return the result cache's runs, the newest first, by journal, or by a set's folder.
+    """Return the result cache's runs, the newest first, by the path of a journal or of a set's folder.
 
     Each has its journals, with the time of their last write.
     """
@@ -166,7 +166,7 @@ def resume_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int
         header = header_in(state)
         done = finished(state, options.get("budget") or options_of(header)["budget"])
         text = f"{journal}, {state.settled} of {state.total} candidates done"
-        del state  # the run folds its own
+        del state  # the run folds its own state
     say(_finished(journal, header) if done else f"resuming {text}")
     if header is not None and not done:
         completed_by(header, {"accept": arguments.accept})

@@ -130,7 +130,7 @@ def drive(
             print_message(f"interrupted; {count} measurement{'s' * (count != 1)}{how}", kind="")
             return INTERRUPTED
         if isinstance(ended, NoWinner):
-            worked = bool(ended.result.about_default) and not arguments.json  # the summary begins with the default
+            worked = bool(ended.result.about_default) and not arguments.json  # the summary begins with `about_default`
             if arguments.debug:
                 report_error(ended, debug=True)
             elif not worked:
@@ -139,7 +139,7 @@ def drive(
                 show_kept(ended.result, arguments)
             return NO_WINNER
         part, known = state.resumed or state.header, None
-        if part is not None and part.time >= since:  # an older state may belong to other work, which was refused
+        if part is not None and part.time >= since:  # an older state may be of other work, whose journal was refused
             known = Result.of(state, journal if os.path.exists(journal) else None)
         status = report_error(ended, debug=arguments.debug, json=arguments.json, result=known)
         if known is not None and known.journal is not None:
@@ -148,7 +148,7 @@ def drive(
 
 
 async def interruptible(call: Callable[[], Awaitable[Any]], interrupts: Interrupts) -> Any:
-    """Return the result of `call`, or its exception, or None if a signal cancelled it, after its clean-up."""
+    """Return the result of `call`, or its exception. If a signal cancelled it, return None after its clean-up."""
     ended: Any = None
     with anyio.open_signal_receiver(*interrupts.signals) as received:
         async with anyio.create_task_group() as tasks:

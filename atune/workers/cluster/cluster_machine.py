@@ -60,10 +60,10 @@ class Agent(Protocol):
     """The node's name, which is unique in the run."""
 
     async def ask(self, method: str, *arguments: Any) -> Reply:
-        """Call a method of the agent, and return its reply. Raises `NodeLost`. Cancelling ends the call there."""
+        """Call a method of the agent, and return its reply. Raises `NodeLost`. Cancelling ends the call on the node."""
 
     def kill(self) -> None:
-        """End the agent, with all its processes, without waiting. Open calls raise `NodeLost` at once."""
+        """End the agent, with all its processes, without waiting. Open calls raise `NodeLost` immediately."""
 
 
 # ---- the messages, which Ray pickles
@@ -142,7 +142,7 @@ def _write(library: Library, folder: str) -> str:
     named = (symbol for symbol in library.sources if symbol.isidentifier())  # a path might lead out of the folder
     files = {Path(source_path(str(path), symbol)): library.sources[symbol] for symbol in named}
     for file, data in files.items() if path.exists() else (*files.items(), (path, library.data)):
-        with whole_file(file) as part:  # several messages may bring it at the same time
+        with whole_file(file) as part:  # several messages may bring the library at the same time
             Path(part).write_bytes(data)
     return str(path)
 
@@ -264,7 +264,7 @@ class ClusterCompileWorker:
 
 
 class ClusterDeviceWorker:
-    """A device of a node. `info` describes it under the node's name for it; the run calls it ``NODE/ID``."""
+    """A device of a node. `info` has the name that it has on its node; in the run, its name is ``NODE/ID``."""
 
     def __init__(self, node: Node, info: DeviceInfo) -> None:
         self.node, self._id = node, info.id
@@ -292,7 +292,7 @@ NO_NVCC = "it has neither a device like the run's nor nvcc to compile with"
 
 
 def target_of(discoveries: Iterable[Discovery]) -> Target:
-    """Return the run's target, by the devices of the nodes. GPUs take precedence over CPUs.
+    """Return the run's target, which depends on the devices of the nodes. GPUs take precedence over CPUs.
 
     Raises `TargetError` if the devices are of several models.
     """
@@ -310,7 +310,7 @@ def target_of(discoveries: Iterable[Discovery]) -> Target:
 
 
 Connect = Callable[[Opening], AbstractAsyncContextManager[tuple[Sequence[Agent], Sequence[str]]]]
-"""Starts an agent on every node, and gives the agents and the reasons that nodes were left out. Leaving ends them."""
+"""Starts agents on all nodes. Gives the agents, and the reasons that nodes were left out. Leaving ends the agents."""
 
 
 class ClusterMachine:
@@ -361,11 +361,11 @@ class ClusterMachine:
             shutil.rmtree(run_dir, ignore_errors=True)
 
     async def describe(self, *, seed: int = 0) -> WorkloadSpec:
-        async with self._describing:  # `discover` asks at the same time
+        async with self._describing:  # `discover` may ask at the same time
             while not self._fingerprint:
                 if not self._living:
                     raise none_left(node.lost for node in self.nodes)
-                with suppress(NodeLost):  # then another node describes the workload
+                with suppress(NodeLost):  # another node describes the workload instead
                     spec: WorkloadSpec = await self._living[0].ask("describe", seed)
                     self._fingerprint = spec.fingerprint
                     if self.spec is None or not self.spec.configs:

@@ -78,7 +78,7 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         self._compilers: list[LocalCompileWorker] = []
         self._devices: dict[str, LocalDeviceWorker] = {}
         self._turns = defaultdict[int | str, anyio.Lock](anyio.Lock)
-        """A lock per worker, held by its job, because a cancelled job may still be ending when the next one arrives."""
+        """A lock per worker, held by its job, because a cancelled job may still be ending when the next job arrives."""
         self._notices: list[str] = []
         self._noticed = anyio.Event()
 
@@ -104,8 +104,8 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
     ) -> tuple[Discovery, int]:
         """Find the node's devices, make its workers, and return the discovery and the number of compile workers.
 
-        `target`: the run's target, for which only `devices` take part. If empty, the `Opening` gives target and
-        devices. Workers that load a workload with another `fingerprint` are refused.
+        `target`: the run's target, for which only `devices` are used. If it is empty, the `Opening` gives both. Workers
+        that load a workload with another `fingerprint` are refused.
         """
         machine = self._machine
         machine.workers.loaded_as = fingerprint
@@ -287,7 +287,7 @@ async def ray_agents(opening: Opening, *, address: str) -> AsyncGenerator[tuple[
 
 
 def _leave(ray: Any, agents: Sequence[RayAgent]) -> None:
-    """Leave the cluster after Ray has killed `agents`, as a later `ray.kill` would join or start a cluster again."""
+    """Leave the cluster after Ray has killed `agents`; a later `ray.kill` would join or start a cluster again."""
     until = time.monotonic() + NODE_CANCEL_S
     for agent in agents:
         if agent.killing is not None:
@@ -348,7 +348,7 @@ async def _settled(ray: Any, opening: Opening) -> list[dict[str, Any]]:
 
 
 def _claim(node: Mapping[str, Any], workers: int | None) -> dict[str, Any]:
-    """Return an agent's request for resources of `node`: all free ones, or a core per device and per `workers`."""
+    """Return an agent's request for resources of `node`: all that are free, or a core per device and per worker."""
     cores, gpus = (int(node["Free"].get(name, 0)) for name in ("CPU", "GPU"))
     claim: dict[str, Any] = {"num_cpus": cores if workers is None else min(cores, workers + (gpus or 1))}
     return claim | ({"num_gpus": gpus} if gpus else {})
@@ -372,7 +372,7 @@ def _join(ray: Any, address: str) -> bool:
     if ray.is_initialized():
         return False
     _reach(address)
-    worker = logging.getLogger("ray._private.worker")  # in a thread it warns that it handles no signals, which is right
+    worker = logging.getLogger("ray._private.worker")  # which warns, rightly, that Ray handles no signals in a thread
     level = worker.level
     worker.setLevel(logging.ERROR)
     try:
