@@ -94,7 +94,7 @@ def test_auto() -> None:
     says("auto", "all 40 seeds", f"{100 * share:.1f} % of its candidates")
     parts, within = ((RESULTS / "auto" / "parts.txt").read_text().splitlines()[-1].split()[at] for at in (0, 2))
     says("auto", f"On {parts} parts of these spaces", f"{within.rstrip('%')} % of the seeds come within 2 %")
-    says("auto", f"{100 * sum(tried.values()) / sum(row['total'] for row in rows):.1f} % are")
+    says("auto", f"{100 * sum(tried.values()) / sum(row['total'] for row in rows):.1f} % of all")
 
 
 @pytest.mark.parametrize("folder", ["results", "spaces"])
