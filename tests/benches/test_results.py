@@ -91,10 +91,10 @@ def test_auto() -> None:
     assert {row["summary"]["within_2pct"] for row in rows} == {1.0}
     tried = {row["space"]: row["summary"]["evaluations_median"] for row in rows}
     share = median(tried[row["space"]] / row["total"] for row in rows)
-    says("auto", "all 40 seeds", f"{100 * share:.1f} % of its candidates")
+    says("auto", "all 40 seeds", f"{100 * share:.1f} % of the median space")
     parts, within = ((RESULTS / "auto" / "parts.txt").read_text().splitlines()[-1].split()[at] for at in (0, 2))
     says("auto", f"On {parts} parts of these spaces", f"{within.rstrip('%')} % of the seeds come within 2 %")
-    says("auto", f"{100 * sum(tried.values()) / sum(row['total'] for row in rows):.1f} % are")
+    says("auto", f"{100 * sum(tried.values()) / sum(row['total'] for row in rows):.1f} % of all")
 
 
 @pytest.mark.parametrize("folder", ["results", "spaces"])
