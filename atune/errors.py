@@ -76,9 +76,11 @@ def name_of(error: BaseException) -> str:
 
 
 def type_of(value: object) -> str:
-    """Return the name of a value's class with its article, such as ``an int``."""
+    """Return the name of a value's class with its article, such as ``an int``, or None."""
+    if value is None:
+        return "None"
     name = _encodable(type(value).__name__)
-    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+    return f"{'an' if name[:1].lower() in 'aeiou' or name == 'ndarray' else 'a'} {name}"
 
 
 def name_and_message(error: BaseException) -> str:

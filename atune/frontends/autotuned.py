@@ -192,7 +192,8 @@ class TunedKernel(TunableKernel):
         return _named, (module, name, packed.stream, [*map(bytes, packed.buffers)])
 
     def __repr__(self) -> str:
-        return f"<autotuned {self.__name__}, {len(self.winners.known)} keys known>"
+        n = len(self.winners.known)
+        return f"<autotuned {self.__name__}, {n} key{'s' * (n != 1)} known>"
 
     # Parts of a call
 

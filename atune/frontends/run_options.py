@@ -28,9 +28,9 @@ TargetName = Literal["auto", "cuda", "c"]
 
 
 def check_target(where: str, value: Any) -> Any:
-    """Return `value`. Raises `TargetError` unless it is a target."""
+    """Return `value`, or ``auto`` for None. Raises `TargetError` unless it is a target."""
     parse_target(value)
-    return value
+    return "auto" if value is None else value
 
 
 def _strategy(where: str, value: Any) -> Any:

@@ -135,7 +135,7 @@ class SetResult(Sequence[TunedProblem]):
         return f"<pre>{escape(str(self))}</pre>"
 
     def __repr__(self) -> str:
-        return f"SetResult({len(self)} problems, {len(self.winners)} with a winner)"
+        return f"SetResult({len(self)} problem{'s' * (len(self) != 1)}, {len(self.winners)} with a winner)"
 
     def regret_matrix(self) -> RegretMatrix:
         """Return the slowdown of winners and finalists against the winner of each problem; see `atune.sets`."""

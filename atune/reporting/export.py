@@ -205,7 +205,7 @@ def facts_of(record: Record, arch: str, records: Sequence[Record] = ()) -> Facts
         known += [("shared memory", f"{smem_bytes} bytes per block"), ("code", f"{machine.code_bytes} bytes")]
     if blocks is not None:
         limits = f"limited by {' and '.join(blocks.limits)}"
-        known += [("occupancy", f"{blocks.blocks} blocks per multiprocessor, {limits}")]
+        known += [("occupancy", f"{blocks.blocks} block{'s' * (blocks.blocks != 1)} per multiprocessor, {limits}")]
     for fragment in layouts.fragments:
         held = f", each element in {fragment.replication} threads" if fragment.replication > 1 else ""
         text = f"{_shape(fragment.shape)} {fragment.dtype}: {fragment.slots} slots per thread{held}"

@@ -103,7 +103,9 @@ class KernelArguments:
             return given, []
         if len(given) != len(self.params):
             name = f"Workload {self._work.name}: {user_name(self._work, 'inputs')}"
-            raise WorkloadError(f"{name} gave {len(given)} tensors, but the kernel has {self.described}")
+            raise WorkloadError(
+                f"{name} gave {len(given)} tensor{'s' * (len(given) != 1)}, but the kernel has {self.described}"
+            )
         self.supplied = {i: given[i] for i in self.out_idx if self.roles.unnamed}
         return [given[i] for i in self.in_idx], [(i, given[i]) for i in self.out_idx]
 

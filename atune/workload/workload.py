@@ -233,7 +233,7 @@ def check_names(workload: Workload) -> None:
 def not_taken(name: str, parameters: Iterable[str]) -> str:
     """Return the message that a kernel takes `parameters` but no argument `name`, with a suggestion."""
     known = list(parameters)
-    return f"takes no argument {name!r}; it takes {', '.join(known)}{meant(name, known)}"
+    return f"takes no argument {name!r}; it takes {', '.join(known) or 'none'}{meant(name, known)}"
 
 
 def _expected(parameter: inspect.Parameter, value: Any, own: Any) -> str:

@@ -16,6 +16,7 @@ from atune.engine.strategy import STRATEGIES
 from atune.frontends.cli.commands import CommandOptions, help_of
 from atune.frontends.decorator_options import AutotuneOptions
 from atune.frontends.run_options import RunOptions, StrategyName, TargetName, TuneOptions
+from atune.frontends.tuner import RunPlan
 from atune.model.device import parse_target
 from atune.model.options import MEANT, options_of
 from atune.reporting.summary import summary
@@ -147,3 +148,7 @@ async def test_a_run_goes_on_by_a_blocking_call(tmp_path: Path) -> None:
     assert [type(event) for event in seen].count(atune.events.RunStarted) == 1
     assert any(isinstance(event, atune.events.RunResumed) for event in seen)
     assert summary(atune.run_resume(journal, budget=8)) == summary(result)  # finished: needs no workload
+
+
+def test_a_target_of_none_is_the_machines_own() -> None:
+    assert RunPlan.of("tune", {"target": None}).target == "auto"

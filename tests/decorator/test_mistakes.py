@@ -85,7 +85,7 @@ def test_the_sizes_that_a_call_lacks_are_named_all_at_once(capsys: pytest.Captur
         lazy.tune()
 
 
-@pytest.mark.parametrize(("value", "named"), [([1.0], "a list"), (None, "a NoneType"), (3, "an int")])
+@pytest.mark.parametrize(("value", "named"), [([1.0], "a list"), (None, "None"), (3, "an int")])
 def test_what_stands_in_place_of_a_tensor_is_named(value: Any, named: str) -> None:
     with pytest.raises(UsageError, match=f"^product: B must be a tensor, got {named}$"):
         PRODUCT(torch.zeros(4, 4), value)
