@@ -65,7 +65,7 @@ def of(run: Any, kind: type[Any]) -> list[Any]:
 
 
 def test_a1_the_pipeline_can_be_switched_off(run: Any) -> None:
-    """With `use_pipeline=False`, measuring starts only once everything is compiled."""
+    """With `use_pipeline=False`, measuring starts only after everything is compiled."""
     assert of(run, events.ArtifactBuilt)[-1].seq < of(run, events.BenchmarkStarted)[0].seq
 
 
@@ -86,7 +86,7 @@ async def test_a2_measuring_runs_beside_compiling(pipeline: bool) -> None:
 
 
 def test_a3_several_configurations_are_compiled_into_one_library(run: Any) -> None:
-    """Grouped compilation compiles the device code of several configurations together, into one library."""
+    """Grouped compilation compiles the device code of several configurations into one library."""
     assert of(run, events.ArtifactBuilt)[0].indices == (0, 1)
 
 
@@ -172,7 +172,7 @@ def test_a14_all_gpus_are_used_where_none_is_named() -> None:
 
 
 def test_a15_a_free_gpu_takes_what_is_ready() -> None:
-    """All GPUs take work from one queue, so a GPU that hangs or is slow keeps no candidate from the others."""
+    """All GPUs take work from one queue, so candidates do not wait for a GPU that hangs or is slow."""
     machine = FakeMachine(40, Script(hangs={0: "measure"}, lower_s=0.01, compile_s=0.01), devices=2, default=0)
     assert atune.run(machine=machine).measured == 39
     assert min(map(len, machine.measured.values())) <= 5
@@ -193,7 +193,7 @@ def test_a16_each_gpu_has_inputs_of_its_own() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("slow", ["fake-0", "fake-1", "fake-2"])
 async def test_a17_a_gpu_that_is_not_as_fast_as_the_others_is_left_out(slow: str) -> None:
-    """Each GPU times the reference; if one deviates, its figures do not count, and the others repeat its work."""
+    """Each GPU times the reference; if a GPU deviates, its figures do not count, and other GPUs repeat its work."""
     script = Script(latency_ms=valley(9), slowdown={slow: 0.9}, lower_s=0.01, compile_s=0.01)
     run = await finish(FakeMachine(24, script, devices=3))
     [excluded] = run.of(events.DeviceExcluded)
@@ -344,7 +344,7 @@ def test_a27_warmup_and_rep_count_calls_of_kernel_and_reference_alike(run: Any) 
     ],
 )
 def test_a28_each_option_of_the_pull_request_is_taken_or_answered(options: str, answer: str) -> None:
-    """`atune tune` takes each option of the pull request, or says what to write in its place."""
+    """`atune tune` takes each option of the pull request, or says what to write instead."""
     wrong = pytest.raises(UsageError, match=re.escape(f"{answer} (see atune tune --help)"))
     for one in options.split(", "):
         with wrong if answer else nullcontext():
@@ -418,7 +418,7 @@ TWO = {
 
 
 def test_a34_each_experiment_turns_one_feature_on_and_all_every_one() -> None:
-    """`bench/seed000.py` runs the experiments: each turns on one feature, and the last turns on all of them."""
+    """`bench/seed000.py` runs the experiments: each turns on one feature, and the last turns on all."""
     assert {one.label: " ".join(one.arguments) for one in seed000.chosen("", ["0", "1"])} == TWO
     assert [one.label for one in seed000.chosen("groups", ["0", "1"])] == ["nothing", *list(TWO)[3:6]]
     assert "2 devices" not in [one.label for one in seed000.chosen("", ["0"])]

@@ -106,7 +106,7 @@ def test_b2_the_decorated_function_returns_the_best_kernel(guide: SimpleNamespac
 
 
 def test_b3_configs_may_be_generated_once_and_serve_every_problem() -> None:
-    """Configurations come from a list, a generator or a function, and a kernel's arguments need not be data."""
+    """Configurations come from a list, a generator or a function; a kernel's arguments may be any objects."""
 
     def kernel(policy: Any, n: int = 64, block: int = 16) -> Any:
         return scaled(n, 2.0 if policy is T.GemmWarpPolicy.Square else 3.0, block)
@@ -119,7 +119,7 @@ def test_b3_configs_may_be_generated_once_and_serve_every_problem() -> None:
 
 
 def test_b4_a_function_of_configs_gets_the_call() -> None:
-    """A function of configurations gets the call's arguments as written, and a known call is not tuned again."""
+    """A function that returns configurations gets the call's arguments as written; a known call is not tuned again."""
     asked: list[Any] = []
     kernel = lazy(lambda *args, **kwargs: asked.append((args, kwargs)) or BLOCKS)
     first = kernel(64, factor=2.0)
@@ -130,7 +130,7 @@ def test_b4_a_function_of_configs_gets_the_call() -> None:
 
 
 def test_b5_every_configuration_is_tried(guide: SimpleNamespace) -> None:
-    """Every configuration of the guide's space is compiled, checked and measured, or shares another's code."""
+    """Every configuration of the guide's space is compiled, checked and measured, or duplicates another."""
     tuning = guide.artifact.tuning
     assert tuning.total == len(guide.tuner.configs) == tuning.measured + tuning.duplicates
     assert all(one.checked for one in tuning.measurements)
@@ -145,7 +145,7 @@ def test_b6_without_a_gpu_the_guides_kernel_says_so() -> None:
 
 
 def test_b7_keys_of_a_configuration_are_arguments_of_the_kernel() -> None:
-    """If a configuration names something that is not an argument of the kernel, the error lists its arguments."""
+    """If a configuration names something that the kernel does not take, the error lists the kernel's arguments."""
     with pytest.raises(compat.ConfigError, match="scaled takes no argument 'tile'; it takes n, factor, block"):
         AutoTuner(scaled, [{"tile": 1}]).run()
     for configs in ("block", {"block": 16}, [16]):
@@ -191,7 +191,7 @@ def test_b11_the_programmatic_path_runs_as_it_stands(guide: SimpleNamespace) -> 
 
 
 def test_b12_the_result_has_kernel_latency_and_configuration(guide: SimpleNamespace) -> None:
-    """A result has the best kernel, its latency in milliseconds, and its configuration, one of the given ones."""
+    """A result has the best kernel, its latency in milliseconds, and its configuration as you gave it."""
     found = guide.artifact
     assert isinstance(found.kernel, tilelang.JITKernel) and found.config in guide.tuner.configs
     assert found.latency == found.kernel.latency == found.tuning.latency_ms > 0
@@ -201,7 +201,7 @@ def test_b12_the_result_has_kernel_latency_and_configuration(guide: SimpleNamesp
 
 
 def test_b13_who_gives_the_tensors_comes_in_the_guides_order() -> None:
-    """`set_autotune_inputs` beats `supply_prog`, which beats `supply_type`; a warning names what is unused."""
+    """`set_autotune_inputs` beats `supply_prog`, which beats `supply_type`; a warning names unused sources."""
     given, supplied = torch.zeros(64), torch.ones(64)
     made = cpu_tuner(supply_prog=lambda params: [supplied], supply_type="zero")
     with pytest.warns(compat.CompatWarning, match="^supply_type: has no effect together with supply_prog$"):
@@ -264,7 +264,7 @@ def test_b18_each_configuration_is_checked() -> None:
 
 
 def test_b19_a_reference_gets_the_inputs_that_candidates_get() -> None:
-    """`ref_prog` gets the candidates' inputs; its outputs are compared with theirs, and it is timed as well."""
+    """`ref_prog` gets the candidates' inputs, its outputs are compared with the candidates', and it is timed."""
 
     def reference(A: torch.Tensor) -> torch.Tensor:
         assert bool((A == 3).all())
@@ -370,7 +370,7 @@ def test_b29_the_current_device_is_measured_on(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_b30_a_kernel_that_never_ends_fails_alone(hung: AutotuneResult) -> None:
-    """A configuration that runs past `timeout` fails and names that limit, and the others are measured."""
+    """A configuration that runs past `timeout` fails with an error that names the limit; the others are measured."""
     [failure] = hung.tuning.failures  # type: ignore[union-attr]
     assert (failure.config, failure.kind, hung.config) == ({"mode": "loop"}, "timeout", {"mode": "ok"})
     assert failure.message.startswith("ran past benchmark_timeout_s=1")

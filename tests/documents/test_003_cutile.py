@@ -222,7 +222,7 @@ def test_d15_the_cache_is_cleared_of_a_kernel_or_a_key(tuned: Any, unbuilt: Engi
 
 
 def test_d16_every_argument_that_is_not_tuned_makes_the_key(tuned: Any, unbuilt: Engine) -> None:
-    """A second call with the same arguments finds the winner of the first, and different arguments are tuned."""
+    """A second call with the same arguments finds the first call's winner; other arguments are tuned."""
     kernel = tuned()
     assert [kernel.tune(64).cache_hit, kernel.tune(128).cache_hit, kernel.tune(64, 2).cache_hit] == [False] * 3
     assert [kernel.tune(n=64).cache_hit, kernel.tune(64, factor=1).cache_hit] == [True] * 2
@@ -231,7 +231,7 @@ def test_d16_every_argument_that_is_not_tuned_makes_the_key(tuned: Any, unbuilt:
 
 
 def test_d17_of_many_that_ask_at_once_one_tunes(tuned: Any, unbuilt: Engine, anyio_backend: str) -> None:
-    """If many calls have the same key at the same time, one tunes, and the others get its result as a cache hit."""
+    """If many calls have the same key at the same time, one call tunes; the others get its result as a cache hit."""
     unbuilt.seconds = 0.2
     kernel, results = tuned(), list[atune.TuneResult]()
 
@@ -313,7 +313,7 @@ def cancelled(machine: FakeMachine, journal: Path, built: int = 0) -> list[int]:
 
 
 def test_d22_cancelling_starts_nothing_more(tmp_path: Path) -> None:
-    """Once a run is cancelled, it compiles and measures nothing more."""
+    """A cancelled run compiles and measures nothing more."""
     assert len(cancelled(machine := FakeMachine(500, workers=3), tmp_path / "run.jsonl")) == 1
     assert len(machine.lowered) < 100
 
@@ -400,7 +400,7 @@ def test_d29_calls_that_give_the_tunables_are_plain_calls(tuned: Any, engine: En
 
 
 def test_d30_compiling_beside_measuring_halves_the_time() -> None:
-    """A stored run of 288 products took less than half the time of its compiles and measurements one by one."""
+    """A stored run of 288 products took less than half as long as its compiles and measurements one by one."""
     events = read(STORED / "gemm288" / "atune.jsonl")
     steps = [e.seconds for e in events if isinstance(e, (CandidateLowered, ArtifactBuilt, CandidateMeasured))]
     assert len(steps) > 600 and events[-1].mono < sum(steps) / 2
