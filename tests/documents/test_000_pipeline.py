@@ -104,7 +104,7 @@ def test_a5_grouped_compilation_can_be_switched_off(given: dict[str, Any], alone
 
 
 def test_a6_every_way_of_compiling_and_measuring_finds_the_same() -> None:
-    """The same candidates are measured, and the same one wins, with and without the pipeline and groups."""
+    """With and without pipeline and groups, the same candidates are measured, and the same candidate wins."""
     found = []
     for pipeline, size in ((True, None), (True, 4), (False, 1)):
         machine = FakeMachine(20, Script(latency_ms=valley(7), fails={3: "compile", 5: "mismatch"}), devices=2)
@@ -122,7 +122,7 @@ def test_a7_each_configuration_of_a_library_has_its_own_kernel(run: Any) -> None
 @pytest.mark.anyio
 @pytest.mark.parametrize("bad", [[2], [0, 5], [1, 2, 3, 4, 5]])
 async def test_a8_a_bad_member_of_a_group_fails_alone(bad: list[int]) -> None:
-    """A group that does not compile is split until only the failing members stand alone."""
+    """A group that does not compile is split until failing members stand alone."""
     machine = FakeMachine(6, Script(fails=dict.fromkeys(bad, "compile")), workers=2)
     run = await finish(machine, compile=CompileSettings(group_size=6))
     assert sorted((e.index, e.kind) for e in run.of(events.BuildFailed)) == [(index, "compile") for index in bad]
@@ -136,7 +136,7 @@ def test_a9_kernels_of_one_library_have_names_of_their_own(run: Any) -> None:
 
 
 def test_a10_a_configuration_that_cannot_be_elaborated_fails_alone(run: Any) -> None:
-    """If the kernel function fails for one configuration, the others are still compiled and measured."""
+    """If the kernel function fails for one configuration, the others are compiled and measured."""
     assert [(e.index, e.kind) for e in of(run, events.BuildFailed)] == [(3, "lower")] and run.tuning.measured == 2
 
 
@@ -181,7 +181,7 @@ def test_a15_a_free_gpu_takes_what_is_ready() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_a16_each_gpu_has_inputs_of_its_own() -> None:
-    """The tensors of `set_autotune_inputs` are copied to every GPU on which candidates are measured."""
+    """The tensors of `set_autotune_inputs` are copied to every GPU that measures candidates."""
     one = AutoTuner.from_kernel(few_blocks, [{"blocks": 1 << n} for n in range(8)])
     one.set_compile_args(out_idx=[-1], target="cuda").set_kernel_parameters(((1 << 23, 2.0), {}), {})
     with compat.set_autotune_inputs([torch.randn(1 << 23, device="cuda:1")]):
@@ -237,7 +237,7 @@ async def test_a19_a_candidate_that_fails_or_ends_its_process_disturbs_no_other(
 
 @pytest.mark.anyio
 async def test_a20_leaving_a_run_early_cancels_what_is_under_way() -> None:
-    """Leaving a run early cancels its compiles and measurements, and starts no more of them."""
+    """Leaving a run early cancels its compiles and measurements, and starts no more."""
     machine = FakeMachine(500)
     async with atune.Tuner(machine=machine) as tuner:
         async for event in tuner.events():

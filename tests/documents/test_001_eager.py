@@ -191,7 +191,7 @@ def test_e13_every_door_takes_a_decorated_kernel_or_says_what_to_give(tmp_path: 
 
 
 def test_e14_a_cleared_cache_has_the_next_call_ask_again(tuned: SimpleNamespace) -> None:
-    """A tuned function's cache can be cleared as in TileLang; the next call then looks the kernel up again."""
+    """A tuned function's cache can be cleared as in TileLang; the next call looks the kernel up again."""
     known = len(tuned.asked)
     tuned.eager._tuner_cache.clear()
     assert len(tuned.eager._tuner_cache) == 0

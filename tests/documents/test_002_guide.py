@@ -119,7 +119,7 @@ def test_b3_configs_may_be_generated_once_and_serve_every_problem() -> None:
 
 
 def test_b4_a_function_of_configs_gets_the_call() -> None:
-    """A function that returns configurations gets the call's arguments as written; a known call is not tuned again."""
+    """A function that returns configurations gets the call's arguments as written; known calls are not tuned again."""
     asked: list[Any] = []
     kernel = lazy(lambda *args, **kwargs: asked.append((args, kwargs)) or BLOCKS)
     first = kernel(64, factor=2.0)
@@ -243,7 +243,7 @@ def test_b16_drawing_needs_static_shapes(place: Place) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8", "bfloat16"])
 def test_b17_dtypes_that_only_some_devices_have(dtype: str) -> None:
-    """Inputs can be drawn for the float8 dtypes as well."""
+    """Inputs can be drawn for float8 dtypes."""
     Place("cuda").tuner(typed, [{"block": 16}], arguments={"dtype": dtype, "threads": 16}).run()
 
 
@@ -334,13 +334,13 @@ def test_b24_threads_may_be_a_tuple() -> None:
 
 
 def test_b25_dtypes_may_be_tuned() -> None:
-    """A configuration may set a dtype, and each candidate then gets inputs of its own."""
+    """A configuration may set a dtype; each candidate then gets its own inputs."""
     found = cpu_tuner(typed, [{"dtype": dtype} for dtype in ("float32", "int32", "int8")], ref_prog=torch.clone).run()
     assert found.tuning.measured == 3
 
 
 def test_b26_what_exceeds_the_device_is_not_compiled() -> None:
-    """Configurations that exceed the device's shared memory or threads are left out before they are compiled."""
+    """Configurations that exceed the device's shared memory or threads are not compiled."""
     limits = DeviceLimits(smem_bytes=1000, threads=1024)
     over = exceeded_limit(StaticFacts(smem_bytes=1001), limits)
     assert over == "shared memory: 1001 bytes per block, but the device has 1000"
@@ -349,7 +349,7 @@ def test_b26_what_exceeds_the_device_is_not_compiled() -> None:
 
 
 def test_b27_the_best_configuration_can_be_read_again(guide: SimpleNamespace, capsys: Any) -> None:
-    """`atune show` prints the best configuration of a journal, ready to become the default."""
+    """`atune show` prints a journal's best configuration, ready to become the default."""
     assert main(["show", guide.artifact.tuning.journal, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["config"].items() >= guide.artifact.config.items()
 

@@ -61,7 +61,7 @@ def same_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("same_server")
 def test_b32_no_log_file_appears_and_errors_reach_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no autotuner.log: the result says what failed and why, and its journal is in the cache folder."""
+    """There is no autotuner.log: the result says what failed and why; its journal is in the cache folder."""
     of_workers = Path("autotuner.log").resolve()  # they stay in the folder in which their server was started
     before = of_workers.exists() and of_workers.stat()
     monkeypatch.chdir(tmp_path)
@@ -287,7 +287,7 @@ def test_b45_configurations_are_compiled_for_a_sweep_of_your_own() -> None:
 
 
 def test_b46_saved_results_go_both_ways(tmp_path: Path) -> None:
-    """TileLang loads what atune saves, and atune loads what TileLang saves; no other file is left behind."""
+    """TileLang and atune load each other's saved results; no other file is left behind."""
     A, given = torch.randn(64), {"target": "c", "execution_backend": "cython", "out_idx": [-1]}
     ours = cpu_tuner(ref_prog=doubled).run()
     ours.save_to_disk(tmp_path / "ours")
@@ -380,7 +380,7 @@ def test_b52_no_configurations_to_tune(configs: Any) -> None:
 
 
 def test_b53_a_timeout_holds_for_every_configuration() -> None:
-    """`timeout`, `warmup` and `rep` of `set_profile_args` apply to every configuration, unless `run` overrides them."""
+    """`timeout`, `warmup` and `rep` of `set_profile_args` apply to all configurations, unless `run` overrides them."""
     made = cpu_tuner(warmup=7, rep=11, timeout=13)
     calls = [made.call_of(TilelangKernel(made.fn), given) for given in ({}, {"rep": 17})]
     calls.append(made.set_profile_args(rep=3).call_of(TilelangKernel(made.fn), {}))

@@ -191,7 +191,7 @@ def test_l11_where_none_validates_the_compilers_own_is_left() -> None:
 
 
 def test_l12_of_threads_that_hold_the_same_element_one_stores_it(tmp_path: Path) -> None:
-    """If several threads hold copies of an element, only one of them stores it, so nothing is added twice."""
+    """If several threads hold copies of an element, only one stores it, so nothing is added twice."""
     with session_of(FileRef(str(TESTS / "contract_kernels.py"), "MOODY_GPU"), tmp_path) as candidates:
         code = source_of(lower(candidates[MODES.index("replicated")]))
     assert "float held[1];" in code and re.search(r"__launch_bounds__\(128\b", code)
@@ -335,7 +335,7 @@ def test_l24_a_candidate_says_for_which_layout_it_was_passed_over() -> None:
 
 
 def test_l25_a_layout_can_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page on layouts shows how to draw a layout with tilelang's `plot_layout`."""
+    """The page on layouts shows how tilelang's `plot_layout` draws a layout."""
     [program] = [one for one in re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.S) if "plot_layout" in one]
     pyplot = MagicMock(**{"subplots.return_value": (MagicMock(), MagicMock())})
     stand_ins = {"matplotlib": MagicMock(pyplot=pyplot), "matplotlib.pyplot": pyplot, "matplotlib.patches": MagicMock()}
