@@ -122,7 +122,7 @@ def test_a7_each_configuration_of_a_library_has_its_own_kernel(run: Any) -> None
 @pytest.mark.anyio
 @pytest.mark.parametrize("bad", [[2], [0, 5], [1, 2, 3, 4, 5]])
 async def test_a8_a_bad_member_of_a_group_fails_alone(bad: list[int]) -> None:
-    """A group that does not compile is split until failing members stand alone."""
+    """A group that does not compile is split until only the failing members stand alone."""
     machine = FakeMachine(6, Script(fails=dict.fromkeys(bad, "compile")), workers=2)
     run = await finish(machine, compile=CompileSettings(group_size=6))
     assert sorted((e.index, e.kind) for e in run.of(events.BuildFailed)) == [(index, "compile") for index in bad]

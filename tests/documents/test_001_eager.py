@@ -64,7 +64,7 @@ def tuned() -> SimpleNamespace:
 
 
 def test_e1_a_kernel_in_eager_style_is_tuned_by_its_first_call(tuned: SimpleNamespace) -> None:
-    """The first call of an eager kernel tunes it, and returns the outputs just as later calls do."""
+    """The first call of an eager kernel tunes it, and returns the outputs as later calls do."""
     assert torch.equal(tuned.out, tuned.A + 1)
     known = len(tuned.eager.results)
     assert torch.equal(tuned.eager(torch.ones(64)), torch.full((64,), 2.0)) and len(tuned.eager.results) == known
@@ -116,7 +116,7 @@ def test_e6_a_saved_result_keeps_its_outputs(tmp_path: Path) -> None:
 
 
 def test_e7_a_result_without_that_file_is_loaded(tmp_path: Path) -> None:
-    """A result that an older TileLang saved without `out_idx.json` loads with the outputs that the caller names."""
+    """A result that an older TileLang saved without `out_idx.json` loads with outputs that the caller names."""
     saved_by_tilelang(tmp_path)
     (tmp_path / "out_idx.json").unlink()
     A, found = torch.randn(64), AutotuneResult.load_from_disk(str(tmp_path), dataclasses.replace(ON_CPU, out_idx=[-1]))

@@ -235,7 +235,7 @@ def test_b15_supply_types_have_tilelangs_names() -> None:
 
 
 def test_b16_drawing_needs_static_shapes(place: Place) -> None:
-    """If a dimension is symbolic and you give no tensors, the error says how to give them."""
+    """If a dimension is symbolic and tensors are missing, the error says how to give them."""
     with pytest.raises(ArgumentError, match=r"dimension 'm' is symbolic.*: give tensors and scalars with `with"):
         place.scaled(n=T.dynamic("m")).run()
 

@@ -231,7 +231,7 @@ def test_d16_every_argument_that_is_not_tuned_makes_the_key(tuned: Any, unbuilt:
 
 
 def test_d17_of_many_that_ask_at_once_one_tunes(tuned: Any, unbuilt: Engine, anyio_backend: str) -> None:
-    """If many calls have the same key at the same time, one call tunes; the others get its result as a cache hit."""
+    """If calls have the same key at the same time, one call tunes; the others get its result as a cache hit."""
     unbuilt.seconds = 0.2
     kernel, results = tuned(), list[atune.TuneResult]()
 
@@ -343,7 +343,7 @@ def test_d24_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
 
 
 def test_d25_candidates_are_measured_as_their_compiles_end(piped: tuple[FakeMachine, Run]) -> None:
-    """Candidates are measured as they are compiled, and listed in the order of the space."""
+    """Candidates are measured in the order of compiling, and listed in the order of the space."""
     built = [index for event in piped[1].of(ArtifactBuilt) for index in event.indices]
     assert [event.index for event in piped[1].of(CandidateMeasured)] == built == [*reversed(range(8))]
     assert [one.index for one in piped[1].result.records] == [*range(8)]

@@ -185,7 +185,7 @@ def test_l10_where_work_is_equal_registers_accesses_and_the_compiler_decide() ->
 
 
 def test_l11_where_none_validates_the_compilers_own_is_left() -> None:
-    """If no layout of a configuration is valid, the compiler's own is tried, so that you see why it fails."""
+    """If no layout of a configuration is valid, the compiler's own is tried, so you see why it fails."""
     found = [Alternative(0, ONE, valid=False), Alternative(1, ALL, valid=False, own=True)]
     assert choose(found) == LayoutSelection((1,), {})
 
@@ -208,7 +208,7 @@ def test_l13_a_kernel_with_less_replication_is_right_on_a_gpu() -> None:
 
 
 def test_l14_choosing_before_measuring_finds_the_winner_of_all() -> None:
-    """The winner is as fast if only each configuration's best layout is measured as if all layouts are."""
+    """If only the best layout of each configuration is measured, the winner is as fast as with all layouts."""
     every, one = (replay(STORED / f"uneven_{name}.jsonl") for name in ("all", "one"))
     assert one.total == every.total == 72 and one.measured < every.measured / 3 + 1 and one.wall_s < every.wall_s
     assert one.latency_ms is not None and every.latency_ms is not None and one.latency_ms / every.latency_ms < 1.02
@@ -257,7 +257,7 @@ def test_l16_layouts_of_ones_own_are_fragments(folder: Path) -> None:
 
 
 def test_l17_layouts_that_conflict_cost_one_candidate(folder: Path) -> None:
-    """Layouts that contradict each other fail with tilelang's own message, which names both layouts."""
+    """Layouts that contradict each other fail with tilelang's message, which names both layouts."""
     with pytest.raises(
         Exception, match=r"(?s)conflict between B_frag .*loop Fragment.*fragment Fragment.*replicate: 128"
     ):
