@@ -65,7 +65,7 @@ def of(run: Any, kind: type[Any]) -> list[Any]:
 
 
 def test_a1_the_pipeline_can_be_switched_off(run: Any) -> None:
-    """With `use_pipeline=False`, measuring starts only once everything is compiled."""
+    """With `use_pipeline=False`, measuring starts only after everything is compiled."""
     assert of(run, events.ArtifactBuilt)[-1].seq < of(run, events.BenchmarkStarted)[0].seq
 
 
@@ -86,7 +86,7 @@ async def test_a2_measuring_runs_beside_compiling(pipeline: bool) -> None:
 
 
 def test_a3_several_configurations_are_compiled_into_one_library(run: Any) -> None:
-    """Grouped compilation compiles the device code of several configurations together, into one library."""
+    """Grouped compilation compiles the device code of several configurations into one library."""
     assert of(run, events.ArtifactBuilt)[0].indices == (0, 1)
 
 
@@ -104,7 +104,7 @@ def test_a5_grouped_compilation_can_be_switched_off(given: dict[str, Any], alone
 
 
 def test_a6_every_way_of_compiling_and_measuring_finds_the_same() -> None:
-    """The same candidates are measured, and the same one wins, with and without the pipeline and groups."""
+    """With and without pipeline and groups, the same candidates are measured, and the same candidate wins."""
     found = []
     for pipeline, size in ((True, None), (True, 4), (False, 1)):
         machine = FakeMachine(20, Script(latency_ms=valley(7), fails={3: "compile", 5: "mismatch"}), devices=2)
@@ -136,7 +136,7 @@ def test_a9_kernels_of_one_library_have_names_of_their_own(run: Any) -> None:
 
 
 def test_a10_a_configuration_that_cannot_be_elaborated_fails_alone(run: Any) -> None:
-    """If the kernel function fails for one configuration, the others are still compiled and measured."""
+    """If the kernel function fails for one configuration, the others are compiled and measured."""
     assert [(e.index, e.kind) for e in of(run, events.BuildFailed)] == [(3, "lower")] and run.tuning.measured == 2
 
 
@@ -172,7 +172,7 @@ def test_a14_all_gpus_are_used_where_none_is_named() -> None:
 
 
 def test_a15_a_free_gpu_takes_what_is_ready() -> None:
-    """All GPUs take work from one queue, so a slow or hanging GPU does not hold up the others."""
+    """All GPUs take work from one queue, so candidates do not wait for a GPU that hangs or is slow."""
     machine = FakeMachine(40, Script(hangs={0: "measure"}, lower_s=0.01, compile_s=0.01), devices=2, default=0)
     assert atune.run(machine=machine).measured == 39
     assert min(map(len, machine.measured.values())) <= 5
@@ -181,7 +181,7 @@ def test_a15_a_free_gpu_takes_what_is_ready() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_a16_each_gpu_has_inputs_of_its_own() -> None:
-    """The tensors of `set_autotune_inputs` are copied to every GPU on which candidates are measured."""
+    """The tensors of `set_autotune_inputs` are copied to every GPU that measures candidates."""
     one = AutoTuner.from_kernel(few_blocks, [{"blocks": 1 << n} for n in range(8)])
     one.set_compile_args(out_idx=[-1], target="cuda").set_kernel_parameters(((1 << 23, 2.0), {}), {})
     with compat.set_autotune_inputs([torch.randn(1 << 23, device="cuda:1")]):
@@ -193,7 +193,7 @@ def test_a16_each_gpu_has_inputs_of_its_own() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("slow", ["fake-0", "fake-1", "fake-2"])
 async def test_a17_a_gpu_that_is_not_as_fast_as_the_others_is_left_out(slow: str) -> None:
-    """Each GPU times the reference; if one deviates, its figures do not count, and the others repeat its work."""
+    """Each GPU times the reference; if a GPU deviates, its figures do not count, and other GPUs repeat its work."""
     script = Script(latency_ms=valley(9), slowdown={slow: 0.9}, lower_s=0.01, compile_s=0.01)
     run = await finish(FakeMachine(24, script, devices=3))
     [excluded] = run.of(events.DeviceExcluded)
@@ -237,7 +237,7 @@ async def test_a19_a_candidate_that_fails_or_ends_its_process_disturbs_no_other(
 
 @pytest.mark.anyio
 async def test_a20_leaving_a_run_early_cancels_what_is_under_way() -> None:
-    """Leaving a run early cancels its compiles and measurements, and starts no more of them."""
+    """Leaving a run early cancels its compiles and measurements, and starts no more."""
     machine = FakeMachine(500)
     async with atune.Tuner(machine=machine) as tuner:
         async for event in tuner.events():
@@ -344,7 +344,7 @@ def test_a27_warmup_and_rep_count_calls_of_kernel_and_reference_alike(run: Any) 
     ],
 )
 def test_a28_each_option_of_the_pull_request_is_taken_or_answered(options: str, answer: str) -> None:
-    """`atune tune` takes each option of the pull request, or says what to write in its place."""
+    """`atune tune` takes each option of the pull request, or says what to write instead."""
     wrong = pytest.raises(UsageError, match=re.escape(f"{answer} (see atune tune --help)"))
     for one in options.split(", "):
         with wrong if answer else nullcontext():
@@ -418,7 +418,7 @@ TWO = {
 
 
 def test_a34_each_experiment_turns_one_feature_on_and_all_every_one() -> None:
-    """`bench/seed000.py` runs the experiments: each turns on one feature, and the last turns on all of them."""
+    """`bench/seed000.py` runs the experiments: each turns on one feature, and the last turns on all."""
     assert {one.label: " ".join(one.arguments) for one in seed000.chosen("", ["0", "1"])} == TWO
     assert [one.label for one in seed000.chosen("groups", ["0", "1"])] == ["nothing", *list(TWO)[3:6]]
     assert "2 devices" not in [one.label for one in seed000.chosen("", ["0"])]

@@ -64,7 +64,7 @@ def tuned() -> SimpleNamespace:
 
 
 def test_e1_a_kernel_in_eager_style_is_tuned_by_its_first_call(tuned: SimpleNamespace) -> None:
-    """The first call of an eager kernel tunes it, and returns its outputs just as later calls do."""
+    """The first call of an eager kernel tunes it, and returns the outputs as later calls do."""
     assert torch.equal(tuned.out, tuned.A + 1)
     known = len(tuned.eager.results)
     assert torch.equal(tuned.eager(torch.ones(64)), torch.full((64,), 2.0)) and len(tuned.eager.results) == known
@@ -78,7 +78,7 @@ def test_e2_compile_gives_the_tuned_kernel(tuned: SimpleNamespace) -> None:
 
 
 def test_e3_a_call_may_ask_for_the_kernel(tuned: SimpleNamespace) -> None:
-    """Calling a lazy kernel returns the compiled kernel; an eager one returns it on request."""
+    """Calling a lazy kernel returns the compiled kernel; an eager kernel returns it only on request."""
     assert isinstance(tuned.kernel, tilelang.JITKernel) and torch.equal(tuned.kernel(tuned.A), tuned.A * 2)
     assert tuned.lazy(64, __return_kernel=True) is tuned.kernel is tuned.lazy(64, __return_kernel=False)
     found = tuned.eager(tuned.A, __return_kernel=True)
@@ -116,7 +116,7 @@ def test_e6_a_saved_result_keeps_its_outputs(tmp_path: Path) -> None:
 
 
 def test_e7_a_result_without_that_file_is_loaded(tmp_path: Path) -> None:
-    """A result that an older TileLang saved without `out_idx.json` loads with the outputs that the caller names."""
+    """A result that an older TileLang saved without `out_idx.json` loads with outputs that the caller names."""
     saved_by_tilelang(tmp_path)
     (tmp_path / "out_idx.json").unlink()
     A, found = torch.randn(64), AutotuneResult.load_from_disk(str(tmp_path), dataclasses.replace(ON_CPU, out_idx=[-1]))
@@ -124,13 +124,13 @@ def test_e7_a_result_without_that_file_is_loaded(tmp_path: Path) -> None:
 
 
 def test_e8_arguments_may_be_written_in_any_form(tuned: SimpleNamespace) -> None:
-    """Equal calls have one key, however they are written; a tensor counts by its dtype, shape and strides."""
+    """Equal calls have the same key, however they are written; a tensor's dtype, shape and strides are part of it."""
     assert tuned.lazy(n=64) is tuned.kernel is tuned.lazy(64, factor=2.0)
     assert next(iter(tuned.eager._tuner_cache)) == TENSORS
 
 
 def test_e9_configurations_are_asked_for_with_each_calls_own_arguments(tuned: SimpleNamespace) -> None:
-    """A function of configurations gets each call's own arguments, and is asked again for different ones."""
+    """A function that returns configurations gets each call's arguments, and is called again if they differ."""
     [first, *_] = tuned.asked
     assert first[0][0] is tuned.A and first[1] == {}
     tuned.lazy.call_of((32,), {})
@@ -153,7 +153,7 @@ def test_e10_another_program_finds_what_was_tuned(tuned: SimpleNamespace, monkey
 
 
 def test_e11_the_configurations_count_in_the_key(tuned: SimpleNamespace) -> None:
-    """The key of a result includes the configurations, whether a list or a function gives them."""
+    """A result's key includes the configurations, whether a list or a function gives them."""
     same, other = (tilelang.autotune(configs=one, **QUICK)(shift) for one in (BLOCKS, BLOCKS[:1]))
     own, listed, fewer = (one.call_of((tuned.A,), {}).tuned.work.key for one in (tuned.eager, same, other))
     assert own == listed and own.space != fewer.space
@@ -168,7 +168,7 @@ def test_e12_given_tensors_are_tuned_on(tuned: SimpleNamespace) -> None:
 
 
 def test_e13_every_door_takes_a_decorated_kernel_or_says_what_to_give(tmp_path: Path, capsys: Any) -> None:
-    """The command line takes a tuned kernel by file and name; every other function says what to pass instead."""
+    """The command line takes a tuned kernel by file and name; for other functions an error says what to pass."""
     file = tmp_path / "kernel.py"
     file.write_text("import atune\nfrom decorated import shift\nK = atune.autotune(shift, space={'block': [16, 32]})\n")
     command = [f"{file}:K", "--arg", "n=64", "--target", "c", "--json"]
@@ -191,7 +191,7 @@ def test_e13_every_door_takes_a_decorated_kernel_or_says_what_to_give(tmp_path: 
 
 
 def test_e14_a_cleared_cache_has_the_next_call_ask_again(tuned: SimpleNamespace) -> None:
-    """The cache of a tuned function can be cleared as in TileLang, and the next call then looks it up again."""
+    """A tuned function's cache can be cleared as in TileLang; the next call looks the kernel up again."""
     known = len(tuned.asked)
     tuned.eager._tuner_cache.clear()
     assert len(tuned.eager._tuner_cache) == 0

@@ -106,7 +106,7 @@ def test_b2_the_decorated_function_returns_the_best_kernel(guide: SimpleNamespac
 
 
 def test_b3_configs_may_be_generated_once_and_serve_every_problem() -> None:
-    """Configurations come from a list, a generator or a function, and a kernel's arguments need not be data."""
+    """Configurations come from a list, a generator or a function; a kernel's arguments may be any objects."""
 
     def kernel(policy: Any, n: int = 64, block: int = 16) -> Any:
         return scaled(n, 2.0 if policy is T.GemmWarpPolicy.Square else 3.0, block)
@@ -119,7 +119,7 @@ def test_b3_configs_may_be_generated_once_and_serve_every_problem() -> None:
 
 
 def test_b4_a_function_of_configs_gets_the_call() -> None:
-    """A function of configurations gets the call's arguments as written, and a known call is not tuned again."""
+    """A function that returns configurations gets the call's arguments as written; known calls are not tuned again."""
     asked: list[Any] = []
     kernel = lazy(lambda *args, **kwargs: asked.append((args, kwargs)) or BLOCKS)
     first = kernel(64, factor=2.0)
@@ -130,7 +130,7 @@ def test_b4_a_function_of_configs_gets_the_call() -> None:
 
 
 def test_b5_every_configuration_is_tried(guide: SimpleNamespace) -> None:
-    """Every configuration of the guide's space is compiled, checked and measured, or has the same code as another."""
+    """Every configuration of the guide's space is compiled, checked and measured, or duplicates another."""
     tuning = guide.artifact.tuning
     assert tuning.total == len(guide.tuner.configs) == tuning.measured + tuning.duplicates
     assert all(one.checked for one in tuning.measurements)
@@ -145,7 +145,7 @@ def test_b6_without_a_gpu_the_guides_kernel_says_so() -> None:
 
 
 def test_b7_keys_of_a_configuration_are_arguments_of_the_kernel() -> None:
-    """If a configuration names something that is not an argument of the kernel, the error lists its arguments."""
+    """If a configuration names something that the kernel does not take, the error lists the kernel's arguments."""
     with pytest.raises(compat.ConfigError, match="scaled takes no argument 'tile'; it takes n, factor, block"):
         AutoTuner(scaled, [{"tile": 1}]).run()
     for configs in ("block", {"block": 16}, [16]):
@@ -191,7 +191,7 @@ def test_b11_the_programmatic_path_runs_as_it_stands(guide: SimpleNamespace) -> 
 
 
 def test_b12_the_result_has_kernel_latency_and_configuration(guide: SimpleNamespace) -> None:
-    """A result has the best kernel, its latency in milliseconds, and its configuration from the given list."""
+    """A result has the best kernel, its latency in milliseconds, and its configuration as you gave it."""
     found = guide.artifact
     assert isinstance(found.kernel, tilelang.JITKernel) and found.config in guide.tuner.configs
     assert found.latency == found.kernel.latency == found.tuning.latency_ms > 0
@@ -201,7 +201,7 @@ def test_b12_the_result_has_kernel_latency_and_configuration(guide: SimpleNamesp
 
 
 def test_b13_who_gives_the_tensors_comes_in_the_guides_order() -> None:
-    """`set_autotune_inputs` beats `supply_prog`, which beats `supply_type`; a warning names what is unused."""
+    """`set_autotune_inputs` beats `supply_prog`, which beats `supply_type`; a warning names unused sources."""
     given, supplied = torch.zeros(64), torch.ones(64)
     made = cpu_tuner(supply_prog=lambda params: [supplied], supply_type="zero")
     with pytest.warns(compat.CompatWarning, match="^supply_type: has no effect together with supply_prog$"):
@@ -235,7 +235,7 @@ def test_b15_supply_types_have_tilelangs_names() -> None:
 
 
 def test_b16_drawing_needs_static_shapes(place: Place) -> None:
-    """If a dimension is symbolic and you give no tensors, the error says how to give them."""
+    """If a dimension is symbolic and tensors are missing, the error says how to give them."""
     with pytest.raises(ArgumentError, match=r"dimension 'm' is symbolic.*: give tensors and scalars with `with"):
         place.scaled(n=T.dynamic("m")).run()
 
@@ -243,7 +243,7 @@ def test_b16_drawing_needs_static_shapes(place: Place) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8", "bfloat16"])
 def test_b17_dtypes_that_only_some_devices_have(dtype: str) -> None:
-    """Inputs can be drawn for the float8 dtypes as well."""
+    """Inputs can be drawn for float8 dtypes."""
     Place("cuda").tuner(typed, [{"block": 16}], arguments={"dtype": dtype, "threads": 16}).run()
 
 
@@ -264,7 +264,7 @@ def test_b18_each_configuration_is_checked() -> None:
 
 
 def test_b19_a_reference_gets_the_inputs_that_candidates_get() -> None:
-    """`ref_prog` gets the candidates' inputs; its outputs are compared with theirs, and it is timed as well."""
+    """`ref_prog` gets the candidates' inputs, its outputs are compared with the candidates', and it is timed."""
 
     def reference(A: torch.Tensor) -> torch.Tensor:
         assert bool((A == 3).all())
@@ -334,13 +334,13 @@ def test_b24_threads_may_be_a_tuple() -> None:
 
 
 def test_b25_dtypes_may_be_tuned() -> None:
-    """A configuration may set a dtype, and each candidate then gets inputs of its own."""
+    """A configuration may set a dtype; each candidate then gets its own inputs."""
     found = cpu_tuner(typed, [{"dtype": dtype} for dtype in ("float32", "int32", "int8")], ref_prog=torch.clone).run()
     assert found.tuning.measured == 3
 
 
 def test_b26_what_exceeds_the_device_is_not_compiled() -> None:
-    """Configurations that exceed the device's shared memory or threads are left out before they are compiled."""
+    """Configurations that exceed the device's shared memory or threads are not compiled."""
     limits = DeviceLimits(smem_bytes=1000, threads=1024)
     over = exceeded_limit(StaticFacts(smem_bytes=1001), limits)
     assert over == "shared memory: 1001 bytes per block, but the device has 1000"
@@ -349,7 +349,7 @@ def test_b26_what_exceeds_the_device_is_not_compiled() -> None:
 
 
 def test_b27_the_best_configuration_can_be_read_again(guide: SimpleNamespace, capsys: Any) -> None:
-    """`atune show` prints the best configuration of a journal, ready to become the default."""
+    """`atune show` prints a journal's best configuration, ready to become the default."""
     assert main(["show", guide.artifact.tuning.journal, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["config"].items() >= guide.artifact.config.items()
 
@@ -370,7 +370,7 @@ def test_b29_the_current_device_is_measured_on(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_b30_a_kernel_that_never_ends_fails_alone(hung: AutotuneResult) -> None:
-    """A configuration that runs past `timeout` fails and names that limit, and the others are measured."""
+    """A configuration that runs past `timeout` fails with an error that names the limit; the others are measured."""
     [failure] = hung.tuning.failures  # type: ignore[union-attr]
     assert (failure.config, failure.kind, hung.config) == ({"mode": "loop"}, "timeout", {"mode": "ok"})
     assert failure.message.startswith("ran past benchmark_timeout_s=1")

@@ -61,7 +61,7 @@ def same_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("same_server")
 def test_b32_no_log_file_appears_and_errors_reach_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no autotuner.log: the result says what failed and why, and its journal is in the cache folder."""
+    """There is no autotuner.log: the result says what failed and why; its journal is in the cache folder."""
     of_workers = Path("autotuner.log").resolve()  # they stay in the folder in which their server was started
     before = of_workers.exists() and of_workers.stat()
     monkeypatch.chdir(tmp_path)
@@ -74,7 +74,7 @@ def test_b32_no_log_file_appears_and_errors_reach_the_caller(tmp_path: Path, mon
 
 
 def test_b33_the_best_kernels_are_kept_in_memory() -> None:
-    """The best kernels stay in memory; once `_tuner_cache` is cleared, the next call looks them up again."""
+    """The best kernels stay in memory; after `_tuner_cache` is cleared, the next call looks them up again."""
     asked: list[int] = []
     kernel = lazy(lambda n: asked.append(n) or BLOCKS)
     kernel(64)
@@ -85,7 +85,7 @@ def test_b33_the_best_kernels_are_kept_in_memory() -> None:
 
 
 def test_b34_the_key_covers_outputs_inputs_checks_and_callbacks() -> None:
-    """The key of a result covers the problem, the arguments of both setters, and the sources of the callbacks."""
+    """A result's key covers the problem, both setters' arguments, and the callbacks' sources."""
     keys = [
         key(),
         key(128),
@@ -103,7 +103,7 @@ def test_b34_the_key_covers_outputs_inputs_checks_and_callbacks() -> None:
 
 
 def test_b35_results_lie_in_a_folder_of_their_own() -> None:
-    """Results have no folder for each key; the migration page says where they are kept instead."""
+    """Results have no folder for each key; the migration page says where they are."""
     assert "| `TILELANG_CACHE_DIR` | results and libraries are kept in its subfolder `atune` |" in MIGRATION
 
 
@@ -122,7 +122,7 @@ def test_b36_a_saved_result_has_the_guides_files(tmp_path: Path) -> None:
 def test_b37_tilelangs_cache_folder_moves_results_and_libraries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TILELANG_CACHE_DIR moves results and libraries, and they are found again there."""
+    """TILELANG_CACHE_DIR moves results and libraries, and later runs find them there."""
     own, theirs = tmp_path / "own", tmp_path / "theirs"
     monkeypatch.setenv("ATUNE_CACHE_DIR", str(own))
     monkeypatch.setenv("TILELANG_CACHE_DIR", str(theirs))
@@ -138,7 +138,7 @@ def test_b37_tilelangs_cache_folder_moves_results_and_libraries(
 
 
 def test_b38_a_disabled_cache_keeps_nothing_of_the_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With TILELANG_DISABLE_CACHE=1, neither results nor libraries are kept or used."""
+    """With TILELANG_DISABLE_CACHE=1, atune neither keeps nor uses results or libraries."""
     monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "atune"))
     monkeypatch.setenv("TILELANG_DISABLE_CACHE", "1")
     found, A = cpu_tuner(n=160).run(), torch.randn(160)
@@ -183,7 +183,7 @@ def test_b39_the_migration_page_has_every_parameter_and_variable() -> None:
 def test_b40_variables_set_the_number_of_compile_processes(
     variables: dict[str, str], expected: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three variables (number, share, limit) set how many compile processes run; an error names the wrong one."""
+    """Three variables (number, share, limit) set how many compile processes run; an error names a wrong variable."""
     for name, value in variables.items():
         monkeypatch.setenv(f"TILELANG_AUTO_TUNING_{name}", value)
     assert planned(target="c").compile.workers == expected
@@ -196,7 +196,7 @@ def test_b40_variables_set_the_number_of_compile_processes(
 
 @pytest.mark.usefixtures("same_server")
 def test_b41_without_the_tuners_cache_libraries_are_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With TILELANG_AUTO_TUNING_DISABLE_CACHE=1, no results are kept, but libraries are used again."""
+    """With TILELANG_AUTO_TUNING_DISABLE_CACHE=1, atune keeps no results, but uses libraries again."""
     monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TILELANG_AUTO_TUNING_DISABLE_CACHE", "1")
     cpu_tuner(n=224).run()
@@ -287,7 +287,7 @@ def test_b45_configurations_are_compiled_for_a_sweep_of_your_own() -> None:
 
 
 def test_b46_saved_results_go_both_ways(tmp_path: Path) -> None:
-    """TileLang loads what atune saves, and atune what TileLang saves; no other file is left behind."""
+    """TileLang and atune load each other's saved results; no other file is left behind."""
     A, given = torch.randn(64), {"target": "c", "execution_backend": "cython", "out_idx": [-1]}
     ours = cpu_tuner(ref_prog=doubled).run()
     ours.save_to_disk(tmp_path / "ours")
@@ -307,7 +307,7 @@ def test_b46_saved_results_go_both_ways(tmp_path: Path) -> None:
 
 
 def test_b47_spaces_follow_from_the_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function of configurations gets what TileLang gives it: the problem by name, with the kernel's defaults."""
+    """A function that returns configurations gets the problem by name, with the kernel's defaults, as in TileLang."""
     monkeypatch.setattr(tuner, "_init_logger_handlers", lambda: None)  # it writes a file in the folder it is run in
     asked: list[dict[str, Any]] = []
 
@@ -380,7 +380,7 @@ def test_b52_no_configurations_to_tune(configs: Any) -> None:
 
 
 def test_b53_a_timeout_holds_for_every_configuration() -> None:
-    """`timeout`, `warmup` and `rep` of `set_profile_args` apply to every configuration, unless `run` overrides them."""
+    """`timeout`, `warmup` and `rep` of `set_profile_args` apply to all configurations, unless `run` overrides them."""
     made = cpu_tuner(warmup=7, rep=11, timeout=13)
     calls = [made.call_of(TilelangKernel(made.fn), given) for given in ({}, {"rep": 17})]
     calls.append(made.set_profile_args(rep=3).call_of(TilelangKernel(made.fn), {}))

@@ -106,7 +106,7 @@ def test_d6_names_of_the_configuration_are_constants_of_the_kernel() -> None:
 
 
 def test_d7_a_decorator_without_a_space_is_refused() -> None:
-    """A decorator without a space is refused where it is written, with advice on how to give one."""
+    """A decorator without a space is refused where it is written, with advice on how to give a space."""
     bare: Any = atune.autotune
     with pytest.raises(SpaceError, match=r"autotune: give a space, such as @atune\.autotune\(space={"):
         bare(scale_jit)
@@ -222,7 +222,7 @@ def test_d15_the_cache_is_cleared_of_a_kernel_or_a_key(tuned: Any, unbuilt: Engi
 
 
 def test_d16_every_argument_that_is_not_tuned_makes_the_key(tuned: Any, unbuilt: Engine) -> None:
-    """A second call with the same arguments finds the winner of the first, and different arguments are tuned."""
+    """A second call with the same arguments finds the first call's winner; other arguments are tuned."""
     kernel = tuned()
     assert [kernel.tune(64).cache_hit, kernel.tune(128).cache_hit, kernel.tune(64, 2).cache_hit] == [False] * 3
     assert [kernel.tune(n=64).cache_hit, kernel.tune(64, factor=1).cache_hit] == [True] * 2
@@ -231,7 +231,7 @@ def test_d16_every_argument_that_is_not_tuned_makes_the_key(tuned: Any, unbuilt:
 
 
 def test_d17_of_many_that_ask_at_once_one_tunes(tuned: Any, unbuilt: Engine, anyio_backend: str) -> None:
-    """If many calls have the same key at the same time, one tunes, and the others get its result as a cache hit."""
+    """If calls have the same key at the same time, one call tunes; the others get its result as a cache hit."""
     unbuilt.seconds = 0.2
     kernel, results = tuned(), list[atune.TuneResult]()
 
@@ -262,7 +262,7 @@ def test_d18_presets_and_options() -> None:
 
 
 def test_d19_setup_check_and_launch_arguments(tuned: Any) -> None:
-    """Your functions set up inputs and check outputs, and a launch may get other arguments than the tuning."""
+    """Your functions set up inputs and check outputs; a launch may get other arguments than the tuning."""
     result = tuned(shift, setup=ones, check=all_ones).tune(torch.randn(64))
     assert result.measured == 2
     for wrong in ({"check": all_ones}, {"reference": doubled}):
@@ -291,7 +291,7 @@ def test_d20_the_first_is_timed_while_the_others_compile(piped: tuple[FakeMachin
 
 
 def test_d21_one_process_times_one_at_a_time(piped: tuple[FakeMachine, Run]) -> None:
-    """A device's own process times one candidate at a time, no matter how many compile beside it."""
+    """A device's own process times one candidate at a time, however many compile beside it."""
     assert piped[0].most_at_once["build"] == 8
     assert piped[0].most_at_once["measure"] == 1 and piped[0].starts == {"fake-0": 1}
 
@@ -313,7 +313,7 @@ def cancelled(machine: FakeMachine, journal: Path, built: int = 0) -> list[int]:
 
 
 def test_d22_cancelling_starts_nothing_more(tmp_path: Path) -> None:
-    """Once a run is cancelled, it compiles and measures nothing more."""
+    """A cancelled run compiles and measures nothing more."""
     assert len(cancelled(machine := FakeMachine(500, workers=3), tmp_path / "run.jsonl")) == 1
     assert len(machine.lowered) < 100
 
@@ -326,7 +326,7 @@ def test_d23_full_buffers_hold_no_cancellation_up(tmp_path: Path) -> None:
 
 
 def test_d24_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
-    """Ctrl-C ends `run` at once: its workers end, and then it raises KeyboardInterrupt."""
+    """Ctrl-C ends `run` at once: its workers end, then it raises KeyboardInterrupt."""
     hanging = Script(hangs=dict.fromkeys(range(20), "measure"))
     patient = atune.BenchmarkSettings(benchmark_timeout_s=1e9)
     machine = FakeMachine(20, hanging, benchmark=patient, clock=FakeClock(pace=1.0))
@@ -343,14 +343,14 @@ def test_d24_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
 
 
 def test_d25_candidates_are_measured_as_their_compiles_end(piped: tuple[FakeMachine, Run]) -> None:
-    """Candidates are measured in the order in which they compile, and listed in the order of the space."""
+    """Candidates are measured in the order of compiling, and listed in the order of the space."""
     built = [index for event in piped[1].of(ArtifactBuilt) for index in event.indices]
     assert [event.index for event in piped[1].of(CandidateMeasured)] == built == [*reversed(range(8))]
     assert [one.index for one in piped[1].result.records] == [*range(8)]
 
 
 def test_d26_what_was_measured_before_a_cancellation_is_kept(tmp_path: Path) -> None:
-    """Measurements from before a cancellation are in the journal, and are not made again."""
+    """Measurements from before a cancellation stay in the journal, and are not repeated."""
     journal, machine = tmp_path / "run.jsonl", FakeMachine(20)
     kept = cancelled(FakeMachine(20), journal)
     assert atune.run(machine=machine, journal=journal).measured == 20
@@ -377,7 +377,7 @@ SLOW = Script(lower_s=0.1, compile_s=2.0)
 
 @pytest.mark.parametrize(("total", "budget"), [(2, None), (15, None), (36, 4)])
 def test_d28_compiles_run_beside_each_other(total: int, budget: int | None) -> None:
-    """Compiles run side by side: if candidates are few, each gets a worker of its own."""
+    """Compiles run side by side: if candidates are few, each gets its own worker."""
     machine, candidates = FakeMachine(total, SLOW, workers=16), budget or total
     run = anyio.run(lambda: finish(machine, strategy="exhaustive", budget=budget))
     assert sorted(map(len, machine.groups)) == [1] * candidates
@@ -400,7 +400,7 @@ def test_d29_calls_that_give_the_tunables_are_plain_calls(tuned: Any, engine: En
 
 
 def test_d30_compiling_beside_measuring_halves_the_time() -> None:
-    """A stored run of 288 products took less than half the time of its compiles and measurements one by one."""
+    """A stored run of 288 products took less than half as long as its compiles and measurements one by one."""
     events = read(STORED / "gemm288" / "atune.jsonl")
     steps = [e.seconds for e in events if isinstance(e, (CandidateLowered, ArtifactBuilt, CandidateMeasured))]
     assert len(steps) > 600 and events[-1].mono < sum(steps) / 2

@@ -93,7 +93,7 @@ def test_l1_explain_shows_the_layout_that_inference_chose(inferred: Lowered) -> 
 
 
 def test_l2_three_fragments_have_four_slots_a_thread(inferred: Lowered) -> None:
-    """The threads share a loop that reads a fragment they all hold: 4 slots a thread, not 512."""
+    """Threads share a loop over a fragment that they all hold: each thread does 4 iterations, not 512."""
     slots = dict(re.findall(r"float (\w+_frag)\[(\d+)\];", source_of(inferred)))
     assert slots == {"S_frag": "4", "A_frag": "4", "B_frag": "4"}
     assert re.search(r"__launch_bounds__\(128\b", source_of(inferred))
@@ -115,7 +115,7 @@ def test_l4_a_declared_layout_takes_fewer_registers_and_less_time() -> None:
 
 
 def test_l5_both_candidates_can_be_declared(inferred: Lowered, folder: Path) -> None:
-    """A space's axes can name both candidates of inference: the even share, and the layout of a fragment."""
+    """A space's axes can name both layouts that inference considers: the even share, and a fragment's layout."""
     axes = atune.Space(held=layout.fragments(), loop=layout.loops(2, 4)).axes
     assert axes == {"held": ("compiler", "replicated"), "loop": ("compiler", "vector2", "vector4")}
     pairs, share = (lowered(folder, loop=how).code_key for how in ("vector2", "vector4"))
@@ -123,7 +123,7 @@ def test_l5_both_candidates_can_be_declared(inferred: Lowered, folder: Path) -> 
 
 
 def test_l6_explain_shows_the_candidate_that_inference_did_not_take(inferred: Lowered, replicated: Lowered) -> None:
-    """If a loop reads a fragment, `atune explain` shows the cost of the candidate that inference did not take."""
+    """If a loop reads a fragment, `atune explain` shows the cost of the layout that inference rejected."""
     loops = ([line for line in told(layouts_in(one)) if "loop " in line[:5]] for one in (inferred, replicated))
     [taken, same], [other, _] = loops
     assert "not laid out as A_frag (512 per thread)" in taken
@@ -164,13 +164,13 @@ def test_l7_a_layout_that_does_not_validate_is_never_chosen() -> None:
 
 
 def test_l8_a_layout_that_contains_another_is_passed_over() -> None:
-    """A layout is passed over if another needs only some of its threads in every examined iteration."""
+    """A layout is passed over if another layout needs only some of its threads in every examined iteration."""
     assert better(1, model.CONTAINED, ALL, ONE, own=0) and better(0, model.CONTAINED, ONE, ALL, own=1)
     assert better(1, model.CONTAINED, OWN, FEW_LONG)  # whose few threads have more iterations each
 
 
 def test_l9_where_none_contains_the_other_the_least_work_decides() -> None:
-    """If no layout contains the other, the one with the least redundant work is preferred."""
+    """If no layout contains another, the layout with the least redundant work is preferred."""
     assert better(1, model.REDUNDANT, OWN, OTHER, own=0) and better(0, model.REDUNDANT, THIN, REPEATED)
     for other in (layouts(range(4), 16, loops=2), LONGER):  # other loops are compared by work alone
         assert chosen(other, ONE).rejected[0].why == model.REDUNDANT
@@ -185,13 +185,13 @@ def test_l10_where_work_is_equal_registers_accesses_and_the_compiler_decide() ->
 
 
 def test_l11_where_none_validates_the_compilers_own_is_left() -> None:
-    """If no layout of a configuration is valid, the compiler's own is tried, so that you see why it fails."""
+    """If no layout of a configuration is valid, the compiler's own is tried, so you see why it fails."""
     found = [Alternative(0, ONE, valid=False), Alternative(1, ALL, valid=False, own=True)]
     assert choose(found) == LayoutSelection((1,), {})
 
 
 def test_l12_of_threads_that_hold_the_same_element_one_stores_it(tmp_path: Path) -> None:
-    """If several threads hold copies of an element, only one of them stores it, so nothing is added twice."""
+    """If several threads hold copies of an element, only one stores it, so nothing is added twice."""
     with session_of(FileRef(str(TESTS / "contract_kernels.py"), "MOODY_GPU"), tmp_path) as candidates:
         code = source_of(lower(candidates[MODES.index("replicated")]))
     assert "float held[1];" in code and re.search(r"__launch_bounds__\(128\b", code)
@@ -208,7 +208,7 @@ def test_l13_a_kernel_with_less_replication_is_right_on_a_gpu() -> None:
 
 
 def test_l14_choosing_before_measuring_finds_the_winner_of_all() -> None:
-    """Measuring only the best layout of each configuration finds a winner as fast as measuring all layouts."""
+    """If only the best layout of each configuration is measured, the winner is as fast as with all layouts."""
     every, one = (replay(STORED / f"uneven_{name}.jsonl") for name in ("all", "one"))
     assert one.total == every.total == 72 and one.measured < every.measured / 3 + 1 and one.wall_s < every.wall_s
     assert one.latency_ms is not None and every.latency_ms is not None and one.latency_ms / every.latency_ms < 1.02
@@ -257,7 +257,7 @@ def test_l16_layouts_of_ones_own_are_fragments(folder: Path) -> None:
 
 
 def test_l17_layouts_that_conflict_cost_one_candidate(folder: Path) -> None:
-    """Layouts that contradict each other fail with tilelang's own message, which names both layouts."""
+    """Layouts that contradict each other fail with tilelang's message, which names both layouts."""
     with pytest.raises(
         Exception, match=r"(?s)conflict between B_frag .*loop Fragment.*fragment Fragment.*replicate: 128"
     ):
@@ -327,7 +327,7 @@ def test_l23_the_best_few_layouts_come_best_first() -> None:
 
 
 def test_l24_a_candidate_says_for_which_layout_it_was_passed_over() -> None:
-    """`atune show` says which layouts a candidate was preferred to or passed over for, and why."""
+    """`atune show` says which candidates have a worse layout, or which has a better one, and why."""
     passed = Record(index=0, key="k", config={}, status="pruned", message="likely: too much", instead=2)
     records = [passed, *(Record(index=index, key="k", config={}, status="measured") for index in (1, 2))]
     said = [dict(facts_of(record, "", records)).get("choice") for record in records]
@@ -335,7 +335,7 @@ def test_l24_a_candidate_says_for_which_layout_it_was_passed_over() -> None:
 
 
 def test_l25_a_layout_can_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page on layouts shows how to draw a layout with tilelang's `plot_layout`."""
+    """The page on layouts shows how tilelang's `plot_layout` draws a layout."""
     [program] = [one for one in re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.S) if "plot_layout" in one]
     pyplot = MagicMock(**{"subplots.return_value": (MagicMock(), MagicMock())})
     stand_ins = {"matplotlib": MagicMock(pyplot=pyplot), "matplotlib.pyplot": pyplot, "matplotlib.patches": MagicMock()}

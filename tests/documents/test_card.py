@@ -42,7 +42,7 @@ STORED = ROOT / "tests" / "data" / "schema-1.jsonl"
 
 
 async def test_c1_one_task_group_compiles_and_measures() -> None:
-    """One task group runs compile workers and devices side by side, and ends when any of them fails with an error."""
+    """One task group runs compile workers and devices side by side, and ends when any fails with an error."""
     busy: list[int] = []
     machine = FakeMachine(40, workers=5, devices=3)
     await atune.tune(machine=machine, on_event=lambda event: busy.append(machine.running))
@@ -92,7 +92,7 @@ async def test_c3_each_worker_is_a_process_group_of_its_own(tmp_path: Path) -> N
 
 @pytest.mark.gpu
 def test_c4_each_device_has_a_cuda_stream_of_its_own() -> None:
-    """Each device has a CUDA stream of its own for inputs, launches and timing; `device_ready` gives its handle."""
+    """Each device has its own CUDA stream for inputs, launches and timing; `device_ready` gives its handle."""
     import torch
     from guide_kernels import scaled
 
@@ -216,7 +216,7 @@ async def test_c12_run_works_inside_a_running_loop() -> None:
 
 
 def test_c13_the_packages_are_those_of_the_card() -> None:
-    """atune is built on anyio, msgspec and structlog, and declares which versions of each package it needs."""
+    """atune is built on anyio, msgspec and structlog, and declares the versions that it needs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert sorted(f"{name}{versions}" for name, versions in REQUIRES.items()) == sorted(project["dependencies"])
     assert {"anyio", "msgspec", "structlog", "tilelang"} <= REQUIRES.keys()
