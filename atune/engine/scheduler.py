@@ -163,7 +163,7 @@ class CompileState:
         return max(1, math.ceil(self._left_of(self.ready, 0.0) / free))
 
     def _left_of(self, known: Sequence[Lowered], lowering: float) -> float:
-        """Return the work, in compiles, of the `known` candidates and of candidates that are still to lower.
+        """Return the work of the `known` candidates and of those still to be lowered. Its unit is one compile.
 
         A candidate that is still to lower counts as an average known candidate plus `lowering`.
         """

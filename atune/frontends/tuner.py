@@ -225,7 +225,7 @@ class Tuner:
     def _prepare(self, workload: Workload | FileRef | str | None, plan: RunPlan) -> None:
         self._settings, self._begun = plan.settings, plan.begun
         self._cache: ResultCache | None = None
-        """The cache that keeps the run; None for a machine of the caller's own."""
+        """The cache that keeps the run; None if the caller gave the machine."""
         self._default_journal: str | None = None
         """The name for a new journal in the cache; None if a journal was given."""
         self._journal_path = plan.journal

@@ -78,7 +78,7 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     arguments: dict[str, Any]
     layout_axes: tuple[str, ...] | None = None
     asks: tuple[str, ...] = ()
-    """Arguments of the problem that functions of the space, such as its constraints, take."""
+    """The problem's arguments that the space's functions take: its constraints, for example."""
     target: Target
     devices: tuple[str, ...]
     models: tuple[str, ...] = ()

@@ -124,7 +124,7 @@ class Journal:
     async def sync(self) -> None:
         """Wait until all appended events are on the disk. Concurrent callers share a sync.
 
-        The sync runs in a thread, which ends on its own if a caller is cancelled. Raises like `append`.
+        The sync runs in a thread, which completes it even if the caller is cancelled. Raises like `append`.
         """
         wanted = self._written
         while self._synced < wanted:

@@ -144,7 +144,7 @@ class ProblemWork(msgspec.Struct, frozen=True, kw_only=True):
     bytes: float | None = None
     """Bytes from and to memory. If the user gave none: all tensors' bytes, or less if a candidate accesses less."""
     rate: float = 1.0
-    """Speed of tensor cores with these operands, relative to 16-bit operands."""
+    """Speed of tensor cores with the call's operands, relative to 16-bit operands."""
 
     @classmethod
     def of(

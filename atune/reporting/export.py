@@ -224,7 +224,7 @@ def _loop(loop: LoopFacts) -> str:
     parts += [f"each done by {loop.replication} threads"] if loop.replication > 1 else []
     parts += [f"{loop.redundant} of them redundant"] if loop.redundant else []
     parts += [f"{loop.width} wide"]
-    parts += ["only some threads run it or store"] if loop.uneven else []
+    parts += ["only some threads run the loop or store its results"] if loop.uneven else []
     source, slots = loop.by_source
     if slots > loop.slots:
         parts.append(f"not laid out as {printable(source)} ({slots} per thread)")

@@ -131,7 +131,7 @@ def uses(source: str) -> frozenset[Instruction] | None:
 
 
 def without_instructions(templates: str, cutlass: str, folder: str) -> str | None:
-    """Write the headers without instructions below `folder`, and return the include folder to put before the others.
+    """Write the headers without wgmma instructions below `folder`. Return the include folder to put before all others.
 
     `templates`, `cutlass`: tilelang's include folders. Returns None if the headers differ from the known ones.
     """

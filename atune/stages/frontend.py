@@ -51,7 +51,7 @@ def _split(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, Any])
 
 _ANNOTATES = {"occupancy": "tl.min_blocks_per_sm", "num_ctas": "cluster_dims"}
 _INSTEAD = {
-    "occupancy": "let the kernel take it, and annotate its launch bounds: T.annotate_min_blocks_per_sm(occupancy)",
+    "occupancy": "give the kernel a parameter of that name, and annotate it: T.annotate_min_blocks_per_sm(occupancy)",
     "num_ctas": "set the cluster's size in the kernel, T.Kernel(…, cluster_dims=…)",
 }
 """The annotation of each hint, and the advice for a launch that cannot have it."""

@@ -112,10 +112,10 @@ class WorkloadOptions(SharedOptions, total=False):
 
     # fmt: off
     inputs: Annotated[Inputs, option(
-        "A list of tensors for the kernel's input parameters, or a function that returns the list, or the only tensor. "
-        "The function gets the arguments of the problem that it names, and if it names ``parameters``, the kernel's "
-        "input parameters with dtypes and shapes. torch is seeded before the call. By default, inputs are drawn from "
-        "the parameters' shapes and dtypes.",
+        "A list of tensors for the kernel's input parameters, or a function that returns the list; for one input, it "
+        "may return the tensor itself. The function's parameters name what it gets: arguments of the problem, and as "
+        "``parameters`` the kernel's input parameters with dtypes and shapes. torch is seeded before the call. By "
+        "default, inputs are drawn from the parameters' shapes and dtypes.",
         check=check_inputs,
     )]
     arguments: Annotated[Mapping[str, Any] | None, option(

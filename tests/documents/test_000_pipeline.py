@@ -338,7 +338,7 @@ def test_a27_warmup_and_rep_count_calls_of_kernel_and_reference_alike(run: Any) 
         ("--shape 64x64", "--arg?"),
         ("--no-cache-input-tensors", "--no-cache-inputs?"),
         ("--runs 3", "each command tunes once: repeat the command"),
-        ("--execution-backend cython", "candidates always run with tvm_ffi: leave it out"),
+        ("--execution-backend cython", "candidates always run with tvm_ffi: leave the option out"),
         ("--with-roller, --without-roller", "examples/gemm_roller.py gets it from TileLang's roller"),
         ("--disable-cache", "CompileSettings(store=…) in Python or @atune.autotune(cache=…) in Python?"),
     ],

@@ -129,7 +129,7 @@ def test_d8_occupancy_and_num_ctas_are_hints_for_the_launch(tmp_path: Path) -> N
             Target("cuda", "sm_80"),
             1,
         ),
-        "occupancy: the target c does not support it; let the kernel take it, and annotate its launch bounds": (
+        "occupancy: the target c does not support it; give the kernel a parameter of that name": (
             Target("c"),
             2,
         ),
@@ -137,7 +137,9 @@ def test_d8_occupancy_and_num_ctas_are_hints_for_the_launch(tmp_path: Path) -> N
     for message, (target, index) in refused.items():
         with session_of(FileRef(__file__, "HINTED"), tmp_path, target), pytest.raises(ValueError, match=message):
             lower(candidates[index])
-    with pytest.raises(ValueError, match="occupancy: the kernel sets it itself; let the kernel take it, and annotate"):
+    with pytest.raises(
+        ValueError, match="occupancy: the kernel sets it itself; give the kernel a parameter of that name"
+    ):
         elaborate(lambda: product(64, 64, 32, 1, occupancy=2), {}, {"occupancy": 3})
     assert describe(atune.Workload(product, {"occupancy": [0, 2]})).default == 0, "it is an argument there"
     with pytest.raises(SpaceError, match="num_ctas must be a number of blocks, 1 or more, or None; got 0"):

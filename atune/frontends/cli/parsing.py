@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
 
 
 _INSTEAD = {
-    "--execution-backend": "; candidates always run with tvm_ffi: leave it out",
+    "--execution-backend": "; candidates always run with tvm_ffi: leave the option out",
     "--runs": "; each command tunes once: repeat the command",
     "--with-roller": "; the file defines the space: examples/gemm_roller.py gets it from TileLang's roller",
 }
