@@ -293,7 +293,8 @@ def yes_or_no(answer: Any) -> bool:
     if inspect.iscoroutine(answer):
         answer.close()  # or Python warns that nobody awaited it
     bool(answer)  # if this raises, its message is more helpful
-    raise NoAnswer(f"returned {shown(answer)}, {type_of(answer)}, but must return True or False")
+    returned = "None" if answer is None else f"{shown(answer)}, {type_of(answer)}"
+    raise NoAnswer(f"returned {returned}, but must return True or False")
 
 
 def defined(function: Any) -> str:

@@ -54,9 +54,9 @@ def is_users(file: str) -> bool:
 
 
 def place_in(text: str) -> Place | None:
-    """Return the innermost place of the user's own code in a traceback's `text`; None if it has no such place.
+    """Return the innermost place of the user's own code in a traceback's `text`, or None.
 
-    A stack that Python wrote when a signal ended it counts if there is no traceback.
+    Without a traceback, the stack counts that Python writes when a signal kills it.
     """
     lines = text.splitlines()
     frames = [_FRAME.match(line) for line in lines]

@@ -137,9 +137,7 @@ def test_d8_occupancy_and_num_ctas_are_hints_for_the_launch(tmp_path: Path) -> N
     for message, (target, index) in refused.items():
         with session_of(FileRef(__file__, "HINTED"), tmp_path, target), pytest.raises(ValueError, match=message):
             lower(candidates[index])
-    with pytest.raises(
-        ValueError, match="occupancy: the kernel sets it itself; give the kernel a parameter of that name"
-    ):
+    with pytest.raises(ValueError, match="occupancy: the kernel sets it itself; give the kernel a parameter of that"):
         elaborate(lambda: product(64, 64, 32, 1, occupancy=2), {}, {"occupancy": 3})
     assert describe(atune.Workload(product, {"occupancy": [0, 2]})).default == 0, "it is an argument there"
     with pytest.raises(SpaceError, match="num_ctas must be a number of blocks, 1 or more, or None; got 0"):

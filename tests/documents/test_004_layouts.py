@@ -281,7 +281,7 @@ def test_l19_widths_that_tilelang_replaces_are_refused_or_told(folder: Path) -> 
         layout.parallel("compiler", 4, 64, threads=32, coalesced_width=3)
     narrow = {"block_rows": 2, "threads": 64, "held": "replicated"}
     code = {width: lowered(folder, BROADCAST, "UNEVEN", **narrow, coalesced=width).code_key for width in (0, 2, 16)}
-    assert code[16] == code[0] != code[2] and "16 float16 numbers becomes 8" in PAGE.read_text()
+    assert code[16] == code[0] != code[2] and "for float16, a width of 16 becomes 8" in PAGE.read_text()
 
 
 @pytest.mark.parametrize("width", [3, 0, True, "2"])
