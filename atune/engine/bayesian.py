@@ -1,9 +1,9 @@
-"""Bayesian optimisation: a Gaussian process predicts the speeds of candidates, or the prior's errors, and the
-uncertainty of each prediction.
+"""Bayesian optimisation: a Gaussian process predicts each candidate's speed, or the prior's error for it. It also
+says how uncertain each prediction is.
 
 Sources: Jones, Schonlau and Welch, Efficient Global Optimization of Expensive Black-Box Functions (Journal of Global
 Optimization 1998), for the expected improvement. Ginsbourger, Le Riche and Carraro, Kriging Is Well-Suited to
-Parallelize Optimization (2010), for candidates without an outcome, which count as if they had the predicted value.
+Parallelize Optimization (2010), for candidates without an outcome: these count as if they had their predicted value.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from atune.engine.strategy import DUPLICATE, Encoding, Searched
 from atune.model.candidate import failed_values
 
 LEAST_DRAWN, MOST_DRAWN = 4, 8
-"""Limits on the number of candidates to draw at first, which is a quarter of a small budget."""
+"""Limits on the number of candidates to draw at first. Between them, the number is a quarter of the budget."""
 LEAST_OUTSTANDING = 16
 """With a prior, at least this many candidates may be outstanding."""
 SMALL_BUDGET, SMALL_BUDGET_SHARE, BUDGET_SHARE = 48, 0.25, 0.4
-"""Shares of a budget that may be outstanding: the first for up to `SMALL_BUDGET` candidates, so that most proposals can
-use outcomes, and the second for larger budgets, so that compile workers get whole groups."""
+"""Shares of a budget that may be outstanding. The first is for budgets of up to `SMALL_BUDGET` candidates, so that most
+proposals can use outcomes. The second is for larger budgets, so that compile workers get whole groups."""
 POWER = 2
-"""A candidate's speed is (fastest / its latency) to this power, which spreads the fast candidates; 0 if it fails."""
+"""A candidate's speed is (fastest / its latency) to this power, so that fast candidates differ more; 0 if it fails."""
 CHANGE_DECAY, DISTANCE_DECAY = 0.15, 0.35
-"""The log similarity of two candidates falls by the first if an axis differs, and by the second times the distance."""
+"""For each axis on which two candidates differ, their log similarity falls by the first plus distance × the second."""
 NOISE = 1e-3
 """Variance of a measurement, as a share of the variance of all candidates."""
 ERROR_DEVIATION, ERROR_WEIGHT = 0.08, 2.0
-"""The usual deviation of the prior's errors, as logarithms, and the number of observed errors that it is worth (the
-conjugate prior of a variance, A. Gelman et al., Bayesian Data Analysis, 3rd ed. 2013, 2.6). The moments of ten recorded
-spaces are 0.075 and 1.6; if any of the ten is left out, they are 0.071 to 0.086, and 1.3 to 1.9."""
+"""The usual deviation of the prior's errors, as logarithms; and how many observed errors weigh as much as this figure
+(the conjugate prior of a variance, A. Gelman et al., Bayesian Data Analysis, 3rd ed. 2013, 2.6). The moments of ten
+recorded spaces are 0.075 and 1.6; if any of the ten is left out, they are 0.071 to 0.086, and 1.3 to 1.9."""
 NO_ESTIMATE, NUDGE = -1e3, 1e-9
-"""A value for candidates without an estimate, which puts them last; and the largest change that breaks ties."""
+"""The value of candidates without an estimate, which puts them last; and the largest random change to break ties."""
 MOST_POOL, MOST_ROWS, RENEW_AFTER = 8192, 512, 64
 """The process considers about `MOST_POOL` candidates at most, and remembers at most `MOST_ROWS` tried candidates, the
 fastest and the latest. It chooses both anew after `RENEW_AFTER` candidates."""
@@ -96,7 +96,7 @@ class Process:
 
 
 class Bayesian:
-    """Proposes the candidate with the largest expected improvement. Without a prior, it draws the first candidates.
+    """Proposes the candidate with the largest expected improvement. Without a prior, it first draws some at random.
 
     This class numbers candidates by their position in `Searched.configs`; only `ask` and `tell` use indices.
     """
@@ -125,9 +125,9 @@ class Bayesian:
         self._reasons = dict[int, str]()
         """Why candidates failed; empty for measured candidates."""
         self._unasked, self._near = np.full(len(self.indices), True), np.zeros(len(self.indices), dtype=np.int32)
-        """For each candidate, whether it is still to be asked for, and how many of its neighbours failed to lower."""
+        """For each candidate, whether it was not asked for yet, and how many of its neighbours failed to lower."""
         self._postponed: NDArray[np.bool_] | None = None
-        """The candidates that come last; None if outcomes came since they were computed."""
+        """The candidates that come last; None if they must be computed again, because an outcome came."""
         self._seen, self._most = 0, 0
 
     @property
@@ -177,7 +177,7 @@ class Bayesian:
 
     def _find_postponed(self) -> NDArray[np.bool_]:
         """Return a mask of the candidates to try last: neighbours of candidates that failed to lower, and candidates
-        with a value that failed in the same way each time it was tried."""
+        with a value whose candidates, as far as tried, all failed in the same way."""
         last: NDArray[np.bool_] = self._near > 0
         reasons = self._reasons if any(self._reasons.values()) else {}
         for axis, value in failed_values((self._pairs[candidate], why) for candidate, why in reasons.items()):
@@ -212,7 +212,7 @@ class Bayesian:
         return process
 
     def _new_process(self) -> tuple[Process, list[int]]:
-        """Return a new process and the candidates that it must learn of. Set `_most`, how many it may learn of."""
+        """Return a new process and the candidates that it must learn of. Set `_most`, the most that it may learn of."""
         known, pool = list(self.asked), list(range(len(self.indices)))
         if len(known) > MOST_ROWS:
             fastest = sorted(self.latencies, key=lambda candidate: (self.latencies[candidate], candidate))
@@ -238,13 +238,13 @@ def improvement(expected: NDArray[np.float64], deviation: NDArray[np.float64], b
 
 
 def _combined(weights: NDArray[np.float64], rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the weighted sum of rows. BLAS would take all cores, and its result depends on their number."""
+    """Return the weighted sum of rows. BLAS would take all cores, and give results that depend on their number."""
     result: NDArray[np.float64] = np.einsum("i,ij->j", weights, rows)
     return result
 
 
 def _kernel(length: int, *, ordered: bool) -> NDArray[np.float64]:
-    """Return the similarity of candidates for each pair of an axis' values."""
+    """Return, for each pair of values of an axis, how similar candidates with these values are."""
     steps = np.abs(np.subtract.outer(np.arange(length), np.arange(length))) / (length - 1)
     distances = steps if ordered else steps > 0
     result: NDArray[np.float64] = np.exp(-(CHANGE_DECAY * (steps > 0) + DISTANCE_DECAY * distances))

@@ -32,7 +32,7 @@ from atune.model.jobs import MeasureJob, PrepareJob, StartJob
 from atune.model.measurement import Measurement, Timing, fastest_ms
 
 DEVICE_STARTS = 3
-"""How many times in a row a device's process may fail to start before the engine gives the device up."""
+"""How many times in a row a device's process may fail to start before the engine gives up the device."""
 ENDED_BETWEEN = "its process ended between two candidates"
 N_NEIGHBOURS = 3
 """Number of neighbours that must have been measured before a latency is compared with theirs."""
@@ -89,7 +89,7 @@ class BenchmarkStage:
                 return
             while (artifact := await self._next(worker, artifacts)) is not None:
                 if self.run.stopping:
-                    continue  # drain the stream, or a compile worker blocks on it
+                    continue  # drain the stream; otherwise a compile worker would block on it
                 self.run.measuring += 1
                 try:
                     if not await self._measure(worker, artifact):
@@ -118,7 +118,7 @@ class BenchmarkStage:
         return None
 
     def _put_back(self, *artifacts: Artifact) -> None:
-        """Have other devices measure `artifacts`. Wakes these devices, because the stream may wait for the outcomes."""
+        """Have other devices measure `artifacts`. Wake those that wait for the stream, which may need the outcomes."""
         self._again.extend(artifacts)
         for waiting in list(self._waiting):
             waiting.cancel()
@@ -140,7 +140,7 @@ class BenchmarkStage:
                     prepared = await worker.run(PrepareJob(lowered.params, fitting(lowered.roles, self.run.roles)))
                 except WorkloadError as error:
                     default = await self._default()
-                    if default is not None and default.params != lowered.params:  # the first one may be unusual
+                    if default is not None and default.params != lowered.params:  # the first candidate may be unusual
                         lowered = default
                     elif isinstance(error, InputsMisfit) and lowered is self.run.lowered:
                         config = self.state.entry(lowered.index).config
@@ -182,7 +182,7 @@ class BenchmarkStage:
 
         The other devices measure the candidates of excluded devices again.
         """
-        standard = statistics.median_low(self._speeds.values() or [1.0])  # the faster of two middle devices
+        standard = statistics.median_low(self._speeds.values() or [1.0])  # of two middle devices, the faster one
         factors = {name: ms / standard for name, ms in self._speeds.items()}
         outliers = {name: factor for name, factor in factors.items() if abs(factor - 1) > SPEED_TOLERANCE}
         for name, factor in outliers.items():
@@ -194,7 +194,7 @@ class BenchmarkStage:
             self._fastest.pop(name, None)
             again = [self.run.artifacts.pop(index) for index in measured if index in self.run.artifacts]
             self._put_back(*again)
-            if len(again) < len(measured):  # an earlier part of the run built their libraries, which are gone
+            if len(again) < len(measured):  # an earlier part of the run built the others' libraries, now gone
                 lost = f"device {name} was excluded after it timed {len(measured) - len(again)} candidates"
                 self.emit(Warned, message=f"{lost} in an earlier part: resume the run again to time them elsewhere")
         self.run.wake()

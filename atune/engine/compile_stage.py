@@ -2,7 +2,7 @@
 
 First, one worker finds the roles of the kernel's parameters. This module then takes a candidate from *lowered* to
 *built*: `Screen` judges the lowered candidate, the scheduler decides when to build it, and `deliver` hands its artifact
-on. If nothing else can start, a worker compares cicc's library with nvcc's, for a compiler state not yet compared.
+on. If nothing else can start, a worker compares cicc's library with nvcc's for a compiler state not compared before.
 """
 
 from __future__ import annotations
@@ -113,10 +113,10 @@ class CompilerStates:
 
 
 LEAST_COMPILED = 8
-"""Number of candidates that must have been compiled before a compile can be hopeless."""
+"""Number of candidates that must have been compiled before any compile can count as hopeless."""
 QUANTILE = 0.9
 FACTOR = 5.0
-"""A compile may take this many times as long as the `QUANTILE` of the others."""
+"""A compile may take this many times the `QUANTILE` of the other compiles' times."""
 FLOOR_S = 10.0
 """The shortest limit in seconds, because a busy machine may delay any compile by this long."""
 
@@ -127,7 +127,7 @@ Deliver = Callable[[Artifact], Awaitable[None]]
 class CompileStage:
     """Lowers and builds candidates on all compile workers, as the scheduler decides.
 
-    `judge`: decides on a lowered candidate. `hints`: returns the compilers' hints for a number of measuring devices.
+    `judge`: decides on a lowered candidate. `hints`: for a number of measuring devices, returns the compilers' hints.
     `timeout_s`: the user's deadline for a compile; without it, no compile is hopeless. `states`: compares compiler
     states when a worker is free; None if nothing is measured.
     """
@@ -344,8 +344,8 @@ def limit_s(state: State, group: Sequence[Lowered], weight: float, most_s: float
     """Return the seconds after which compiling `group` is hopeless; None if the user's limit `most_s` applies.
 
     The limit is computed from each compiled candidate's share of its library's seconds, and grows with the group's
-    `weight`, in compiles. The default configuration, alone in a group, has the user's limit, because every result is
-    compared with it. A larger group that exceeds its limit is compiled again in parts.
+    `weight`, whose unit is one compile. If the default configuration is alone in a group, the user's limit applies,
+    because every result is compared with the default. A larger group that exceeds its limit is compiled again in parts.
     """
     seen = state.compile_s
     default = None if state.default_index is None else state.first(state.default_index).index

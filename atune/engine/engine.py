@@ -1,4 +1,4 @@
-"""The engine: one task group that proposes, compiles, measures and records, over any `Machine`.
+"""The engine: one task group that proposes, compiles, measures and records candidates, on any `Machine`.
 
     strategy ─▶ proposals ─▶ compile workers ─▶ artifacts ─▶ device workers ─▶ final
 
@@ -56,11 +56,11 @@ class Engine:
         self._began, self._run = time.time(), Run(recorder)
         self._start = Start(machine, self._run, settings)
         self._early_warnings = list[str]()
-        """Warnings from before the start is recorded."""
+        """Warnings that came before the run's start was recorded."""
         self._ended_by = "exhausted"
 
     def _warn(self, message: str) -> None:
-        """Record a warning, after the run's start is recorded."""
+        """Record a warning, but not before the run's start is recorded."""
         if self.recorder.emitted:
             self.recorder.emit(Warned, message=message)
         else:

@@ -28,10 +28,10 @@ SEEDS = (1, 2)
 
 
 def unsettled(timings: Mapping[int, Timing], contenders: Sequence[int]) -> list[int]:
-    """Return the contenders to time in further rounds: the leader, and any that may still be as fast or faster.
+    """Return the contenders to time in further rounds: the leader, and each that may be as fast or faster.
 
-    Empty if each other contender is known to be slower than the leader, or equally fast. A contender with fewer samples
-    than others was found to be slower in an earlier round, and does not count.
+    The list is empty if every other contender is known to be slower than the leader, or equally fast. A contender with
+    fewer samples than others was found to be slower in an earlier round, and does not count.
     """
     playing = _most_timed(timings, contenders)
     leader = min(playing, key=lambda i: timings[i].latency_ms)
@@ -219,7 +219,7 @@ class FinalStage:
 
     async def _bits_differ(self, worker: DeviceWorker, chosen: Sequence[int]) -> bool:
         """Compare the finalists' bits with the default's on inputs drawn with `SEEDS`. Returns whether any differ."""
-        if (default := self._default()) is None or default not in chosen:  # it could not be compiled again
+        if (default := self._default()) is None or default not in chosen:  # the default could not be compiled again
             return False
         bits = await worker.run(BitsJob(tuple(self.run.artifacts[i] for i in chosen), self.run.roles, SEEDS))
         by_index = dict(zip(chosen, bits.digests, strict=True))
@@ -309,7 +309,7 @@ class FinalStage:
 
 
 async def _built(worker: CompileWorker, lowered: Lowered) -> Built:
-    """Compile a candidate alone and with nvcc, because the run would no longer compare cicc's code."""
+    """Compile a candidate alone and with nvcc. If cicc compiled it, the run would no longer compare its code."""
     answers = await worker.run(BuildJob((lowered,), plain=True))
     assert not isinstance(answers, GroupFailed), "a candidate alone has its own failure"
     return answers[0]

@@ -22,7 +22,7 @@ class CompileHints(msgspec.Struct, frozen=True):
     resting: int = 0
     """Number of workers that start no new job, because measuring devices need their cores."""
     alike: int = 0
-    """Number of equal lowering failures that ends a run in which nothing was lowered; 0: never. Two are enough if the
+    """A run in which nothing was lowered ends after this many equal lowering failures; 0: never. Two are enough if the
     default configuration fails in the same way."""
 
 

@@ -31,7 +31,7 @@ MEMORY_SHARE = 0.92
 OPERATION_INSTRUCTIONS = 1.8
 """Instructions per operation, with the necessary conversions, predicates and addresses. Fitted to recordings."""
 SPECIAL_LANES = 16
-"""Exponentials and the like per clock and SM (CUDA C++ Programming Guide, table of arithmetic instructions)."""
+"""Exponentials and similar operations per clock of an SM (CUDA C++ Programming Guide, arithmetic instructions)."""
 LOAD_LATENCY = 700.0
 """Clocks until data arrives from memory. This and the next two figures were chosen, at the order of magnitude that
 M. Luo et al. measured on an H100, https://arxiv.org/abs/2402.13499."""
@@ -51,7 +51,7 @@ MOST_COLUMNS = 256
 SPILL_FACTOR = 4.0
 """A kernel takes at least this many times as long if one fragment alone does not fit in registers."""
 SHARPNESS = 4
-"""Exponent of the norm over several bounds: the largest decides, and the others count a little."""
+"""Exponent of the norm that combines several bounds: the largest bound decides, and the others count a little."""
 
 
 def estimates(facts: Mapping[int, StaticFacts], figures: Figures) -> dict[int, float]:
@@ -67,7 +67,7 @@ def choices(facts: Mapping[int, StaticFacts], figures: Figures) -> list[tuple[in
 
 
 def hedged(ranked: Sequence[tuple[int, float]], facts: Mapping[int, StaticFacts], n: int) -> list[tuple[int, float]]:
-    """Return the first `n` of `ranked`, but end with a candidate whose grid or threads differ from the rest, if any.
+    """Return the first `n` of `ranked`. If possible, the last of them has a grid or threads that differ from the rest.
 
     The prior makes similar errors for kernels that divide work in the same way. One error must not spoil all choices.
     """
@@ -192,7 +192,7 @@ def can_run(facts: StaticFacts, figures: Figures) -> bool:
 
 
 def grouped(gemm: Gemm, threads: int, figures: Figures) -> bool:
-    """Return whether warp groups compute a product (wgmma), which needs 64 rows, and no float32 or float64."""
+    """Return whether warp groups compute a product (wgmma). They need 64 rows, and neither float32 nor float64."""
     by_group = figures.architecture.warp_groups and gemm.m >= 64 and threads % 128 == 0
     return by_group and gemm.dtype not in ("float32", "float64")
 
@@ -244,7 +244,7 @@ def round_clocks(
     memory = distinct_bytes(work, facts.grid, blocks, figures) / (figures.memory_bytes_s * MEMORY_SHARE)
     memory *= figures.clock_hz / resident  # clocks of one block, if all SMs share the memory's rate
     groups = max(1, work.threads // 128)
-    # One block alone, in all its steps.
+    # The time of one block alone, over all its steps.
     moving = max(cached, memory)
     own = max(load.tensor, load.shared) / (groups if load.tensor else 1)
     own += load.arithmetic / groups + load.issue + (steps * PRODUCT_LATENCY if work.gemms else 0.0)
@@ -252,7 +252,7 @@ def round_clocks(
     under_way = max(work.stages, 1) * (max(len(work.gemms), 1) if (facts.threads or 1) > work.threads else 1)
     waiting = (steps * LOAD_LATENCY + moving + own) / under_way
     alone = BLOCK_OVERHEAD + LOAD_LATENCY + max(own, waiting)
-    # All blocks of an SM together.
+    # The time of all blocks of an SM together.
     warps = min(1.0, resident * (facts.threads or 1) / 32 / 8)
     bounds = (load.tensor, load.arithmetic / warps, load.shared, load.issue / warps, cached, memory)
     together = [*(resident * bound for bound in bounds), alone]
@@ -287,7 +287,7 @@ def neighbourhood(grid: tuple[int, ...], blocks: int, order: str) -> dict[str, f
 
 
 def _strip(short: int, long: int, blocks: float, width: int) -> tuple[float, float]:
-    """Return the extent, along both axes, of `blocks` blocks that fill panels of this `width` and the grid's length."""
+    """Return the extent of `blocks` blocks along both axes. They fill panels of this `width` that span the grid."""
     first = min(width, short)
     along = min(float(long), blocks / first)
     return min(float(short), max(first, blocks / long)), along

@@ -37,7 +37,7 @@ workers end together. A worker answers with the candidates that it finished in i
 SHARE_OF_TIME = 0.1
 """After this share of a time budget, the survey starts no more candidates."""
 ORDERING_S = 2.0
-"""After this many seconds, a survey that only orders candidates, because all will be tried, starts no more."""
+"""If all candidates will be tried, the survey only orders them, and starts no more after this many seconds."""
 
 
 class Survey:
@@ -120,7 +120,7 @@ class ProposeStage:
             await self._wait_for_turn(strategy)
             index = None if run.stopping else await self._call(strategy.ask)
             while index is not None and run.recorder.state.entry(index).key:
-                index = await self._call(strategy.ask)  # it was proposed before, or failed in the survey
+                index = await self._call(strategy.ask)  # this index was proposed before, or failed in the survey
             if index is None:
                 break
             await self._propose(self._plan.candidates[index], propose)

@@ -70,7 +70,7 @@ class Listeners:
                 self.functions.remove(function)
                 error, why = raised, f"a listener of events raised {name_and_message(raised)}".removesuffix(": ")
                 if isinstance(raised, (anyio.get_cancelled_exc_class(), GeneratorExit, StopIteration)):
-                    error = UsageError(why)  # coroutines would take the original for one of theirs
+                    error = UsageError(why)  # coroutines would take the original error for a signal of their own
                     error.__cause__ = raised
                 error.add_note(f"{why}, which ended the run")
                 self.raised = self.raised or error
@@ -164,7 +164,7 @@ class Run:
         self.default: Lowered | None = None
         """The lowered default, whose parameters count if the inputs misfit the first candidate; None until lowered."""
         self.roles = Roles()
-        """The roles of the parameters of the default if it elaborates, or else of the first candidate that does."""
+        """The parameters' roles: in the default if it elaborates, or else in the first candidate that elaborates."""
         self.found_roles = anyio.Event()
         self.limits = DeviceLimits()
         """Hard limits of every device."""
@@ -242,7 +242,7 @@ class Outcomes:
         self._to_sync.set()
 
     async def keep_synced(self) -> None:
-        """Sync while there are new outcomes. Outcomes that come during a sync share the next one."""
+        """Sync while there are new outcomes. Outcomes that come during a sync share the next sync."""
         while True:
             await self._to_sync.wait()
             self._to_sync = anyio.Event()

@@ -12,10 +12,10 @@ from atune.model.artifact import Lowered
 
 MAX_GROUP = 16
 """Largest group that the engine chooses by itself. Beyond this size, parsing headers is a small share of the cost.
-Sizes are in compiles of a kernel with few accumulators (see `work_of`), unless the user gave a number of candidates."""
+The unit is the compile of a kernel with few accumulators (`work_of`), unless the user gave a number of candidates."""
 MIN_GROUP = 4
 LOWERING = 1.0
-"""Time to lower a candidate, in compiles."""
+"""Time to lower a candidate, as a multiple of the time of one compile."""
 GROUPS_EACH = 1.5
 """Number of groups of equal size that each of several workers should still get. More groups mean more libraries, each
 of which costs half a compile. With fewer groups, workers are idle at the end."""
@@ -80,7 +80,7 @@ class CompileState:
         (self.deferred if deferred else self.ready).append(lowered)
 
     def work_of(self, group: Sequence[Lowered]) -> float:
-        """Estimate the compile time of `group`, in compiles of a kernel of median length with few accumulators."""
+        """Estimate the compile time of `group`. Unit: the compile of a median-length kernel with few accumulators."""
         median = self.lengths[(len(self.lengths) - 1) // 2] if self.lengths else math.inf
         return sum(
             max(1.0, (facts.source_bytes or 0) / max(1, median), (facts.accumulators or 0) / COSTLY_REGISTERS)
@@ -158,14 +158,14 @@ class CompileState:
         return min(MAX_GROUP, self._left_of(self.ready + self.deferred, LOWERING) / shares)
 
     def _even(self) -> int:
-        """Return the most compiles in a group that leaves `ready` candidates for every other free worker."""
+        """Return the largest size of a group that leaves `ready` candidates for every other free worker."""
         free = max(1, self.workers - self.hints.resting - self.building)
         return max(1, math.ceil(self._left_of(self.ready, 0.0) / free))
 
     def _left_of(self, known: Sequence[Lowered], lowering: float) -> float:
         """Return the work of the `known` candidates and of those still to be lowered. Its unit is one compile.
 
-        A candidate that is still to lower counts as an average known candidate plus `lowering`.
+        A candidate still to be lowered counts as an average known candidate plus `lowering`.
         """
         work = self._work_of_many(known)
         each = work / len(known) if known else 1.0
@@ -176,8 +176,8 @@ class CompileState:
         return self.work_of(queue[: 2 * MAX_GROUP * self.workers])
 
     def _build(self, queue: list[Lowered], size: float, reason: str) -> Build:
-        """Take the oldest candidates as a group of up to `size` compiles, but at least one candidate. If the user gave
-        the size, it counts candidates."""
+        """Take the oldest candidates of `queue` as a group: as many as fit in `size`, but at least one. The unit of
+        `size` is one compile, or one candidate if the user gave the size."""
         key, work = queue[0].merge_key, 0.0
         group: list[Lowered] = []
         left: list[Lowered] = []

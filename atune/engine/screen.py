@@ -24,16 +24,16 @@ from atune.workload.workload import WorkloadSpec
 LIKELY = "likely"
 """First word of the reason for pruning a candidate that could run, but is likely to lose."""
 SPILL_REGISTERS = 256
-"""Array size that must spill: a thread has at most 255 registers (CUDA C++ Programming Guide, compute capabilities)."""
+"""An array this large spills: a thread has at most 255 registers (CUDA C++ Programming Guide, compute capabilities)."""
 
 
 @dataclass(frozen=True)
 class Verdict:
     """The decision on a lowered candidate.
 
-    ``build``: now. ``defer``: build it last. ``wait``: judge it again when others are lowered. ``duplicate``: it has
-    the code of candidate `same_as`. ``prune``: do not build it, for the reason `why`. `likely`: the only reason is that
-    it is likely to lose, to candidate `instead` if that is not None.
+    ``build``: now. ``defer``: build it last. ``wait``: judge it again when other candidates are lowered. ``duplicate``:
+    it has the code of candidate `same_as`. ``prune``: do not build it, for the reason `why`. `likely`: the only reason
+    is that it is likely to lose. `instead`: the candidate to which it is likely to lose, or None.
     """
 
     becomes: Literal["build", "defer", "wait", "duplicate", "prune"]

@@ -35,7 +35,7 @@ Advise = Callable[[WorkloadSpec, Sequence[DeviceInfo]], tuple[tuple[Advice, ...]
 class KnownResult(NamedTuple):
     """Results of earlier runs of the same work: events that this run need not repeat, or advice.
 
-    `whole`: the path of the journal of a whole run, if `events` are from that run, so that no work is left.
+    `whole`: if `events` are all of a whole run, so that no work is left, the path of that run's journal.
     """
 
     events: Sequence[Event] = ()
@@ -159,8 +159,8 @@ def all_accepted(changes: Sequence[tuple[str, str]], accept: Sequence[str], why:
 def check_code(compile: CompileSettings, config: Mapping[str, Any], accept: Sequence[str]) -> None:
     """Raise `JournalError` if a journal's settings or configuration may run a stranger's code.
 
-    A setting that changes the compiled code, such as a flag, may also load a plugin or run a program. It must have its
-    default value, or be accepted.
+    A setting that changes the compiled code, such as a flag, may also load a plugin or run a program. Such a
+    setting must have its default value, or be accepted.
     """
     usual = CompileSettings()
     given = {name: getattr(compile, name) for name in MEASURING["compile"]}
@@ -173,7 +173,7 @@ def check_code(compile: CompileSettings, config: Mapping[str, Any], accept: Sequ
 def _changed_parts(
     header: RunStarted, state: State, now: RunStarted, devices: Sequence[DeviceInfo]
 ) -> list[tuple[str, str]]:
-    """Return (part, sentence) for each difference between the work and the header, except for the space."""
+    """Return (part, sentence) for each difference of the work `now` from the journal's, except for the space."""
     changes: list[tuple[str, str]] = []
     tried, own = state.entry(BASELINE).config, with_tuples(now.baseline or {})
     for name in sorted(RESERVED):

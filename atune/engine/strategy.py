@@ -21,7 +21,7 @@ from atune.model.settings import AUTO_BATCH, AUTO_GAIN_PERCENT
 AHEAD, FULL = 2, 16
 """A learning strategy may have `AHEAD` candidates per compile worker outstanding, but always at least `FULL`."""
 ROOM = 3
-"""At the limit, the strategy waits until a worker's share of the limit, divided by `ROOM`, is free."""
+"""At the limit, the strategy waits until part of the limit is free: one worker's share, divided by `ROOM`."""
 DUPLICATE = "duplicate"
 """The reason of a candidate whose code was measured as another candidate's. The duplicate did not fail."""
 
@@ -42,16 +42,16 @@ class Strategy(Protocol):
         """Return the index of the next candidate to try, or None at the end. Return each index at most once."""
 
     def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
-        """Learn a candidate's latency in ms, or None and the `reason` that it has no latency of its own.
+        """Learn a candidate's outcome: its latency in ms, or None and the `reason` that it has no latency of its own.
 
         The reason is its kind of failure (such as ``timeout``, ``mismatch`` or ``compile``), ``pruned`` for a device
-        limit, or `DUPLICATE`. An outcome may come again, and the new latency counts then.
+        limit, or `DUPLICATE`. If an outcome comes again, the new latency counts.
         """
 
 
 @dataclass(frozen=True)
 class Searched:
-    """The space to search, by the candidates' indices, without candidates that failed in the survey or come last.
+    """The space to search, by the candidates' indices. It lacks candidates that failed in the survey or come last.
 
     `budget`: the largest number of candidates that will be tried; None if unknown. `prior`: estimates by index, in
     milliseconds or another unit in which half is twice as good; candidates whose estimate is missing or not above 0
@@ -75,7 +75,7 @@ class Searched:
 
 
 def by_prior(indices: Sequence[int], prior: Mapping[int, float]) -> list[int]:
-    """Return `indices` by estimate, the best first; then, in their order, indices without an estimate or with NaN."""
+    """Return `indices` by estimate, the best first; then, in the given order, those without an estimate or with NaN."""
 
     def estimate(index: int) -> float:
         value = float(prior.get(index, float("inf")))
@@ -87,8 +87,8 @@ def by_prior(indices: Sequence[int], prior: Mapping[int, float]) -> list[int]:
 class Guarded:
     """Forwards the engine's calls to `strategy`, and checks the answers.
 
-    `known`: indices that it may propose. `first`: indices before its proposals, such as the default configuration.
-    `last`: indices after its proposals. `enough`: decides when to stop asking; None to never stop.
+    `known`: indices that it may propose. `first`: indices to try before its proposals, such as the default's.
+    `last`: indices to try after its proposals. `enough`: decides when to stop asking; None to never stop.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Guarded:
 class Enough:
     """Ends a search with the budget ``auto`` after a batch of candidates that brings no clearly better one.
 
-    Decisions depend only on the outcomes of whole batches, so a resumed run makes the same ones.
+    Decisions depend only on the outcomes of whole batches, so a resumed run makes the same decisions.
     """
 
     def __init__(self) -> None:
@@ -186,7 +186,7 @@ class Enough:
         """Whether the search is over."""
 
     def full(self, outstanding: int) -> bool:
-        """Return whether to wait for the current batch's outcomes. `outstanding`: number of candidates without one."""
+        """Return whether to wait for the batch's outcomes. `outstanding`: number of candidates without an outcome."""
         return outstanding > 0 and len(self._latencies) + outstanding >= self._until
 
     def tell(self, index: int, latency_ms: float | None) -> None:
@@ -202,7 +202,7 @@ class Enough:
 def latency_or_reason(state: State, index: int) -> tuple[float | None, str]:
     """Return the outcome of candidate `index` for strategies: its latency in ms, or None and the reason.
 
-    The reason is a failure's kind, ``pruned``, or `DUPLICATE`, even if that code is still being measured.
+    The reason is a failure's kind, ``pruned``, or `DUPLICATE`, even if the duplicate's code is still being measured.
     """
     outcome = state.outcome(index)
     if outcome is None or state.first(index).index != index:
@@ -254,7 +254,7 @@ class Encoding:
             self.at.setdefault(place, candidate)
 
     def neighbours(self, candidate: int) -> list[int]:
-        """Return the candidates that differ in one axis: by one step on an axis of numbers, by any value on others."""
+        """Return the candidates that differ in one axis: by one step on an axis of numbers, by any change on others."""
         place = self.places[candidate]
         neighbours = dict[int, None]()
         for number, axis in enumerate(self.axes):
@@ -285,7 +285,7 @@ class Encoding:
         seen, counts = set[int](), [Counter[int]() for _ in self.axes]
 
         def frequency(candidate: int) -> int:
-            """Return how often a candidate's values were drawn, each weighted by the length of its axis."""
+            """Return how often a candidate's values were drawn. Each value has its axis' length as weight."""
             place = self.places[candidate]
             return sum(
                 count[value] * len(axis.values) for count, value, axis in zip(counts, place, self.axes, strict=True)
@@ -367,7 +367,7 @@ FEW_CANDIDATES = 8
 
 
 def learns(name: str) -> bool:
-    """Return whether the strategy `name`, or a user's own, may learn from outcomes, and so take long to answer."""
+    """Return whether the strategy `name` may learn from outcomes, and so take long to answer. A user's own may, too."""
     return name not in (EXHAUSTIVE, RANDOM, PRIOR)
 
 
@@ -393,7 +393,7 @@ def check_given(strategy: str | Strategy | None, *, pipeline: bool = True) -> No
 
 
 def uses_prior(strategy: str | Strategy, total: int) -> bool:
-    """Return whether a strategy, an object or a name, uses a prior in a space with `total` candidates."""
+    """Return whether `strategy`, given as an object or by name, uses a prior in a space with `total` candidates."""
     if not isinstance(strategy, str):
         return hasattr(strategy, "begin")
     return strategy != RANDOM and (strategy != EXHAUSTIVE or total > WALKED)

@@ -4,8 +4,8 @@
     result = await atune.tune(machine=machine)
     assert machine.measured["fake-0"] == [0, 1, 2, ...]
 
-It imports `engine`, `model`, `workload`, and `workers`, which has the real machine. The fakes start no process
-and need no tilelang, torch or CUDA. Time is virtual, so a run takes milliseconds with any script. `FakeMachine`
+This package imports `engine`, `model`, `workload`, and `workers`, which has the real machine. The fakes start no
+process and need no tilelang, torch or CUDA. Time is virtual, so a run takes milliseconds with any script. `FakeMachine`
 implements `atune.engine.interfaces.Machine`, and the contract suite tests both machines.
 """
 

@@ -1,4 +1,4 @@
-"""A `Machine` without processes that follows a script and records its calls, and its virtual clock."""
+"""A `Machine` that has no processes, follows a script and records its calls; and the machine's virtual clock."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class FakeCompileWorker:
         return answers
 
     async def _failure(self, stage: Stage, index: int, seconds: float, doing: str) -> Failure | None:
-        """Spend the time that `stage` takes for a candidate, and return the failure that the script has for it."""
+        """Spend the time that `stage` takes for a candidate, and return the candidate's failure in the script."""
         machine, limit = self.machine, self.machine.compile.compile_timeout_s
         if not await machine.spend(stage, seconds, limit):
             return Failure(index, "timeout", f"{doing} ran past compile_timeout_s={limit:g}")

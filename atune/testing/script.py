@@ -28,17 +28,17 @@ class Script:
     a device's process `start_s`. A library takes `library_s`, and `compile_s` for each member.
 
     `fails` maps a candidate to the kind of its failure, which determines the stage (`STAGE_OF`), or to (stage, kind).
-    A candidate that fails in ``build`` fails every group that contains it. `hangs` maps a candidate to a stage in
-    which it hangs until the deadline of the settings. Failures of a kind in `FATAL` end the device's process.
+    A candidate that fails in ``build`` makes every group that contains it fail. `hangs` maps a candidate to a stage
+    in which it hangs until the deadline of the settings. Failures of a kind in `FATAL` end the device's process.
 
     Configurations with an equal `code_key` are duplicates; `ir_digest` tells their kernels apart. `start_failures` maps
     a device's name to the number of starts that fail at first (`math.inf`: all). `prepare_error` is the message with
-    which the user's inputs or reference fail. Lowering returns a candidate's `facts`, and so does elaborating, which
+    which the user's inputs or reference fail. Lowering and elaborating return a candidate's `facts`, and elaborating
     takes `elaborate_s`.
 
     `kills` maps a candidate to a stage, ``lower`` or ``build``, and the number of times that its compile worker is
-    killed from outside in this stage. `doubts` maps it to the number of times that its device is killed from outside
-    during its measurement, and `dies_after` to the number of times that the device dies after its measurement.
+    killed from outside in this stage. `doubts` maps a candidate to the number of times that its device is
+    killed from outside during its measurement, and `dies_after` to the number of times that the device dies after it.
 
     `spoilt` maps a candidate to its failure in a process that has run other candidates; in a fresh process it does not
     fail. `final_fails` maps it to its failure in the final, after its timing, and `first_ms` to the latency of its
