@@ -1,4 +1,4 @@
-"""The events of a run: frozen structs, named in the past tense, that decode through one union.
+"""The events of a run: frozen structs, named in the past tense, which `decode` reads as one union.
 
 A journal has an event per line, and `atune.journal.result.Result` is a pure fold over them. Every event carries its
 sequence number, its wall-clock and monotonic time, and the worker or device on which it happened.
@@ -17,7 +17,7 @@ from atune.model.measurement import FinalEntry, Timing
 from atune.model.ranges import Index, Latency, Moment, PathText, Quantity, Seconds, Whole
 
 SCHEMA = 1
-"""Version of the event union, 1 with the first release. Readers refuse higher versions, and accept lower ones."""
+"""Version of the event union. The first release has version 1. Readers refuse higher versions and accept lower ones."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True, gc=False):
@@ -66,13 +66,13 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     """SHA-256 of the candidates' keys in order, without candidates that other runs advised."""
     total: Whole
     points: int | None = None
-    """Number of points of a large space, before its constraints, from which the seed drew the candidates."""
+    """Number of points of a large space, counted before constraints. The seed drew the candidates from them."""
     default: Index | None = None
     """Index of the default configuration; `BASELINE` if the space does not list it, None if there is none."""
     baseline: dict[str, Any] | None = None
     """The default configuration, if the space does not list it."""
     refused: str = ""
-    """The reason that the baseline must not win, such as the constraint that refuses it; empty if it may win."""
+    """The reason that the baseline must not win: for example, a constraint refuses it; empty if it may win."""
     no_default: str = ""
     """The reason that there is no default configuration; empty if there is one."""
     arguments: dict[str, Any]
@@ -91,7 +91,7 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     bytes: Quantity | None = None
     """Least number of bytes that a call moves to and from memory, as the user gave it."""
     torch: dict[str, Any] = {}
-    """Settings of the program's torch, by name, that change results and are not torch's defaults."""
+    """Settings of torch in this program that change results and differ from torch's defaults, by name."""
     advice: tuple[Advice, ...] = ()
     """Advice from other runs, as the strategy got it."""
 
@@ -108,13 +108,13 @@ class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_propose
     key: str
     config: dict[str, Any]
     surveyed: bool = False
-    """Whether the survey of the space proposed it, not the strategy, because it fails. No budget counts it."""
+    """Whether the survey proposed it, because it fails, and not the strategy. It does not count towards a budget."""
     further_layout: bool = False
-    """Whether it was proposed only so that atune can choose among a configuration's layouts. No budget counts it."""
+    """Whether it was proposed only so that atune can choose among its configuration's layouts. No budget counts it."""
 
 
 class SpaceSurveyed(Event, frozen=True, kw_only=True, tag="space_surveyed"):
-    """Facts of the space for the strategy, beyond the space's axes: columns with a value for each of `indices`.
+    """Facts about candidates that the strategy gets besides the axes: columns with a value for each of `indices`.
 
     `prior`: estimates, in ms or any other unit in which less is better. `facts`: numbers that a model may learn from.
     All are rounded to six digits; None is an unknown value.
@@ -160,7 +160,7 @@ class CandidateAliased(Event, frozen=True, kw_only=True, tag="candidate_aliased"
 
 
 class ArtifactBuilt(Event, frozen=True, kw_only=True, tag="artifact_built"):
-    """A library with all candidates of `indices` was compiled. `file`: its name in the run's folder."""
+    """A library that contains all candidates of `indices` was compiled. `file`: its name in the run's folder."""
 
     indices: tuple[Index, ...]
     file: str
@@ -203,8 +203,8 @@ class DeviceReady(Event, frozen=True, kw_only=True, tag="device_ready"):
     """A device is ready to measure. `device`: its description.
 
     `start_s`: seconds until it was ready; after a loss, they include making the inputs and running the reference.
-    `stream`: the handle of the CUDA stream on which its process makes inputs, launches and times; 0 on the CPU. Only
-    calls that wait for the device are timed on the default stream, as their `Timing.method` says.
+    `stream`: the handle of the CUDA stream on which its process makes inputs, launches kernels and times them; 0 on the
+    CPU. Only calls that wait for the device are timed on the default stream; see `Timing.method`.
     """
 
     device: DeviceInfo
@@ -252,7 +252,7 @@ class BenchmarkRepeated(Event, frozen=True, kw_only=True, tag="benchmark_repeate
 
 
 class CandidateMeasured(Event, frozen=True, kw_only=True, tag="candidate_measured"):
-    """A candidate was timed. `checked`: whether its outputs were compared with the reference's before.
+    """A candidate was timed. `checked`: whether its outputs were first compared with the reference's.
 
     `max_error`: largest absolute difference over all outputs; None if they were not compared.
     """
@@ -296,7 +296,7 @@ class BestChanged(Event, frozen=True, kw_only=True, tag="best_changed"):
 
 class BitsCompared(Event, frozen=True, kw_only=True, tag="bits_compared"):
     """Finalists were called on inputs drawn with further seeds. `differ`: the finalists whose bits were not always the
-    default's. `seeds`: number of draws, the check's included, on which the other finalists have the default's bits.
+    default's. `seeds`: number of draws, including the check's, on which all other finalists have the default's bits.
     """
 
     seeds: Whole
@@ -304,7 +304,7 @@ class BitsCompared(Event, frozen=True, kw_only=True, tag="bits_compared"):
 
 
 class FinalStarted(Event, frozen=True, kw_only=True, tag="final_started"):
-    """The final began: a device times the best few candidates and the default, `indices`, in turn. Nothing compiles."""
+    """The final began: a device times `indices`, the best few candidates and the default, in turn. Nothing compiles."""
 
     device: str
     indices: tuple[Index, ...]
@@ -313,14 +313,14 @@ class FinalStarted(Event, frozen=True, kw_only=True, tag="final_started"):
 class FinalOrdered(Event, frozen=True, kw_only=True, tag="final_ordered"):
     """The final ended: the best few candidates and the default were timed again, in turn.
 
-    `entries`: each finalist's index and timing, fastest first. `reference`: its timing in the same rounds, if any.
+    `entries`: each finalist's index and timing, fastest first. `reference`: the reference's timing in these rounds.
     """
 
     device: str
     entries: tuple[FinalEntry, ...]
     reference: Timing | None = None
     ties: tuple[Index, ...] = ()
-    """Finalists that are statistically tied with the winner, or are as fast."""
+    """Finalists that are statistically tied with the winner, or exactly as fast."""
     memory_bytes: Whole = 0
     """See `CandidateMeasured`."""
 
@@ -335,8 +335,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The outcome of a run, for readers that read only a journal's last line.
 
     `tried`: number of candidates that need no more work. `whole`: whether the run searched all that its header asks
-    for, and has a winner. `winner`: its index. `config`, `latency_ms`, `ir_digest`: the winner's. `reference_ms`: the
-    reference's latency.
+    for, and has a winner. `winner`: the winner's index; `config`, `latency_ms` and `ir_digest` are also the winner's.
+    `reference_ms`: the reference's latency.
     """
 
     tried: Whole = 0
@@ -358,11 +358,11 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
     candidates all failed to lower, for the same reason; ``mismatched`` if the outputs of the default and of the first
     candidates all differ from the reference's; ``merged`` if journals were merged."""
     kernel: Artifact | None = None
-    """The winner's place in its library, which is kept in the cache folder. Loading needs nothing else."""
+    """The winner's place in its library. The cache folder keeps the library, and loading needs nothing else."""
     roles: Roles = Roles()
-    """Roles of the kernel's parameters: which are outputs, and how a call treats the others."""
+    """Roles of the kernel's parameters: which are outputs, and how a call treats the other parameters."""
     found: Found | None = None
-    """The outcome of the run; None in older journals, where other events tell it."""
+    """The outcome of the run; None in older journals, where only other events show the outcome."""
 
 
 class RunInterrupted(Event, frozen=True, kw_only=True, tag="run_interrupted"):
@@ -373,7 +373,7 @@ class RunInterrupted(Event, frozen=True, kw_only=True, tag="run_interrupted"):
 
 
 class RunResumed(Event, frozen=True, kw_only=True, tag="run_resumed"):
-    """A further part of the run began, with the work that earlier parts left. `versions`: in use in this part."""
+    """A further part of the run began, with the work that earlier parts left. `versions`: those in use in this part."""
 
     part: Whole
     """Number of the part: 1 for the first resumption."""

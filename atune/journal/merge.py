@@ -56,7 +56,7 @@ def merge(journals: Sequence[str | os.PathLike[str]], output: str | os.PathLike[
 
 
 def _joined(paths: Sequence[str], states: Sequence[State]) -> Iterator[AnyEvent]:
-    """Yield the events of a single run that did the work of all journals. Their clocks follow each other.
+    """Yield events as if one run had done the work of all journals. Each clock continues that of the journal before.
 
     The fold settles conflicts: the last outcome of a candidate, or of candidates with the same code, counts.
     """
@@ -73,7 +73,7 @@ def _joined(paths: Sequence[str], states: Sequence[State]) -> Iterator[AnyEvent]
                 counts = number == 0
             elif isinstance(event, BitsCompared):  # no run compared the finalists of all runs
                 last, counts = replace(last, seeds=1), True
-            elif isinstance(event, CandidateAliased):  # another run, with other versions, may have measured it
+            elif isinstance(event, CandidateAliased):  # with other versions, another run may have measured it
                 outcomes = (other.outcome(event.index) for other in others)
                 counts = not any(isinstance(o, CandidateMeasured) and o.index == event.index for o in outcomes)
             elif isinstance(event, Outcome):
@@ -96,7 +96,7 @@ _MERGED = DeviceReady | ReferenceMeasured | Warned | CandidateProposed | Candida
 
 
 def _counts(event: Outcome, state: State, others: Sequence[State]) -> bool:
-    """Tell whether an outcome is its journal's last, and not a failure of a candidate that another journal measured."""
+    """Tell whether it is its journal's last outcome of the candidate, and no failure if another journal measured it."""
     last = state.outcome(event.index)
     measured = isinstance(event, CandidateMeasured)
     elsewhere = any(isinstance(other.outcome(event.index), CandidateMeasured) for other in others)

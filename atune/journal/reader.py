@@ -29,9 +29,9 @@ MAX_LINE_BYTES = 8 * 1024 * 1024
 MAX_DEPTH = 64
 """Most levels of nesting. No event has more, and code that walks a deeper value would run out of stack."""
 MAX_PARTS, MAX_VALUES = 100_000, 4_000_000
-"""Most lists and objects, and most values, of a line, because they take up to 100 times its size in memory."""
+"""Most lists and objects, and most values, in a line. In memory they take up to 100 times as much as the line."""
 MAX_ALL_VALUES = 12_000_000
-"""Most values of a journal outside the cache folder: about 200,000 candidates, which take a gigabyte of memory."""
+"""Most values in a journal outside the cache folder. About 200,000 candidates have as many, in a gigabyte of memory."""
 
 
 class _CheckedLine(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,7 +49,7 @@ _read_line = msgspec.json.Decoder(_CheckedLine)
 class JournalReader:
     """Iterates over the events of the journal at `path`, from its header on.
 
-    After the iteration, `torn_bytes` is the length of a half-written last line, which is omitted, and `whole_bytes` the
+    After the iteration, `torn_bytes` is the length of a half-written last line, which is omitted. `whole_bytes` is the
     length of all lines before it. Raises `JournalError` if the file cannot be read, is not a journal, was written by a
     newer atune, or is damaged before its last line.
     """
@@ -69,7 +69,7 @@ class JournalReader:
         """Yield the events that were not read yet."""
         self.torn_bytes = 0
         try:
-            with regular_file(self.path) as file:  # opened each time, because NFS then asks its server
+            with regular_file(self.path) as file:  # opened each time, because NFS asks its server on opening
                 file.seek(self.whole_bytes)
                 line = self._line(file)
                 while line:
@@ -106,7 +106,7 @@ class JournalReader:
         return line
 
     def event(self, number: int, body: msgspec.Raw, unfit: str) -> AnyEvent:
-        """Return the event of a whole line. Raises `JournalError` if it is `unfit`, or its event is out of place."""
+        """Return the event of a whole line. Raises `JournalError` if the line is `unfit`, or the event out of place."""
         where = f"{self.path}, line {number}"
         try:
             if unfit:
@@ -177,7 +177,7 @@ def ends(path: str | Path) -> tuple[RunStarted | None, AnyEvent | None]:
 
 
 _TAILS = (1 << 14, 1 << 18, 1 << 22, 3 * MAX_LINE_BYTES)
-"""Bytes at a journal's end to search for its last event. They must also hold the line before, and a torn line after."""
+"""Bytes at a journal's end to search for its last event. The line before it, and a torn line after it, must fit too."""
 
 
 def is_journal(path: str | Path) -> bool:
@@ -226,7 +226,7 @@ def unfit(text: bytes) -> str:
 
 _NO_BRACKETS = bytes(sorted({*range(256)} - {*b"[]{}"}))
 _LONG = re.compile(rb"\d{300}")
-"""An integer that no float can hold. Python does not print integers with many more digits."""
+"""An integer that no float can hold. If it has many more digits, Python does not even print it."""
 
 
 _ADVICE = {
@@ -240,7 +240,7 @@ _ADVICE = {
 
 
 def cannot(doing: str, path: str, error: OSError, do: str = "") -> JournalError:
-    """Return the error for an `OSError`: its reason, and the advice `do` or else the usual advice for that reason."""
+    """Return the error for an `OSError`: the error's reason, and advice: `do`, or the usual advice for this reason."""
     why = _ADVICE.get(error.errno or 0, error.strerror or str(error))
     if do:
         why = f"{why.partition(':')[0]}: {do}"
@@ -261,7 +261,7 @@ def replay(path: str | Path) -> Result:
 
 
 def found_in(state: State, reason: str = "") -> Found:
-    """Return the outcome of a run so far. `reason`: the reason that it ends now, if `state` does not have it yet."""
+    """Return the outcome of a run so far. `reason`: why the run ends now, if `state` does not say so yet."""
     result, reason = Result.of(state), reason or ended_by(state)
     best = result.best
     whole = best is not None and reason not in ("", "stopped") and not state.accepted
@@ -281,8 +281,8 @@ def found_in(state: State, reason: str = "") -> Found:
 async def follow(path: str | Path) -> AsyncIterator[AnyEvent | None]:
     """Yield the events of a journal that another process writes, even on another machine, until its run ends.
 
-    Yields None after the events that are there, and after each `POLL_S` without new ones. Polls the file, so it works
-    on shared file systems without notifications. Raises `JournalError` if the journal is damaged.
+    Yields None after the events that are already there, and after each `POLL_S` without new events. Polls the file, so
+    it needs no notifications, which shared file systems lack. Raises `JournalError` if the journal is damaged.
     """
     reader, ended = JournalReader(path), False
     while True:

@@ -1,6 +1,6 @@
 """The result of a run: its winner, and the outcome of every candidate.
 
-Its methods also print it and write its page and its bundle. For these they import modules of higher layers.
+Methods of `Result` print it, and write its page and its bundle. These methods import modules of higher layers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MeasuredOn = Sequence[tuple[str, Timing]]
 def noise_of(timings: MeasuredOn, contenders: MeasuredOn) -> list[str]:
     """Return a message for each sign of noise, with what to do about it; none on a quiet machine.
 
-    `timings`: all timings of a run. `contenders`: the timings that decide the winner. Only their spread counts.
+    `timings`: all timings of a run. `contenders`: the timings that decide the winner; no other timing's spread counts.
     """
     signs = _scatter(contenders)
     for device in dict.fromkeys(name for name, _ in timings):
@@ -79,7 +79,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The outcome of one candidate.
 
     `index`: its number in the space, or -1 for the baseline. `config`: its configuration, and `key`: 16 hex digits of
-    that configuration's hash. `status`: a ``duplicate`` has the same code as candidate `same_as`, which carries the
+    that configuration's hash. `status`: a ``duplicate`` has the same code as candidate `same_as`, whose record has the
     measurement or failure; a ``remaining`` candidate was proposed and has no outcome yet. `latency_ms`, `timing`: from
     the final if the candidate was in it, else from its first timing; a duplicate has its original's. `kind`, `message`,
     `detail`: the failure; for a pruned candidate `message` is the reason. `device`: id of the device that measured it,
@@ -110,7 +110,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     repeats: bool = True
     """Whether two calls on the same inputs gave the same bits."""
     printed: str = ""
-    """First lines that the user's functions (kernel, inputs, reference, check) printed, each line once."""
+    """The first lines that the user's functions (kernel, inputs, reference, check) printed, without repetitions."""
 
     @property
     def credited(self) -> int:
@@ -157,11 +157,11 @@ def record_of(state: State, entry: Entry, finals: Mapping[int, Timing]) -> Recor
 
 
 class SameBits(msgspec.Struct, frozen=True, kw_only=True):
-    """Comparison of the measured candidates' outputs, bit by bit, for the same inputs. Counts are of distinct codes.
+    """Bitwise comparison of the measured candidates' outputs for the same inputs. Equal codes are counted once.
 
     `asked`: whether only candidates with the default's bits may win. `winner`: whether the winner has these bits; None
-    without a winner, or if the default was not measured. `same`: number of the `measured` that have these bits, the
-    default included. `classes`: number of different outputs. `varying`: number of candidates whose outputs change from
+    without a winner, or if the default was not measured. `same`: how many of the `measured`, the default included, have
+    these bits. `classes`: number of different outputs. `varying`: number of candidates whose outputs change from
     call to call. `seeds`: number of draws of the inputs on which the finalists were compared, the check's included.
     """
 
@@ -175,7 +175,7 @@ class SameBits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def valid_finalists(state: State) -> tuple[FinalEntry, ...]:
-    """Return the final's entries for candidates that have not failed since, under their credited index."""
+    """Return the final's entries of candidates that have not failed since. Each has its credited index."""
     entries = state.final.entries if state.final else ()
     firsts = [(state.first(e.index), e.timing) for e in entries]
     return tuple(FinalEntry(e.index, timing) for e, timing in firsts if isinstance(e.outcome, CandidateMeasured))
@@ -216,7 +216,7 @@ class Result:
         self.journal = None if journal is None else str(journal)
         """The path of the run's journal; None if none was written."""
         self.replayed = replayed
-        """Whether the events come from a file. Its kernel is then loaded from the cache folder only."""
+        """Whether the events come from a file. If so, the kernel is only loaded from the cache folder."""
         self.cache_hit = False
         """Whether the result comes from the result cache, or from another task's tuning, so nothing was measured."""
         self.header = header_in(state)
@@ -239,21 +239,21 @@ class Result:
         self.finished = state.finished is not None
         """Whether the run ended in order."""
         self.interrupted = state.interrupted is not None
-        """Whether the run was cut short. A run that was killed, or still goes on, is neither this nor `finished`."""
+        """Whether the run was cut short. Like `finished`, False if it was killed or still goes on."""
         self.reason = state.finished.reason if state.finished else ""
         """The reason that the run ended, as in `RunFinished`; empty if it did not finish."""
         self.kept = state.finished.kernel if state.finished else None
-        """The winner's library as the journal names it. The file may be gone; `artifact` looks."""
+        """The winner's library as the journal names it. Its file may be gone; `artifact` checks that."""
         self.devices = tuple(state.devices.values())
         """The devices that were used."""
         self.memory_bytes = state.memory_bytes
-        """Peak device memory of the process that used most, CUDA context included; 0 on the CPU."""
+        """Peak device memory of the device process that used most, including the CUDA context; 0 on the CPU."""
         self.best_index: int | None = None if state.winner is None else state.first(state.winner).index
-        """The index of the winner's code; None without a winner."""
+        """The index of the first candidate with the winner's code; None without a winner."""
         self.best_over_time: tuple[Improvement, ...] = state.best_over_time()
         """Each time a candidate became the best so far, by first timing. Its last entry need not be the winner."""
         self.final: tuple[FinalEntry, ...] = valid_finalists(state)
-        """The finalists that have not failed since, by their credited index, fastest first; empty without a final."""
+        """The finalists that have not failed since, with their credited index, fastest first; empty without a final."""
         self._final = {entry.index: entry.timing for entry in self.final}
         self._last = state.final if self.final else None
         self._final_reference = None if self._last is None else self._last.reference
@@ -304,8 +304,8 @@ class Result:
 
     @cached_property
     def ties(self) -> tuple[int, ...] | None:
-        """Finalists that are statistically tied with the winner, or as fast, by their credited index. Among them the
-        default is preferred, then the smallest config key. None without a final, or if its first entry has failed.
+        """Credited indices of the finalists that are statistically tied with the winner, or exactly as fast. In a tie
+        the default wins, or else the smallest config key. None without a final, or if the final's first entry failed.
         """
         first = self._state.first
         if self._last is None or first(self._last.entries[0].index).index != self.final[0].index:
@@ -320,7 +320,7 @@ class Result:
 
     @cached_property
     def about_default(self) -> str:
-        """A sentence if a default that the space does not list won, or if nothing else worked; otherwise empty."""
+        """A sentence if the default is not in the space and won, or if nothing else worked; otherwise empty."""
         baseline, state = self.baseline, self._state
         if baseline is None or baseline.latency_ms is None:
             return ""
@@ -339,7 +339,7 @@ class Result:
 
     @cached_property
     def noise(self) -> tuple[str, ...]:
-        """Messages on signs that the machine was not quiet, and what to do. Other users of its devices come first."""
+        """Messages on signs of a noisy machine, and what to do. Those on other users of its devices come first."""
         others = [message for message in self._state.warnings if DISTURBS in message]
         firsts = [(event.device, event.timing) for event in self._state.ranked()]
         finals = [(self._last.device, entry.timing) for entry in self.final] if self._last else []
@@ -370,8 +370,8 @@ class Result:
 
     @cached_property
     def roles(self) -> Roles:
-        """The roles of the kernel's parameters: which are outputs, and how a call treats the others. They include the
-        inputs that the winner wrote into. Empty for a run that did not finish.
+        """The roles of the kernel's parameters: which are outputs, and how a call treats the others. `Roles.writes`
+        includes the inputs that the winner wrote into. Empty for a run that did not finish.
         """
         roles = self._state.finished.roles if self._state.finished else Roles()
         outcome = None if self.best_index is None else self._state.outcome(self.best_index)
@@ -410,7 +410,7 @@ class Result:
 
     @property
     def default(self) -> Record | None:
-        """The default configuration's record, which may be the `baseline`; None if there is no default, or not yet."""
+        """The default configuration's record, which may be the `baseline`; None if there is none, or none yet."""
         return None if self.header.default is None else self._recorded.get(self.header.default)
 
     @property
@@ -433,7 +433,7 @@ class Result:
 
     @property
     def default_ms(self) -> float | None:
-        """The default configuration's median latency, ms, of the same rounds as `latency_ms`."""
+        """The default configuration's median latency, ms, from the same rounds as `latency_ms`."""
         return None if self.default is None else self.default.latency_ms
 
     @property
@@ -454,7 +454,7 @@ class Result:
     def reference_ratio(self) -> float | None:
         """How many times faster the winner is than the reference; below 1 it is slower.
 
-        It is `reference_ms` over `latency_ms`, which come from the same rounds of the final if there was one.
+        It is `reference_ms` / `latency_ms`. If there was a final, both come from the same rounds of it.
         """
         return self._ratio(self.reference_ms)
 
@@ -473,7 +473,7 @@ class Result:
 
     @cached_property
     def axis_importance(self) -> Any:
-        """Each axis's share of the variance of the log latency, as `Importance`; None below 20 measurements."""
+        """Each axis's share of the variance of the log latency, as `Importance`; None with under 20 measurements."""
         return _above("reporting.importance.axis_importance")(self)
 
     @property
@@ -490,7 +490,7 @@ class Result:
         parameter to have it write into the given outputs. `as_op` makes it a torch operator.
 
         Inputs must have the shapes, dtypes and strides that it was tuned for. Raises `AtuneError` if its library is
-        gone, or if `setup` changed the inputs, because a call would not repeat that.
+        gone, or if `setup` changed the inputs, because a call does not run `setup`.
         """
         return _above("stages.loader.Kernel")(self._library(), self.roles)
 
@@ -515,7 +515,7 @@ class Result:
         write_output(os.fspath(path), _above("reporting.report.report")(self.journal).encode())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out computed attributes and the loaded kernel, which the copy computes and loads again."""
+        """Leave out computed attributes and the loaded kernel. The copy computes and loads them again."""
         kinds = (vars(kind).items() for kind in type(self).__mro__)
         computed = {name for kind in kinds for name, value in kind if isinstance(value, cached_property)}
         return {name: value for name, value in self.__dict__.items() if name not in computed}

@@ -59,7 +59,7 @@ def listed(folder: Path) -> dict[Path, Problem]:
 
 
 def header_of_set(folder: Path) -> RunStarted | None:
-    """Return the header of the first run that has begun. Work and settings are the same in all runs of a set."""
+    """Return the header of the first run that has begun. All runs of a set have the same work and settings."""
     first = next((next(iter(JournalReader(path)), None) for path in journals_in(folder)), None)
     return first if isinstance(first, RunStarted) else None
 
@@ -68,7 +68,7 @@ def open_set_folder(folder: Path, problems: Sequence[Problem]) -> tuple[list[Pat
     """Create a set's folder, or add `problems` to it, and return their journals and the folder's lock.
 
     If no problem has begun, the folder then lists only `problems`. A journal that a killed run left without a whole
-    line is removed. The lock keeps other runs out of the folder until it is closed.
+    line is removed. Until the lock is closed, no other run can write the folder.
 
     Raises `UsageError` if `folder` is neither a set's nor empty, or cannot be written, and `JournalError` while another
     run writes it.
@@ -99,7 +99,7 @@ def open_set_folder(folder: Path, problems: Sequence[Problem]) -> tuple[list[Pat
 
 
 def forget_added(folder: Path, had: Sequence[Problem]) -> None:
-    """Reduce a set's list to the problems that it `had`, unless a later problem has begun. Remove a new set."""
+    """Reduce a set's list to the problems it `had`, unless a later one has begun. If `had` is empty, remove the set."""
     if any(map(is_begun, [*listed(folder)][len(had) :])):
         return
     if had:
@@ -115,7 +115,7 @@ def _write(folder: Path, problems: Sequence[Problem]) -> None:
 
 
 def is_begun(journal: Path) -> bool:
-    """Tell whether a problem's run has begun: its journal's first line is whole. Raises `OSError`."""
+    """Tell whether a problem's run has begun, that is, whether its journal's first line is whole. Raises `OSError`."""
     if not journal.is_file():
         return False
     with journal.open("rb") as file:
@@ -123,7 +123,7 @@ def is_begun(journal: Path) -> bool:
 
 
 def journals_in(folder: Path) -> list[Path]:
-    """Return a folder's journals that have begun: in the order of the problems for a set, otherwise by name."""
+    """Return the journals of a folder whose runs have begun: for a set in the order of its problems, else by name."""
     paths = listed(folder) if is_set(folder) else sorted(folder.glob("*.jsonl"))
     return [path for path in paths if is_begun(path)]
 

@@ -48,7 +48,7 @@ Outcome = CandidateMeasured | BuildFailed | BenchmarkFailed | CandidatePruned
 Rank = tuple[float, str, int]
 """Latency in ms, key and index of a measured candidate."""
 COMPILED_BEFORE = "compiled before"
-"""Reason of an `ArtifactBuilt` whose library an earlier part of the run compiled and counted."""
+"""`ArtifactBuilt.reason` of a library that an earlier part of the run compiled and counted."""
 
 
 class Entry(msgspec.Struct, eq=False, gc=False):
@@ -70,7 +70,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     refused: bool = False
     """Whether it is a baseline that a constraint refuses."""
     outcome: Outcome | None = None
-    """The latest outcome of this candidate's code, kept at the first candidate with that code."""
+    """The latest outcome of this candidate's code. Only the first candidate with the code has it."""
     surveyed: bool = False
     """This field and `further_layout` are as in `CandidateProposed`."""
     further_layout: bool = False
@@ -117,7 +117,7 @@ class Improvement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Span(msgspec.Struct, frozen=True, gc=False):
-    """Work of a worker or device, `on`, in seconds of the run. `candidates`: number; `first`: index of the first."""
+    """Work of a worker or device, `on`, in seconds of the run. `candidates`: how many; `first`: the first's index."""
 
     on: str
     kind: Literal["lower", "build", "measure", "failed", "again", "final"]
@@ -128,11 +128,11 @@ class Span(msgspec.Struct, frozen=True, gc=False):
 
 
 class StageSeconds(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of compiling, that is, of lowering and building, and of first timings.
+    """Seconds of compiling (lowering and building), and seconds of first timings.
 
-    `compile_s`, `benchmark_s`: summed over compile workers, and over devices. `compile_wall_s`, `benchmark_wall_s`:
-    seconds in which at least one of them was at work. They leave out failed compiles, the survey, the comparison of a
-    compiler state, and the final.
+    `compile_s`: summed over compile workers. `benchmark_s`: summed over devices. `compile_wall_s`, `benchmark_wall_s`:
+    seconds in which at least one worker or device was busy. None of these includes failed compiles, the survey, the
+    comparison of a compiler state, or the final.
     """
 
     compile_s: float
@@ -206,7 +206,7 @@ _MEASURED: dict[type[Event], Literal["measure", "failed", "again"]] = {
     BenchmarkFailed: "failed",
     BenchmarkRepeated: "again",
 }
-"""The kind of a device's span, by the event that ended it."""
+"""The kind of a device's `Span`, by the type of the event that ended the span."""
 
 
 def _union_s(spans: list[tuple[float, float]]) -> float:
@@ -221,9 +221,9 @@ def _union_s(spans: list[tuple[float, float]]) -> float:
 class State:
     """The fold over a run's events: `apply` every event in order, and read the state at any time.
 
-    Candidates with the same code form a class. Its outcome is the latest of any member, and is credited to the first
-    member in the space's order. A baseline outside of the space is ranked if it may win, but no count includes it. It
-    wins only if a candidate of the space was measured too.
+    Candidates with the same code form a class. The class has the latest outcome of any member, credited to the first
+    member in the space's order. A baseline outside of the space is ranked if it may win, but no count includes it, and
+    it wins only if a candidate of the space was also measured.
     """
 
     def __init__(self) -> None:
@@ -234,7 +234,7 @@ class State:
         self.kinds: Counter[str] = Counter()
         """Number of failed candidates by the kind of their failure."""
         self.doubted = False
-        """Whether a part ended because all candidates differed from the reference. Later parts try all candidates."""
+        """Whether a part ended as ``mismatched``: see `RunFinished.reason`. Later parts try all candidates."""
         self.lowered = self.built = 0
         """Number of lowered candidates, and number of distinct codes with a library."""
         self._stored: set[int] = set()
@@ -246,7 +246,7 @@ class State:
         """Each compiled candidate's share of its library's seconds, sorted. Reused libraries do not count."""
         self.devices: dict[str, DeviceInfo] = {}
         self.memory_bytes = 0
-        """Peak device memory of the device process that used most."""
+        """Peak device memory of the device process that used the most memory."""
         self.references: dict[str, Timing] = {}
         """The reference's first timing, by device."""
         self.other_bits: set[int] = set()
@@ -255,7 +255,7 @@ class State:
         """Number of draws of the inputs on which finalists were compared with the default."""
         self.final: FinalOrdered | None = None
         self.final_losses = 0
-        """Number of times that a device's process, or the whole program, died in a final."""
+        """Number of times that a device's process, or the whole program, died during a final."""
         self._in_final = False
         self.finished: RunFinished | None = None
         """The end of the latest part; None while it runs, and after an interruption."""
@@ -263,14 +263,14 @@ class State:
         self.resumed: RunResumed | None = None
         """The start of the latest part, if the run has several."""
         self.accepted = False
-        """Whether the user accepted that a part continues with other work than the header's."""
+        """Whether the user accepted that a part continues although its work is not the header's."""
         self.warnings: list[str] = []
         self._improvements: list[Improvement] = []
         self.last_seq = -1
         self.last_mono = 0.0
         self.seconds = TimeSums()
         self.measuring: dict[int, str] = {}
-        """Candidates that are being measured, or were being measured when the program died, with their device."""
+        """The candidates that are being measured, or were when the program died. The values are their devices."""
         self._deaths: Counter[int] = Counter()
         self._ranking: list[Rank] = []
         """The measured candidates that may win, one per distinct code, sorted by latency."""
@@ -371,7 +371,7 @@ class State:
         return self.first(index).outcome
 
     def ranked(self, most: int | None = None) -> list[CandidateMeasured]:
-        """Return the measurements in order of first timing, one for each distinct code, as reported.
+        """Return the measurements as reported, one for each distinct code, ordered by first timing, fastest first.
 
         Their `index` is the candidate that was compiled and ran, and has an artifact. `most`: return at most this many.
         """
@@ -387,12 +387,12 @@ class State:
         return index, latency_ms
 
     def best_over_time(self) -> tuple[Improvement, ...]:
-        """Return each change of the best candidate, by first timing, without retracted or failed measurements."""
+        """Return each change of the best candidate, by first timing. Retracted and failed measurements do not count."""
         return tuple(msgspec.structs.replace(s, index=self.first(s.index).index) for s in self._improvements)
 
     @property
     def winner(self) -> int | None:
-        """Index of the candidate that ran as the winner: the final's first that may still win, or else the fastest.
+        """Index of the candidate that ran as the winner: the first finalist that may still win, or else the fastest.
 
         None if no candidate of the space is measured.
         """
@@ -455,7 +455,7 @@ class State:
 
     @property
     def settled(self) -> int:
-        """Number of candidates that need no more work: they are measured, failed, pruned or duplicates."""
+        """Number of candidates that need no more work, because they are measured, failed, pruned or duplicates."""
         return sum(self.counts.values())
 
     @property
@@ -504,7 +504,7 @@ class State:
                 self._count(entry, -1)
                 entry.outcome = None
                 self._rank(entry)
-                self.final = None  # an earlier part may have had a final
+                self.final = None  # an earlier part of the run may have had a final
 
     def _alias(self, index: int, same_as: int) -> None:
         self._made(index)
@@ -569,7 +569,7 @@ def proposed(state: State) -> list[Entry]:
 
 
 def finished(state: State, budget: Budget, reason: str = "") -> bool:
-    """Tell whether a run has ended, or ends now for `reason`, and `budget` admits no more candidates."""
+    """Tell whether a run has ended, or ends now for `reason`, and `budget` admits no further candidates."""
     if (reason := reason or ended_by(state)) in ("", "stopped"):
         return False
     done = [entry for entry in proposed(state) if state.outcome(entry.index) is not None]
@@ -581,7 +581,7 @@ def finished(state: State, budget: Budget, reason: str = "") -> bool:
 
 
 def all_proposed(state: State, budget: Budget, reason: str = "") -> bool:
-    """Tell whether a run has ended because its strategy proposes no more, even though `budget` may admit more."""
+    """Tell whether a run has ended because its strategy proposes no more candidates, even if `budget` admits more."""
     return (reason or ended_by(state)) == "enough" and budget.auto
 
 

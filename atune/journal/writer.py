@@ -48,7 +48,7 @@ class Journal:
 
     @classmethod
     def create(cls, path: str | Path) -> Journal:
-        """Start a new journal, and create missing folders in the cache folder. Only the owner can read these files.
+        """Start a new journal, and inside the cache folder also missing folders. Only the owner can read these files.
 
         Raises `JournalError` if `path` cannot be written, has no folder, is not empty, or has another writer.
         """
@@ -96,7 +96,7 @@ class Journal:
         return cls.create(path), []
 
     def append(self, event: Event) -> None:
-        """Write `event` as a whole line, which survives the end of this process and, after `sync`, a machine crash.
+        """Write `event` as a whole line. It survives the end of this process and, after `sync`, a crash of the machine.
 
         Raises `MachineError` if it cannot be written, and `JournalError` if it is too long. Earlier lines stay whole.
         """
@@ -110,7 +110,7 @@ class Journal:
             raise JournalError(f"cannot write the journal {self.path}: {event_bytes}")
         done = 0
         try:
-            if self.torn_bytes:  # not earlier, so that opening a journal does not change it
+            if self.torn_bytes:  # not on opening, which must not change the journal
                 os.ftruncate(self._fd, self._size)
                 self.torn_bytes = 0
             while done < len(line):
@@ -191,21 +191,21 @@ def _sync_folder(path: str) -> None:
 
 
 def _open_locked(path: str, *, create: bool = False) -> tuple[int, bool]:
-    """Open the file at `path`, lock it, and return its descriptor and whether the call created it.
+    """Open and lock the file at `path`. Returns its descriptor, and whether this call created it.
 
-    Between opening and locking, a writer that ends may remove its empty file. Then `path` is opened again.
+    Between opening and locking, another writer that ends may remove the empty file. Then `path` is opened again.
     """
     # Not O_WRONLY, because opening a pipe to write would wait for its reader.
     flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
     while True:
         made = create and not os.path.lexists(path)
-        through_link = create and os.path.islink(path)  # creates the link's target, which is not removed later
+        through_link = create and os.path.islink(path)  # this creates the link's target, which is not removed later
         new = os.O_CREAT | os.O_EXCL if made else os.O_CREAT if through_link else 0
         try:
             fd = os.open(path, flags | new, 0o600)
         except OSError as error:
             if isinstance(error, FileExistsError if made else FileNotFoundError) and create and not through_link:
-                continue  # another writer has just created or removed it
+                continue  # another writer has just created or removed the file
             raise cannot("write", path, error) from error
         _lock(fd, path)
         if os.fstat(fd).st_nlink:
@@ -246,7 +246,7 @@ def is_written(path: Path) -> bool:
 
 def write_journal(output: str, events: Iterable[AnyEvent]) -> None:
     """Write the new journal `output`, whole or not at all. Raises `JournalError` if it exists or cannot be written."""
-    Journal.create(output).close()  # raises before anything is written, if a file exists
+    Journal.create(output).close()  # if a file exists, raises before anything is written
     try:
         with whole_file(Path(os.path.realpath(output))) as part:
             _write_synced(part, map(line_of, events))

@@ -18,12 +18,12 @@ FailureKind = Literal[
 """Why a candidate failed.
 
 lower: elaborating or lowering raised. codegen: source generation raised. compile: nvcc or g++ refused the source.
-crash: the compile worker died. timeout: it was killed at a deadline. hopeless: its compile was killed because it took
-far longer than the others. load: the library did not load. launch: the call raised. out_of_memory: the device had no
-memory left. fault: the device reported an error that poisons its context. out_of_bounds: it wrote before or after a
-parameter, or changed data that the check uses. mismatch / non_finite / unwritten: outputs differ from the reference,
-hold NaN or infinity, or were not written. worker_lost: its process was killed from outside, twice. suspect: the whole
-program died twice while measuring it, so it is not tried again.
+crash: the compile worker died. timeout: the process was killed at a deadline. hopeless: its compile was killed because
+it took far longer than other compiles. load: the library did not load. launch: the call raised. out_of_memory: the
+device had no memory left. fault: the device reported an error that poisons its context. out_of_bounds: the kernel wrote
+before or after a parameter, or changed data that the check uses. mismatch / non_finite / unwritten: outputs differ from
+the reference, hold NaN or infinity, or were not written. worker_lost: its process was killed from outside, twice.
+suspect: the whole program died twice while measuring it, so it is not tried again.
 """
 _WORDS = {
     "lower": "failed to lower",
@@ -47,11 +47,11 @@ _WORDS = {
 RAN = frozenset({"mismatch", "non_finite", "unwritten", "out_of_bounds", "launch", "fault"})
 """Kinds of failures of candidates that ran on a device."""
 COMMON_FAILURES = 16
-"""With this many equal failures, the candidates are probably not at fault."""
+"""If this many candidates fail in the same way, they are probably not at fault."""
 
 
 def what_failed(kind: str) -> str:
-    """Return a verb phrase for a kind of failure, such as ``timed out``. A kind of a later atune stays as it is."""
+    """Return a verb phrase for a kind of failure, such as ``timed out``. A later atune's kind is returned unchanged."""
     return _WORDS.get(kind, kind)
 
 
@@ -59,7 +59,7 @@ class Failure(msgspec.Struct, frozen=True, tag="failure", omit_defaults=True):
     """A candidate that failed in a stage. `detail` is the end of the compiler's or device's output.
 
     `index`: the candidate's index. `kind`: a `FailureKind`. `message`: a sentence for people. `doubt`: why the failure
-    may not be the candidate's fault, so that a fresh process tries the candidate again; empty if there is no doubt.
+    may not be the candidate's fault. If it is not empty, a fresh process tries the candidate again.
     `kill_s`: seconds from the deadline, or from the error's report, until the process was reaped.
     """
 
@@ -74,7 +74,7 @@ class Failure(msgspec.Struct, frozen=True, tag="failure", omit_defaults=True):
 
 
 SERVER_LOST = "the fork server was lost"
-"""The `doubt` about all candidates under way when all processes were lost together."""
+"""The `doubt` about all candidates in progress at the time when all processes were lost together."""
 
 
 class KernelParam(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -94,14 +94,14 @@ class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
     outputs: tuple[Whole, ...] = ()
     """Outputs, in order. A call allocates and returns the outputs that it is not given."""
     zero: tuple[Whole, ...] = ()
-    """Parameters that a call sets to zero first: inputs, and outputs that it allocates. It does not zero outputs that
-    it is given."""
+    """Parameters that a call first sets to zero: inputs, and outputs that the call allocates. Outputs that the caller
+    passes are not set to zero."""
     writes: tuple[Whole, ...] = ()
     """Inputs that the kernel may write into."""
     set_up: tuple[Whole, ...] = ()
-    """Inputs that the workload's `setup` changed before the kernel was checked and timed. A call does not run it."""
+    """Inputs that the workload's `setup` changed before the kernel was checked and timed. Calls do not run `setup`."""
     unnamed: bool = False
-    """Whether the outputs were not named. tilelang's tuner then passes every parameter to the user's functions."""
+    """Whether the user named no outputs. If so, tilelang's tuner passes all parameters to the user's functions."""
 
     @property
     def zero_inputs(self) -> tuple[int, ...]:
@@ -109,7 +109,7 @@ class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
         return tuple(i for i in self.zero if i not in self.outputs)
 
     def where_given(self, positions: Sequence[int]) -> Roles:
-        """Return the roles for calls that always pass, and themselves prepare, the outputs among `positions`."""
+        """Return the roles for a caller that always passes, and itself prepares, the outputs among `positions`."""
         given = {*positions} & {*self.outputs}
         return msgspec.structs.replace(
             self,
@@ -148,11 +148,11 @@ class Gemm(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     calls: Quantity
     dtype: Word
     policy: Whole = 0
-    """The division of the tile among warps, in tilelang's numbers: 0 square, 1 by whole rows, 2 by whole columns."""
+    """The division of the tile among warps, in tilelang's numbers: 0 square, 1 in whole rows, 2 in whole columns."""
     in_registers: bool = False
     """Whether the first operand is in registers, not in shared memory."""
     feeds: bool = False
-    """Whether the result is the first operand of another product, and stays in registers until then."""
+    """Whether the result stays in registers and becomes the first operand of another product."""
     sum_bits: Whole = 32
     """Bits per element of the result."""
 
@@ -182,7 +182,7 @@ class BlockWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     gemms: tuple[Gemm, ...] = ()
     reads: tuple[Access, ...] = ()
-    """Accesses to global memory. So are `writes`."""
+    """Accesses to global memory that read; `writes` has those that write."""
     writes: tuple[Access, ...] = ()
     shared_bytes: Quantity = 0.0
     """Bytes that copies and parallel loops move into or out of shared memory, without the operands of `gemms`."""
@@ -191,7 +191,7 @@ class BlockWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     special_ops: Quantity = 0.0
     """Exponentials, roots, logarithms and divisions, counted in operations on single elements."""
     fragment_registers: Whole = 0
-    """32-bit registers per thread for all fragments and local arrays, if all were live at the same time."""
+    """32-bit registers per thread for all fragments and local arrays, as if all were live at the same time."""
     stages: Whole = 0
     """Stages of the deepest `T.Pipelined` loop; 0 if no loop has stages."""
     steps: Quantity = 1.0
@@ -201,7 +201,7 @@ class BlockWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     tensor_bytes: Whole | None = None
     """Bytes of all tensors together; None if they depend on the call."""
     block_order: str = ""
-    """The order of blocks: tilelang's name and panel width, ``rasterization2DRow 8``; empty for the device's order."""
+    """Order of blocks: tilelang's name and panel width, as ``rasterization2DRow 8``; empty for the device's order."""
 
     @property
     def tensor_flops(self) -> float:
@@ -232,7 +232,7 @@ class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     source_bytes: Whole | None = None
     """Length of the generated device source."""
     lacking_registers: Whole = 0
-    """Registers that a block requests with ``setmaxnreg`` and never gets, so that it would hang."""
+    """Registers that a block requests with ``setmaxnreg`` but can never get. If this is not 0, the block would hang."""
     work: BlockWork | None = None
     """Work per block; None if any part of it depends on values of the call."""
     layouts: Layouts | None = None
@@ -242,7 +242,7 @@ class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 class Elaborated(msgspec.Struct, frozen=True, tag="elaborated", gc=False):
     """An elaborated candidate, with its predicted `facts`.
 
-    `ir_digest`: see `Lowered`; the answer has it instead of facts if the job asks for digests.
+    `ir_digest`: see `Lowered`. If the job asks for digests, the answer has this digest instead of facts.
     """
 
     index: int
@@ -268,22 +268,22 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     ir_key: str = ""
     """Digest of the input of lowering: the elaborated kernel, and everything else that decides the result."""
     store_key: str = ""
-    """The artifact store's key of its library by nvcc or g++, from `code_key` and the versions of code generators."""
+    """Artifact store key of its library by nvcc or g++. Depends on `code_key` and the code generators' versions."""
     use: str = ""
-    """Headers and instructions of its source, a part of cicc's compiler state; empty if cicc cannot compile it."""
+    """Headers and instructions that its source uses: part of cicc's compiler state. Empty if cicc cannot compile it."""
     source_key: str = ""
     """See `Artifact.source_key`."""
     ir_digest: str = ""
     """Equal for equal elaborated kernels, whatever their source. Empty if the code also depends on something else, such
     as files that the kernel includes."""
     kept_as: str = ""
-    """Key of the library with which the artifact store keeps this lowering."""
+    """Key of the library that the artifact store keeps together with this lowering."""
     printed: str = ""
     """See `Record.printed`."""
     roles: Roles | None = None
     """The roles of its own parameters; None if only the roles of the run's first candidate are known."""
     storable: bool = True
-    """Whether `code_key` covers everything that decides the machine code. It does not if user files are included."""
+    """Whether `code_key` covers all that decides the machine code. It does not if the source includes user files."""
 
 
 class MachineFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

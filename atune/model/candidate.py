@@ -21,14 +21,14 @@ PASS_CONFIGS = "pass_configs"
 COMPILE_FLAGS = "compile_flags"
 """Reserved config key: the candidate's compiler flags, instead of `CompileSettings.flags`."""
 BASELINE = -1
-"""Index of the default configuration if the space does not list it. It is measured as a baseline, but counts neither as
-a candidate of the space nor towards a budget."""
+"""Index of the default configuration if the space does not list it. It is measured as a baseline, but it is not counted
+as a candidate of the space, and does not count towards a budget."""
 RESERVED = frozenset({PASS_CONFIGS, COMPILE_FLAGS})
 LAUNCH_HINTS = frozenset({"occupancy", "num_ctas"})
-"""Config keys for a kernel's launch, if the kernel takes no argument of the same name: the blocks that must fit on a
-multiprocessor, and the blocks of a cluster. None: no hint."""
+"""Config keys for a kernel's launch, if the kernel takes no argument of the same name: the number of blocks that must
+fit on a multiprocessor, and the number of blocks in a cluster. The value None is no hint."""
 MIN_INT, MAX_INT = -(2**63), 2**64 - 1
-"""Integers outside this range become floating-point numbers in a journal, and do not fit a message to a worker."""
+"""An integer outside this range becomes a float in a journal, and a message to a worker cannot hold it."""
 MAX_NESTING = 60
 """Depth of nested lists and dicts in a value. A journal's line adds three levels, and at most 64 can be read."""
 
@@ -108,7 +108,7 @@ def as_written(value: Any, depth: int = 0) -> Any:
 
 
 def written_like(own: Mapping[str, Any], plain: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `plain` arguments of another problem in the types of the user's values, as the kernel gets them.
+    """Return another problem's `plain` arguments as the kernel gets them, converted to the types of the user's values.
 
     Arguments that were `given` as plain values get the types of the first problem's `own` arguments.
     """
@@ -196,7 +196,7 @@ def space_hash(keys: Iterable[str]) -> str:
 
 
 def with_tuples(config: Mapping[str, Any]) -> Config:
-    """Return `config` with tuples in place of lists, as the kernel needs it: JSON and msgpack make lists of tuples."""
+    """Return `config` with tuples in place of lists, as kernels need it: JSON and msgpack turn tuples into lists."""
 
     def tuples(value: Any) -> Any:
         if isinstance(value, list):
@@ -257,7 +257,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 def is_size(value: Any) -> bool:
-    """Return whether a problem's argument is a positive number, so that it has a logarithm, and not a bool."""
+    """Return whether a problem's argument is a positive number, which has a logarithm. A bool is not a size."""
     return isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0
 
 
@@ -276,13 +276,13 @@ def _distance(a: Any, b: Any) -> float:
 
 
 FAILED_ALIKE = 8
-"""After this many candidates with a value of an axis failed in the same way, other candidates with it come last."""
+"""If this many candidates with the same value of an axis failed alike, other candidates with the value come last."""
 
 
 def failed_values(tried: Iterable[tuple[Iterable[tuple[Any, Any]], str]]) -> dict[tuple[Any, Any], tuple[int, str]]:
-    """Return the pairs of axis and value whose candidates all failed for the same reason, with their number and reason.
+    """Return each pair (axis, value) whose candidates all failed for the same reason, with their number and the reason.
 
-    `tried`: each candidate's pairs and its reason, which is empty if it was measured.
+    `tried`: each candidate's pairs, and the reason for its failure, or an empty text if it was measured.
     """
     counts = defaultdict[tuple[Any, Any], Counter[str]](Counter)
     for pairs, reason in tried:

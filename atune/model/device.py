@@ -1,7 +1,7 @@
 """Targets and devices: hard limits, the occupancy of multiprocessors, and figures for the prior.
 
-Figures are from NVIDIA's data sheets; values that a device reports take precedence. Other sources are NVIDIA's white
-papers on the architectures A100 (GA100), GA102, AD102 and H100 (GH100). Rates of tensor cores are for dense operands,
+Figures are from NVIDIA's data sheets, and from NVIDIA's white papers on the architectures A100 (GA100), GA102, AD102
+and H100 (GH100). Values that a device reports take precedence. Rates of tensor cores are for dense operands,
 accumulated in float32.
 """
 
@@ -74,7 +74,7 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     memory_bytes_s: Quantity = 0.0
     """Bytes per second of the memory at its highest clock."""
     peaks: Peaks | None = None
-    """Peaks for rooflines, measured on the device or from its data sheet; None if neither is known."""
+    """Peaks for rooflines: measured on the device, or taken from its data sheet. None if neither is known."""
 
 
 def default_limits(target: Target) -> DeviceLimits:
@@ -159,8 +159,8 @@ MULTIPROCESSORS = {
 
 
 class Occupancy(msgspec.Struct, frozen=True):
-    """Number of resident blocks of a multiprocessor, and the resources that limit it, among ``threads``, ``registers``,
-    ``smem`` and ``blocks``."""
+    """Number of resident blocks of a multiprocessor, and which of ``threads``, ``registers``,
+    ``smem`` and ``blocks`` limit this number."""
 
     blocks: int
     limits: tuple[str, ...]
@@ -201,13 +201,13 @@ class Architecture(NamedTuple):
     """Rates of a multiprocessor (SM) of an architecture."""
 
     tensor_flops: int
-    """Tensor core operations per clock in bfloat16. If gaming boards differ from server boards, it is for gaming."""
+    """Tensor core operations per clock in bfloat16. If gaming and server boards differ, gaming boards count."""
     lanes: int
     """Float32 operations per clock, one in each lane."""
     warp_groups: bool = False
     """Whether groups of four warps can multiply operands in shared memory (wgmma)."""
     tensor_memory: bool = False
-    """Whether products may be in tensor memory (tcgen05), so that warps need not divide them."""
+    """Whether products may be in tensor memory (tcgen05). If so, they need not be divided among warps."""
 
 
 ARCHITECTURES = {
@@ -230,7 +230,7 @@ class Sheet(NamedTuple):
     memory_bytes_s: float
     l2_bytes: int
     tensor_flops: int = 0
-    """As in `Architecture`, if this board differs from it; else 0."""
+    """As in `Architecture`, if this board's figure differs from that; otherwise 0."""
 
 
 SHEETS = {
@@ -246,7 +246,7 @@ SHEETS = {
     "B200": Sheet("100", 148, 1.85e9, 8.0e12, 126 << 20),  # «HGX B200», one GPU's share
     "RTX 5090": Sheet("120", 170, 2.41e9, 1.792e12, 96 << 20),  # «Blackwell GPU Architecture», appendix A
 }
-"""Data sheets by words in a device's name. The first match counts."""
+"""Data sheets by words that a device's name contains. The first match counts."""
 TYPICAL = {"80": "A100", "86": "RTX 3090", "89": "RTX 4090", "90": "H100", "100": "B200", "120": "RTX 5090"}
 """Data sheets for unknown boards, by compute capability."""
 

@@ -27,12 +27,12 @@ ARTIFACTS = "artifacts"
 chosen_folder: ContextVar[Path | None] = ContextVar("atune_cache_folder", default=None)
 """The folder of the innermost `cache_folder_at`; None outside of it. New threads do not inherit it."""
 _named: set[Path] = set()
-"""Folders that this program chose, so that it may load files that are stored there."""
+"""Folders that this program itself chose. It may therefore load files that are stored there."""
 
 
 @contextmanager
 def cache_folder_at(folder: Path | None) -> Generator[None, None, None]:
-    """Make atune keep its files in `folder` inside the block, in this thread or task and the tasks that it starts."""
+    """Inside the block, make atune keep its files in `folder`, for this thread or task and for tasks that it starts."""
     if folder is None:
         yield
         return
@@ -86,7 +86,7 @@ def untrusted(path: str | os.PathLike[str], so: str = "no library is kept there 
     real, roots = Path(path).resolve(), [folder.resolve() for folder in (cache_folder(), *_named)]
     inside = any(real.is_relative_to(root) for root in roots)
     for place in (real, *real.parents) if inside else (real,):
-        with suppress(FileNotFoundError, NotADirectoryError):  # this user will own what is created there
+        with suppress(FileNotFoundError, NotADirectoryError):  # if it is missing, this user will create and own it
             status = place.stat()
             if status.st_uid not in (0, os.getuid()) or status.st_mode & 0o022:
                 whose = "other users may write to" if status.st_mode & 0o022 else "another user owns"
@@ -119,7 +119,7 @@ def is_stored(path: str) -> bool:
 def loadable(artifact: Artifact | None, *, replayed: bool) -> Artifact:
     """Return the library of a winner. Raises `AtuneError` if it is missing, or not safe to load.
 
-    `replayed`: the path comes from a journal, so that only a library in the cache folder is safe.
+    `replayed`: whether the path comes from a journal. If so, only a library in the cache folder is safe.
     """
     if artifact is None:
         why = "there is no kernel: the run did not finish, or its winner's library could not be kept"
@@ -180,7 +180,7 @@ def make_private_folder(folder: str) -> None:
 
 
 TILELANG_FOLDER = "TILELANG_CACHE_DIR"
-"""tilelang's environment variable for the folder that its import creates."""
+"""tilelang's environment variable for the folder that importing tilelang creates."""
 SERVER_FOLDER = "ATUNE_SERVER_FOLDER"
 """Environment variable of a fork server and its workers: the server's folder."""
 
@@ -200,7 +200,7 @@ def server_folder() -> tuple[Path, Callable[[], None]]:
 
 @contextmanager
 def short_path(folder: str) -> Generator[str, None, None]:
-    """Yield a short path for `folder`, valid inside the block, because a socket's address holds only 107 bytes."""
+    """Yield a short path for `folder`, valid inside the block. A socket's address holds only 107 bytes."""
     fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{fd}"
@@ -210,7 +210,7 @@ def short_path(folder: str) -> Generator[str, None, None]:
 
 @contextmanager
 def whole_file(path: Path) -> Generator[str, None, None]:
-    """Yield a temporary path, and rename it to `path` on success, so that nobody sees an incomplete file."""
+    """Yield a temporary path. On success, rename the file to `path`, so that nobody sees an incomplete file."""
     fd, part = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
     os.close(fd)
     try:
@@ -228,7 +228,7 @@ def run_folder() -> Generator[str, None, None]:
     try:
         yield str(folder)
     finally:
-        for _ in range(3):  # a compiler that was just killed may still have made a file
+        for _ in range(3):  # a compiler that was just killed may have made one more file
             shutil.rmtree(folder, ignore_errors=True)
             if not folder.exists():
                 break
@@ -251,7 +251,7 @@ def private_root() -> Path:
 def _make_folder(prefix: str) -> tuple[Path, ExitStack]:
     """Create and lock a folder, and remove the unlocked folders of killed programs.
 
-    The root is locked meanwhile, so that nobody removes the new folder before it is locked.
+    Meanwhile, the root is locked, so that no other program removes the new folder before its lock exists.
     """
     root = private_root()
     with _locked(root, fcntl.LOCK_EX):

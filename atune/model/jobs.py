@@ -1,7 +1,7 @@
-"""Jobs, which the engine sends to workers, and workers to their processes. Each names the type of its answer.
+"""Jobs: the engine sends them to workers, which pass them to their processes. Each job names the type of its answer.
 
-They travel as msgpack, in one tagged union, from the engine to the process that does the work. If the process is on
-another machine, they pass through an agent.
+Jobs travel as msgpack, in one tagged union, from the engine to the process that does the work. If the process is on
+another machine, the jobs pass through an agent.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ HOPELESS = "compiling took more than {limit_s:g} s, far longer than other compil
 
 
 class GroupFailed(msgspec.Struct, frozen=True, tag="group failed"):
-    """A group that could not be elaborated or built as a whole. Its parts may be fine, and are tried again.
+    """A group that could not be elaborated or built as a whole. Its parts may be fine, so they are tried again.
 
-    `doubt`: why the members may not be at fault, so that the whole group is built again; empty if a member is at fault.
+    `doubt`: why the members may not be at fault; empty if a member is. With a doubt, the whole group is built again.
     """
 
     message: str
@@ -59,7 +59,7 @@ class GroupFailed(msgspec.Struct, frozen=True, tag="group failed"):
 
 
 class ElaborateJob(Job[list[Elaborated | Failure] | GroupFailed], frozen=True):
-    """Elaborate `candidates`. The answer is for the first candidate and any number of further candidates, in order.
+    """Elaborate `candidates`. The answer has results for the first one or more of them, in order.
 
     `digests`: answer with `ir_digest` instead of facts. If a failure has a `doubt`, the candidate may not be at fault.
     """
@@ -75,7 +75,7 @@ class RolesJob(Job[Roles | Failure], frozen=True):
 
 
 class LowerJob(Job[Lowered | Failure], frozen=True):
-    """Lower `candidate`. A crash or a missed deadline is a `Failure`, and a fresh process takes over.
+    """Lower `candidate`. After a crash or a missed deadline, the answer is a `Failure`, and a fresh process takes over.
 
     If a failure has a `doubt`, the engine lowers the candidate again. `anew`: ignore lowerings of earlier runs. Like
     all jobs, raises `MachineError` if the machine lacks memory or disk space for a long time.
@@ -134,7 +134,7 @@ class Started(msgspec.Struct, frozen=True):
 class StartJob(Job[Started], frozen=True):
     """Start the device's process and make its context.
 
-    If an earlier process had made inputs, they are made again, so that the new process can measure. Raises
+    If an earlier process had made inputs, the new process makes them again, so that it can measure. Raises
     `WorkerError`."""
 
 
@@ -190,7 +190,7 @@ class Bits(msgspec.Struct, frozen=True):
 class BitsJob(Job[Bits], frozen=True):
     """Call each of `artifacts` once with inputs drawn from each of `seeds`, unless the user gives the inputs.
 
-    Raises `WorkerError` if a call fails. The process counts as lost then, because nothing tells which artifact failed.
+    Raises `WorkerError` if a call fails. The process then counts as lost, because it is unknown which artifact failed.
     """
 
     artifacts: tuple[Artifact, ...]
@@ -201,7 +201,7 @@ class BitsJob(Job[Bits], frozen=True):
 class FinalJob(Job[Finals], frozen=True):
     """Time `artifacts`, and the reference if there is one, in turn. Sample r of each is from round r of `rounds`.
 
-    Then each is checked again, and a wrong result is a failure. If it kills the process, the worker is not `alive`.
+    Then each is checked again; a wrong result is a failure. If a failure kills the process, the worker is not `alive`.
     """
 
     artifacts: tuple[Artifact, ...]

@@ -50,7 +50,7 @@ class LoopFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     width: Whole = 1
     """Successive elements on the last axis that a thread handles, at most 16. A vector access can be this wide."""
     access_bits: Whole = 0
-    """Bits of global memory that a thread can move in one access, at most 128; 0 if the loop accesses none."""
+    """Bits that a thread can move to or from global memory in one access, at most 128; 0 if the loop accesses none."""
     uneven: bool = False
     """Whether only some threads run the loop, or store its results."""
     stores: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class LoopFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     threads: tuple[str, ...] = ()
     """The threads that execute each of a few iterations, as `mask_of` writes them; empty if unknown."""
     by_source: tuple[str, Whole] = ("", 0)
-    """A fragment from which inference may lay out the loop, and a thread's iterations in that case; or ``("", 0)``."""
+    """A fragment whose layout tilelang may copy for the loop, and a thread's iterations then; or ``("", 0)``."""
 
     @property
     def repeated(self) -> float:
@@ -89,7 +89,7 @@ class Layouts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 MOST_LAYOUTS = 64
-"""Largest number of each kind, because a journal keeps a candidate's facts in one line."""
+"""Largest number of layouts of each kind. A journal keeps all facts of a candidate in one line."""
 
 
 def mask_of(threads: Iterable[int]) -> str:
@@ -124,7 +124,7 @@ class RejectedLayout(msgspec.Struct, frozen=True):
 
 
 class LayoutSelection(msgspec.Struct, frozen=True):
-    """The alternatives that are kept, the best first, and the rejected ones. Invalid alternatives are in neither."""
+    """The alternatives that are kept, best first, and the rejected ones. Invalid alternatives are in neither list."""
 
     kept: tuple[int, ...]
     rejected: dict[int, RejectedLayout]
@@ -152,7 +152,7 @@ def choose(alternatives: Sequence[Alternative], most: int = 1) -> LayoutSelectio
 
 
 def contained(a: Layouts, b: Layouts) -> bool:
-    """Return whether each iteration's threads in `a` are among its threads in `b`, and fewer for some iteration.
+    """Return whether in `a` each iteration has no other threads than in `b`, and some iteration has fewer threads.
 
     Only some iterations of each loop are compared. Layouts of different loops are not comparable.
     """

@@ -1,4 +1,4 @@
-"""Measurements: a kernel's samples, their statistics, and the rates in comparison with the device's peaks.
+"""Measurements: a kernel's samples, their statistics, and its rates compared with the device's peaks.
 
 The rates follow the roofline model: S. Williams, A. Waterman and D. Patterson, Roofline: An Insightful Visual
 Performance Model for Multicore Architectures, CACM 52(4), 2009. The work of a problem is the same for all candidates.
@@ -21,7 +21,7 @@ from atune.model.ranges import Index, Latency, Quantity, Whole
 DISTURBS = "may disturb the timings"
 """A text in every warning about another program that uses a device."""
 CLOSE = 0.005
-"""Share by which latencies may differ and still count as equal. A finalist that is slower by more cannot win."""
+"""Latencies that differ by at most this share count as equal. A finalist that is slower by more cannot win."""
 
 
 class Conditions(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -45,7 +45,7 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Half the interquartile range, as a share of the median."""
     samples_us: Annotated[tuple[Latency, ...], msgspec.Meta(min_length=1)]
     method: str
-    """The timing method. ``events``: CUDA events, with launches queued behind a sleep of the device, or ``one call at a
+    """The timing method. ``events``: CUDA events, with launches queued while the device sleeps, or ``one call at a
     time`` if the call waits for the device. ``perf_counter``: the CPU's clock."""
     conditions: Conditions | None = None
 
@@ -68,7 +68,7 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return cls(round(median / 1e3, 9), round((high - low) / 2 / median, 5), rounded, method, conditions)
 
     def and_more(self, other: Timing) -> Timing:
-        """Return this timing with the later samples of `other`, and with the conditions of `other`."""
+        """Return this timing extended by the later samples of `other`, with the conditions of `other`."""
         return Timing.of((*self.samples_us, *other.samples_us), self.method, other.conditions or self.conditions)
 
 
@@ -100,14 +100,14 @@ class Measurement(msgspec.Struct, frozen=True, tag="measurement", omit_defaults=
 
 
 class FinalEntry(msgspec.Struct, frozen=True):
-    """A finalist's interleaved timing. ``samples_us[r]`` of all entries are from the same round r."""
+    """A finalist's timing, interleaved with the others': ``samples_us[r]`` of every entry is from round r."""
 
     index: Index
     timing: Timing
 
 
 def ratio_interval(slow: Timing, fast: Timing, level: float = 0.95) -> tuple[float, float, float]:
-    """Return (low, median, high) of the ratio slow / fast in each round, by `median_interval`.
+    """Return (low, median, high), by `median_interval`, of the ratios slow / fast of the rounds.
 
     The timings must be interleaved, so that sample r of both is from the same round. If a timing has more rounds, only
     the common rounds count.
@@ -133,11 +133,11 @@ def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float
 
 Bound = Literal["compute", "memory", "cache", ""]
 ABOVE_MEMORY = 1.05
-"""Above this share of the memory's peak rate, some bytes must have come from a cache."""
+"""If the rate exceeds this share of the memory's peak, some bytes must have come from a cache."""
 
 
 class ProblemWork(msgspec.Struct, frozen=True, kw_only=True):
-    """Operations and bytes of a call, which are the same for every candidate. None: neither given nor known."""
+    """Operations and bytes of a call, the same for every candidate. None: the user gave none, and none are known."""
 
     flops: float | None = None
     """Operations. If the user gave none: the fewest tensor core operations of any candidate, in whole tiles."""
@@ -150,7 +150,7 @@ class ProblemWork(msgspec.Struct, frozen=True, kw_only=True):
     def of(
         cls, facts: Iterable[StaticFacts | None], flops: float | None = None, n_bytes: float | None = None
     ) -> ProblemWork:
-        """Return the work of a problem as the user gave it, or else the smallest of all candidates' kernels."""
+        """Return the work of a problem as the user gave it, or else the smallest work of any candidate's kernel."""
         whole = [(fact.work, math.prod(fact.grid)) for fact in facts if fact and fact.work and fact.grid]
         if flops is None:
             flops = min((work.tensor_flops * blocks for work, blocks in whole if work.gemms), default=None)
@@ -167,11 +167,11 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     gflops_s: float | None = None
     gbytes_s: float | None = None
     compute_share: float | None = None
-    """Share of the tensor cores' peak rate with the problem's operands."""
+    """Share of the peak rate that the tensor cores have with the problem's operands."""
     memory_share: float | None = None
     """Share of the memory's peak rate. If it is above 1, data came from a cache."""
     bound: Bound = ""
-    """The peak that limits this work, because its share is larger. ``cache``: data came faster than from memory."""
+    """The peak that limits this work, because its share is larger. ``cache``: data came faster than memory delivers."""
 
     @classmethod
     def of(cls, latency_ms: float, work: ProblemWork, peaks: Peaks | None) -> Roofline | None:
@@ -213,7 +213,7 @@ def _needed(work: BlockWork, blocks: int) -> float:
 
 
 FASTEST_TYPE, ABOVE_THE_SHEET = 4, 1.2
-"""The rate of the fastest operands, 4 bits, relative to 16 bits; and the factor by which a board may exceed its data
+"""The rate of 4-bit operands, the fastest, relative to 16-bit ones; and the factor by which a board may exceed its data
 sheet. An H200 at 1980 MHz exceeds it by 8 %, and boards of the same name differ."""
 
 

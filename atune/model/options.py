@@ -26,12 +26,12 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def option(doc: str, **more: Any) -> msgspec.Meta:
-    """Return the description of an option, for its type. `more`: attributes of `Option`.
+    """Return the description of an option, to annotate its type. `more`: attributes of `Option`.
 
         class RunOptions(TypedDict, total=False):
             seed: Annotated[Natural, option("Seed of the strategy.", default=0, flag="--seed", metavar="N")]
 
-    Quote a type that only type checkers import; its values are not checked. The module of the TypedDict must not have
+    Quote types that only type checkers import; their values are unchecked. The module of the TypedDict must not have
     ``from __future__ import annotations``, which would quote all types. A setting has its default next to its type.
     """
     return msgspec.Meta(description=doc, extra=more)
@@ -63,12 +63,12 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     """The constraint in words for messages, such as ``must be a text``. Without it, only numbers and bools are
     checked."""
     check: Callable[[str, Any], Any] | None = None
-    """Takes the name for messages and the value, and returns the value in its normal form, or raises `UsageError`."""
+    """Takes a name for messages, and the value. Returns the value in its normal form, or raises `UsageError`."""
     measured: bool = False
     """Whether the option affects measurements, so that timings under different values cannot be compared."""
     flag: str = ""
     """The option on the command line, if any. ``--skip-…`` switches off an option that is on by default. Mutually
-    exclusive flags, such as ``--quiet|--verbose``, each set their own name."""
+    exclusive flags, such as ``--quiet|--verbose``, each set their name as value."""
     metavar: str = ""
     repeat: bool = False
     """Whether the option may be given several times on the command line."""
@@ -89,7 +89,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
         if self.check is not None:
             return self.check(where, value)
         if self.must or self.kind in _TYPED:
-            strict = strict or str(value).lower() == "null"  # which msgspec reads as None
+            strict = strict or str(value).lower() == "null"  # msgspec reads this text as None
             return converted(where, value, self.hint, self.must, error, strict=strict)
         return value
 
@@ -163,7 +163,7 @@ _KNOWN: dict[type[Any], dict[str, Option]] = {}
 
 
 def _option(name: str, hint: Any, defaults: Mapping[str, Any]) -> Option:
-    """Make an option from its type. `defaults`: the defaults of settings, by name."""
+    """Make an option from its type. `defaults`: the default values of settings, by name."""
     hint = get_args(hint)[0] if get_origin(hint) is Required else hint
     kind, *_, meta = get_args(hint)
     more = {"default": defaults[name]} if name in defaults else {}
@@ -199,7 +199,7 @@ def checked(
 def complete(
     where: str, given: Mapping[str, Any], kind: type[Any], error: type[UsageError] = UsageError
 ) -> dict[str, Any]:
-    """Return all options of the group `kind`: the `given` options, as from `checked`, and other options' defaults."""
+    """Return all options of the group `kind`: those `given`, as `checked` returns them, and others' defaults."""
     defaults = {name: option.default for name, option in options_of(kind).items()}
     return defaults | checked(where, given, kind, error)
 
@@ -321,7 +321,7 @@ def python_ways() -> dict[str, str]:
 def likely(name: str, known: Mapping[str, str], elsewhere: Mapping[str, str]) -> str:
     """Return a "did you mean" question for options similar to `name`; empty if there is none.
 
-    `known`, `elsewhere`: the way to write each option of this place and of others, by name.
+    `known`, `elsewhere`: by name, the way to write each option that is allowed here, or only elsewhere.
     """
     ways = {**elsewhere, **known}
     options = [option for option in (name, *MEANT.get(name, ())) if option in ways]

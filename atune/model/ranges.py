@@ -12,7 +12,7 @@ Index = Annotated[int, Meta(ge=-1, le=2**53)]
 Whole = Annotated[int, Meta(ge=0, le=2**53)]
 Extent = Annotated[int, Meta(ge=0, le=2**31)]
 Moment = Annotated[float, Meta(ge=0, le=250e9)]
-"""Seconds since 1970, up to the year 9892, because Python has no later dates."""
+"""Seconds since 1970, up to the year 9892. Python's dates end soon after."""
 Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Latency = Annotated[float, Meta(ge=1e-9, le=1e12)]
 """Milliseconds or microseconds. `Timing.of` never makes shorter samples."""

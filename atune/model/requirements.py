@@ -41,8 +41,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 def not_installed(module: str | None) -> str:
     """Return a message with the packages to install, if the missing `module` is in a package that atune requires.
 
-    It names all missing packages, so that one command installs them, but names `HEAVY` packages only if `module` is in
-    a heavy package. The message is empty for other modules, which are not atune's, or show a mistake in atune.
+    It names all missing packages, so that one command installs them, but it names `HEAVY` packages only if `module` is
+    in one of these. For any other module the message is empty: atune does not require it, or itself has a mistake.
     """
     wanted = (module or "").partition(".")[0]
     absent = [name for name in REQUIRES if find_spec(_MODULES.get(name, name)) is None]

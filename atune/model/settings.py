@@ -50,7 +50,7 @@ class Budget(Settings, frozen=True, kw_only=True):
         return self.auto or any(limit is not None for limit in (self.candidates, self.seconds, self.percent))
 
     def most(self, total: int) -> int | None:
-        """Return the number of candidates, one or more, that it admits of `total`; None if it has only other limits."""
+        """Return how many of `total` candidates, at least one, it admits; None if it does not limit their number."""
         shares = [(self.percent, 1)] + ([(AUTO_PERCENT, AUTO_LEAST)] if self.auto else [])
         limits = [max(least, math.ceil(round(total * share / 100, 6))) for share, least in shares if share is not None]
         return min([*limits, *([] if self.candidates is None else [self.candidates])], default=None)

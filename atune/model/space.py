@@ -32,7 +32,7 @@ from atune.model.options import meant
 T = TypeVar("T")
 Constraint = Callable[..., Any]
 LARGE = 100_000
-"""Largest number of candidates. The seed draws this many of a larger space, and a generator must not yield more."""
+"""Largest number of candidates. From a larger space, the seed draws this many. A generator must not yield more."""
 SMALL = 500
 """Number of points that can be enumerated within a few milliseconds."""
 NO_SERIES = (str, bytes, Mapping, set, frozenset)
@@ -76,7 +76,7 @@ class Space:
         self._configs = configs if configs is None or callable(configs) else _series(configs)
         self._axes = axes
         self.of_call = False
-        """Whether a decorated kernel's function made the space for one call, whose arguments it may all have used."""
+        """Whether a decorated kernel's function made the space for one call, and may have used all its arguments."""
         self.where: tuple[Constraint, ...] = (
             tuple(where) if isinstance(where, Sequence) and not isinstance(where, str) else (where,)
         )
@@ -111,7 +111,7 @@ class Space:
         return dict(self._axes)
 
     def names(self) -> Iterator[tuple[int | None, tuple[str, ...]]]:
-        """Yield None and the names of the axes, or each set of names with the number of its first configuration.
+        """For axes, yield None and their names. For a list, yield each set of names after its first index.
 
         Calls none of the user's functions, so it yields nothing for computed configurations.
         """
@@ -131,7 +131,7 @@ class Space:
     def points(self, arguments: Mapping[str, Any]) -> Points:
         """Return the points for the problem `arguments`, without enumerating them.
 
-        Raises `SpaceError` if a user's function raises, or returns no configurations or values, or too many.
+        Raises `SpaceError` if a user's function raises, or if it returns too many configurations or values, or none.
         """
         where = [UserCallback(c, arguments, lambda values: f"constraint on {dict(values)}") for c in self.where]
         if self._configs is None:
@@ -155,7 +155,7 @@ class Space:
         return any(map(callable, (self._configs, *self._axes.values())))
 
     def asks(self, arguments: Iterable[str]) -> tuple[str, ...]:
-        """Return the names in `arguments` that its constraints, computed axes and configurations take."""
+        """Return the names in `arguments` that its functions take: constraints, axes and configurations."""
         if self.of_call:
             return tuple(arguments)
         functions = (*self.where, *filter(callable, (self._configs, *self._axes.values())))
@@ -197,7 +197,7 @@ def _series(configs: Any) -> Sequence[Any]:
 
 
 def _refuse_second(seen: dict[bytes, Any], plain: Any, value: Any, where: str) -> None:
-    """Raise `SpaceError` if a different value with the same plain form was `seen`: their kernels may differ."""
+    """Raise `SpaceError` if another value with the same plain form was `seen`: kernels of the two may differ."""
     first = seen.setdefault(key_of(plain), value)
     if forms(first) != forms(value):
         raise SpaceError(
@@ -230,7 +230,7 @@ def _axis(name: str, values: Any) -> Sequence[Any]:
 class UserCallback:
     """A function of the user's, whose signature is read only once.
 
-    `what` describes a call in messages. It gets the values that a call passes in addition to the problem's arguments.
+    `what` returns a description of a call for messages. It gets the values that the call adds to problem arguments.
     """
 
     def __init__(self, function: Callable[..., Any], arguments: Mapping[str, Any], what: Callable[[Any], str]) -> None:
@@ -281,24 +281,24 @@ class NoAnswer(TypeError):
 
 
 def yes_or_no(answer: Any) -> bool:
-    """Return the bool that a function of the user's answered, which may be a single boolean of numpy or torch.
+    """Return the answer of a user's function as a bool. The answer may be a single boolean of numpy or torch.
 
-    Raises `NoAnswer` for anything else. The truth of None, a number, a generator or a coroutine would not be an answer
-    to the question.
+    Raises `NoAnswer` for anything else. None, a number, a generator or a coroutine also has a truth value, but it is no
+    answer to the question.
     """
     if isinstance(answer, bool):
         return answer
     if str(getattr(answer, "dtype", "")) in ("bool", "torch.bool") and math.prod(answer.shape) == 1:
         return bool(answer.item())
     if inspect.iscoroutine(answer):
-        answer.close()  # or Python warns that nobody awaited it
+        answer.close()  # otherwise, Python warns that nobody awaited the coroutine
     bool(answer)  # if this raises, its message is more helpful
     returned = "None" if answer is None else f"{shown(answer)}, {type_of(answer)}"
     raise NoAnswer(f"returned {returned}, but must return True or False")
 
 
 def defined(function: Any) -> str:
-    """Return the lines of a traceback for a function's definition; empty if its place is unknown."""
+    """Return the lines that a traceback would show for a function's definition; empty if its place is unknown."""
     inner = getattr(function, "func", function)  # of functools.partial
     code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
     if code is None:
@@ -310,8 +310,8 @@ def defined(function: Any) -> str:
 class Points(ABC):
     """Configurations at places ``0 … size-1``, in a stable order. `size` includes refused configurations.
 
-    Plain configurations have the values of candidates and journals. Raw ones, for constraints and kernels, have the
-    values `as_written`. Methods that call constraints raise `SpaceError` if one raises, or does not return a bool.
+    Plain configurations have the values of candidates and journals. Raw ones, for use by constraints and kernels,
+    have values `as_written`. Methods that call constraints raise `SpaceError` if one raises, or does not return a bool.
     """
 
     size: int
@@ -348,7 +348,7 @@ class Points(ABC):
         return self.refusing(raw) is None
 
     def serves(self, config: Config, *, unlisted: bool) -> bool:
-        """Return whether constraints admit a plain configuration. Unless `unlisted`, the space must also have it."""
+        """Return whether constraints admit a plain configuration. Unless `unlisted`, the space must also list it."""
         place = self.place(config)
         return (unlisted or place is not None) and self.admits(config if place is None else self.raw(place))
 
@@ -364,7 +364,7 @@ class Points(ABC):
         return map(self.raw, range(self.size))
 
     def drawn(self, seed: int) -> Iterator[int]:
-        """Yield places in a random order, drawn with `seed`: each once, or endlessly if there are over `SHUFFLED`."""
+        """Yield places in a random order, drawn with `seed`: each once, or without end if `size` exceeds `SHUFFLED`."""
         rng = random.Random(seed)
         if self.size <= SHUFFLED:
             order = list(range(self.size))
