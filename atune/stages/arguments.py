@@ -74,7 +74,7 @@ class KernelArguments:
         self.values: list[Any] = [None] * n
         self.guards = Guards(device, n)
         self._memory: dict[int, Any] = {}
-        """Memory of each parameter as one flat tensor: strides may leave gaps, or let elements overlap."""
+        """Memory of each parameter as one flat tensor, because strides may leave gaps, or let elements overlap."""
         self._sizes = {n: v for n, v in work.arguments.items() if isinstance(v, int) and not isinstance(v, bool)}
         """Known values of symbolic dimensions."""
         if isinstance(work.inputs, DrawnInputs):
@@ -110,7 +110,7 @@ class KernelArguments:
         return [given[i] for i in self.in_idx], [(i, given[i]) for i in self.out_idx]
 
     def _fill_inputs(self, given: list[Any] | None) -> None:
-        """Copy the given inputs between guards, and draw the others. Their shapes bind symbolic dimensions."""
+        """Copy the given inputs between guards, and draw the others. Given inputs' shapes bind symbolic dimensions."""
         import torch
 
         device = self.guards.device
@@ -147,7 +147,7 @@ class KernelArguments:
         return value
 
     def _make_outputs(self, given: Sequence[tuple[int, Any]]) -> None:
-        """Allocate the outputs. Tensors that are given for them bind the dimensions that only outputs have."""
+        """Allocate the outputs. Tensors given for outputs bind the symbolic dimensions that only outputs have."""
         for i, tensor in given:
             for want, got in zip(self.params[i].shape or (), getattr(tensor, "shape", ()), strict=False):
                 if isinstance(want, str):
@@ -176,7 +176,7 @@ class KernelArguments:
 
     @property
     def described(self) -> str:
-        """Numbers of outputs and inputs, and the reason for them, for messages."""
+        """Describe, for messages, how many outputs and inputs there are, and why."""
         named, outs, ins = self._work.out_idx, len(self.out_idx), len(self.in_idx)
         places = f" (parameter{'s' * (outs > 1)} {', '.join(map(str, self.out_idx))})" if outs else ""
         why = "" if named is None else f", by out_idx {list(named)}"
@@ -225,12 +225,12 @@ class KernelArguments:
         return digest_of_bits([self.values[i] for i in sorted({*self.out_idx, *self.writes})])
 
     def evidence(self) -> str:
-        """Return the digest of the tensors that judge candidates: the reference's, and the copies of the inputs."""
+        """Return the digest of what candidates are judged by: the reference's tensors and the copies of the inputs."""
         pristine = [value for value in self._pristine.values() if value.device.type == self.guards.device]
         return digest_of_bits([*(self.expected or {}).values(), *pristine])
 
     def restorer(self, changed: Collection[int]) -> Callable[[], None] | None:
-        """Return a function that restores the `changed` and the named parameters; None if there are none."""
+        """Return a function that restores the `changed` and the named parameters; None without such parameters."""
         wanted = sorted({*changed, *self.named})
         if not wanted:
             return None
@@ -255,7 +255,7 @@ class KernelArguments:
         return [known[i] if i in known else self._fresh_output(i) for i in range(len(self.params))]
 
     def _fresh_output(self, i: int) -> Any:
-        """Return a copy of the tensor that was given for the output, if nobody names outputs; else return zeros."""
+        """Return a new output: a copy of the tensor given for it if nobody names outputs, or else zeros."""
         import torch
 
         fresh, given = torch.zeros_like(self.values[i]), self.supplied.get(i)
@@ -312,7 +312,7 @@ def drawn(
     """Return a tensor of random data, contiguous or with `strides`.
 
     `supply`: the name of a member of tilelang's `TensorSupplyType`, in lower case, or None. For None, floats have the
-    standard normal distribution; integers are from -8 to 7, otherwise from -2 to 2. Unsigned integers start at 0.
+    standard normal distribution; integers are from -8 to 7, but from -2 to 2 for a name. Unsigned integers start at 0.
     """
     import torch
 
@@ -388,7 +388,7 @@ class GivenTensors:
 
 
 def _content(tensor: Any) -> str:
-    """Return a hash of the values in a tensor of integers or booleans in the CPU's memory; empty for others."""
+    """Return a hash of the values in a tensor of integers or booleans in the CPU's memory; empty for other tensors."""
     whole = not (tensor.is_floating_point() or tensor.is_complex())
     return hashlib.sha256(tensor.resolve_neg().contiguous().numpy()).hexdigest() if whole else ""
 

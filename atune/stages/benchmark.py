@@ -77,7 +77,7 @@ def _recorded(answer: Answer) -> Answer:
 
 
 def _moves_copies_to_host() -> bool:
-    """Keep copies on the host from now on, and free the device's memory. Return False if they are there already."""
+    """Keep copies on the host from now on, and free the device's memory. Return False if copies are there already."""
     if device.copies_on_host or session().device == "cpu":
         return False
     device.copies_on_host = True
@@ -275,9 +275,9 @@ def _observe_call(arguments: KernelArguments) -> None:
 def _called_and_judged(
     timed: Timed, arguments: KernelArguments, poisons: Sequence[int]
 ) -> tuple[Mismatch | None, float | None]:
-    """Fill the outputs with each byte of `poisons` in turn, call, and judge all writes since the guards were renewed.
+    """For each byte of `poisons`, fill the outputs and call the kernel. Judge all writes since the guards were renewed.
 
-    The second byte is used only if an element still holds the first, which the kernel itself may have written.
+    The second byte is used only if an element still holds the first byte, which the kernel itself may have written.
     """
     unwritten: dict[int, Any] | None = None
     for poison in poisons:
@@ -297,7 +297,7 @@ def _called_and_judged(
     if _spoilt(arguments):
         return Mismatch("out_of_bounds", OVERWRITTEN), None
     verdict = judged(workload(), arguments, arguments.expected, unwritten or {})
-    if workload().check is not None:  # it may write into its arguments
+    if workload().check is not None:  # the check may write into its arguments
         arguments.evidence_before = arguments.evidence()
     return verdict
 

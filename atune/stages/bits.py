@@ -33,7 +33,7 @@ class BitsObserver(Observer):
 
 
 def digests(job: BitsJob) -> Bits:
-    """Call each artifact on inputs drawn with other seeds, and return the digests of its outputs without a check."""
+    """Call each artifact on inputs drawn with other seeds, and return the digests of its unchecked outputs."""
     benchmark.release()
     drawn = workload().inputs is None or isinstance(workload().inputs, DrawnInputs)
     by_seed = [_of_seed(job, seed) for seed in (job.seeds if drawn else ())]

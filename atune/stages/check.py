@@ -1,4 +1,4 @@
-"""Check outputs: run the reference, compare a candidate's outputs with its tensors, or ask the user's check."""
+"""Check outputs: run the reference, compare a candidate's outputs with the reference's, or ask the user's check."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ RTOL = {
     "float8_e4m3fn": 0.125, "float8_e5m2": 0.25, "complex128": 1e-9, "complex64": 1e-4,
 }  # fmt: skip
 """Default relative tolerance by output dtype: some units in the last place, with room for another order of summation.
-The default absolute tolerance is this times the reference's `usual_sizes`, so that it follows the values' scale."""
+The default absolute tolerance is this number times the reference's `usual_sizes`, and so follows the values' scale."""
 LONG = 32
 """Smallest length of a row or column that has its own usual size."""
 DRAWN_OF_LINE, DRAWN_OF_ALL = 64, 1 << 16
-"""Largest numbers of values from which a usual size is estimated: of a row or column, and of a whole tensor."""
+"""A usual size is estimated from at most this many values: of a row or column, and of a whole tensor."""
 
 
 class Mismatch(msgspec.Struct, frozen=True):
@@ -162,7 +162,7 @@ class _Objection(Exception):
 def _checked(
     work: Workload, arguments: KernelArguments, expected: Expected | None, unwritten: Unwritten
 ) -> Mismatch | None:
-    """Ask the judge: None and True accept the outputs, False and NaN refuse them. Raises `WorkloadError` otherwise."""
+    """Ask the judge: None and True accept the outputs, False and NaN refuse them. Raises `WorkloadError` for others."""
     check: Any = work.check
     name = user_name(work, "the reference" if check is None else "the check")
     outputs = {i: arguments.values[i] for i in expected or arguments.out_idx or arguments.writes}
@@ -204,7 +204,7 @@ def _accepted(name: str, judge: Any, answer: Any) -> bool | None:
 
 
 def _refused(why: str, arguments: KernelArguments, outputs: dict[int, Any], unwritten: Unwritten) -> Mismatch:
-    """Return the mismatch of outputs that a judge refuses. It names unwritten or non-finite elements, if any."""
+    """Return the mismatch of outputs that a judge refuses. The mismatch names any unwritten or non-finite elements."""
     import torch
 
     for i, output in outputs.items():
@@ -273,7 +273,7 @@ def _compared(
 
 
 class Pair(NamedTuple):
-    """An output and its reference, as they are and in a type wide enough to subtract; a mask of written elements."""
+    """An output and its reference, in their own dtypes and in a wide one to subtract in; a mask of written elements."""
 
     out: Any
     ref: Any
@@ -297,7 +297,7 @@ def _wide(out: Any, ref: Any) -> tuple[Any, Any]:
 
 
 class Tolerance(NamedTuple):
-    """Allowed difference: `rtol` times the reference's value, plus the largest of `atols`, which broadcast to it."""
+    """Allowed difference: `rtol` times the reference's value, plus the largest of `atols` (broadcast to its shape)."""
 
     rtol: float
     atols: list[Any]
@@ -347,9 +347,9 @@ def _described(label: str, pair: Pair, tolerance: Tolerance, bad: Any, worst: fl
 
 
 def usual_sizes(tensor: Any) -> list[Any]:
-    """Return the usual sizes of a tensor's values, of each row's and of each column's, in shapes that broadcast to it.
+    """Return the usual sizes of a tensor's values, of each row's and each column's, in shapes that broadcast to it.
 
-    An element's rounding error grows with the values of its row or column, and these may have different scales.
+    An element's rounding error grows with the values of its row or column, and rows or columns may differ in scale.
     """
     rows = tensor.reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
     sizes = [_usual(rows.reshape(-1), DRAWN_OF_ALL)]
@@ -363,7 +363,7 @@ def usual_sizes(tensor: Any) -> list[Any]:
 def _usual(values: Any, most: int) -> Any:
     """Return the usual size of the finite values along the first dimension, estimated from at most `most` of them.
 
-    It is the values' root mean square, up to a limit, so that a few large values do not decide it. The limit is the
+    It is the values' root mean square, but limited, so that a few large values do not decide it. The limit is the
     root mean square of normally distributed values with the same lower quartile of nonzero absolute values.
     """
     import torch

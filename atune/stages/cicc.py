@@ -47,7 +47,7 @@ from atune.workers.artifact_store import StateCheck, contents_of, key_in, rememb
 
 CUT = "#pragma atune_cut"
 VERSION = 1
-"""Increase this number with a change after which cicc may generate different code."""
+"""Increase this number with every change after which cicc may generate different code."""
 TILELANG = ("0.1.15",)
 """Versions of tilelang whose headers and compile commands are known."""
 
@@ -218,7 +218,7 @@ def _body(source: str, parsed: Parsed, server: str) -> str:
 
 
 def compared(candidate: Candidate, built: Artifact, path: str) -> Compared | Failure:
-    """Elaborate, lower, generate, compile by nvcc and link `candidate`, and compare the result with `built`.
+    """Elaborate, lower and generate `candidate` anew, compile it by nvcc, link it, and compare the result with `built`.
 
     The comparison is kept for the compiler state of `built`, if this machine is in that state. Raises the errors of
     elaborating and lowering. Returns a `Failure` if a compiler refuses the source.

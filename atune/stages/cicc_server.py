@@ -1,7 +1,7 @@
 """A server that runs cicc, the compiler inside nvcc: it parses the headers once, and forks a child for every library.
 
-nvcc preprocesses a source, passes it to cicc, and passes cicc's PTX to ptxas. Nearly all of this time goes into
-tilelang's headers and the headers that they include, so the server preprocesses and parses them once. With
+nvcc preprocesses a source, passes it to cicc, and passes cicc's PTX to ptxas. The time for this goes almost entirely
+into tilelang's headers and those that they include, so the server preprocesses and parses all of them once. With
 `cicc_server.c` preloaded, cicc waits at the point where the kernels begin, and each child that it forks continues with
 other kernels. The code is therefore the same as nvcc's, byte for byte. (NVRTC's code would differ, because it keeps
 addresses of shared memory in 64 bits. Parsed headers that a library does not include may add one-byte variables.)
@@ -47,7 +47,7 @@ SERVER = Path(__file__).with_name("cicc_server.c")
 BODY, OUTPUT, MESSAGES = "atune_body.cu", "kernels.ptx", "messages"
 """Files in a request's folder: the kernels, the PTX, and cicc's output. `cicc_server.c` repeats the names."""
 FOLDER, SOCKET, TOOLS = "cicc", "cicc.sock", "tools.json"
-"""The link to a server's folder in a run's folder, and the server's socket and `Parsed` in its folder."""
+"""Names: of the link in a run's folder to a server's folder; of the socket and of `Parsed` in the server's folder."""
 NAME = "tvm_kernels.cu"
 """tilelang's name for a source."""
 MAIN, HEADERS, LOG, PRELOADED = "kernels.ii", "headers.ii", "log", "server.so"
@@ -85,7 +85,7 @@ class Tools(msgspec.Struct, frozen=True):
 
 
 class Parsed(msgspec.Struct, frozen=True):
-    """Headers that a server has parsed, each as ``<file>``, with the macros that were defined, and the tools."""
+    """Headers that a server has parsed, each as ``<file>``; the macros that were defined; and the tools."""
 
     flavour: Flavour
     includes: tuple[str, ...]
@@ -155,9 +155,9 @@ def _without(command: Sequence[str], words: Collection[str], options: Collection
 
 
 class Server:
-    """A cicc process that has parsed `includes` for `flavour`. Raises `CiccError` or `OSError` if that fails.
+    """A cicc process that has parsed `includes` for `flavour`. Making one may raise `CiccError` or `OSError`.
 
-    `folder`: where it keeps its files, its socket and `Parsed`. cicc ends no later than the process that started it.
+    `folder`: holds the server's files, its socket and `Parsed`. cicc ends no later than the process that started it.
     """
 
     def __init__(self, flavour: Flavour, includes: Sequence[str], folder: str) -> None:
@@ -186,7 +186,7 @@ class Server:
         return flavour == self.parsed.flavour and {*includes} <= {*self.parsed.includes}
 
     def _start(self) -> None:
-        """Start cicc, and wait until it has parsed the headers and can compile. Its output goes to the folder."""
+        """Start cicc, and wait until it has parsed the headers and can compile. cicc's output goes to the folder."""
         folder, parsed = self.folder, self.parsed
         preprocessed = os.path.join(folder, HEADERS)
         preprocess(parsed, parsed.text(), os.path.join(folder, "headers.cu"), preprocessed)
@@ -211,7 +211,7 @@ class Server:
                 stdout=output,
                 stderr=output,
             )
-        # Only cicc holds the socket now: it answers, or the client sees that it has ended.
+        # Only cicc holds the socket now: cicc answers, or the client sees that cicc has ended.
         try:
             ptx = ask(folder, _EMPTY, folder)
         except (CiccError, OSError) as error:
@@ -238,7 +238,7 @@ class Server:
 
 
 def files_of(preprocessed: Path) -> set[str]:
-    """Return the files that the preprocessor read for a text."""
+    """Return the files that the preprocessor read to make the text `preprocessed`."""
     return set(map(os.fsdecode, _READ.findall(preprocessed.read_bytes())))
 
 
@@ -318,7 +318,7 @@ def header(payload: bytes) -> bytes:
 def listen(payload: bytes) -> bytes:
     """Entry point: link a server into a run's folder. msgpack of (blob, arch, folder) → empty, or why that fails.
 
-    `blob`: the blob of a lowered candidate. If no server fits it, start one with the headers that its source includes.
+    `blob`: the blob of a lowered candidate. If no server fits its source, start one with the headers that it includes.
     """
     data, arch, folder = msgspec.msgpack.decode(payload, type=tuple[bytes, str, str])
     blob = msgspec.msgpack.decode(data, type=Blob)

@@ -21,8 +21,8 @@ GUESS = (
     "instruction/wgmma.h", "intrin.h", "barrier.h", "copy_sm90.h", "reduce.h", "scan.h", "ldsm.h",
     "threadblock_swizzle.h", "debug.h",
 )  # fmt: skip
-"""Headers that most of tilelang's kernels include, in its order. A kernel that includes fewer of them compiles to the
-same code."""
+"""Headers that most of tilelang's kernels include, in tilelang's order. A kernel that includes fewer of them compiles
+to the same code."""
 GUESS_BEFORE_HOPPER = ("instruction/mma.h", "intrin.h", "copy.h", *GUESS[4:])
 MICROSOFT = """\
 #if defined(_MSC_VER) && !defined(__clang__) && _MSC_VER < 1940
@@ -88,7 +88,7 @@ def flavour_of(arch: str, pass_configs: dict[str, Any]) -> Flavour:
 GMMA = ("cute/arch/mma_sm90_gmma.hpp", "cute/arch/mma_sm90_gmma_ext.hpp")
 WGMMA = "tl_templates/cuda/instruction/wgmma.h"
 KNOWN_HEADERS = {*GUESS, *GUESS_BEFORE_HOPPER, "atomic.h", "math.h", "cuda_fp8.h", "cluster.h"}
-"""Headers of tilelang that use the instructions through `WGMMA`, or not at all."""
+"""Headers of tilelang that use wgmma instructions only through the header `WGMMA`, or use none."""
 _USE = re.compile(
     r"\btl::wgmma_(ss|rs)<\s*tl::DataType::(k\w+), tl::DataType::(k\w+), tl::DataType::(k\w+), (\d+), (\d+), (\d+),"
 )
@@ -115,7 +115,7 @@ class Instruction(NamedTuple):
 
 
 def uses(source: str) -> frozenset[Instruction] | None:
-    """Return the instructions that a device source names; None if it may use others, or lacks the header `WGMMA`."""
+    """Return the instructions that a device source names; None if it may use more, or lacks the header `WGMMA`."""
     includes = re.findall(r"^\s*#\s*include\s*[<\"](\S+)[>\"]", source, re.MULTILINE)
     ours = {name.removeprefix("tl_templates/cuda/") for name in includes if name.startswith("tl_templates/")}
     others = {name for name in includes if name.startswith(("cute/", "cutlass/"))}
@@ -131,7 +131,7 @@ def uses(source: str) -> frozenset[Instruction] | None:
 
 
 def without_instructions(templates: str, cutlass: str, folder: str) -> str | None:
-    """Write the headers without wgmma instructions below `folder`. Return the include folder to put before all others.
+    """Write, below `folder`, copies of headers without wgmma instructions. Return the copies' folder, to include first.
 
     `templates`, `cutlass`: tilelang's include folders. Returns None if the headers differ from the known ones.
     """
@@ -163,7 +163,7 @@ def _rows(wgmma: str) -> dict[tuple[str, ...], re.Match[str]] | None:
 
 @functools.cache
 def definitions(templates: str, cutlass: str, wanted: frozenset[Instruction]) -> str | None:
-    """Return text that defines `wanted`, to put after the headers without instructions; None if one is not defined."""
+    """Return text that defines `wanted`, for a place after the copied headers; None if an instruction is unknown."""
     wgmma = (Path(templates) / WGMMA).read_text()
     rows = _rows(wgmma) or {}
     used = [(rows.get((kind, a, b, c, str(m), str(k))), n) for kind, a, b, c, m, n, k in sorted(wanted)]
@@ -189,7 +189,7 @@ def definitions(templates: str, cutlass: str, wanted: frozenset[Instruction]) ->
 
 
 def _structure_in(text: str, structure: str) -> re.Match[str] | None:
-    """Find the definition of `structure` in a header's text, without scanning the thousand others."""
+    """Find the definition of `structure` in a header's text, without scanning the thousand other definitions."""
     at = text.find(f"\nstruct {structure}\n{{\n") + 1
     if not at:
         return None

@@ -27,7 +27,7 @@ from atune.workers.resources import check_compiled
 
 
 class Blob(msgspec.Struct, frozen=True, kw_only=True):
-    """Input of codegen. `host`, `device`: both lowered modules, in tvm's JSON."""
+    """Input of codegen. `host`, `device`: the two lowered modules, in tvm's JSON."""
 
     symbol: str
     host: str
@@ -160,7 +160,7 @@ def _build_cuda(blobs: Sequence[Blob], path: str, compile: Compile) -> MachineCo
 
 
 def _runtime_module(device: Any, code: bytes) -> Any:
-    """Return tilelang's runtime module of `device`. When tilelang calls the compiler, it gets the binary `code`."""
+    """Return tilelang's runtime module of `device`. tilelang's call of the compiler gets the binary `code`."""
     nvcc = tilelang.tvm.get_global_func(tilelang.NVCC)
     tilelang.tvm.register_global_func(tilelang.NVCC, lambda *_: bytearray(code), override=True)
     try:
@@ -186,7 +186,7 @@ def _build_c(sources: Sequence[str], flags: Sequence[str] | None, path: str) -> 
 
 
 class CompileError(Exception):
-    """A compiler refused the source. The later lines of the message are its output."""
+    """A compiler refused the source. The later lines of the message are the compiler's output."""
 
 
 def run_compiler(command: Sequence[str], what: str) -> None:
@@ -223,8 +223,8 @@ def _link_library(output: str, files: Sequence[str], options: Sequence[str] = ()
 def _pack_device_code(library: Any, _system_library: bool, prefix: str, folder: str) -> str:
     """Write an assembler file with the device code of `library`, and return it. Called by tvm's `export_library`.
 
-    tvm itself would write the same bytes as a C array. Printing it takes part of a second, and parsing it takes gcc
-    longer than everything else.
+    tvm itself would write the same bytes as a C array. Printing the array takes part of a second, and gcc needs
+    more time to parse it than for everything else.
     """
     name, file = f"{prefix}__tvm_ffi__library_bin", os.path.join(folder, f"{prefix}devc.s")
     packed = tilelang.tvm.get_global_func(tilelang.PACK_IMPORTS)(library).numpy().tobytes()

@@ -19,7 +19,7 @@ _NOBITS = 8
 
 
 class Section(NamedTuple):
-    """A section of a 64-bit ELF file. `data`: its contents; empty if the file only has its size."""
+    """A section of a 64-bit ELF file. `data`: its contents; empty if the file gives only their size."""
 
     size: int
     info: int
@@ -58,8 +58,8 @@ def kernels_code(library: bytes, symbol: str) -> list[dict[str, bytes]]:
     """Return the code of a PrimFunc's kernels, by section, for each binary in `library` that contains them.
 
     Each `T.Kernel` of the PrimFunc is a kernel: ``<symbol>_kernel``, ``<symbol>_kernel_1`` and so on. The sections hold
-    its code, constants, registers per thread and static shared memory, and the binary's own constants. ``K`` replaces
-    `symbol` in the names. Sections that refer to other kernels by number, and debug sections, are omitted.
+    a kernel's code, constants, registers per thread and static shared memory, and the binary's own constants. ``K``
+    replaces `symbol` in the names. Sections that refer to other kernels by number, and debug sections, are omitted.
     """
     own = re.compile(rf"\.(text|nv\.constant\d+|nv\.shared)\.{re.escape(symbol)}_kernel(_\d+)?|\.nv\.constant3")
     binaries = []
@@ -76,15 +76,15 @@ def kernels_code(library: bytes, symbol: str) -> list[dict[str, bytes]]:
 _NOTE = struct.Struct("<BBH")
 _SIZED, _FRAME_SIZE, _REGCOUNT = 4, 0x11, 0x2F
 _NUMBER = 0xFFFFFF
-"""The bits of ``sh_info`` with the symbol's number."""
+"""The bits of ``sh_info`` that hold the symbol's number."""
 
 
 def machine_facts(library: bytes, symbol: str) -> MachineFacts | None:
-    """Return the resources that a PrimFunc's kernels need, from the first binary that contains them; else None.
+    """Return the resources that a PrimFunc's kernels need, from the first binary with such kernels; None without one.
 
-    Registers and stack frame are the attributes ``EIATTR_REGCOUNT`` and ``EIATTR_FRAME_SIZE`` in ``.nv.info``, and
-    follow the number of the kernel's symbol. The low bits of ``sh_info`` of its code hold this number. (Before CUDA 13,
-    the high byte held the number of registers, too.)
+    In ``.nv.info``, the attributes ``EIATTR_REGCOUNT`` and ``EIATTR_FRAME_SIZE`` give registers and stack frame, after
+    the number of the kernel's symbol. The low bits of ``sh_info`` of the kernel's code section hold this number.
+    (Before CUDA 13, the high byte of ``sh_info`` also held the number of registers.)
     """
     own = re.compile(rf"\.(text|nv\.shared)\.{re.escape(symbol)}_kernel(_\d+)?")
     for parts, noted in _parts_of(library, own):

@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 SWITCHED_OFF = "it is switched off"
 SLICE_S = 0.25
-"""Seconds after which elaborating answers with the results so far, so that little is lost if a later one hangs."""
+"""Seconds after which `elaborate` answers with the results so far, so that few are lost if a later candidate hangs."""
 
 
 # ---- a compile worker
@@ -69,7 +69,7 @@ def elaborate(payload: bytes) -> bytes:
     """Elaborate candidates: `ElaborateJob` → list of `Elaborated` or `Failure`.
 
     The answer covers the first candidates, as many as `SLICE_S` allows, but at least one. If a candidate fails after
-    others, the answer ends before it. The next job tries it again, perhaps as the first of its process.
+    others, the answer ends before that candidate. The next job tries it again, perhaps as the first of its process.
     """
     ends, answers = time.monotonic() + SLICE_S, list[Elaborated | Failure]()
     job = msgspec.msgpack.decode(payload, type=ElaborateJob)
@@ -109,7 +109,7 @@ def lower(payload: bytes) -> bytes:
     """Lower a candidate: `LowerJob` → `Lowered` or `Failure`.
 
     A kernel that an earlier run lowered is not lowered again if the artifact store has its library. Raises `SpaceError`
-    for a configuration that does not fit the kernel, which is possible if no space lists it.
+    for a configuration that does not fit the kernel, which is possible if no space lists the configuration.
     """
     job = msgspec.msgpack.decode(payload, type=LowerJob)
     ConfigCheck(workload()).check(job.candidate.config, f"Workload {workload().name}")
@@ -139,7 +139,7 @@ def _guarded(candidate: Candidate, work: Callable[[Candidate], T]) -> T | Failur
     try:
         return work(candidate)
     except BaseException as error:  # nothing interrupts or cancels a worker, so any error is the kernel's
-        check_machine(error, but="files")  # any candidate of this process may have opened them
+        check_machine(error, but="files")  # any candidate of this process may have opened the files
         return Failure(candidate.index, "lower", _message(error), detail_of(error))
 
 

@@ -177,7 +177,7 @@ WIDEST = 16
 WIDEST_BITS = 128
 """A thread accesses at most this many bits in one instruction (CUDA C++ Programming Guide, device memory accesses)."""
 MOST_THREADS = 1024
-"""Largest number of an iteration's copies that are examined, because a block has no more threads."""
+"""At most this many copies of an iteration are examined, because a block has no more threads."""
 
 
 def instruments(seen: list[Layouts]) -> list[Any]:
@@ -249,7 +249,7 @@ def _loop(loop: Any, layout: Any, fragments: Mapping[Any, Any]) -> LoopFacts:
 
 
 def _by_source(loop: Any, iterations: int, touched: Sequence[Any], fragments: Mapping[Any, Any]) -> tuple[str, int]:
-    """Return the fragment whose layout tilelang's ``ParallelOpNode`` may copy, with its iterations per thread."""
+    """Return the fragment whose layout tilelang's ``ParallelOpNode`` may copy, and a thread's iterations with it."""
     spans = {node.loop_var: str(node.extent) for node in nodes_of(loop) if type(node).__name__ == "For"}
     reads = [node for node in touched if type(node).__name__ == "BufferLoad" and node.buffer in fragments]
     source = max(reads, key=lambda node: len(node.indices), default=None)

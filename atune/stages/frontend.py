@@ -29,8 +29,8 @@ def elaborate(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, An
     """Call `kernel`, plain or under `@tilelang.jit`, and return its PrimFunc.
 
     `arguments`: arguments of the problem. `config`: a configuration, whose reserved names are not passed. The kernel
-    gets all values as they were written. Raises the errors of the kernel and of tilelang, `TypeError` if it returns
-    something else, and `ValueError` for a launch hint that the kernel cannot have.
+    gets all values as they were written. Raises the errors of the kernel and of tilelang, `TypeError` if the kernel
+    returns no PrimFunc, and `ValueError` for a launch hint that the kernel cannot have.
     """
     given, hints = _split(kernel, arguments, config)
     symbols: dict[str, Any] = {}
@@ -60,7 +60,7 @@ _INSTEAD = {
 def _hinted(function: Any, hints: Config) -> Any:
     """Return a PrimFunc with `hints` for its launches, as the kernel itself would annotate them.
 
-    Raises `ValueError` if the target has no such hint, or the kernel has its own.
+    Raises `ValueError` if the target has no such hint, or the kernel has its own hint.
     """
     tvm, own, target = tilelang.tvm, set[str](), tilelang.tvm.target.Target.current(allow_none=True)
     arch = "sm_" if target is None else str(target.attrs.get("arch", target.kind.name))
@@ -147,7 +147,7 @@ def elaborated(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, A
 
 
 frontend_lock = threading.RLock()
-"""Held by the thread that uses tilelang's builders and registries, which serve only one at a time."""
+"""Held by the thread that uses tilelang's builders and registries, which serve only one thread at a time."""
 
 
 class JitFunction:
@@ -186,7 +186,7 @@ def is_jit(kernel: Any) -> bool:
 
 
 def is_eager(jit: Any, arguments: Mapping[str, Any], configs: Iterable[Config]) -> bool:
-    """Tell whether a kernel under `@tilelang.jit` runs when it is called, and fix this mode in it.
+    """Tell whether a kernel under `@tilelang.jit` runs when it is called, and fix this mode in the kernel.
 
     tilelang may have to call the kernel to find out. It uses the first of `configs` that does not fail; if all fail,
     this raises `WorkloadError`.
@@ -239,7 +239,7 @@ def eager_dimensions(
     """Read an eager kernel's `T.const` dimensions off `tensors`, and return them by name.
 
     The kernel is traced with the first of `configs` that works. Raises `WorkloadError` if none works, and `UsageError`
-    if neither a tensor nor `arguments` give a dimension.
+    if neither a tensor nor `arguments` gives a dimension.
     """
 
     def traced(config: Config) -> dict[str, Any]:
@@ -328,7 +328,7 @@ def symbols_of(params: Sequence[KernelParam]) -> set[str]:
 
 
 def bound_symbols(params: Sequence[KernelParam], tensors: Sequence[Any]) -> dict[str, int]:
-    """Return the values of symbolic dimensions in `tensors`, the first arguments."""
+    """Return the values that `tensors`, as the kernel's first arguments, give to symbolic dimensions."""
     symbols: dict[str, int] = {}
     for param, tensor in zip(params, tensors, strict=False):
         for name, size in zip(param.shape or (), getattr(tensor, "shape", ()), strict=False):
@@ -411,7 +411,7 @@ def _positions(name: str, params: Sequence[KernelParam], given: Sequence[int]) -
 def accesses(function: Any) -> dict[int, int]:
     """Return the access mask of each tensor of a PrimFunc, by position: `READ`, `WRITE` or both.
 
-    An atomic operation does both, and a function that gets an address may do both.
+    An atomic operation reads and writes, and a function that gets an address may do both.
     """
     tvm = tilelang.tvm
     owners = {b.data: i for i, v in enumerate(function.params) if (b := function.buffer_map.get(v)) is not None}

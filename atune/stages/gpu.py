@@ -26,7 +26,7 @@ from atune.workers.server_main import parent_of
 
 
 def find_devices(text: str | Target, wanted: tuple[str, ...]) -> Discovery:
-    """Resolve a target text and list its devices. If any are `wanted` by name, they must be of the same model.
+    """Resolve a target text and list its devices. Devices that are `wanted` by name must be of the same model.
 
     Asks NVML, and makes no CUDA context. Raises `TargetError` if the target's devices or compilers are missing.
     """
@@ -180,8 +180,8 @@ def neighbours(payload: bytes) -> bytes:
 def foreign_users(running: list[Any], program: int) -> dict[int, str]:
     """Describe NVML's `running` processes by pid, except processes of this run and of runs that take turns with it.
 
-    This process has a context. If it is not listed, the pids are from another namespace, as in some containers, or the
-    list is incomplete, so the result is empty. `program`: the process that the run belongs to.
+    This process has a context. If NVML does not list it, the pids are from another namespace, as in some containers, or
+    the list is incomplete, so the result is empty. `program`: the process that the run belongs to.
     """
     memory = {entry.pid: entry.usedGpuMemory for entry in running}
     if os.getpid() not in memory:
@@ -207,7 +207,7 @@ def _belongs(pid: int, program: int) -> bool:
 
 
 def _takes_turns(pid: int) -> bool:
-    """Tell whether a process is of a run that keeps its locks in the same folder, and so takes turns with this one."""
+    """Tell whether a process is part of a run that takes turns with this one: they keep locks in the same folder."""
     with suppress(OSError):
         for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             name, _, value = entry.partition(b"=")

@@ -40,12 +40,12 @@ def jit_kernel(
     target_host: str | None = None,
     verbose: bool | None = None,
 ) -> Any:
-    """Return `kernel` with `config` as a `tilelang.JITKernel`, with its latency, configuration and reference set.
+    """Return `kernel` with `config` as a `tilelang.JITKernel` with its latency, configuration and reference latency.
 
     `artifact`: the kernel in a library that tuning built, for a `Measured` kernel that calls it; None to compile with
     tilelang, in this process. `out_idx`: as `@tilelang.jit` takes it. `roles`: the roles that the kernel was tuned
     with; None for the roles that `out_idx` implies. With other roles, a call may also pass every parameter, outputs
-    included. `pass_configs`, `flags`: for every configuration; the configuration's own take precedence.
+    included. `pass_configs`, `flags`: those of every configuration; `config`'s own take precedence.
     `execution_backend`, `target_host`, `verbose`: tilelang's options for compiling here.
 
     Raises the errors of elaborating and compiling, and `LoadError`.
@@ -60,7 +60,7 @@ def jit_kernel(
     chosen = flags if config.get(COMPILE_FLAGS) is None else config[COMPILE_FLAGS]
     usual = "cython" if target.kind == "c" else "tvm_ffi"
     if target.kind == "c" and chosen is None:
-        chosen = CPU_FLAGS  # the flags that it was tuned with: tilelang itself passes none
+        chosen = CPU_FLAGS  # the flags that the kernel was tuned with: tilelang itself passes none
     options = {
         "target": target.tvm(),
         "compile_flags": None if chosen is None else list(chosen),
@@ -109,7 +109,7 @@ class Deferred(tilelang.JITKernel):  # type: ignore[misc]
 
 
 class Measured(Deferred):
-    """The kernel `artifact` of a measured library, which allocates its outputs here.
+    """The kernel `artifact` of a measured library. atune allocates the kernel's outputs.
 
     Calls, the device's source and the profiler need only the library. `tilelang_compile` makes the rest: the attribute
     `artifact`, the host's source and the exported library. `named`: positions of the outputs that tilelang knows of.
@@ -219,7 +219,7 @@ def _scalars(function: Any) -> dict[int, str]:
 
 
 def named_outputs(function: Any, out_idx: Sequence[int] | int | None) -> list[int]:
-    """Return the positions of the outputs that a PrimFunc names, or else of `out_idx`. Raises `ValueError`."""
+    """Return the positions of the outputs that a PrimFunc names, or else those in `out_idx`. Raises `ValueError`."""
     given = [out_idx] if isinstance(out_idx, int) else out_idx
     named, n = [int(i) for i in (function.attrs or {}).get("tilelang_out_idx", given) or ()], len(function.params)
     if wrong := [i for i in named if not -n <= i < n]:

@@ -111,12 +111,12 @@ def calling(outputs: Outputs, launch: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Kernel:
-    """A tuned kernel. Call it with the inputs to get the outputs, or with every parameter to fill yours and get None.
+    """A tuned kernel. Call it with the inputs to get the outputs, or with all parameters to fill your outputs.
 
-    The kernel prepares the outputs that it makes as it did when it was checked, for example by zeroing. You prepare
-    the outputs that you pass. Inputs are torch tensors with the shapes and dtypes that the kernel was tuned for, on its
-    device, and contiguous unless the parameter is declared with strides. The kernel is launched on torch's current
-    stream. While gradients are recorded, inputs that require grad are refused.
+    The outputs that the kernel makes are prepared as they were for its check, for example by zeroing. You prepare the
+    outputs that you pass; such a call returns None. Inputs are torch tensors with the shapes and dtypes that the kernel
+    was tuned for, on its device, and contiguous unless the parameter is declared with strides. The kernel is launched
+    on torch's current stream. While gradients are recorded, inputs that require grad are refused.
     """
 
     def __init__(self, artifact: Artifact, roles: Roles) -> None:
@@ -132,7 +132,7 @@ class Kernel:
     def as_op(self, name: str) -> Any:
         """Return the kernel as a `torch.library` custom operator, for `torch.compile` and fake tensors.
 
-        It takes the inputs and returns the outputs. `name`: a name with its library. For example, ``mylib::gemm`` is
+        It takes the inputs and returns the outputs. `name`: includes its library. For example, ``mylib::gemm`` is
         also ``torch.ops.mylib.gemm``. The operator stays registered until the program ends.
 
         Raises `UsageError` if another kernel has the name, and for kernels that torch cannot register.
@@ -148,7 +148,7 @@ class Kernel:
 def without_gradients(run: Callable[..., Any]) -> Callable[..., Any]:
     """Return `run`, but raise `RuntimeError` for an argument that requires grad while gradients are recorded.
 
-    The outputs would have no backward to that argument, so its gradient would be silently wrong.
+    No backward would lead from the outputs to that argument, so its gradient would be silently wrong.
     """
     import torch
 

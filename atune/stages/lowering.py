@@ -131,7 +131,7 @@ def digest(value: Any) -> str:
 
 @functools.cache
 def toolchain(kind: str) -> tuple[str, ...]:
-    """Return versions, compilers' files, and the CPU (for ``-march=native``), on which the machine code depends."""
+    """Return what machine code depends on: versions, compilers' files, and the CPU (for ``-march=native``)."""
     parts = [tilelang.__version__, str(sys.implementation.cache_tag)]
     parts += [f"{name}={os.environ.get(name)}" for name in _DECISIVE]
     compilers = [shutil.which(name) for name in ("g++", "gcc", "c++")]
@@ -202,7 +202,7 @@ def ir_key_of(text: str, how: CompileInputs) -> str:
 
 
 def ir_digest(function: Any) -> str:
-    """Return the `Lowered.ir_digest` of an elaborated kernel, which ignores its symbol and its source's lines."""
+    """Return the `Lowered.ir_digest` of an elaborated kernel, which ignores the kernel's symbol and source lines."""
     tvm, rewrites = tilelang.tvm, ("tilelang_callback_cuda_postproc", "tilelang_callback_c_host_postproc")
     if any(tvm.get_global_func(name, allow_missing=True) is not None for name in rewrites):
         return ""  # a function of the user rewrites the source that tilelang generates
@@ -220,7 +220,7 @@ def digest_here(
 
 @functools.cache
 def _generators() -> tuple[Any, ...]:
-    """Return versions of libraries that generate the code. Only bugs in them make the code depend on the versions."""
+    """Return versions of libraries that generate the code. Only bugs make the code depend on a library's version."""
     solvers = metadata.distributions(name="z3-solver")  # not every tilelang needs it
     return (LIBRARIES, *(solver.version for solver in solvers))
 

@@ -45,7 +45,7 @@ class MemoryObserver(Observer):
         return msgspec.structs.replace(answer, **self._why(answer)) if answer.kind == "out_of_memory" else answer
 
     def _why(self, failure: Failure) -> dict[str, str]:
-        """Return the cause of a lack of memory: a doubt if other processes use it, or a message with the limit."""
+        """Return why memory was lacking: as a doubt if other processes use it, or as a message with the limit."""
         if others := self._others():
             return {"doubt": others}
         if (limit := session().memory_bytes) is None:

@@ -22,7 +22,7 @@ class Observer:
         """Note a call of the candidate, whose outputs in `arguments` are correct."""
 
     def after(self, timing: Timing) -> Timing:
-        """Return `timing`, whose samples were taken just now, with more of its conditions."""
+        """Return `timing` with more of its conditions added. Its samples were taken just now."""
         return timing
 
     def record(self, answer: Answer) -> Answer:

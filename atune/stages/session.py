@@ -40,7 +40,7 @@ def begin(payload: bytes) -> bytes:
 
 
 def written(payload: bytes) -> bytes:
-    """Entry point: a time as msgpack → the files of imported modules that were written after it."""
+    """Entry point: a time as msgpack → those files of imported modules that were written after that time."""
     return msgspec.msgpack.encode(written_since(msgspec.msgpack.decode(payload, type=float)))
 
 
@@ -67,7 +67,7 @@ PART_S = 0.5
 PART = 2048
 """Largest number of candidates that a call lists, because the program decodes them in its event loop."""
 EARLY = 0.9
-"""Share of a call's deadline after which the worker writes its stack. At the deadline, the caller ends it."""
+"""Share of a call's deadline after which the worker writes its stack. At the deadline, the caller ends the worker."""
 
 
 class _Space:

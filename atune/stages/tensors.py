@@ -49,7 +49,7 @@ def same_bits(left: Any, right: Any) -> bool:
 
 
 _DIGEST_WORDS = 1 << 22
-"""Eight-byte words that are digested at a time. They take 32 MiB, and their products as much again."""
+"""Number of eight-byte words to digest at a time. These words take 32 MiB, and their products as much again."""
 _DIGEST_FACTOR = -0x61C8864680B583EB
 
 
@@ -88,7 +88,7 @@ def _weights(device: Any) -> Any:
 
 
 def has_layout(param: KernelParam, tensor: Any) -> bool:
-    """Tell whether a tensor has the layout that `param` declares: contiguous, or its strides.
+    """Tell whether a tensor has the layout that `param` declares: contiguous, or with the declared strides.
 
     The stride of a dimension of size one or less does not matter, and a symbolic stride can have any value.
     """

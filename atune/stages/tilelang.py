@@ -1,7 +1,7 @@
-"""The contract with tilelang: the names of it that atune uses, their purpose, and the parameters that atune passes.
+"""The contract with tilelang: tilelang's names that atune uses, their purpose, and the parameters that atune passes.
 
-No other module of atune imports tilelang. This one imports it when a name such as ``tilelang.tvm`` is first used, and
-then checks the contract, unless atune was tested with that version. It imports only `model` and `errors` of atune.
+No other module of atune imports tilelang. This module does when a name such as ``tilelang.tvm`` is first used, and then
+checks the contract, unless atune was tested with that tilelang. Of atune, it imports only `model` and `errors`.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _difference(use: str) -> str:
 
 
 def _attribute(place: str) -> Any:
-    """Return the value of ``module:attribute``; None for an attribute of instances. Raises if it does not exist."""
+    """Return the value of ``module:attribute``; None for an attribute of instances. Raises if either is missing."""
     module, _, path = place.partition(":")
     value: Any = importlib.import_module(module)
     for name in filter(None, path.split(".")):
@@ -186,9 +186,9 @@ def _attribute(place: str) -> Any:
 
 
 def paths() -> Any:
-    """Return tilelang's module `env`, which locates its files and CUDA, without importing tilelang itself.
+    """Return tilelang's module `env`, which locates tilelang's files and CUDA, without importing tilelang itself.
 
-    So the compile service need not wait seconds for the import. Raises `FileNotFoundError` without tilelang.
+    The compile service then need not wait seconds for the import. Raises `FileNotFoundError` without tilelang.
     """
     if "tilelang" in sys.modules:
         return __getattr__("env")

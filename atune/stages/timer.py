@@ -46,7 +46,7 @@ class DeviceStream:
         self.handle: int = 0 if self._stream is None else self._stream.cuda_stream
 
     def current(self) -> AbstractContextManager[Any]:
-        """Return a context in which this is torch's current stream, on which kernels also run."""
+        """Return a context in which this stream is torch's current stream. Kernels run on it, too."""
         import torch
 
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
@@ -58,7 +58,7 @@ MAX_SAMPLES = 10_000
 class Timer(ABC):
     """Takes samples, in microseconds per call, on `stream`. The samples of a batch are taken without a break.
 
-    `BATCH`: largest number of samples in a batch. `BURST`: largest number of samples of the same call in it.
+    `BATCH`: largest number of samples in a batch. `BURST`: largest number of samples of one call in a batch.
     """
 
     BATCH = BURST = MAX_SAMPLES
@@ -156,8 +156,8 @@ class CudaTimer(Timer):
     follows a previous call of the same kernel.
 
     A call waits for the device if its host code sets a limit of the context, allocates, or copies to the host. Nothing
-    can be queued behind it. Calls that wait are timed one at a time, and on the default stream, because settings of
-    their host code may apply only to that stream. Setting and resetting an L2 window is not timed.
+    can be queued behind such a call. Calls that wait are timed one at a time, and on the default stream, because
+    settings of their host code may apply only to that stream. Setting and resetting an L2 window is not timed.
     """
 
     BATCH = 64
@@ -257,7 +257,7 @@ class CudaTimer(Timer):
         return float(begin.elapsed_time(end)) * 1e3
 
     def _after_set(self, set_window: Callable[..., Any], *arguments: Any) -> Any:
-        """Set an L2 window for host code of tilelang. The launch follows, so the timing starts after it."""
+        """Set an L2 window for host code of tilelang. The launch comes next, so the timing starts after the setting."""
         done = set_window(*arguments)
         if self._alone is not None and not self._windowed:
             self.torch.cuda._sleep(self.CYCLES_PER_LAUNCH)
@@ -265,7 +265,7 @@ class CudaTimer(Timer):
         return done
 
     def _before_reset(self, reset_window: Callable[..., Any], *arguments: Any) -> Any:
-        """Reset an L2 window for host code of tilelang, which has launched its kernel, so the timing ends before it."""
+        """Reset an L2 window for host code of tilelang. The launch came before, so the timing ends before the reset."""
         if self._alone is not None:
             self._windowed = True
             self._alone[1].record()
@@ -301,11 +301,11 @@ PLAINLY_SLOW, SLOW = 1.5, 1.1
 """A candidate is given up if its fastest sample is slower than the best median by the first factor after `PROBE`
 samples, or by the second after `SECOND_LOOK`. The fastest sample decides, so disturbed samples exclude no candidate."""
 KNOWN_WITHIN = 0.005
-"""The median is known if its 95 % interval extends by at most this share of it, to either side."""
+"""The median is known if its 95 % interval extends by at most this share of the median to either side."""
 MOST_TIMES = 4
-"""A candidate whose median is not known gets at most this many times `n_repeat` samples."""
+"""A candidate whose median is not yet known gets at most `n_repeat` samples times this number."""
 EXTRA_US = 20_000.0
-"""If a candidate's samples took this long, it gets no more than `n_repeat`: long calls vary little, and cost much."""
+"""If a candidate's samples took this long, it gets no more than `n_repeat`: long calls vary little and cost much."""
 
 
 def still_wanted(
@@ -337,7 +337,7 @@ def still_wanted(
 
 
 def counts(settings: BenchmarkSettings, estimate_us: float) -> tuple[int, int]:
-    """Return (warm-up calls, samples): the numbers in `settings`, or as many as fit into its times."""
+    """Return (warm-up calls, samples): the numbers in `settings`, or as many as fit into the times given there."""
     n_warmup, n_repeat = settings.n_warmup, settings.n_repeat
     if settings.warmup_ms is not None:
         n_warmup = math.ceil(settings.warmup_ms * 1e3 / max(estimate_us, 0.1))

@@ -81,7 +81,7 @@ class _Reader:
     grid: dict[Any, int] = field(default_factory=dict)
     """Variables of the grid, with their extents, except extents that depend on the call."""
     blocks: dict[Any, Any] = field(default_factory=dict)
-    """Values over the blocks, by variable: of the grid, and of bindings computed from it."""
+    """Values over the blocks, by variable: the grid's variables, and variables bound to values computed from them."""
     loops: dict[Any, Any] = field(default_factory=dict)
     """Variables of the loops, and their extents."""
     axes: dict[Any, set[str]] = field(default_factory=dict)
@@ -292,7 +292,7 @@ class _Reader:
     def waste(self, buffer: Any, indices: Any, parallel: Mapping[Any, int]) -> float:
         """Return the factor by which bank conflicts multiply the cost of an access to shared memory.
 
-        A warp's threads have successive iterations. Threads whose words are in the same bank take turns. Successive
+        The threads of a warp run successive iterations. Threads whose words are in the same bank take turns. Successive
         elements are moved together, without a conflict.
         """
         import numpy as np
