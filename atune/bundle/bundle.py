@@ -105,7 +105,7 @@ class Bundle:
                 for t in arguments
             ])  # fmt: skip
             if problem:
-                key = key, tuple(sorted(problem.items())), repr(problem)  # which distinguishes 0.0 from -0.0
+                key = key, tuple(sorted(problem.items())), repr(problem)  # repr distinguishes 0.0 from -0.0
             known = self._plans.get(key)
         except (AttributeError, TypeError):
             wrong = [type(a) for a in arguments if a.__class__ not in NUMBER_TYPES and not hasattr(a, "stride")]

@@ -36,7 +36,7 @@ TVM_RUNTIME = "libtvm_runtime.so"
 STUBS = "libstub_*.so"
 """Libraries that find and load the libraries of CUDA, and of other vendors, when a program first calls them."""
 TENSORMAP = "libatune_tensormap.so"
-"""The library of ``tensormap.c``. Host code calls its function, the only one that tilelang's runtime lacks."""
+"""The library of ``tensormap.c``. Host code calls its function, because tilelang's runtime lacks this one."""
 PROVIDED = frozenset({"__tvm_set_device", "__tvm_tensormap_create_tiled"})
 """Functions that a library of a bundle may call by name."""
 REGISTERED = "ffi.Module.load_from_bytes.cuda"
@@ -113,7 +113,7 @@ def gate(params: Sequence[Any], wrong: Wrong = ValueError, outputs: Container[in
 
 
 def refuse(what: str, tensor: Any, wrong: Wrong = ValueError, most: int = COUNTABLE, is_output: bool = False) -> None:
-    """Raise `wrong` if native code would misread a tensor's memory, or if it spans more than `most` elements."""
+    """Raise `wrong` if native code would misread a tensor's memory, or if that spans more than `most` elements."""
     import torch
 
     if not isinstance(tensor, torch.Tensor):
@@ -194,7 +194,7 @@ def plan(
 
 
 def _makers(kernel: BundledKernel, inputs: Sequence[Any], sizes: Mapping[str, int]) -> list[Callable[[], Any]]:
-    """Return a function for each output that allocates it."""
+    """Return for each output a function that allocates it."""
     import torch
 
     here = next((tensor.device for tensor in inputs if tensor.__class__ not in NUMBER_TYPES), None)
@@ -292,7 +292,7 @@ def size_of(size: int | str, sizes: Mapping[str, int]) -> int | None:
 
 
 def disagreement(sizes: Mapping[str, int]) -> str:
-    """Return a message about a sum or product in `sizes` that contradicts the values of its names; else empty."""
+    """Return a message about a sum or product in `sizes` that contradicts the values of its names, or an empty text."""
     names = {name: value for name, value in sizes.items() if name.isidentifier()}
     right = {text: size_of(text, names) for text in sizes if text not in names}
     wrong = [text for text, value in right.items() if value not in (None, sizes[text])]

@@ -33,7 +33,7 @@ Sizes = tuple[int | str, ...]
 
 
 class BundleError(Exception):
-    """The base of bundles' errors, raised itself if the folder is not a bundle, or this atune cannot read it."""
+    """The base class of bundles' errors. Raised itself if the folder is not a bundle, or this atune cannot read it."""
 
 
 class DamagedBundle(BundleError):

@@ -7,7 +7,7 @@
     artifacts/swept                        time of the last eviction
     states/<digest of tools and use>.json  the latest comparison of a compiler state
 
-Besides the source, a compiler state decides the code. It covers the compilers (`tools`), the parts of the headers that
+The source and a compiler state decide the code. The state covers the compilers (`tools`), the parts of the headers that
 the source uses (`use`: arch, fast math, includes, kinds of wgmma), and these headers' contents.
 
 Several processes may use the store at the same time. Files appear whole, by renaming. Lookups check a library's hash.
@@ -49,7 +49,7 @@ class ArtifactStore:
     def find(self, key: str, index: int) -> Artifact | None:
         """Return the artifact of candidate `index` stored under `key`, or None if it is missing or damaged.
 
-        Raises `OSError` if the store cannot be used, for example because it is read-only, or others may write to it.
+        Raises `OSError` if the store cannot be used, for example if it is read-only, or other users may write to it.
         """
         try:
             _check(self._code(key))
@@ -96,7 +96,7 @@ class ArtifactStore:
     def evict(self) -> int:
         """Remove the least recently used files beyond `max_bytes`, at most once a day. Keep files used within `DAY_S`.
 
-        Returns the number of removed libraries. A code or source without its library is a miss, and is written again.
+        Returns the number of removed libraries. Code or source without its library counts as missing, and is rewritten.
         """
         old, removed, swept = time.time() - DAY_S, 0, self.folder / "swept"
         with contextlib.suppress(OSError):
@@ -146,7 +146,7 @@ def state_of(tools: str, use: str, headers: str) -> str:
 
 
 def key_in(store_key: str, state: str) -> str:
-    """Return the store key of a library that was built in `state`. nvcc and g++ have no state."""
+    """Return the store key of a library that was built in `state`. Libraries of nvcc and g++ have no state."""
     return _digest(store_key, state) if store_key and state else store_key
 
 
@@ -156,7 +156,7 @@ def remember(tools: str, use: str, comparison: StateCheck) -> None:
 
 
 def recall(tools: str, use: str) -> tuple[str, str] | None:
-    """Return the state and the difference of the latest comparison; None without one, or after a header changed."""
+    """Return the state and the difference of the latest comparison; None if there is none, or a header has changed."""
     try:
         comparison = msgspec.json.decode(_state_file(tools, use).read_bytes(), type=StateCheck)
         _check(_state_file(tools, use))
@@ -190,8 +190,8 @@ def _write(path: Path, data: bytes) -> None:
 class RunStore:
     """Finds the artifacts of earlier runs, stores the artifacts of this run, and knows its compiler states.
 
-    After an `OSError` of the store, which may be read-only, full or gone, the artifact counts as missing, `say` gets
-    the reason, and the next call tries again. `tools`: the compilers, as a part of the states; empty without cicc.
+    If the store fails with an `OSError` (it may be read-only, full or gone), the artifact counts as missing, `say` gets
+    the reason, and the next call tries again. `tools`: the compilers' part of the states; empty without cicc.
     """
 
     def __init__(self, store: ArtifactStore | None = None, say: Callable[[str], object] = str) -> None:
@@ -201,7 +201,7 @@ class RunStore:
         self._states = dict[str, tuple[str, str]]()
 
     async def state(self, use: str) -> tuple[str, str]:
-        """Return the state for sources with this `use`, and how cicc's code differs from nvcc's; empty if unknown.
+        """Return the state for sources with this `use`, and how cicc's code differs from nvcc's; both empty if unknown.
 
         Reads the headers once for each `use`.
         """

@@ -38,7 +38,7 @@ class ServiceProcess(anyio.AsyncContextManagerMixin):
         self.worker: Worker | None = None
         """The process; None before it starts."""
         self.parsed = False
-        """Whether it has parsed headers, and compiled with them."""
+        """Whether the process has parsed headers, and compiled with them."""
         self._turn = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup
 
@@ -48,7 +48,7 @@ class ServiceProcess(anyio.AsyncContextManagerMixin):
             yield self
 
     async def call(self, entry: str, request: object) -> str:
-        """Call `entry` in the process, and return the reason that it failed, or an empty text.
+        """Call `entry` in the process. Return the reason if the call failed, and otherwise an empty text.
 
         Raises `WorkerError` and `OSError`. Cancelling the call ends the process.
         """
@@ -68,7 +68,7 @@ class CompileService:
     """Has `process` compile a run's candidates.
 
     `start` begins to parse headers while the fork server still imports tilelang. The first candidate that must be
-    compiled makes the process compile for the run, unless `use` got a reason against it. While the service is
+    compiled makes the process compile for the run, unless `use` got a reason against that. While the service is
     `warming`, lowering continues and building waits. Once it is `ready`, builds use it.
     """
 
@@ -76,7 +76,7 @@ class CompileService:
         self.ready = False
         """Whether the service compiles."""
         self.why = ""
-        """Why nvcc compiles; empty if it does not, or if that needs no explanation."""
+        """Why nvcc compiles; empty if nvcc does not compile, or if no explanation is needed."""
         self.wake: Callable[[], None] = lambda: None
         """Called after each change."""
         self.process: ServiceProcess
@@ -96,7 +96,7 @@ class CompileService:
         return self._request is not None and not (self.ready or self.why or self._off)
 
     def start(self, process: ServiceProcess, tasks: anyio.abc.TaskGroup, run_dir: str, *, early: bool) -> None:
-        """Have `process` serve the run. If `early`, and if a core is free, begin to parse headers that it may need.
+        """Have `process` serve the run. If `early`, and if a core is free, begin to parse headers that a run may need.
 
         `run_dir`: the folder in which workers look for the service.
         """
@@ -111,7 +111,7 @@ class CompileService:
             self._begin("" if target is None else target.arch)
 
     def use(self, against: str | None) -> None:
-        """Use the service in this run unless there is a reason `against` it, which may be an empty text."""
+        """Use the service in this run if `against` is None. Otherwise `against` is the reason not to, perhaps empty."""
         was_off, self._off = self._off, against is not None
         if was_off or self._off:
             self.ready, self.why = False, f"nvcc, because {against}" if against else ""
@@ -154,7 +154,7 @@ class CompileService:
             self._settle("; ".join((f"the compile service ended: {error}", *output[-1:])))
 
     def _settle(self, broken: str) -> None:
-        """Use the service from now on, or nvcc for the reason `broken`."""
+        """From now on use the service, or use nvcc if `broken` gives a reason."""
         self.ready, self.why = not broken, f"nvcc, because {broken}" if broken else ""
         self.process.parsed |= self.ready
         self.wake()

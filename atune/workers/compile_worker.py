@@ -37,13 +37,13 @@ COMPILE_NICE = 5
 
 ELABORATE_S = 20.0
 """Time limit of an elaboration, because the whole run waits for it. A lower `compile_timeout_s` takes precedence. The
-facts of a candidate that takes longer stay unknown, and its lowering has the whole deadline."""
+facts of a candidate that takes longer stay unknown, and its lowering still gets the whole deadline."""
 SPOILED = (
     "candidate {index} failed in a process that had run other candidates, but not in a fresh one, because another "
     "candidate changes what its process shares, such as os.environ. atune repeats these failures in a fresh process"
 )
 PATIENCE = 4.0
-"""Factor for the deadline of a job that is repeated because it got hardly any CPU before the deadline passed."""
+"""Factor that extends the deadline of a job that is repeated because it got hardly any CPU before its deadline."""
 
 
 class CompileProcess(Supervised):
@@ -151,7 +151,7 @@ class LocalCompileWorker:
         return [service.explain(member) if isinstance(member, Artifact) else member for member in built]
 
     async def _known(self, built: Built, lowered: Lowered) -> Built:
-        """Return `built`, marked if its compiler state was compared, and without a key if it may not be stored."""
+        """Return `built`, marked if its compiler state was compared, and without a key if it must not be stored."""
         if isinstance(built, Failure):
             return built
         compared = bool(built.state) and await self.store.state(lowered.use) == (built.state, "")
@@ -164,7 +164,7 @@ class LocalCompileWorker:
         Raises `WorkerLost` if the worker was killed from outside.
         """
         await self._code.kill()  # no other candidate may influence the result
-        job, limit_s = msgspec.structs.replace(job, path=self._new_library()), 2 * self._limit_s  # lowers, compiles
+        job, limit_s = msgspec.structs.replace(job, path=self._new_library()), 2 * self._limit_s  # to lower and compile
         answer = await self._try(job, job.candidate.index, limit_s)
         if isinstance(answer, Failure) and answer.doubt:
             raise WorkerLost(answer.message, answer.detail, outside=True)
@@ -179,7 +179,7 @@ class LocalCompileWorker:
         """
         process = self._builds if isinstance(job, BuildJob) else self._code
         most_s = (limit_s or self._limit_s) * (PATIENCE if before == STARVED else 1)
-        alone = before == STARVED or (before == SERVER_LOST and process is self._code)  # may end the next server
+        alone = before == STARVED or (before == SERVER_LOST and process is self._code)  # it may end the next server
         async with self.workers.alone if alone else nullcontext():
             answer = await process.settled(job, self._late(job, index), most_s)
         failure = failure_in(answer)

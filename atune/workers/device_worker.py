@@ -55,15 +55,15 @@ SHARED_S = 2.0
 """Seconds of waiting for a device after which a warning says that another run measures there too."""
 DOUBTFUL: tuple[FailureKind, ...] = ("fault", "launch", "load", "out_of_memory")
 """Failures that are always in doubt in a used process. Other kinds count as long as the last correct candidate is still
-correct in it, because repeating each of them would take a new context and new inputs."""
+correct in that process, because repeating each of them would take a new context and new inputs."""
 SPOILING: tuple[FailureKind, ...] = ("fault", "out_of_bounds")
 """Failures that ruin the context or the memory of the process, although the process answers."""
 BUSY_PERCENT = 20
-"""Percentage of utilisation above which another program must be computing on a GPU that the run does not use."""
+"""If a GPU that the run does not use is utilised above this percentage, another program must be computing on it."""
 LOCK_PATIENCE_S = 180.0
 """Longest wait for a lock, in seconds. The program that holds the lock may be stopped."""
 LOCK_POLL_S = (0.0005, 0.005)
-"""Seconds between the first two attempts to lock, and the most between later ones."""
+"""Seconds between the first two attempts to lock, and the longest time between later attempts."""
 REMEDY = "end it, or measure on another device"
 
 
@@ -75,7 +75,7 @@ class MemoryClaim:
 
     _held: ClassVar[list[MemoryClaim]] = []
     _lock: ClassVar = threading.Lock()
-    """Needed because runs may be in several threads."""
+    """Guards the claims, because runs may be in several threads."""
 
     def __init__(self, devices: Collection[str], n_bytes: int, limit: int) -> None:
         self._devices, self._n_bytes, self._limit = frozenset(devices), n_bytes, limit
@@ -125,10 +125,10 @@ class LocalDeviceWorker(Supervised):
         self._right: MeasureJob | None = None
         """The job of the last candidate that was measured, and was therefore correct."""
         self._accused = 0
-        """Number of candidates that have failed since then although that candidate, run again, was still correct."""
+        """Number of candidates that have failed since then, although `_right`, run again, was still correct."""
         self._device = info.uuid or info.id
         self._named: set[int] = set()
-        """Processes of other users on the device that a warning has named."""
+        """Other users' processes on the device that a warning has already named."""
 
     async def run(self, job: Job[A]) -> A:
         if isinstance(job, StartJob):
@@ -190,7 +190,7 @@ class LocalDeviceWorker(Supervised):
         self.ran |= {artifact.index for artifact in artifacts}
 
     async def _prepare(self, job: PrepareJob) -> Prepared:
-        """Make the inputs and run the reference, which only the device's first process times.
+        """Make the inputs and run the reference. Only the device's first process times the reference.
 
         Raises `WorkloadError` if this fails in the first process, because the workload must be at fault. A process that
         another run has left may be spoiled, or have an old version of the workload's file. If it fails, it is replaced.
@@ -233,7 +233,7 @@ class LocalDeviceWorker(Supervised):
 
     async def _new(self) -> Worker:
         """Fork a process, pin it to the device and make its context."""
-        env = {"CUDA_VISIBLE_DEVICES": self.info.uuid} if self.info.uuid else {}  # CUDA reads it when it starts
+        env = {"CUDA_VISIBLE_DEVICES": self.info.uuid} if self.info.uuid else {}  # read when CUDA starts
         if self._idle is not None:
             env |= process_folders(str(self.workers.server.run_dir))  # the process may outlive the run
         worker = await self.workers.spawn(self._role, env=env, cpus=self.cpus)

@@ -37,7 +37,7 @@ from atune.workload.pickling import PickleRef, WorkloadRef
 from atune.workload.workload import WorkloadSpec
 
 FEW_CANDIDATES = 4
-"""nvcc alone compiles up to this number of candidates, because parsing headers for cicc would take as long. On an H100
+"""nvcc alone compiles a run of at most this many candidates, because parsing headers for cicc takes as long. On an H100
 with 16 workers, runs of 8 candidates took 0.91 times as long with cicc as with nvcc, and 1.08 times if the compiler
 state was new; runs of 15 candidates took 0.70 times as long (bench/results/states)."""
 WHY_PLAIN = "preparing cicc takes longer than it saves for so few candidates"
@@ -53,7 +53,7 @@ class Shared:
     at_once: int
     """Largest number of concurrent runs."""
     idle: dict[str, list[Worker]] = field(default_factory=dict)
-    """Processes that ended runs leave to the next, because a context takes a second; by device and by torch's state."""
+    """Processes, by device and torch's state, that ended runs leave to later ones, because a context takes a second."""
 
 
 @asynccontextmanager
@@ -70,10 +70,10 @@ async def shared_processes(warn: Callable[[str], None] = ignored, at_once: int =
 class LocalMachine:
     """Compile workers and device workers of one run, as processes on this machine.
 
-    `workload` is a reference that the workers can load. `spec` is its description, if the caller has it, which saves
-    loading the workload to describe it. If `spec` lacks the space, only the space is loaded. `target` is a text such as
-    ``auto`` or ``cuda``. `devices` names devices, or is ``("all",)``. `cores` limits the number of this process's cores
-    that the run uses. `shared`: the processes that concurrent runs share; None to start own processes.
+    `workload` is a reference that the workers can load. `spec` is its description if the caller has one,
+    so that describing it needs no loading. If `spec` lacks the space, only the space is loaded. `target` is a text such
+    as ``auto`` or ``cuda``. `devices` names devices, or is ``("all",)``. `cores` limits how many of this process's
+    cores the run uses. `shared`: the processes that concurrent runs share; None to start own processes.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class LocalMachine:
         """Return one worker per core, or as many as fit into memory. `CompileSettings.workers` overrides the number.
 
         Workers are not pinned to cores, because other runs on this machine have workers, too. A device's process takes
-        precedence by its niceness. The process of a GPU needs a core while it measures; `hints` keep a core free then.
+        precedence by its niceness. The process of a GPU needs a core while it measures, and `hints` then keep one free.
         """
         n, limited = self.most_workers()
         if limited:

@@ -39,10 +39,10 @@ class Session(msgspec.Struct, frozen=True):
     benchmark: BenchmarkSettings
     run_dir: str
     load: bool = False
-    """Load the workload now, so that no candidate's deadline has to cover loading; if False, on first use."""
+    """Whether to load the workload now, so that no candidate's deadline has to cover that; if not, on first use."""
     device: str = ""
     tools: str = ""
-    """The compilers, as a part of the compiler state; empty if cicc is not used."""
+    """The compilers' part of the compiler state; empty if cicc is not used."""
     memory_bytes: int | None = None
     """Bytes of device memory that a device's process may use; None for no limit."""
 
@@ -53,7 +53,7 @@ class Discovery(msgspec.Struct, frozen=True):
     target: Target
     devices: tuple[DeviceInfo, ...]
     tools: str = ""
-    """The compilers behind nvcc, as a part of the compiler state; empty if cicc cannot be used."""
+    """The part of the compiler state for the compilers behind nvcc; empty if cicc cannot be used."""
     no_cicc: str = ""
     """Why cicc cannot be used; empty if it can."""
     fallback: str = ""
@@ -80,10 +80,10 @@ class SpacePart(msgspec.Struct, frozen=True):
 
 
 class Neighbours(msgspec.Struct, frozen=True):
-    """A question for the other users of the GPU `uuid`. `program`: the pid of the run's program.
+    """Asks who else uses the GPU `uuid`. `program`: the pid of the run's program.
 
-    The answer describes the processes, by pid. It also has the GPU's utilisation in percent if no process can be named,
-    because the list is of another pid namespace; otherwise 0.
+    The answer describes the processes, by pid. If no process can be named, because the pids are of another namespace,
+    the answer also has the GPU's utilisation in percent; otherwise it has 0.
     """
 
     program: int

@@ -46,18 +46,18 @@ from atune.workers.waiting import Deadline, background
 CANCEL_S, GRACE_S, HAMMER_S = 0.3, 0.4, 0.2
 """Time limits, in seconds, of the steps that clean up after a cancelled run. Together they stay under a second."""
 START_TIMEOUT_S = CALL_TIMEOUT_S = 300.0
-"""Time limit of importing the preload, of forking a worker after that, and of calls without their own limit, such as to
-load the user's file or to make a device's context. Even a slow machine needs far less."""
+"""Time limit for importing the preload, for forking a worker after that, and for calls without their own limit, such as
+loading the user's file or making a device's context. Even a slow machine needs far less."""
 FIRST_TIMEOUT_S = 5.0
 """Time limit of forking a worker, which takes milliseconds. After the limit, another server replaces the first."""
 
 TAIL_BYTES = 4096
 READ_BYTES, PRINTED_CHARACTERS = 1 << 16, 2000
-"""Largest part of a call's output that is read, in bytes, and that is kept, in characters."""
+"""The most bytes of a call's output that are read, and the most characters of it that are kept."""
 PF_EXITING = 0x4
-"""Flag of a process that is ending, from before its files are closed (Linux, include/linux/sched.h)."""
+"""Flag of a process that is ending. It is set before the process's files are closed (Linux, include/linux/sched.h)."""
 STARVED_SHARE = 0.5
-"""If a call's processes got less CPU time than this share of its wall time, and one of them is still waiting for a CPU,
+"""If a call's processes got less CPU time than this share of the call's wall time, and one still waits for a CPU,
 the machine was too busy for the call."""
 REAP_S = 1.0
 SLICE_BYTES = 1 << 20
@@ -67,13 +67,13 @@ SLICE_BYTES = 1 << 20
 class ForkServer(anyio.AsyncContextManagerMixin):
     """Owns the fork server and all workers. They and their compilers end with the `async with`.
 
-    `process` is new, or was parked. Entering does not wait for its imports. Leaving takes under a second, whatever the
-    processes do.
+    `process` is a new or a parked server. Entering does not wait for its imports. Leaving takes under a second,
+    whatever the processes do.
 
-    If `park` is given, a server that answers is parked, not ended, unless the body was cancelled. Its workers end.
+    If `park` is given and the body was not cancelled, a server that answers is parked, not ended. Its workers end.
 
-    If `again` is given, it starts one replacement for a server that is lost or hangs, and `spawn` waits for that
-    server. After a second loss `spawn` raises `MachineError`. Each loss makes running calls raise `ServerLost`.
+    If `again` is given, it starts one replacement for a server that is lost or hangs, and `spawn` waits for the
+    replacement. After a second loss `spawn` raises `MachineError`. Each loss makes running calls raise `ServerLost`.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         self._first_loss = ""
         """The reason that the first server was lost, if it was replaced."""
         self.hangs = ""
-        """The step that the server did not complete in time, so no other run gets the server; empty if it answers."""
+        """The step that the server did not complete in time; empty if it answers. A server that hangs is not parked."""
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[ForkServer, None]:
@@ -163,7 +163,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         return worker
 
     async def _answered(self, event: anyio.Event, step: str) -> None:
-        """Wait until the server has completed `step` or is gone. Raises `WorkerError` if its last process hangs."""
+        """Wait until the server has completed `step` or is gone. Raises `WorkerError` if the last server hangs."""
         who = f"the fork server (process {self.process.pid}) did not {step}"
         first = self._again is not None and not self._first_loss
         came = await _comes(event, FIRST_TIMEOUT_S if first else START_TIMEOUT_S)
@@ -179,7 +179,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
             )
 
     def pids(self) -> list[int]:
-        """Return the pids of the server and of the living workers, which are also their process groups."""
+        """Return the pids of the server and of the living workers. Each pid is also the id of a process group."""
         server = [self.process.pid] if self._running and self.process.returncode is None else []
         return server + [worker.pid for worker in self._workers.values() if worker.pid]
 
@@ -208,7 +208,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         data, control = json.dumps(message).encode(), self._control
         while self._running:
             if control is not self._control:
-                return  # the server is gone, and the worker concerned knows it
+                return  # the server is gone, and the worker concerned has been told
             try:
                 socket.send_fds(control, [data], fds)
                 return
@@ -317,8 +317,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
     def _kill_all(self) -> None:
         """SIGKILL all processes without the server's help.
 
-        When the lifeline closes, the kernel kills them, without races. The rest of the method is for a fork of this
-        program that also holds the lifeline, and processes that left their worker's group.
+        When the lifeline closes, the kernel kills them, without races. The rest of the method is needed if a fork of
+        this program also holds the lifeline, or if processes have left their worker's group.
         """
         workers = [worker.pid for worker in self._workers.values() if worker.pid]
         below = descendants([*workers, *([self.process.pid] if self.process.returncode is None else [])])
@@ -373,7 +373,7 @@ class Worker:
         """Set when the process exists, or can no longer start."""
         self.how_ended = ""
         self.with_server = False
-        """Whether it ended because its server ended."""
+        """Whether the process ended because its server ended."""
         self._outside = False
         self._exited = anyio.Event()
 
@@ -391,12 +391,12 @@ class Worker:
         """Run ``module:function`` on `payload` in the worker, and return the resulting bytes.
 
         Raises `RemoteError` if the function raised; the worker stays usable. Raises `WorkerTimeout` after `timeout_s`,
-        and `WorkerLost` if the process ended (`ServerLost` with its server). Their `detail` is the tail of the worker's
-        output since the previous call.
+        and `WorkerLost` if the process ended (`ServerLost` if its server ended, too). The `detail` of these errors is
+        the tail of the worker's output since the previous call.
 
-        Time in which this program itself is stopped does not count, and a waiting answer is still read. If the call
+        Time in which this program itself is stopped does not count, and an answer that waits is still read. If the call
         ends in any other way than with a result or a `RemoteError`, the worker and its compilers are dead. A process
-        that continues without its socket, or answers another request, is lost, because the code that it ran broke it.
+        that continues without its socket, or answers another request, counts as lost: the code that it ran broke it.
         """
         if self._busy:
             raise RuntimeError(f"{self.name} is already in a call")
@@ -459,7 +459,7 @@ class Worker:
             self.set_ended("killed by SIGKILL, not reaped")
 
     def set_ended(self, how: str, *, outside: bool = False, with_server: bool = False) -> None:
-        """Record that the process has ended. `outside`: by a signal from outside. `with_server`: with its server."""
+        """Record the process's end. `outside`: an outside signal ended it. `with_server`: it ended with its server."""
         if self.alive:
             self.how_ended = how
             self._outside, self.with_server = outside, with_server
@@ -553,14 +553,14 @@ def _stat(pid: int) -> list[str]:
 
 
 def _cpu_of(pid: int) -> tuple[float, bool]:
-    """Return the CPU seconds of a process and its descendants, and whether any of them runs, or waits for a CPU."""
+    """Return the CPU seconds of a process and its descendants, and whether any of these runs or waits for a CPU."""
     stats = [_stat(process) for process in (pid, *descendants([pid]))]
     ticks = sum(int(field) for stat in stats for field in stat[11:15])
     return ticks / os.sysconf("SC_CLK_TCK"), any(stat[0] == "R" for stat in stats)
 
 
 def _ends(pid: int) -> bool:
-    """Tell whether a process is dying or dead. Then the end of the process has closed the socket."""
+    """Tell whether a process is dying or dead. If it is, its end has closed the socket."""
     state, *fields = _stat(pid)
     return state in "ZX" or bool(int(fields[5]) & PF_EXITING)
 

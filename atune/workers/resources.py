@@ -17,7 +17,7 @@ from atune.errors import message_of
 
 
 def usable_cores() -> list[int]:
-    """Return the CPUs of this process' affinity mask, cut to the cgroup's quota (``cpu.max``, cgroup v2)."""
+    """Return the CPUs of this process' affinity mask, at most as many as the quota in ``cpu.max`` (cgroup v2)."""
     cores = sorted(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -29,8 +29,8 @@ def usable_cores() -> list[int]:
 
 
 WORKER_BYTES = 1 << 30
-"""Memory set aside for a compile worker, twice what it used for bf16 GEMMs in groups of up to twelve: 80 MiB for the
-worker itself, which shares its imports with the fork server, and 450 MiB for nvcc's cicc or 300 MiB for NVRTC."""
+"""Memory set aside for a compile worker: twice what a worker used for bf16 GEMMs in groups of up to twelve. It used
+80 MiB itself (it shares its imports with the fork server), and nvcc's cicc used 450 MiB, or NVRTC 300 MiB."""
 
 
 def usable_memory_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
@@ -96,7 +96,7 @@ BY_TEXT: dict[Resource, re.Pattern[str]] = {
         "(?:fork|spawn|clone|thread)[^\\n]*Resource temporarily unavailable|can't start new thread|cannot fork"
     ),
 }
-"""Messages of the C library and of runtimes for these errors, which appear in compiler output."""
+"""Messages in compiler output by which the C library and runtimes report these errors."""
 
 
 KILLED = re.compile(
@@ -107,7 +107,7 @@ KILLED = re.compile(
 
 LEAST_BYTES = 32 << 20
 """Free disk space below which a compiler's failure is blamed on the disk, because some compilers do not name the cause.
-nvcc's temporary files of a library take several MiB, and are gone after it has failed."""
+nvcc's temporary files for a library take several MiB, and nvcc removes them when it fails."""
 
 
 class ShortOf(Exception):
@@ -169,7 +169,7 @@ def shortage_of(error: BaseException) -> Resource | None:
 
 
 def shortage_in(output: str) -> Resource | None:
-    """Return the missing resource according to the English output of a compiler or a library, or None."""
+    """Return the resource that is missing according to the English output of a compiler or a library, or None."""
     for short_of, pattern in BY_TEXT.items():
         if pattern.search(output):
             return _confirmed(short_of)
@@ -177,7 +177,7 @@ def shortage_in(output: str) -> Resource | None:
 
 
 def _confirmed(short_of: Resource) -> Resource | None:
-    """Report memory as short only if little is free, because too large a request fails on any machine."""
+    """Report memory as short only if little is free, because a request that is too large fails on any machine."""
     if short_of != "memory":
         return short_of
     room = usable_memory_bytes()

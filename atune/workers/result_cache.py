@@ -52,7 +52,7 @@ Begun = tuple[Journal | None, Sequence[AnyEvent]]
 KnownOutcome = tuple[Entry, Outcome]
 """A configuration's entry and outcome in an earlier run."""
 Still = Callable[[Any, Sequence[tuple[Config, str]]], bool]
-"""Tells whether the kernels of configurations, for a problem's arguments, still have the given `Lowered.ir_digest`."""
+"""Tells whether each configuration's kernel, for a problem's arguments, still has the given `Lowered.ir_digest`."""
 
 MOST_CACHE_BYTES = 256 << 20
 """Largest size of all journals, in bytes. If they exceed it, the oldest are deleted, the journals of a set together.
@@ -134,8 +134,8 @@ def stored_run(path: str, *, whole: bool = False) -> StoredRun | None:
 
 
 _read: dict[str, tuple[tuple[int, int, int], StoredRun | None]] = {}
-"""The journals that this process has read, by path: the identity, time and size that the file had, and its run, or None
-if the journal was damaged or had not begun."""
+"""The journals that this process has read, by path. A value has the file's identity, time and size, and the journal's
+run, or None if the journal was damaged or had not begun."""
 
 
 def known_of(state: State) -> dict[str, KnownOutcome]:
@@ -174,8 +174,8 @@ class ResultCache:
             return None
 
     def begin(self, header: RunStarted, still: Still | None = None, again: bool = False, own: str = "") -> Begun | None:
-        """Return the journal for a run of `header`, and the journal's events. It continues an interrupted run of the
-        same work, or is new. Return None if another process is doing this work or has the result.
+        """Return the journal for a run of `header`, and its events. The journal is new, or continues an interrupted run
+        of the same work. Return None if another process is doing this work or has the result.
 
         `still`: as for `find`. `again`: continue no interrupted run. `own`: a journal that the run has already opened.
         """
@@ -237,7 +237,7 @@ class ResultCache:
         self._tidy()
 
     def note(self, path: str | os.PathLike[str], key: ResultKey | None = None) -> None:
-        """Link the journal at `path` so that look-ups of its `key`, or at least `runs`, find it."""
+        """Link the journal at `path` so that look-ups of `key` find it. Without a key, only `runs` finds it."""
         real = Path(path).resolve()
         if self._owns(real) and (key is None or real.name.startswith(key.text)):
             return
@@ -278,7 +278,7 @@ class ResultCache:
     def _search(
         self, key: ResultKey, header: RunStarted | None, still: Still | None
     ) -> tuple[StoredRun | None, StoredRun | None]:
-        """Return the newest run that has the result under `key`, or else None and the newest run of another kernel."""
+        """Return the newest run with the result under `key`, and None; or else None and another kernel's newest run."""
         other: StoredRun | None = None
         for run in self._answering(key.text):
             if _serves(run, header):
@@ -326,10 +326,10 @@ class ResultCache:
     def answers(
         self, *, kernel: str | None = None, key: str = "", work: str = "", source: str | None = None
     ) -> list[StoredRun]:
-        """Return the newest run of each key that has a result, the newest first.
+        """Return, for each key, the newest run that has a result. The newest of these runs comes first.
 
         `kernel`: the kernel's name. `key`: the beginning of the key. `work`: the hash of the work. `source`: also
-        return runs of kernels with another name that have this source.
+        return runs of kernels that have this source under another name.
         """
         newest: dict[str, StoredRun] = {}
         for run in self._answering(key, work, kernel if source is None else None):
@@ -342,7 +342,7 @@ class ResultCache:
         return [run.entry for run in self.answers(kernel=kernel, key=key) if run.entry is not None]
 
     def export(self, *, kernel: str | None = None, key: str = "") -> bytes:
-        """Return results as JSON that can be shipped with a library: keys, winners and latencies, no libraries."""
+        """Return results as JSON to ship with a library. It has keys, winners and latencies, but no compiled code."""
         return exported(self.entries(kernel=kernel, key=key))
 
     # Removing runs
@@ -363,11 +363,11 @@ class ResultCache:
         return len({run.key for run in forgotten} - {run.key for run in self.answers()})
 
     def _tidy(self) -> None:
-        """Delete the oldest journals beyond `MOST_CACHE_BYTES`, a set's folder as a whole, and entries without a run.
+        """Delete the oldest journals beyond `MOST_CACHE_BYTES` (those of a set together), and entries without a run.
 
-        These are empty files that killed programs left, and links to deleted journals of the cache. A broken link to a
-        journal elsewhere stays until a look-up, because its file system may come back. A journal with a time in the
-        future, from a clock that was wrong, gets the present time, so that it does not stay the newest.
+        Such entries are empty files that killed programs left, and links to deleted journals of the cache. A broken
+        link to a journal elsewhere stays until a look-up, because its file system may come back. A journal with a time
+        in the future, from a clock that was wrong, gets the present time, so that it does not stay the newest.
         """
         units, empty = dict[Path, tuple[float, int, list[Path]]](), list[Path]()
         now, is_set = time.time(), cache(set_folder.is_set)
@@ -389,12 +389,12 @@ class ResultCache:
         for _, size, paths in oldest_first[:-1]:
             if total > MOST_CACHE_BYTES:
                 self._delete(paths)
-                total -= 0 if any(path.exists() for path in paths) else size  # a run may write it
+                total -= 0 if any(path.exists() for path in paths) else size  # a run may be writing it
         links = [Path(file.path) for file in self._files() if not os.path.exists(file.path)]
         self._delete([*empty, *(link for link in links if self._owns(link.resolve()))])
 
     def _delete(self, paths: Iterable[Path]) -> None:
-        """Delete the links at `paths`, and the cache's own journals there or behind them, unless a run writes these."""
+        """Delete the links at `paths`, and the cache's own journals there or behind links. Skip those being written."""
         for path in paths:
             with contextlib.suppress(OSError):
                 real = path.resolve()
@@ -406,7 +406,7 @@ class ResultCache:
                         self._remove(file)
 
     def _remove(self, path: Path) -> None:
-        """Remove a link or a journal that lies in the cache, and the folder of a set with its last journal.
+        """Remove a link or a journal that lies in the cache. With a set's last journal, also remove the set's folder.
 
         If other users may write to the journal or its folders, the journal stays, and atune warns. Raises `OSError`.
         """
@@ -458,7 +458,7 @@ class ResultCache:
             return ()
 
     def _own(self, key: ResultKey) -> list[Path]:
-        """Return the journals of a key that lie in the cache, the last written first."""
+        """Return the journals of a key that lie in the cache, the most recently written first."""
         own = []
         for file in self._keyed(key.text):
             with contextlib.suppress(OSError):
@@ -480,7 +480,7 @@ class ResultCache:
         return [run for run in self._runs_of(key, work, kernel) if run.entry is not None]
 
     def _run(self, path: str) -> StoredRun | None:
-        """Return the run of the journal at `path`; None if it has not begun, or is damaged, which is warned of once."""
+        """Return the run of the journal at `path`; None if it has not begun, or is damaged (this warns once)."""
         real = _real(path)
         try:
             stamp = _stamp(real)
@@ -546,7 +546,7 @@ def _stamp(path: str) -> tuple[int, int, int]:
 
 
 def _serves(run: StoredRun, header: RunStarted | None) -> bool:
-    """Tell whether a winner serves the run of `header`, which may have another default or a constraint against it."""
+    """Tell whether a winner serves the run of `header`, whose default may differ, or be refused by a constraint."""
     if header is None or run.found.winner != BASELINE or run.config is None:
         return True
     return header.baseline is not None and not header.refused and config_key(header.baseline) == config_key(run.config)
@@ -559,7 +559,7 @@ def _is_same(run: StoredRun, still: Still | None) -> bool:
 
 
 def _served_to(header: RunStarted | None, events: Sequence[Event]) -> list[Event]:
-    """Return a run's events, with the names of the workload and kernel in `header`, whose run does the same work."""
+    """Return a run's events, renamed to the workload and kernel of `header`. The run of `header` does the same work."""
     if header is None or not events or not isinstance(first := events[0], RunStarted):
         return [*events]
     names = {name: getattr(header, name) for name in ("workload", "origin", "fingerprint", "kernel")}

@@ -68,7 +68,7 @@ def result_key(header: RunStarted) -> ResultKey | None:
         chosen["layouts"] = compile["layouts"]
     if benchmark.get("same_bits") is not None:
         chosen["same_bits"] = benchmark["same_bits"]
-    if header.refused:  # the default may not win
+    if header.refused:  # the default must not win
         chosen["refused"] = True
     return ResultKey(
         kernel=header.workload,

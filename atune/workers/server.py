@@ -128,7 +128,7 @@ class ForkServerProcess:
                 stdout=log,
                 stderr=log,
                 env={**DEFAULT_ENV, **os.environ, **env, **folders},
-                cwd="/",  # it stays there: libraries that torch loads end a process without a working folder
+                cwd="/",  # always exists; libraries that torch loads end a process without a working folder
                 pass_fds=(control, lifeline),
             )
 
@@ -181,9 +181,9 @@ class ForkServerProcess:
 
 _NOT_INHERITED = {
     "TVM_LIBRARY_PATH", "TL_CUTLASS_PATH", "TL_TEMPLATE_PATH",  # tilelang's import sets them, and reads them once
-    TILELANG_FOLDER, CACHE_VARIABLE, "TILELANG_DISABLE_CACHE",  # workers get them from a run
+    TILELANG_FOLDER, CACHE_VARIABLE, "TILELANG_DISABLE_CACHE",  # workers get these from their run
     "PYTHONPATH",  # the server gets `sys.path` instead
-    "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK",  # packages that the program imports set them, such as scikit-learn
+    "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK",  # set by packages that the program imports, such as scikit-learn
 }  # fmt: skip
 
 
@@ -217,7 +217,7 @@ class Parked:
         return None
 
     def park(self, server: ForkServerProcess | None) -> None:
-        """Keep `server` for the next run, and end the server that was parked before. None: only end that."""
+        """Keep `server` for the next run, and end the server that was parked before. None: only end the latter."""
         with self._lock:
             before, self.server = self.server, server
         if before is not None:

@@ -53,15 +53,15 @@ FIRST_PRIVATE_FD = 64
 FILES = 4096
 """Number of files that a worker may have open, if the user's limit allows that many."""
 WORKER = "ATUNE_WORKER"
-"""Environment variable that holds a worker's pid. Processes that it starts inherit the variable, with another pid."""
+"""Environment variable that holds a worker's pid. The worker's children inherit it, but have other pids."""
 HUNG_UP = 113
 """Exit status of a worker whose socket was closed by the code that it ran."""
 HUNG_UP_WORDS = "closed the socket for its replies"
 OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT})
-"""Signals that come from outside. Others, such as SIGSEGV and SIGABRT, are caused by the code that the process runs."""
+"""Signals that come from outside. SIGSEGV, SIGABRT and others are caused by the code that the process runs."""
 FAULTS = signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT
-"""Signals that faulthandler reports. Workers drop the handlers that preloaded libraries installed for them, because
-tvm_ffi's handler allocates memory, and a process whose heap is damaged would wait in it forever."""
+"""Signals that faulthandler reports. Workers drop preloaded libraries' handlers for these signals, because
+tvm_ffi's handler allocates memory, and a process whose heap is damaged would hang in that handler forever."""
 SWEEP_S = 0.1
 """Longest wait, in seconds, until killed leftovers of workers end. SIGKILL takes far less unless the kernel hangs."""
 END_S = 2
@@ -73,7 +73,7 @@ def main() -> NoReturn:
     config = json.loads(sys.argv[1])
     os.setpgid(0, 0)
     lifeline = arm_lifeline(config["lifeline"])
-    # It was inheritable only for this program; children and compilers of the preloaded modules must not get it.
+    # The descriptor was inheritable only for this program; modules' child processes and compilers must not get it.
     os.set_inheritable(config["control"], False)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     set_limits()
@@ -83,7 +83,7 @@ def main() -> NoReturn:
     try:
         server.report(op="ready", **preload(config["preload"]))
         parent = os.pidfd_open(config["parent"])
-        if os.getppid() == config["parent"]:  # otherwise another process may have the number by now
+        if os.getppid() == config["parent"]:  # otherwise another process may have the parent's pid by now
             server.serve(parent)
     except BrokenPipeError:
         pass  # the parent hung up in the middle of a report
@@ -344,7 +344,7 @@ def work(replies: socket.socket, libc: ctypes.CDLL) -> NoReturn:
         except BaseException as exc:
             reply = failure(exc)
         for stream in (sys.stdout, sys.stderr):
-            with suppress(BaseException):  # the user may have closed or replaced it
+            with suppress(BaseException):  # the user's code may have closed or replaced it
                 stream.flush()
         libc.fflush(None)
         if os.getpid() != pid:  # a child that the called code forked; only the worker itself may answer

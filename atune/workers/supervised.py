@@ -27,8 +27,8 @@ class Supervised:
     """A process that does the jobs of a worker, one at a time.
 
     The same rule holds for all jobs. A failure counts immediately if the process is fresh. If the code of another
-    candidate ran in it before, which may have changed the process, the failure is in doubt, and the job is repeated
-    once in a fresh process. A missed deadline counts immediately in any process, unless the job got hardly any CPU.
+    candidate ran in it before, that code may have changed the process. Then the failure is in doubt, and the job is
+    repeated once in a fresh process. A missed deadline counts immediately anywhere, unless the job got hardly any CPU.
     """
 
     died: FailureKind

@@ -16,7 +16,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def end_at_once(number: int, frame: FrameType | None) -> None:
-    """End the process at a signal while a command is imported, when nothing is open yet.
+    """End the process if a signal arrives while a command is being imported, because nothing is open yet.
 
     A KeyboardInterrupt could be lost in a destructor of the import system.
     """
@@ -27,7 +27,7 @@ def end_at_once(number: int, frame: FrameType | None) -> None:
 class Interrupts:
     """Turns the first of `SIGNALS` into a KeyboardInterrupt. Later signals are only counted.
 
-    Python drops an exception in a destructor. If the signal came in a destructor, the exception is raised soon after.
+    Python drops an exception in a destructor. If a signal came in one, its exception is raised again soon after.
 
     A SIGHUP that is already ignored, for example by `nohup`, stays ignored. `keep`: leave the handlers installed on
     exit, for a process that is about to end.
@@ -40,7 +40,7 @@ class Interrupts:
         """The signals that interrupt this process."""
         self._keep = keep
         self._leaves = keep
-        """Whether a signal ends the process immediately, as it does while a command is imported."""
+        """Whether a signal ends the process immediately, as it does while a command is being imported."""
         self._raises, self._raised = True, False
         self._before: dict[signal.Signals, Any] = {}
         self._report_unraisable = sys.unraisablehook
@@ -60,7 +60,7 @@ class Interrupts:
             sys.unraisablehook = self._report_unraisable
 
     def loaded(self) -> None:
-        """Raise `KeyboardInterrupt` at a signal from now on, because the command is imported.
+        """Raise `KeyboardInterrupt` at a signal from now on, because the command has been imported.
 
         During the imports nothing is open yet, and an exception could crash a module such as msgspec.
         """
@@ -68,7 +68,7 @@ class Interrupts:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Only count signals inside the block, whose event loop receives them and cancels its work.
+        """Inside the block, only count signals. The block's event loop receives them, and cancels the block's work.
 
         Raises `KeyboardInterrupt` if a signal came before the block, because a destructor may have lost its exception.
         """

@@ -39,8 +39,8 @@ class Deadline:
 async def background(*, cancel: bool = True) -> AsyncGenerator[TaskGroup, None]:
     """Yield a task group for background tasks. Exceptions of the body are raised unchanged, not as a group.
 
-    The tasks are cancelled when the body ends; without `cancel` the exit waits for them. If a task fails, which cancels
-    the body, the group's own exceptions are raised.
+    The tasks are cancelled when the body ends; without `cancel` the exit waits for them. If a task fails, the body
+    is cancelled, and the task group's own exceptions are raised.
     """
     error: BaseException | None = None
     try:

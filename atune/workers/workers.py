@@ -1,4 +1,4 @@
-"""The worker processes of a run, waiting for scarce resources, and the process that lists a workload's space."""
+"""A run's worker processes, how they wait for scarce resources, and the process that lists a workload's space."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ T = TypeVar("T")
 FILE_TIMEOUT_S = 120.0
 """Time limit of running the user's file, including its imports."""
 ANSWER_TIMEOUT_S = 60.0
-"""Time limit of a call of a constraint, of a function of an axis or of the configurations, or of a generator."""
+"""Time limit for calling a constraint, the function of an axis or of the configurations, or a generator."""
 NO_ANSWER = (
     "did not answer within {:g} s and was ended. It hangs or is too slow, because it is called for every configuration"
 )
@@ -86,7 +86,7 @@ def fork_server(warn: Callable[[str], None] = ignored) -> ForkServer:
 class Workers:
     """Forks the workers of a run from the fork server that `attach` gets.
 
-    `workload`: the reference that they load. `known`: its fingerprint in this program; empty if it is unknown.
+    `workload`: the reference that they load. `known`: the workload's fingerprint in this program; empty if unknown.
     """
 
     def __init__(self, workload: WorkloadRef, known: str = "") -> None:
@@ -140,9 +140,9 @@ class Workers:
         self._forked.remove(worker)
 
     async def agree(self, worker: Worker, loaded_as: str) -> None:
-        """Raise `WorkloadError`, naming the edited files, if `worker` loaded another workload than the first worker.
+        """Raise `WorkloadError`, naming the edited files, if `worker` did not load the same workload as the first.
 
-        Also raise it if the program itself has another workload and a file of it was written since the run began.
+        Also raise it if the program itself has another workload, one of whose files was written since the run began.
         """
         self.loaded_as = self.loaded_as or loaded_as
         if loaded_as == self.loaded_as and loaded_as == (self._known or loaded_as):
@@ -283,7 +283,7 @@ def shortage(error: OSError | WorkerError) -> Resource | None:
     return shortage_in(str(error)) if "did not start" in str(error) else None
 
 
-# ---- the process that describes a workload and its space, apart from the program because it runs the user's code
+# ---- the process that describes a workload and its space; separate from the program, as it runs the user's code
 
 
 async def described(workers: Workers, ref: WorkloadRef, known: WorkloadSpec | None, seed: int) -> WorkloadSpec:
@@ -333,7 +333,7 @@ _STACK_LINE = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
 
 def _place(stack: str) -> str:
-    """Return the called function of the user and the place where it hangs, from faulthandler's `stack`, or nothing."""
+    """Return, from faulthandler's `stack`, the user's function that was called and where it hangs; empty if unknown."""
     ours = os.path.dirname(atune.__file__) + os.sep
     for thread in reversed(stack.split("Thread 0x")):
         frames = [frame for frame in _STACK_LINE.findall(thread) if not frame[0].startswith("<frozen ")]

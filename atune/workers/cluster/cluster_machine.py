@@ -100,7 +100,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 def sendable(error: Exception) -> AtuneError:
-    """Return `error`, or a `WorkerError` with its traceback if the error's class is not atune's."""
+    """Return `error`. If its class is not atune's, return a `WorkerError` with the traceback of `error` instead."""
     return error if isinstance(error, AtuneError) else WorkerError(name_and_message(error), traceback_of(error))
 
 
@@ -240,7 +240,7 @@ class Node:
 class ClusterCompileWorker:
     """A compile worker of a node. If the node is lost, a worker of another node repeats the job and replaces it.
 
-    `places`: the node and the number of each compile worker of the run. This worker's place is at `index`.
+    `places`: for each compile worker of the run, its node and its number there. This worker's place is at `index`.
     """
 
     def __init__(self, index: int, places: Sequence[tuple[Node, int]]) -> None:
@@ -448,7 +448,7 @@ class ClusterMachine:
         self._wake()
 
     async def _everywhere(self, ask: Callable[[Node], Awaitable[None]]) -> None:
-        """Ask all nodes at the same time, except nodes that are lost. Raises the error of the first node by name."""
+        """Ask all nodes at the same time, except lost nodes. If several fail, raises the first error by node name."""
         errors: dict[str, Exception] = {}
 
         async def ask_node(node: Node) -> None:

@@ -104,8 +104,8 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
     ) -> tuple[Discovery, int]:
         """Find the node's devices, make its workers, and return the discovery and the number of compile workers.
 
-        `target`: the run's target, for which only `devices` are used. If it is empty, the `Opening` gives both. Workers
-        that load a workload with another `fingerprint` are refused.
+        `target`: the run's target, for which only `devices` are used; if empty, the `Opening` gives target and devices.
+        Workers that load a workload with another `fingerprint` are refused.
         """
         machine = self._machine
         machine.workers.loaded_as = fingerprint
@@ -124,7 +124,7 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         return notices
 
     async def run(self, job: Job[Any], worker: int | str, libraries: Mapping[str, Library]) -> Any:
-        """Have `worker`, a compile worker's number or a device's id, do `job`, which came with `libraries`."""
+        """Have `worker` (a compile worker's number or a device's id) do `job`. The job came with `libraries`."""
         job = await arrived(job, libraries, self._machine.run_dir)
         async with self._turns[worker]:
             if isinstance(worker, str):
