@@ -52,7 +52,7 @@ MESSAGE_CHARACTERS = 500
 DETAIL_CHARACTERS = 4000
 """Largest number of characters that atune keeps of a candidate's traceback or output."""
 _CHECK = re.compile(r"Check failed: .*?(?: is false:|\(.*? vs\. .*?\) ?:) *(?=\S+ )")
-"""TVM's text before the sentence that explains a failed check. If only one word follows, that is a value."""
+"""TVM's text before the sentence that explains a failed check. A single word after it is a value instead."""
 _NO_SENTENCE = re.compile(
     r"[\s|^~-]*$"  # a caret, alone or in a margin
     r"|\s*\d* \| |\s*-->"  # a line of source in a diagnostic, and its place
@@ -90,7 +90,7 @@ def name_and_message(error: BaseException) -> str:
 
 T = TypeVar("T")
 asking: dict[int, tuple[float, Callable[[BaseException], BaseException]] | None] = {}
-"""For each thread that runs a function of the user's: its start (monotonic), and a function that makes its error."""
+"""For each thread that runs a function of the user's: the function's start (monotonic), and `raised` of `asked`."""
 _PASSING = frozenset({"KeyboardInterrupt", "CancelledError", "Cancelled", "GeneratorExit"})
 """Exceptions that interrupt a function of the user's, as opposed to errors in it."""
 
@@ -148,7 +148,7 @@ class AtuneError(Exception):
     """Base class of every exception that atune raises on purpose. It can be copied, and sent to other processes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Does not call __init__, whose parameters may be fields instead of args.
+        # The copy is made without __init__, whose parameters may be fields instead of args.
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
@@ -157,7 +157,7 @@ class UsageError(AtuneError):
 
 
 class UnknownOption(UsageError, TypeError):
-    """A call names an unknown option. The message suggests the right name. As in Python, it is also a TypeError."""
+    """A call names an unknown option. The message suggests the right name. As in Python, this is also a TypeError."""
 
 
 class SpaceError(UsageError):
@@ -196,7 +196,7 @@ class TargetError(UsageError):
 
 
 class StrategyError(UsageError):
-    """A search strategy raised, or made a forbidden proposal. Fix it, or choose another. The journal keeps results."""
+    """A search strategy raised an error or made a forbidden proposal. Fix or replace it. The journal keeps results."""
 
 
 class JournalError(UsageError):
@@ -246,7 +246,7 @@ class RemoteError(WorkerError):
 
 
 def translated(error: RemoteError) -> AtuneError:
-    """Return the exception that a worker reported, of the same class if that is atune's, otherwise a `WorkerError`."""
+    """Return the exception that a worker reported. A class of atune's is kept; any other becomes `WorkerError`."""
     kind, message = globals().get(error.kind), str(error)
     if not (isinstance(kind, type) and issubclass(kind, AtuneError)) or kind in (NoWinner, CompileFailed):
         return WorkerError(message, error.detail)
@@ -285,7 +285,7 @@ class CacheMiss(AtuneError):
 
 
 def calling() -> tuple[FrameType, int]:
-    """Return the user's frame that called atune, and the number of levels that it is above the caller's frame."""
+    """Return the user's frame that called atune, and the number of levels from the caller's frame up to that frame."""
     own = ("atune", "functools")  # functools calls cached properties
     frame, level = sys._getframe(2), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in own:

@@ -35,7 +35,7 @@ REPLICATED = "replicated"
 
 
 def fragments(*own: str) -> tuple[str, ...]:
-    """Return alternatives for `hold`: the compiler's layout, the whole fragment in every thread, and layouts of yours.
+    """Return alternatives for `hold`: the compiler's layout, the whole fragment in every thread, and your own layouts.
 
     `own`: names of your layouts, whose functions the kernel passes to `hold` as keywords. Raises `SpaceError` for a
     name that cannot be such a keyword.
@@ -49,9 +49,9 @@ def fragments(*own: str) -> tuple[str, ...]:
 
 
 def loops(*widths: int) -> tuple[str, ...]:
-    """Return alternatives for `parallel`: the compiler's layout, and neighbouring threads with `widths` elements each.
+    """Return alternatives for `parallel`: the compiler's layout, and a layout for each of `widths`.
 
-    The default `widths` are 1, 2, 4 and 8. Raises `SpaceError` for a width that is not a power of two.
+    Widths count a thread's neighbouring elements. The default is 1, 2, 4, 8. Raises `SpaceError` if not powers of two.
     """
     for width in widths:
         if isinstance(width, bool) or not isinstance(width, int) or width < 1 or width & (width - 1):
@@ -60,10 +60,10 @@ def loops(*widths: int) -> tuple[str, ...]:
 
 
 def hold(how: str, *buffers: Any, threads: int, **own: Callable[[Any, int], Any]) -> Any:
-    """Lay the fragments `buffers` out in a kernel as `how` says, which is a value of `fragments`.
+    """Lay out the fragments `buffers` in a kernel. `how`: the layout, which is a value of `fragments`.
 
-    `threads`: threads per block. `own`: by name, functions of a buffer and `threads` that return its `T.Fragment`.
-    Raises `ValueError` for an unknown `how`.
+    `threads`: threads per block. `own`: your layouts by name, each a function that takes a buffer and `threads` and
+    returns the buffer's `T.Fragment`. Raises `ValueError` for an unknown `how`.
     """
     if how not in (known := (COMPILER, REPLICATED, *own)):
         raise ValueError(f"layout.hold: unknown layout {how!r}; use {', '.join(map(repr, known))}")
@@ -74,7 +74,7 @@ def hold(how: str, *buffers: Any, threads: int, **own: Callable[[Any, int], Any]
 
 
 def parallel(how: str, *extents: int, threads: int, coalesced_width: int = 0) -> Any:
-    """Return `T.Parallel` over `extents` for a loop of a kernel, laid out as `how` says, which is a value of `loops`.
+    """Return `T.Parallel` over `extents` for a loop of a kernel. `how`: the loop's layout, which is a value of `loops`.
 
     Raises `ValueError` if a width does not divide the last extent, or the threads do not share the loop evenly.
     """
@@ -89,7 +89,7 @@ def loop(how: str, *extents: int, threads: int) -> Any:
     """Return the `T.Fragment` for a ``loop_layout=`` in a kernel, or None for the compiler's. Raises as `parallel`.
 
     Each thread takes vectors of neighbouring elements, whose length `how` gives. A row has the last extent; the other
-    extents count the rows. As many threads share a row as divide its vectors evenly; other threads take other rows.
+    extents count the rows. A row's vectors go to as many threads as share them evenly; other threads take other rows.
     """
     if how == COMPILER:
         return None

@@ -1,6 +1,6 @@
 """Functions over results for several problems of a kernel.
 
-`cover` chooses few configurations for all problems, `dispatch_rule` chooses for new problems; `compare` shows changes.
+`cover` chooses few configurations for all problems, `dispatch_rule` serves new problems, and `compare` shows changes.
 """
 
 from atune.reporting.sets import (

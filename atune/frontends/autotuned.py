@@ -50,7 +50,7 @@ def with_library(workload: Workload, target: Target, settings: CompileSettings, 
     """Call `use` with the library of `workload`, which has a single configuration, and return the result of `use`.
 
     This process compiles nothing: if the artifact store lacks the library, a worker process makes it. A worker must not
-    start workers, so there `use` gets None and itself compiles. Raises `CompileFailed`. Blocks, even in an event loop.
+    start workers: there, `use` gets None and itself compiles. Raises `CompileFailed`. Blocks, even in an event loop.
     """
     stored = None
     if settings.store:
@@ -114,7 +114,7 @@ def explicit_kernel(call: Call) -> Any:
 
 
 def _roles(call: Call, kernel: Any, written: Mapping[str, Any], config: Config, winner: Winner | None) -> Roles:
-    """Return the roles of the kernel's parameters: the tuned roles, if they are known and the parameters are the same.
+    """Return the roles of the kernel's parameters: those of the tuning, if known and if the parameters are the same.
 
     Each call of an eager kernel passes all of its tensors, outputs included.
     """
@@ -126,7 +126,7 @@ def _roles(call: Call, kernel: Any, written: Mapping[str, Any], config: Config, 
         named, kept = outputs_named(kernel, given.get("out_idx")), (given.get("zero") or (), given.get("restore") or ())
         each = (stage.first_function(kernel, written, [c]) for c in (config, given.get("default") or {}))
         own = [stage.roles_of(function, named, *kept) for function in each if function is not None]
-        roles = fitting(own[0], own[-1]) if own else Roles()  # if none lowers, compiling reports the reason
+        roles = fitting(own[0], own[-1]) if own else Roles()  # if neither lowers, compiling reports the reason
         if tuned is not None and len(tuned.outputs) == len(roles.outputs):
             # The tuned roles belong to the winner at the tuned size. Another size may have an additional parameter.
             moved = sorted(tuned.outputs) != sorted(roles.outputs)
@@ -169,7 +169,7 @@ class TunedKernel(TunableKernel):
         return self.call_of((), arguments).tuned.workload
 
     def forget(self, meant: Callable[[str], bool] = bool) -> None:
-        """Remove winners from memory if their key, as text, is `meant`; by default, all of them."""
+        """Remove from memory the winners whose key's text `meant` accepts; by default, all winners."""
         self._entries.clear()
         self._kernels.clear()
         self.winners.forget(meant)
@@ -184,7 +184,7 @@ class TunedKernel(TunableKernel):
         raise NotImplementedError
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Return the kernel's name, by which functions are pickled, too. A script's kernel also carries its parts."""
+        """Return the kernel's name: functions are pickled by name, too. A script's kernel also carries its parts."""
         module, name = self.__module__, str(getattr(self, "__qualname__", self.__name__))
         if module != "__main__" and getattr(sys.modules.get(module), name, None) is self:
             return name
@@ -202,7 +202,7 @@ class TunedKernel(TunableKernel):
         raise NotImplementedError
 
     def kernel_for(self, call: Call) -> Any:
-        """Return the compiled kernel for a call: with the configuration that it passes, or else with the winner."""
+        """Return the compiled kernel for a call, with the configuration that the call passes, or else the winner."""
         raise NotImplementedError
 
     def form_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
@@ -321,7 +321,7 @@ class Autotuned(TunedKernel):
         self.options = options
 
     def by_value(self) -> tuple[Any, ...]:
-        """Return the class and its arguments. Winners in memory and listeners stay in this process."""
+        """Return the class and its arguments. Listeners, and winners in memory, stay in this process."""
         alone = replace(self.options.plan, on_event=None, log=None, progress=None)
         return Autotuned, (self.kernel, msgspec.structs.replace(self.options, plan=alone))
 
@@ -346,7 +346,7 @@ class Autotuned(TunedKernel):
     async def tune_async(self, *args: Any, refresh: bool = False, **kwargs: Any) -> TuneResult:
         """Tune like `tune`, in the running event loop. Later calls then neither tune nor compile.
 
-        Cancelling it stops the tuning; the next call continues from its measurements.
+        A cancellation stops the tuning; the next call continues from its measurements.
         """
         call = await anyio.to_thread.run_sync(self.call_of, args, kwargs, abandon_on_cancel=True)
         tuning = await anyio.to_thread.run_sync(self._tuning_call, call, abandon_on_cancel=True)
@@ -360,7 +360,7 @@ class Autotuned(TunedKernel):
         """Return the fastest configuration for a call if it is known. Otherwise `on_miss` decides.
 
         ``tune`` tunes, ``pick`` asks the prior, ``default`` returns the default configuration, and ``error`` raises
-        `CacheMiss`. If `on_miss` is None, the decorator's decides.
+        `CacheMiss`. If `on_miss` is None, the decorator's option decides.
         """
         if on_miss is not None:
             converted("on_miss", on_miss, OnMiss, ON_MISS)
@@ -399,7 +399,7 @@ class Autotuned(TunedKernel):
         return False
 
     def _is_mine(self) -> Callable[[CacheEntry], bool]:
-        """Return a test: does a result belong to the kernel's current source, for any problem and space?"""
+        """Return a function that tells whether a result has the kernel's current source, for any problem and space."""
         source = functools.cache(lambda tuned: kernel_fingerprint(self.kernel, without_defaults=tuned))
         return lambda entry: bool(entry.parts.source == source(frozenset(entry.config)))
 
@@ -434,7 +434,7 @@ def autotune(kernel: Any = None, **options: Any) -> Any:
     """Tune a kernel when it is called. Put this decorator above `@tilelang.jit`.
 
     The first call with a new key tunes, and later calls look up the kernel. Returns an `Autotuned`, or a decorator. If
-    a call may tune and the result cache has no result for the kernel, `warm` is called once per program.
+    a call may tune and the result cache has no result for the kernel, the function `warm` is called once per program.
 
         @atune.autotune(space={"block_M": [64, 128], "threads": [128, 256]})
         @tilelang.jit(out_idx=[-1])
@@ -473,7 +473,7 @@ def autotune(kernel: Any = None, **options: Any) -> Any:
 class Tuned(Winner, frozen=True, kw_only=True):
     """A winner that a decorated kernel uses in this program.
 
-    `kernel`: its name. `key`: the key of the tuning, arguments by name. `source`: ``tuned`` (by this program),
+    `kernel`: its name. `key`: the tuning's key, with arguments by name. `source`: ``tuned`` (by this program),
     ``cache`` (the result cache) or ``shipped`` (a file). `result`: the whole tuning, if it is known.
     """
 

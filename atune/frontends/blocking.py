@@ -1,4 +1,4 @@
-"""Await coroutines in a new event loop, for programs without an event loop, or inside of another."""
+"""Await coroutines in a new event loop, for programs that have no event loop or already run inside one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def unwrapped(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def of_the_machine(error: OSError) -> Exception:
-    """Return the exception to raise for `error`. If the machine lacks a resource, its message says what to do."""
+    """Return the exception to raise for `error`. If the machine lacks a resource, the message says what to do."""
     raised: AtuneError
     if error.errno == errno.ENFILE:
         raised = UsageError("the machine has too many files open: end the programs that hold them, or try again later")
@@ -89,7 +89,7 @@ T = TypeVar("T")
 
 
 def importing() -> bool:
-    """Tell whether this thread is importing. It could deadlock if it then waited for another thread that imports."""
+    """Tell whether this thread is importing. If so, waiting for another importing thread could deadlock."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
         frame = frame.f_back

@@ -110,14 +110,14 @@ def history(header: RunStarted, configs: Mapping[int, Config], known: Mapping[st
 
 
 async def tune_work(work: CachedWork, cache: ResultCache, *, refresh: bool = False) -> TuneResult:
-    """Return the result of this work from `cache`, with `cache_hit` set. Without one, tune, and keep the journal.
+    """Return the result of this work from `cache`, with `cache_hit` set. If there is none, tune, and keep the journal.
 
     Configurations that an earlier run of the same work measured, perhaps in another space, are measured again only in
     the final benchmark. If a tuning was interrupted, the next call resumes it.
 
     `refresh`: tune even if the result is known.
 
-    Raises as `tune` does. Cancelling it keeps the measurements for the next call.
+    Raises as `tune` does. A cancellation keeps the measurements for the next call.
     """
 
     def look_up() -> TuneResult | None:

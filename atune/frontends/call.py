@@ -171,7 +171,7 @@ class Call:
     def written(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments to pass to the user's functions, as the user wrote them.
 
-        For tilelang's tuner, arguments to leave out are missing; the others are named, with their defaults.
+        For tilelang's tuner, if arguments are left out of the key, return the other arguments by name, with defaults.
         """
         if not (self.options.like_tilelang and self.options.leave_out):
             return self.args, self.kwargs
@@ -238,8 +238,8 @@ class Call:
 class TunedCall:
     """The tuning for a call: its workload and plan, and the key under which the winner is remembered.
 
-    `launch`: the call that uses the winner, if its arguments differ (`tune_on`). Raises `UsageError` if the call leaves
-    nothing to tune.
+    `launch`: the call that uses the winner, if it has other arguments (`tune_on`). Raises `UsageError` if the call
+    leaves nothing to tune.
     """
 
     def __init__(self, call: Call, launch: TunedCall | None = None) -> None:
@@ -274,9 +274,9 @@ class TunedCall:
         self.problem_text = typed_text(self.problem, self.written)
 
     def admits(self, config: Config) -> bool:
-        """Tell whether the space allows `config` for the call's sizes. The space need not list the default.
+        """Tell whether the space allows `config` for the call's sizes.
 
-        Raises `SpaceError` if a function of the space raises.
+        The space need not list the default, but must allow it. Raises `SpaceError` if a function of the space raises.
         """
         try:
             return in_time(lambda: self.workload.admits(config))
@@ -312,7 +312,7 @@ class TunedCall:
                 self.written[name] = self.call.encoder.written(name, value)
 
     def _symbols_and_inputs(self, sizes: Iterable[str]) -> dict[str, int]:
-        """Return the sizes of symbolic dimensions to tune with, and choose inputs. `sizes`: names of dimensions."""
+        """Return sizes of symbolic dimensions for the tuning, and choose its inputs. `sizes`: names of dimensions."""
         call, options, stage = self.call, self.options, self.owner.frontend
         self.params: Sequence[KernelParam] = ()
         """The kernel's parameters, if they are needed before the tuning."""
@@ -349,7 +349,7 @@ class TunedCall:
             yield config
 
     def refuse_misfit(self) -> None:
-        """Raise an error before tuning if the call's tensors fit no configuration among the first few."""
+        """Raise an error before tuning if the call's tensors fit none of the first few configurations."""
         stage, tensors = self.owner.frontend, [self.tensors.get(name) for name in self.call.names]
         if (error := stage.misfit(self.params, tensors)) is not None:
             some = itertools.islice(self._admitted(), 1, PROBES)

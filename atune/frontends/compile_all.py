@@ -162,7 +162,7 @@ async def compile_candidates(
             for worker in workers:
                 tasks.start_soon(stage.serve, worker)
 
-    # The candidate that was lowered first was built. It is credited to the first candidate with the same code.
+    # The candidate that was lowered first was built. Its artifact goes to the first candidate with the same code.
     built = {recorded.first(index).index: artifact for index, artifact in artifacts.items()}
 
     def compiled(candidate: Candidate) -> Compiled:

@@ -174,7 +174,7 @@ def checked_options(given: Mapping[str, Any]) -> Options:
 
 
 def lazy_callback(callback: Any) -> Any:
-    """Wrap a function, so that only a device's process unpacks it. Return any other value unchanged."""
+    """Wrap a function so that only a device's process unpacks it. Return any other value unchanged."""
     return LazyCallback(callback) if callable(callback) else callback
 
 

@@ -36,7 +36,7 @@ class PickedConfig(msgspec.Struct, frozen=True):
 
 
 class Picked(msgspec.Struct, frozen=True):
-    """The `choices` of `pick`, the best first. Use estimates only to compare: as milliseconds they may be far off.
+    """The `choices` of `pick`, the best first. Compare estimates only with each other: they may be far off.
 
     `gpu`: the GPU model; empty without a GPU. `candidates`: how many were examined; `unfit` of them cannot run, and
     `unknown` of them did not answer in time. `why`: the reason that the default is the only choice; otherwise empty.

@@ -34,7 +34,7 @@ class Problems(Sequence[Problem]):
         A list of arguments (dictionaries) or of other sets' problems, or the path of a file.
     sizes
         Arguments, each with a value or several. The set has every combination. If `given` is set, each of its problems
-        is combined with them, and must not have them itself.
+        is combined with these arguments, and must not itself have arguments of the same names.
     """
 
     def __init__(self, given: Given | str | os.PathLike[str] = (), **sizes: Any) -> None:
@@ -51,7 +51,7 @@ class Problems(Sequence[Problem]):
                 problems.setdefault(problem.key, problem)
                 places.setdefault(problem.key, f"{where}: " if rows else "")
         self._problems, self.places = tuple(problems.values()), tuple(places.values())
-        """The problems, and for messages, the place of each in a list or file."""
+        """The problems, and the place of each in a list or file, which messages name."""
         if not self._problems:
             raise UsageError("Problems: none given: give sizes (M=[1, 2, 4]), a list of dictionaries, or a file")
 
@@ -141,7 +141,7 @@ def _rows(given: Any) -> list[tuple[str, Mapping[str, Any]]]:
 def _column(where: str, name: str, values: list[Any], in_file: bool) -> list[Any]:
     """Return an argument's values. If a file's numbers are all whole, 32.0 becomes 32: pandas adds .0 beside gaps.
 
-    Raises `UsageError`, naming the entry, for a text if it looks like a number, or if other entries have numbers.
+    Raises `UsageError`, naming the entry, for a text that looks like a number, or if other entries have numbers.
     """
     numbers = any(map(_is_number, values))
     for number, value in enumerate(values, 1):

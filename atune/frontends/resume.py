@@ -37,8 +37,8 @@ async def resume(
     are compiled again for the final benchmark. Interrupted work is repeated. If the whole program died twice while it
     measured a candidate, that candidate fails with kind ``suspect``. A finished journal returns its result immediately.
 
-    Options that you leave out are taken from the header. `CompileSettings` of the header that can run programs, such as
-    flags, must have the default value, be given again, or be accepted as ``settings``.
+    Options that you leave out are taken from the header. The header's `CompileSettings` that can run programs, such as
+    flags, must have the default value, be given again, or be accepted by ``settings`` in `accept`.
 
     Raises `JournalError` if the journal cannot be read or opened, or if the work differs; the message lists the
     differences. Otherwise raises like `tune`. After a cancellation, the journal can be resumed.
@@ -48,7 +48,7 @@ async def resume(
     journal
         Path of the journal.
     workload
-        As for `tune`. None: run the file that the header names in the workers. A file gets the problem of the header.
+        As for `tune`. None: the workers run the file that the header names. A file gets the header's problem.
     {options}
     """
     given = known_options("resume", options)
@@ -104,9 +104,9 @@ def origin_of(
     give: str = "give workload= (--workload FILE.py:NAME)",
     say: Callable[[str], object] = say_as_warning,
 ) -> FileRef:
-    """Return the workload that a header names, with its problem. Calls `say` first, because its file will run.
+    """Return the workload that a header names, with its problem. Calls `say` first, because the named file will run.
 
-    Raises `UsageError` if the file is unknown or gone. The message ends with `give`, the advice.
+    Raises `UsageError` if the file is unknown or gone. The message ends with the advice `give`.
     """
     if not header.origin:
         raise UsageError(f"the journal does not name the file of its workload: {give}")

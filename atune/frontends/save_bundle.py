@@ -53,13 +53,13 @@ def save_bundle(
     Parameters
     ----------
     folder
-        The folder. It must not exist, or be empty. It is written completely or not at all.
+        The folder, which must be new or empty. It is written completely or not at all.
     results
-        Results of finished runs, each for another problem.
+        Results of finished runs, each for a different problem.
     accept
         ``["settings"]``: compile with a journal's settings that can run programs, such as flags.
     say
-        Gets the message that a file will run. By default it warns.
+        A function that gets the message that a file will run. By default, the message is a warning.
     """
     check_parts(accept)
     if not results:
@@ -234,7 +234,7 @@ def _required(package: str) -> str:
 
 
 def _write(folder: Path, files: Files) -> None:
-    """Write `files` to a new folder, and rename it to `folder`. Raises `UsageError`, also if `folder` exists then."""
+    """Write `files` to a new folder, and rename it `folder`. Raises `UsageError`, also if `folder` exists by then."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.", suffix=".part") as made:

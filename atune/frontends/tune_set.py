@@ -167,7 +167,7 @@ async def tune_set(
     winners of the two nearest finished problems, and has its own default, final benchmark, winner and journal.
 
     A problem without a winner does not end the others; the result gives the reason. Raises `NoWinner` if all lack a
-    winner, the first problem's error if all failed, and otherwise as `tune` does. Cancelling it keeps every journal.
+    winner, the first problem's error if all failed, and otherwise as `tune` does. A cancellation keeps all journals.
 
     Parameters
     ----------
@@ -349,14 +349,14 @@ class _SetRun:
 
 
 def _progress_every_s(plan: RunPlan) -> float:
-    """Return the shortest time between two progress lines of a set; infinite to print none."""
+    """Return the shortest time between two progress lines of a set; infinite if it prints none."""
     listened = plan.on_event is not None or plan.log
     unasked = math.inf if listened else 0.0 if is_watched() else SELDOM_S
     return unasked if plan.progress is None else 0.0 if plan.progress else math.inf
 
 
 def read_set(folder: str | os.PathLike[str]) -> SetResult:
-    """Return the result in a set's folder, like `tune_set`. Runs no code.
+    """Return the result in a set's folder as `tune_set` returns it. Runs no code.
 
     Raises `UsageError` if the folder is not a set's, and `JournalError` if a journal cannot be read.
     """

@@ -429,7 +429,7 @@ class Tuner:
 
 
 async def _end_journal(recorder: Recorder, reason: str) -> None:
-    """Record that the run ended early, under a short shield. A broken journal stays unchanged."""
+    """Record that the run ended early, briefly shielded from cancellation. A broken journal stays unchanged."""
     if not recorder.emitted or recorder.state.finished is not None:
         return
     with suppress(Exception), anyio.move_on_after(0.3, shield=True):
@@ -442,8 +442,8 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
     """Tune `workload` and return the result.
 
     Raises `UsageError` or a subclass for arguments that cannot work. An unknown option's error is a TypeError, too.
-    Raises `NoWinner` if no candidate worked, and `DevicesLost` if no device is left. Cancelling it kills every worker
-    and compiler within a second. The journal keeps all measurements.
+    Raises `NoWinner` if no candidate worked, and `DevicesLost` if no device is left. A cancellation kills every
+    worker and compiler within a second. The journal keeps all measurements.
 
     Parameters
     ----------
@@ -460,7 +460,7 @@ async def tune_planned(workload: Workload, plan: RunPlan) -> TuneResult:
 
 
 async def _finished(make: Callable[[], Tuner]) -> TuneResult:
-    """Make a tuner in a thread, because fingerprinting and pickling may take long, and return its result."""
+    """Make a tuner, in a thread because fingerprinting and pickling may take long. Return the tuner's result."""
     tuner = make() if importing() else await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
     return await tuner._alone()
 

@@ -23,8 +23,8 @@ from atune.workload.workload import WorkloadSpec
 WarmSource = str | os.PathLike[str] | Result
 Warm = WarmSource | Sequence[WarmSource] | None
 Same = dict[str, bool]
-"""Whether recorded kernels are still the same, by the problem of the run, the problem of the record, configurations and
-digests. The runs of a plan share it."""
+"""Whether recorded kernels are still the same. The keys are made of the problem of the run, the problem of the record,
+configurations and digests. The runs of a plan share the dictionary."""
 
 CACHE = "cache"
 """Value of `warm` for the user's result cache."""
@@ -77,7 +77,7 @@ def _advise(
 
 
 def _advice_of(result: Result, source: str, spec: WorkloadSpec, here: Container[str]) -> Advice:
-    """Return the advice in a result. Raises `UsageError` for another kernel, or if none of it is in this space."""
+    """Return a result's advice. Raises `UsageError` for another kernel, or if all its advice is outside this space."""
     measured, header = _measured(result), result.header
     if header.workload != spec.name and not (header.kernel and header.kernel == spec.kernel):
         raise UsageError(

@@ -34,8 +34,8 @@ class Winner(msgspec.Struct, frozen=True):
     """The configuration for a key, and its origin.
 
     `tuned_for`: the problem that was tuned. `roles`: the roles of the kernel's parameters, if it was tuned on this
-    machine. `library`: a function that returns the measured library, or None if it is gone; itself None if the
-    configuration is not the best of its tuning. `read`: a function that returns the whole tuning.
+    machine. `library`: a function that returns the measured library, or None if the library is gone. There is no
+    function if the configuration is not the best of its tuning. `read`: a function that returns the whole tuning.
     """
 
     config: Config

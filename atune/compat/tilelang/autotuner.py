@@ -109,7 +109,7 @@ class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
 
     @classmethod
     def load_from_disk(cls, path: Path | str, compile_args: Any, *, trusted: bool = False) -> AutotuneResult | None:
-        """Return the result in `path`, written by tilelang or atune. Returns None without one, as tilelang does.
+        """Return the result in `path`, written by tilelang or atune. As in tilelang, returns None if there is none.
 
         ``auto`` in `compile_args` means the target and the adapter that atune saved. Older folders lack
         ``out_idx.json``; `compile_args.out_idx` then names their outputs. Loading runs the code in the folder, so files
@@ -132,13 +132,13 @@ class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
 
 
 def _saved(path: Path) -> dict[str, Any]:
-    """Return the kernel's outputs in a folder that atune saved, and its target and adapter. Empty for other folders."""
+    """Return the kernel's outputs, target and adapter from a folder that atune saved. Empty for other folders."""
     with contextlib.suppress(FileNotFoundError):
         return dict(json.loads((path / OUT_IDX).read_text()))
     return {}
 
 
-# A call's inputs to tune with, and its values, which need not be data
+# The inputs that a call tunes with, and the call's values, which need not be data
 
 
 def _inputs(supply_prog: Callable[..., Any], parameters: Sequence[KernelParam]) -> list[Any]:
@@ -246,7 +246,7 @@ def _code(value: Any) -> str:
 
 @contextmanager
 def drop_in() -> Iterator[None]:
-    """Use the cache folder in tilelang's variables, and raise the exceptions that programs for its tuner catch."""
+    """Use the cache folder of tilelang's variables. Raise the exceptions that programs for tilelang's tuner catch."""
     warnings_of_call.set([])
     try:
         with cache_folder_at(environment.cache_root()):
@@ -277,7 +277,7 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
         result.kernel(A, B)
 
     `fn`: a function of the configuration that returns a PrimFunc, plain or under `@tilelang.jit`. `configs`: dicts, a
-    generator of dicts, or a function of the kernel's raw arguments that returns either, which each run calls.
+    generator of dicts, or a function of the kernel's raw arguments that returns either. Each run calls the function.
     """
 
     def __init__(self, fn: Callable[..., Any], configs: Any) -> None:
@@ -309,7 +309,7 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
 
     @taking(tilelang.tuner.AutoTuner.set_profile_args, timeout=RUN_TIMEOUT_S, cache_input_tensors=None)
     def set_profile_args(self, **given: Any) -> AutoTuner:
-        """Set how `run` checks and times candidates. It will use the tensors of `with set_autotune_inputs(…)`."""
+        """Set how `run` checks and times candidates. `run` will use the tensors of `with set_autotune_inputs(…)`."""
         self.profile_args = ProfileArgs(**given)
         self._captured = tilelang.capture.get_autotune_inputs()
         return self
@@ -341,7 +341,7 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
         if captured is not None:
             inputs = GivenTensors(list(captured))
         elif profile.supply_prog is not None:
-            inputs = functools.partial(_inputs, LazyCallback(profile.supply_prog))  # keys would have a closure's name
+            inputs = functools.partial(_inputs, LazyCallback(profile.supply_prog))  # a closure's name would be in keys
         tensors = "" if inputs is None else "supply_prog" if captured is None else environment.INPUTS
         alone = profile.manual_check_prog is not None and profile.ref_prog is None
         if alone and not (profile.skip_check or accepts(profile.manual_check_prog, 1)):
@@ -451,7 +451,7 @@ class AutoTuneImpl(TilelangKernel):
         if not call.explicit:
             result.kernel.made_by = self, call.args, call.kwargs
         with contextlib.suppress(TypeError):  # as in tilelang, if a value of the form cannot be hashed
-            self._tuner_cache[form] = result.kernel, result.config  # first: `results` alone would mean a clear
+            self._tuner_cache[form] = result.kernel, result.config  # first, because `results` alone means "cleared"
             self.results.setdefault(key, result)
         return self.results.get(key, result)
 
@@ -478,8 +478,8 @@ def autotune(func: Any, **given: Any) -> Callable[[Any], AutoTuneImpl]:
     """Return a decorator for a kernel function under `@tilelang.jit`.
 
     `configs`: dicts, a generator of dicts, or a function of the call's raw arguments that returns either.
-    `do_not_specialize`: parameters to leave out of the key of a tuning; for tunable parameters, a call's values are
-    ignored. The other parameters are the same as in `AutoTuner.set_profile_args` and `AutoTuner.run`.
+    `do_not_specialize`: parameters to leave out of the key of a tuning. If they are tunable, a call's values for them
+    are ignored. The other parameters are the same as in `AutoTuner.set_profile_args` and `AutoTuner.run`.
 
     Raises `ArgumentError` for anything but a kernel function under `@tilelang.jit`.
     """

@@ -1,6 +1,6 @@
 """Check arguments and environment variables of tilelang's tuner, and translate them into atune's settings.
 
-docs/migration.md lists both.
+docs/migration.md lists the arguments and the variables.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _number(variable: str, kind: Callable[[str], Any] = int) -> Any:
 
 
 def workers() -> int | None:
-    """Return the number of compile workers from the variables; None if all of them have tilelang's defaults."""
+    """Return the number of compile workers that tilelang's variables set; None if all of them have their defaults."""
     count, share = _number("TILELANG_AUTO_TUNING_CPU_COUNTS"), _number("TILELANG_AUTO_TUNING_CPU_UTILITIES", float)
     most = _number("TILELANG_AUTO_TUNING_MAX_CPU_COUNT")
     if count <= 0 and share == 0.9 and most <= 0:
@@ -159,7 +159,7 @@ def checked_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def taking(theirs: Callable[..., Any], **defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator for functions with the parameters of tilelang's function `theirs`, and these `defaults`.
+    """Return a decorator that gives a function the parameters of tilelang's function `theirs`, with these `defaults`.
 
     A name in `defaults` that `theirs` lacks becomes a keyword of atune's own. The function gets every argument by name,
     after a check.

@@ -1,4 +1,4 @@
-"""The commands, their arguments, and the function that carries out each, whose module is imported only then."""
+"""The commands, their arguments and their functions. A function's module is imported only to run its command."""
 
 import argparse
 import importlib
@@ -155,12 +155,12 @@ def _taking(*names: str, **how: Any) -> Parser:
 
 
 def _journal(name: str = "journal", **how: Any) -> Parser:
-    """Return a parent parser with the argument for a journal, J."""
+    """Return a parent parser with the argument for a journal, which the help shows as J."""
     return _taking(name, **{"metavar": "J", "help": _JOURNAL, "type": _journal_path, **how})
 
 
 def _journal_path(text: str) -> str:
-    from atune.frontends.cli.runs import find_journal  # imports the result cache, which --help does without
+    from atune.frontends.cli.runs import find_journal  # imports the result cache, which --help does not need
 
     return find_journal(text)
 
@@ -230,7 +230,7 @@ class _Each(argparse.Action):
 
 
 def skips(option: Option) -> bool:
-    """Tell whether the flag of an option switches it off, because it is on by default."""
+    """Tell whether an option is on by default, so that its flag switches it off."""
     return option.flag.startswith("--skip-")
 
 

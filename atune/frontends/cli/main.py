@@ -36,8 +36,8 @@ OK, INTERRUPTED = 0, 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit status. Nothing else in atune installs signal handlers.
 
-    `argv` defaults to the process's own arguments. The handlers then stay until the process ends, so a late Ctrl-C
-    shows no traceback. If `argv` is given, the former handlers are restored.
+    If `argv` is None, it is the process's own arguments, and the handlers stay until the process ends, so that a late
+    Ctrl-C shows no traceback. If `argv` is given, the former handlers are restored.
     """
     if argv is not None:
         return _run(argv, keep=False)
@@ -71,7 +71,7 @@ def _run(argv: Sequence[str], *, keep: bool) -> int:
         except BrokenPipeError:
             return OK  # the reader of the output left (`… | head`)
         except (Exception, KeyboardInterrupt) as error:
-            # Python 3.11 wraps an exception in __set_name__, even KeyboardInterrupt.
+            # Python 3.11 wraps an exception that __set_name__ raises, even KeyboardInterrupt.
             if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):
                 print_message("interrupted", kind="")
                 return INTERRUPTED
@@ -80,8 +80,8 @@ def _run(argv: Sequence[str], *, keep: bool) -> int:
 
 
 def show(result: Result, arguments: argparse.Namespace) -> int:
-    """Print `result` in the requested form and return the exit status. With --json, the last line is an object."""
-    # Imported here to keep `atune --help` fast, which shows no result. The same holds below.
+    """Print `result` in the requested form and return the exit status. With --json, the last line is a JSON object."""
+    # Imported here and below, so that `atune --help` stays fast: it shows no result.
     from atune.reporting.export import table
     from atune.reporting.summary import result_lines, summary
     from atune.reporting.text import Line
@@ -97,7 +97,7 @@ def show(result: Result, arguments: argparse.Namespace) -> int:
 
 def show_set(result: SetResult, arguments: argparse.Namespace) -> int:
     """Print a set's result in the requested form. Returns 0 if each problem has a winner, else 1."""
-    # As in `show`.
+    # Imported here for the same reason as in `show`.
     from atune.reporting.export import table
     from atune.reporting.set_table import set_data, set_lines
 
@@ -113,7 +113,7 @@ def show_set(result: SetResult, arguments: argparse.Namespace) -> int:
 
 
 def show_kept(result: Result, arguments: argparse.Namespace) -> int:
-    """Print the result of a run like `show`. The exit status is the run's, even if writing to stdout fails."""
+    """Print the result of a run as `show` does. The exit status is the run's, even if writing to stdout fails."""
     try:
         return show(result, arguments)
     except (BrokenPipeError, OutputLost) as error:

@@ -45,7 +45,7 @@ def _write_out(data: str | bytes) -> None:
 
 
 def write(data: bytes, output: str, done: str, arguments: argparse.Namespace) -> int:
-    """Write `data` to the file `output`, and print a line that begins with `done`. ``-`` writes to stdout."""
+    """Write `data` to the file `output` (``-`` means stdout), and print a line that begins with `done`."""
     from atune.journal.writer import write_output  # here, because few commands write files
 
     if output == "-":
@@ -62,7 +62,7 @@ def print_lines(lines: Iterable[Line]) -> None:
 
 
 def print_message(message: str, kind: str = "error: ") -> None:
-    """Print a message on stderr, fitted to the terminal, errors in red. Does nothing if stderr is closed."""
+    """Print a message on stderr, fitted to the terminal, with errors in red. Does nothing if stderr is closed."""
     first, *further = f"atune: {kind}{message}".split("\n")
     lines = [Line(first, "error" if kind == "error: " else ""), *map(Line, further)]
     _write_err(f"{fitted(lines, sys.stderr)}\n")
@@ -85,7 +85,7 @@ NO_WINNER, USAGE = 1, 2
 
 
 def report_error(error: BaseException, *, debug: bool, json: bool = False, result: Result | None = None) -> int:
-    """Print the error on stderr and return the exit status. A caller's mistake gets a line and its place in the code.
+    """Print the error on stderr and return the exit status. A caller's mistake gets one line and the place in the code.
 
     `json`: also print an object with the error and the summary of `result`, as the last line of stdout.
     """

@@ -101,7 +101,7 @@ def _shown(action: argparse.Action) -> str:
 
 
 def _names(action: argparse.Action, no: bool) -> dict[str, str]:
-    """Return the names of an option, each with its spelling as a flag. `no`: the flag that switches it off."""
+    """Return the names of an option, each with its spelling as a flag. `no`: the flag that switches the option off."""
     flags = action.option_strings
     pair = isinstance(action, argparse.BooleanOptionalAction)
     names = {name_of(flag): flags[-1 if no else 0] if pair else flag for flag in flags}
@@ -109,5 +109,5 @@ def _names(action: argparse.Action, no: bool) -> dict[str, str]:
 
 
 def name_of(flag: str) -> str:
-    """Return the name of a flag's option in Python."""
+    """Return the name that a flag's option has in Python."""
     return flag.lstrip("-").replace("-", "_")

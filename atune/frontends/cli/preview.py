@@ -47,7 +47,7 @@ from atune.workload.workload import WorkloadSpec
 
 
 def dry_run_command(workload: FileRef, plan: RunPlan, arguments: argparse.Namespace) -> int:
-    """Print the number of candidates that tuning by `plan` would try. A worker counts them. Raises like tuning."""
+    """Print the number of candidates that tuning by `plan` would try. A worker counts them. Raises as `tune` does."""
     settings = plan.settings
     spec = anyio.run(counted, workload, settings.seed)
     most = settings.budget.most(spec.total)
@@ -102,7 +102,7 @@ def compile_only_command(workload: FileRef, plan: RunPlan, arguments: argparse.N
 async def _compile_space(workload: FileRef, plan: RunPlan, builds: bool = True) -> tuple[dict[str, Any], list[Record]]:
     """Compile a space, or only lower it. Returns the outcome for ``--json``, and the records of failed candidates.
 
-    ``codes``: the number of distinct codes that compiled. ``passed``: candidates that lost to others in ``layouts``.
+    ``codes``: the number of distinct codes that compiled. ``passed``: how many lost to others in ``layouts``.
     """
     began, settings = time.monotonic(), plan.settings.compile
     async with compilers(workload, plan.target, settings) as (machine, run):

@@ -39,9 +39,9 @@ LATEST, FINISHED = "latest", "finished"
 
 
 def find_journal(text: str) -> str:
-    """Return the path of the journal that `text` names: a path, ``latest``, a number of the list, or a name's start.
+    """Return the path of the journal that `text` names: a path, ``latest``, a number in the list, or a name's start.
 
-    If several names start like that, the newest run is meant. Raises `UsageError` if there is no such run.
+    If several names start with `text`, the newest run is meant. Raises `UsageError` if there is no such run.
     """
     if os.path.exists(text) or os.sep in text:
         return text
@@ -60,7 +60,7 @@ def find_journal(text: str) -> str:
 def _listed() -> dict[Path, list[tuple[Path, float]]]:
     """Return the result cache's runs, the newest first, by the path of a journal or of a set's folder.
 
-    Each has its journals, with the time of their last write.
+    Each run has its journals, each with the time of its last write.
     """
     runs: dict[Path, list[tuple[Path, float]]] = {}
     for path, written in ResultCache().runs():
@@ -299,7 +299,7 @@ def _winners(journal: str) -> list[Result]:
 
 
 def _chosen(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return the chosen kernel and key. Raises `UsageError` for empty text: an unset variable must not mean all."""
+    """Return the chosen kernel and key. Raises `UsageError` for empty text: an unset variable must not choose all."""
     given = {"kernel": arguments.kernel, "key": arguments.key}
     chosen = {name: value for name, value in given.items() if value is not None}
     for name, value in chosen.items():

@@ -148,7 +148,7 @@ def drive(
 
 
 async def interruptible(call: Callable[[], Awaitable[Any]], interrupts: Interrupts) -> Any:
-    """Return the result of `call`, or its exception. If a signal cancelled it, return None after its clean-up."""
+    """Return the result or the exception of `call`. If a signal cancelled `call`, return None after the clean-up."""
     ended: Any = None
     with anyio.open_signal_receiver(*interrupts.signals) as received:
         async with anyio.create_task_group() as tasks:
