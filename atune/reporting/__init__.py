@@ -1,5 +1,5 @@
 """Functions that present results: text for a screen, rows, the page, progress, the log, and comparisons of runs.
 
-It imports `model`, `workload` and `journal`, and nothing here starts a process or runs code of a workload. `journal`
-knows the outcome of a run. This folder decides which words and figures a reader sees, the same in every interface.
+This package imports `model`, `workload` and `journal`, starts no process, and runs no code of a workload. `journal`
+knows the outcome of a run. This package decides which words and figures every interface shows to a reader.
 """

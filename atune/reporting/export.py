@@ -1,4 +1,4 @@
-"""Render records: all as rows for the page, the screen, CSV and JSON, or a single record in full, as text or JSON."""
+"""Render all records as rows for the page, the screen, CSV and JSON, or one record in full as text or JSON."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _fields(part: object, *names: str) -> dict[str, Any]:
 
 
 def _times_winner(result: Result, record: Record, final: dict[int, float], first: dict[int, float]) -> float | None:
-    """Return a record's latency over the winner's: final timings against final, or first timings against first."""
+    """Divide a record's latency by the winner's: both are final timings, or both are first timings."""
     credited, best = record.credited, result.best_index
     timed = final if credited in final else first
     if best is None or credited not in timed:
@@ -106,7 +106,7 @@ def _csv(table: list[dict[str, Any]]) -> bytes:
 
 
 def _safe(value: Any) -> Any:
-    # A spreadsheet would evaluate text that begins like this as a formula, and a journal may come from a stranger.
+    # A spreadsheet would take text that begins like this for a formula, and a journal may come from a stranger.
     safe = f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
     return shown(safe) if isinstance(safe, str) else safe
 
@@ -114,7 +114,7 @@ def _safe(value: Any) -> Any:
 def table(result: Result, most: int | None = None) -> str:
     """Return the records as aligned text, with a note in each row, such as winner, default, tie or the failure.
 
-    The rows are in the order of `ranking`, because final and first timings cannot be compared. `most`: limit of rows.
+    The rows are in the order of `ranking`, because final and first timings cannot be compared. `most`: row limit.
     """
     records = ranking(result)[:most]
     lines = [("latency ms", "spread", "index", "config", "note")]
@@ -154,7 +154,7 @@ def _place(record: Record, winner: int | None, final: set[int]) -> tuple[bool, b
 
 
 def outcome(record: Record, final: Container[int] = ()) -> str:
-    """Return a record's outcome as a line of text. `final`: the credited indices whose final timing counts."""
+    """Return a record's outcome as a line of text. `final`: indices of the records whose final timing counts."""
     if record.same_as is not None:
         return f"same code as {record.same_as}"
     if record.status == "measured":
@@ -182,7 +182,7 @@ DEFAULTS = "the kernel's defaults"
 """Text for an empty configuration."""
 Facts = list[tuple[str, str]]
 REPEATED = 2.0
-"""A loop gets a warning if a thread does at least this many times its even share of the iterations."""
+"""atune warns of a loop if one thread does at least this many times an even share of the iterations."""
 
 
 def facts_of(record: Record, arch: str, records: Sequence[Record] = ()) -> Facts:
@@ -241,7 +241,7 @@ def _shape(sizes: Sequence[int]) -> str:
 def record_data(record: Record, arch: str, result: Result | None = None) -> dict[str, Any]:
     """Return a record as ``--json`` prints it: its fields, a `machine` with every field, and its occupancy.
 
-    `result`: the result that has the record; it adds the path of the journal and the record's first `measurement`.
+    With the record's `result`, the journal's path and the record's first `measurement` are added.
     """
     machine = record.machine and msgspec.structs.asdict(record.machine)
     more: dict[str, Any] = {"machine": machine, "occupancy": occupancy(record, arch), "target": arch or "c"}

@@ -19,13 +19,13 @@ from atune.journal.result import Result
 from atune.model.candidate import Config, key_of
 
 LEAST_POINTS = 20
-"""Least number of candidates for an answer. It also needs twice as many candidates as the model has free levels."""
+"""Least number of candidates for an answer. There must also be two candidates for each free level of the model."""
 SWEEPS, CONVERGED = 100, 1e-5
-"""Largest number of sweeps of the least squares, and the change of a log latency below which the sweeps end."""
+"""Limit of the fit's sweeps. They also end when no log latency changes by more than the second number."""
 WORTH = 0.05
-"""Least share of an axis that a line of text names."""
+"""A line of text names an axis if its share is at least this."""
 NAMED = 5
-"""Largest number of axes that a line of text names."""
+"""A line of text names at most this many axes."""
 
 
 class Importance(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class Importance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def axis_importance(result: Result) -> Importance | None:
-    """Compute the importance of axes by first timings; a duplicate has its original's. None for too few timings."""
+    """Compute axes' importance from first timings. A duplicate has its original's timing. None if too few timings."""
     known = {m.index: m.timing.latency_ms for m in result.measurements}
     return importance_of([(r.config, known[r.credited]) for r in result.records if r.credited in known])
 
@@ -88,7 +88,7 @@ def _text(config: Config, name: str) -> bytes:
 def _additive(
     axes: Mapping[str, Sequence[bytes]], values: Sequence[float]
 ) -> tuple[dict[str, list[float]], list[float]]:
-    """Fit a level to each value of each axis, so that their sums come nearest to `values`; also return the residuals.
+    """Fit a level to each value of each axis, so that sums of levels come nearest to `values`. Also return residuals.
 
     This is backfitting (Breiman and Friedman 1985): each axis in turn takes the means of the other axes' residuals.
     """

@@ -1,4 +1,4 @@
-"""Events as log entries, through structlog or `logging`: on a stream, or through the program's own logger."""
+"""Events as log entries, through structlog or `logging`: to a stream, or to the program's own logger."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ DETAILS = frozenset({
     "candidate_proposed", "candidate_lowered", "candidate_pruned", "artifact_built", "benchmark_started",
     "space_surveyed",
 })  # fmt: skip
-"""Events that are logged at level warning, and at level debug; all others are info."""
+"""Events that are logged at level warning, and events at level debug. All other events are info."""
 LONG_FIELDS = ("timing", "entries", "reference", "kernel")
-"""Fields with samples or the winner's library. They go into a debug entry of their own."""
+"""Fields with samples or the winner's library. They are logged in a separate debug entry."""
 SHARED_FIELDS = ("run", "workload", "seq", "time", "index", "config")
-"""Fields that this debug entry repeats from the entry of its event."""
+"""Fields that the separate debug entry repeats from the event's main entry."""
 HIDDEN_FIELDS = ("seq", "mono", "detail")
 """Fields that the log for people leaves out."""
 
@@ -48,7 +48,7 @@ class EventLog(Protocol):
 Log = EventLog | logging.Logger | logging.LoggerAdapter[Any] | Literal[False]
 """A logger of structlog or of `logging`; False for no log."""
 LogEvent = Callable[[Event, State | None, str], None]
-"""A function that logs an event. It also takes the state after the event, and the journal's name or an empty text."""
+"""A function that logs an event. It also takes the state after the event, and the journal's name, or ``""``."""
 
 
 def event_log(log: Log | None) -> LogEvent:
@@ -57,16 +57,16 @@ def event_log(log: Log | None) -> LogEvent:
     An entry has the event's name, and its fields as JSON-compatible data. ``time`` is text (ISO 8601, UTC) and ``mono``
     is in seconds. The event's class gives the units of other fields; its ``message`` is the entry's ``text``. Each
     entry also has ``run`` and ``workload``, and the ``config`` of its candidate. If the candidate was measured, is the
-    best so far, or wins, the entry has its ``latency_ms`` and ``spread``. The samples are in a debug entry of their
-    own, whose name ends with ``_details``.
+    best so far, or wins, the entry has its ``latency_ms`` and ``spread``. The samples are in a separate debug
+    entry, whose name ends with ``_details``.
 
-    Losses and failures are warnings, the steps of single candidates debug, all other events info. `log` decides which
-    entries it shows. A record of `logging` has the fields in its message, and as the dict ``record.atune``.
+    Losses and failures are logged as warnings, single candidates' steps as debug, other events as info. `log` decides
+    which entries it shows. A record of `logging` has the fields in its message, and as the dict ``record.atune``.
 
     `log`: None means the program's structlog, if configured; if that fails, only warn. Raises `UsageError` for anything
     that is not a logger.
     """
-    if unasked := log is None:  # a program that did not import structlog did not configure it
+    if unasked := log is None:  # without importing structlog, a program cannot have configured it
         log = getattr(sys.modules.get("structlog"), "is_configured", bool)() and sys.modules["structlog"].get_logger()
     if log is False:
         return lambda *_: None
@@ -81,7 +81,7 @@ def event_log(log: Log | None) -> LogEvent:
         return lambda *_: None
 
     def enter(event: Event, state: State | None, run: str) -> None:
-        if state is None:  # the event is of an earlier part of the run, which logged it
+        if state is None:  # an earlier part of the run has already logged this event
             return
         name, fields = str(type(event).__struct_config__.tag), _fields(event, state, run)
         brief = {field: value for field, value in fields.items() if field not in LONG_FIELDS}
@@ -102,7 +102,7 @@ def event_log(log: Log | None) -> LogEvent:
 def stream_logger(stream: TextIO | None = None) -> EventLog:
     """Return a logger that writes its entries to `stream` (default: stderr).
 
-    It writes text for people to a terminal, and a JSON object in ASCII per line to anything else. Other loggers of the
+    A terminal gets text for people. Any other stream gets a JSON object in ASCII per line. Other loggers of the
     process stay unchanged.
     """
     import structlog

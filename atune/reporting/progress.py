@@ -1,4 +1,4 @@
-"""Progress of a run on stderr: two lines that are updated in place on a terminal, and a line now and then elsewhere."""
+"""Progress of a run on stderr: two lines updated in place on a terminal, or elsewhere a new line now and then."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Progress:
     """Show a run's progress from the events passed to `on_event`. Use it as a context manager.
 
     `stream`: the stream to write to (default: stderr). `budget`: the run's budget, for totals and for the time left
-    (default: the budget in the run's header). `since`: earlier events are counted but not shown; in seconds since
-    1970. `seldom`: for progress that nobody asked for; show a line after 5 s, then a line a minute, and nothing else.
+    (default: the budget in the run's header). `since`: a time in seconds since 1970; events before
+    it are counted, not shown. `seldom`: nobody asked for progress; show only a line after 5 s, then a line a minute.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         if self._on_terminal:
             if self._rows:
-                self._write("")  # the result follows and has all of this
+                self._write("")  # the result follows and shows all of this
             _ON_SCREEN.release()
         elif self._begun and not self._seldom:
             self._show()
@@ -63,7 +63,7 @@ class Progress:
         self.state.apply(event)
         self._mono = event.mono
         if isinstance(event, RunStarted):
-            self._started_mono = event.mono  # the time before went into imports, not candidates
+            self._started_mono = event.mono  # before this event, the time went into imports
             if self._as_recorded:
                 self._budget = recorded_budget(event)
         if event.time < self._since:
@@ -82,7 +82,7 @@ class Progress:
 
     @property
     def total(self) -> int:
-        """Number of candidates that the budget allows, or that have an outcome if that is more."""
+        """Number of candidates that the budget allows, or of candidates with an outcome if there are more of these."""
         allowed = self._budget.most(self.state.total) or self.state.total
         return min(self.state.total, max(allowed, self.state.settled))
 
@@ -141,9 +141,9 @@ class Progress:
 
 
 INTERVAL_S, SELDOM_S = 5.0, 60.0
-"""Seconds between two lines that do not go to a terminal, if the user asked for progress, and if nobody asked."""
+"""Seconds between two lines outside a terminal: first if the user asked for progress, second if nobody asked."""
 _ON_SCREEN = threading.Lock()
-"""Held by the run that is shown on the terminal. Simultaneous runs show nothing, because their lines would mix."""
+"""The run shown on the terminal holds this lock. Other runs show nothing, because the lines would mix."""
 SHOWN_AT_ONCE = (FinalStarted, FinalOrdered, RunFinished, RunInterrupted)
 _NOT_COMPILED: tuple[Status, ...] = ("duplicate", "pruned")
 """Statuses of candidates that need no library of their own."""

@@ -25,11 +25,11 @@ from atune.reporting.progress import duration
 from atune.reporting.summary import MOST_GROUPS, PRUNED, FailureGroup, failure_groups, headline, summary, summary_text
 
 DETAIL, LINE = 4000, 300
-"""Largest number of characters of a compiler's or a device's output, and of the line on a candidate's failure."""
+"""Limits in characters: of a compiler's or a device's output, and of the line about a candidate's failure."""
 SOURCE = 100_000
 """Largest number of characters of the winner's source on the page."""
 MOST_PAGE_BYTES = 2_000_000
-"""Limit of a page. A larger page drops its slowest candidates, and if that is not enough, shows only the text."""
+"""Limit of a page. A larger page leaves out its slowest candidates. If it is still too large, it has only text."""
 ON_PAGE, IN_TEXT, CHARACTERS = 3000, 300, 200_000
 """Limits: candidates on the page, candidates in the text for readers without scripts, and characters of that text."""
 SPANS = 3000
@@ -38,7 +38,7 @@ PAGE_FIELDS = (
     "index", "status", "latency_ms", "times_winner", "spread", "mark", "registers", "stack_bytes", "smem_bytes",
     "threads", "occupancy_blocks", "fragment_registers", "redundant", "code_bytes", "outcome",
 )  # fmt: skip
-"""Fields of a row that the page has, in addition to the candidate's configuration."""
+"""Fields of a row on the page. The row also has the candidate's configuration."""
 
 
 def report(journal: str | Path) -> str:
@@ -143,7 +143,7 @@ def _failure(group: FailureGroup) -> dict[str, Any]:
 
 
 def _kernel(result: Result) -> list[dict[str, Any]]:
-    """Return the parts with the winner's facts, and with its source or the command that generates it again."""
+    """Return the page's parts on the winner: its facts, and its source or the command that generates the source."""
     best, header = result.best, result.header
     if best is None:
         return []
@@ -213,7 +213,7 @@ def _page(content: Mapping[str, Any], plain: str, *, plots: bool) -> str:
         "@SCRIPT@": "\n".join(map(file_text, ("page.js", *["plots.js"] * plots))) + "\nbegin();",
     }
     template = file_text("report_page.html")
-    return re.sub("|".join(texts), lambda place: texts[place[0]], template)  # in one pass: texts may hold "@DATA@"
+    return re.sub("|".join(texts), lambda place: texts[place[0]], template)  # in one pass, as texts may hold "@DATA@"
 
 
 def _safe(value: Any) -> Any:

@@ -19,7 +19,7 @@ from atune.reporting.summary import failure_groups, no_winner_line, summary
 from atune.reporting.text import Line, plain
 
 COLUMNS = {"problem": None, "latency ms": None, "× default": 2, "× reference": 2, "winner": None}
-"""Columns of the table, with the number of decimals on the page."""
+"""Columns of the table, each with the number of decimals that the page shows."""
 
 
 def row_of(row: TunedProblem) -> tuple[str, float | None, float | None, float | None, str]:

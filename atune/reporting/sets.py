@@ -26,7 +26,7 @@ MAX_REGRET = 0.03
 
 HEADS = ("problem", "before ms", "after ms", "ratio (95 %)", "", "winner")
 LEVEL = 0.975
-"""Confidence of a median's interval. Two intervals hold together at 95 % (Bonferroni)."""
+"""Confidence of a median's interval. With 95 % confidence, two such intervals both hold (Bonferroni)."""
 
 Part = Result | str | os.PathLike[str]
 Results = Part | Iterable["Part | TunedProblem"]
@@ -71,14 +71,14 @@ class RegretMatrix(msgspec.Struct, frozen=True):
     winners: tuple[int, ...]
     """``winners[column]``: the row of the problem's winner."""
     asks: tuple[str, ...] = ()
-    """Arguments of the problem that functions of the space, such as its constraints, take."""
+    """The problem's arguments that the space's functions take: its constraints, for example."""
 
 
 def regret_matrix(results: Results) -> RegretMatrix:
     """Compute the regret matrix of results for different problems of a kernel: results, journals or folders.
 
-    Final timings are compared with final, and first timings with first. A problem without a winner is left out. Raises
-    `UsageError` for several kernels or targets, for a problem that comes twice, and without a winner.
+    Only timings of the same kind, final or first, are compared. A problem without a winner is left out. Raises
+    `UsageError` for several kernels or targets, for a problem that comes twice, and if no problem has a winner.
     """
     known = results_of(results)
     _check_one_kernel(known)
@@ -125,7 +125,7 @@ def _regret(result: Result, best: Record) -> dict[str, float]:
 
 def _check_one_kernel(results: Sequence[Result]) -> None:
     first, *others = headers = [result.header for result in results]
-    for other in others:  # kernels that close over their problem have only the name in common
+    for other in others:  # kernels that close over their problem share only the name
         if first.workload != other.workload and not (first.kernel and first.kernel == other.kernel):
             raise UsageError(f"results of two kernels, {first.workload!r} and {other.workload!r}: give one kernel's")
         if other.target != first.target:
@@ -144,7 +144,7 @@ class Cover(msgspec.Struct, frozen=True):
     configs: tuple[Config, ...]
     """The chosen configurations, in the order of the matrix."""
     serves: tuple[int, ...]
-    """``serves[problem]``: the index in `configs` of the configuration that serves the problem."""
+    """``serves[problem]``: the configuration that serves the problem, as an index into `configs`."""
     regret: tuple[float, ...]
     """``regret[problem]``: the regret of that configuration on the problem."""
 
@@ -157,7 +157,7 @@ class Cover(msgspec.Struct, frozen=True):
 def cover(matrix: RegretMatrix, max_regret: float = MAX_REGRET) -> Cover:
     """Choose a few configurations that serve all problems of `matrix` within `max_regret`.
 
-    The choice is greedy, so it need not be the smallest. Each step takes the configuration that leaves the fewest
+    The choice is greedy, so a smaller cover may exist. Each step takes the configuration that leaves the fewest
     problems unserved; ties go to the least total regret, then the smallest key. Raises `UsageError` for a limit below
     0.
     """
@@ -176,7 +176,7 @@ def cover(matrix: RegretMatrix, max_regret: float = MAX_REGRET) -> Cover:
 
 
 def _with(now: Sequence[float], row: Sequence[float | None], limit: float) -> list[float]:
-    """Return the regrets `now` by problem, lowered by a configuration's `row` if its regret is within `limit`."""
+    """Return each problem's regret: `now`, or less if a configuration's `row` has a lower regret within `limit`."""
     return [old if r is None or r > limit else min(old, r) for old, r in zip(now, row, strict=True)]
 
 
@@ -187,7 +187,7 @@ def _cost(regret: Sequence[float]) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class NearestRule:
-    """A rule that picks the winner of the nearest tuned problem, by the sum of the log2 ratios of the sizes.
+    """A rule that picks the winner of the nearest tuned problem. Distance is the sum of the sizes' log2 ratios.
 
     If several configurations are tied on that problem, it picks the configuration that serves the most problems.
     """
@@ -201,23 +201,23 @@ class NearestRule:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Arguments that the workload has for every problem, so `pick` does not need them."""
     asks: tuple[str, ...] = ()
-    """Sizes that functions of the space take. If there are any, `pick` asks the space."""
+    """Sizes that the space's functions take. If there are any, `pick` asks the space for its configurations."""
     space: Space | None = field(default=None, repr=False)
     """The space that `pick` asks."""
     regret: float | None = None
-    """Mean regret on problems that were left out in turn; None if no problem could be left out."""
+    """Mean regret on the problems that were left out, one at a time; None if no problem could be left out."""
     worst_regret: float | None = None
-    """Largest regret on these problems."""
+    """Largest regret on the left-out problems."""
     tested: int = 0
-    """Number of these problems."""
+    """Number of left-out problems."""
     unmeasured: int = 0
     """Number of left-out problems on which the picked configuration was not measured, or failed."""
 
     def pick(self, arguments: Mapping[str, Any]) -> int | None:
-        """Return the index in `configs` for a problem; None if no tuned problem has the same other arguments.
+        """Return the index in `configs` for a problem; None if all tuned problems differ in other arguments.
 
         If the space's functions take sizes, only configurations that the space has for the problem are picked. Raises
-        `UsageError` if a size is missing, or if that space is unknown and the problem was not tuned.
+        `UsageError` if a size is missing, or if the space is unknown and the problem was not tuned.
         """
         given, arguments = describe_config(dict(arguments)) or "no arguments", {**self.fixed, **arguments}
         if lacks := [name for name in self.sizes if name not in arguments]:
@@ -232,7 +232,7 @@ class NearestRule:
         return near[0][1] if near else None
 
     def _nearest_first(self, arguments: Mapping[str, Any]) -> list[tuple[dict[str, Any], int]]:
-        """Return the tuned problems with the same other arguments, the nearest first."""
+        """Return the tuned problems that equal `arguments` except in sizes, the nearest first."""
         if not all(is_size(arguments[name]) for name in self.sizes):
             return []
         key = _others(arguments, self.sizes)
@@ -245,7 +245,7 @@ def _others(arguments: Mapping[str, Any], sizes: Sequence[str]) -> str:
 
 
 def _standing_for(matrix: RegretMatrix, column: int) -> int:
-    """Return the row for a problem's winner: among the tied rows, the row that serves the most problems."""
+    """Return the row for a problem: of the rows tied with its winner, the row that serves the most problems."""
     tied = [row for row, regret in enumerate(matrix.regret) if regret[column] == 0.0 or row == matrix.winners[column]]
     nobody = [math.inf] * len(matrix.problems)
     costs = {row: _cost(_with(nobody, matrix.regret[row], MAX_REGRET)) for row in tied}
@@ -290,7 +290,7 @@ def dispatch_rule(matrix: RegretMatrix, space: Space | None = None) -> NearestRu
 class ComparedProblem(msgspec.Struct, frozen=True):
     """A problem in both sets. `kernel`: its name. `problem`: the arguments. `before`, `after`: the winners.
 
-    `before_ms`, `after_ms`: their latencies, in ms. None without a winner.
+    `before_ms`, `after_ms`: the winners' latencies, in ms; None without a winner.
     """
 
     kernel: str
@@ -300,9 +300,9 @@ class ComparedProblem(msgspec.Struct, frozen=True):
     before_ms: float | None
     after_ms: float | None
     ratio: Ratio | None
-    """The later latency over the earlier, with its interval: (low, ratio, high). Above 1 is slower. None if unknown."""
+    """Later over earlier latency with interval: (low, ratio, high). Above 1, the later is slower. None: unknown."""
     slower: bool
-    """Whether the whole interval is above the limit, or the later set has no winner any more."""
+    """Whether the whole interval is above the limit, or only the earlier set has a winner."""
     same_bits: bool | None = None
     """Whether both winners' outputs have the same bits; None if unknown."""
 

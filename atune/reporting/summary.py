@@ -31,7 +31,7 @@ KEYS = (
 
 
 def summary(result: Result) -> dict[str, Any]:
-    """Return the object that ``--json`` prints."""
+    """Return the object that ``--json`` prints for a result."""
     fields = {name: msgspec.to_builtins(getattr(result, name)) for name in KEYS}
     return {**fields, "failures": failures_data(result.records)}
 
@@ -44,7 +44,7 @@ def summary_text(result: Result) -> str:
 def result_lines(result: Result) -> list[Line]:
     """Return the lines for a screen: the answer, the counts, the problems, the details and the next command.
 
-    No line repeats another, and a fact that is unknown or absent has no line.
+    No line repeats another line, and an unknown or absent fact has no line.
     """
     groups = failure_groups(result.records)
     attention = attention_lines(result, groups)
@@ -95,7 +95,7 @@ def detail_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
 
 
 def bits_line(result: Result) -> str:
-    """Return a line on the bits of the outputs; empty if they are all the same and the user did not ask."""
+    """Say how the outputs' bits differ. Return an empty text if all are the same and the user did not ask."""
     bits = result.same_bits
     if bits.winner is None or not (bits.asked or bits.classes > 1 or bits.varying):
         return ""
@@ -140,7 +140,7 @@ def next_lines(result: Result) -> list[Line]:
     journal = shlex.quote(printable(result.journal))
     lines = [Line(f"journal    {printable(result.journal)}", "dim")]
     if not result.finished:
-        workload = "" if result.header.origin else " --workload FILE.py:NAME"  # it was defined in a notebook
+        workload = "" if result.header.origin else " --workload FILE.py:NAME"  # a notebook defined the workload
         lines.append(Line(f"next       atune resume {journal}{workload}"))
     elif result.best is not None:
         lines.append(Line(f"next       atune report {journal}"))
@@ -164,13 +164,13 @@ DETAIL_LINES = 3
 _NUMBER = re.compile(r"(?<![\w.])\d[\w.]*(?:(?<=e)-\d+)?")
 """A number in a message. Candidates whose messages differ only in numbers failed for the same reason."""
 _STACK = re.compile(r"^Traceback \(most recent call last\):\n(?: .*\n)*|^Fatal Python error: (?:.*\n?)*", re.MULTILINE)
-"""A traceback, up to its exception, or everything that Python writes when a signal ends it."""
+"""A traceback up to its exception, or all the text that Python writes when a signal ends the process."""
 
 
 class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Candidates that failed, or were pruned, for the same reason. `kind`: a failure kind, or ``pruned``.
 
-    `first`: the first of them, and `message` its message. `varied`: whether the numbers in their messages differ.
+    `first`: the first candidate, and `message` its message. `varied`: whether numbers in the messages differ.
     """
 
     kind: str
@@ -230,7 +230,7 @@ def failures_data(records: Iterable[Record]) -> list[dict[str, Any]]:
 
 
 def first_failure_lines(result: Result, groups: Sequence[FailureGroup]) -> list[str]:
-    """Explain the first of `groups` by an example, its place in the code, and the command that shows its output."""
+    """Explain the first of `groups`: an example, where it failed, and the command that shows the example's output."""
     if not groups or groups[0].kind == PRUNED:
         return []
     group, lines = groups[0], example_lines(groups)
@@ -249,7 +249,7 @@ def example_lines(groups: Sequence[FailureGroup]) -> list[str]:
 
 
 def _for_cuda(result: Result, group: FailureGroup) -> list[str]:
-    """Return advice on a kernel that seems to be written for CUDA, because none of its candidates lower for the CPU."""
+    """Return advice if no candidate lowers for the CPU, because the kernel is then probably written for CUDA."""
     header, tried = result.header, {record.kind for record in result.records if record.status != "remaining"}
     no_function = group.message.startswith("TypeError")  # for example, the kernel returned no PrimFunc
     if header.target != Target("c") or tried != {"lower"} or group.where is not None or no_function:
@@ -282,7 +282,7 @@ def _all_mismatch(result: Result) -> list[str]:
 
 
 def evidence_lines(message: str, detail: str) -> list[str]:
-    """Return the line of the user's code that raised, or else the end of `detail` without stacks and `message`."""
+    """Return the user's line that raised, or else the end of `detail`, leaving out stacks and the `message`."""
     where, lines = place_in(detail), [line.rstrip() for line in _STACK.sub("", detail).splitlines() if line.strip(" |")]
     last = [line for line in lines if message not in line and line.strip() not in message][-DETAIL_LINES:]
     return [printable(line)[:300] for line in (last if where is None else where.lines())]
@@ -314,16 +314,16 @@ def layouts_line(result: Result) -> str:
 
 
 NAMED_TIES = 5
-"""Largest number of ties that are named by their index."""
+"""Largest number of tied candidates that a line names by index."""
 BY_FAR = 1.2
-"""The compiler's own layouts get a line if the winner is at least this many times faster than all of them."""
+"""A line names the compiler's own layouts if the winner is at least this many times faster than all of them."""
 
 
 class Headline(msgspec.Struct, frozen=True):
     """The first lines of a result, on a screen and on its page."""
 
     lines: list[str]
-    """The winner, its latency and how it compares; or the reason that there is no winner."""
+    """The winner, its latency and comparisons with it, or the reason that there is no winner."""
     winner: str = ""
     """The winner's configuration; empty without a winner."""
     figures: list[tuple[str, str]] = []
@@ -350,7 +350,7 @@ def headline(result: Result) -> Headline:
         figures.insert(0, _figure(by_default, "the default configuration", result.default_ms))
     if by_reference is not None:
         figures.append(_figure(by_reference, "the reference", result.reference_ms))
-    faster = not result.default_wins and (result.default_ratio or 0.0) >= 1.0  # the figures then say it
+    faster = not result.default_wins and (result.default_ratio or 0.0) >= 1.0  # the figures show the ratio
     notes = ["" if faster else against, ties_line(result), layouts_line(result)]
     notes += [f"the winner's outputs were not checked: {why}" if (why := why_unchecked(result)) else ""]
     return Headline(lines, winner, figures, [_sentence(note) for note in notes if note])
@@ -369,7 +369,7 @@ def _figure(ratio: Ratio, than: str, latency_ms: float | None) -> tuple[str, str
 
 
 def no_winner_line(result: Result) -> str:
-    """Return the reason that a result has no winner. An unfinished run, or a run that tried nothing, did not fail."""
+    """Return the reason that a result has no winner. If a run is unfinished or tried nothing, this is no failure."""
     if not result.finished:
         return "no candidate has been measured"
     return printable(result.about_default) or why_none(result)
@@ -384,7 +384,7 @@ def why_none(result: Result) -> str:
 
 
 def latency_line(result: Result) -> str:
-    """Return the winner's latency, compared with the reference's if that is known."""
+    """Return the winner's latency, compared with the reference's latency if this is known."""
     parts = [f"{result.latency_ms:.4g} ms" + ("" if result.final else " by first timing")]
     ratio = _over(result.speedup_over_reference, result.reference_ratio)
     if result.reference_ms is not None and ratio is not None:
@@ -420,7 +420,7 @@ def default_line(result: Result) -> str:
 
 
 def ties_line(result: Result) -> str:
-    """Name the candidates that are tied with the winner statistically, and the rule that chose; empty without ties."""
+    """Name the candidates statistically tied with the winner, and the rule that chose it. Empty without ties."""
     if not (ties := result.ties):
         return ""
     named = [str(index) for index in sorted(ties[:NAMED_TIES])]
@@ -433,7 +433,7 @@ def ties_line(result: Result) -> str:
 
 
 def _over(final: Ratio | None, first: float | None) -> Ratio | None:
-    """Return the `final` ratio with its interval, or else the ratio of `first` timings, whose interval is empty."""
+    """Return the `final` ratio with its interval, or else `first`, the ratio of first timings, without an interval."""
     return final or (None if first is None else (first, first, first))
 
 
@@ -448,7 +448,7 @@ def comparison(ratio: Ratio, than: str) -> str:
 
 
 def why_unchecked(result: Result) -> str:
-    """Return the reason that no output was checked; empty if some were, nothing was measured, or it is unknown."""
+    """Return why no output was checked; empty if an output was checked, nothing was measured, or why is unknown."""
     if not result.measurements or any(measurement.checked for measurement in result.measurements):
         return ""
     asked = result.header.settings.get("benchmark", {}).get("check")

@@ -1,4 +1,4 @@
-"""Lines of text for a terminal: wrapped between words to its width, and coloured if it has colours."""
+"""Lines of text for a terminal: wrapped between words to the terminal's width, and coloured if it has colours."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LABEL = re.compile(r"[a-z][a-z ]{9} (?=\S)")
 COMMANDS = "tune|runs|cache|resume|replay|watch|report|export|merge|compare|bundle|show|explain|pick|doctor"
 _WHOLE = re.compile(rf"(?<!\S)atune (?:{COMMANDS})\b.*|\d (?:s|ms|%|min|times)\b")
 NARROW_COLUMNS = 60
-"""A terminal with fewer columns indents wrapped values by less than a label's width."""
+"""On a terminal with fewer columns, wrapped values are indented by less than a label's width."""
 
 
 class Line(NamedTuple):
@@ -42,7 +42,7 @@ class Output:
         return False
 
     def write(self, text: str) -> None:
-        with suppress(Exception):  # the stream is closed, or its reader left
+        with suppress(Exception):  # the stream is closed, or nobody reads it any more
             self.stream.write(text)
             self.stream.flush()
 
@@ -51,7 +51,7 @@ class Output:
 
 
 def shown(text: str) -> str:
-    """Return `text` for a screen, with control characters as escapes, except line feeds and tabs.
+    """Return `text` for a screen, with escapes for control characters other than line feeds and tabs.
 
     All output passes here, because control characters in a stranger's message or file name would command the terminal.
     """

@@ -31,12 +31,12 @@ T = TypeVar("T", bound=ast.AST)
 PARSE_TRIES = 5
 """CPython 3.11 may raise `SystemError` for correct source while another thread parses (its issue 106905)."""
 _SILENT = frozenset({"kind", "type_comment", "type_ignores", "str"})
-"""Fields of the syntax tree that only record spelling: a string's prefix, type comments, a template's text."""
+"""Fields of the syntax tree that record only the spelling: a string's prefix, type comments, a template's text."""
 _NO_TREE = (SyntaxError, ValueError, RecursionError, MemoryError)
 ALONE = "atune_workload_"
 """Prefix of the module names under which workers run a file that is in no package."""
 BY_NAME_ALONE = frozenset({"atune", "tilelang", "torch", "tvm", "tvm_ffi"})
-"""Packages whose functions count by name only: their versions are recorded, and their sources use much other code."""
+"""Packages whose functions count by name only: atune records their versions, and their sources use much other code."""
 
 
 def fingerprint(workload: Workload, *, problem: bool = True) -> str:
@@ -46,7 +46,7 @@ def fingerprint(workload: Workload, *, problem: bool = True) -> str:
     with a separate key for the problem.
     """
     digest = hashlib.sha256()
-    # Constraints do not count: the space has its own fingerprint, and may grow while the kernel stays the same.
+    # Constraints do not count, because the space has its own fingerprint, and may grow while the kernel stays the same.
     for label, function in parts_of(workload)[: -len(workload.space.where) or None]:
         digest.update(f"\0{label}\0".encode())
         digest.update(identity(function))
@@ -72,7 +72,7 @@ def kernel_fingerprint(kernel: Any, *, without_defaults: Collection[str] = ()) -
 
 
 def identity(part: Any, depth: int = 0, without_defaults: Collection[str] = ()) -> bytes:
-    """Return the bytes that stand for a function or data in a fingerprint, equal in the program and its workers."""
+    """Return the bytes for a function or data in a fingerprint. The program and its workers get the same bytes."""
     if callable(own := getattr(type(part), "cache_identity", None)):
         return bytes(own(part))
     if is_autotuned(part):
@@ -104,7 +104,7 @@ def identity(part: Any, depth: int = 0, without_defaults: Collection[str] = ()) 
 
 
 def _taken(values: Iterable[Any], names: Collection[str], seen: list[ModuleType]) -> Iterator[Any]:
-    """Yield `values`, but replace each module of the user by its variables in `names`, which code may use."""
+    """Yield `values`, with each module of the user replaced by those of its variables that `names` contains."""
     for value in values:
         if not isinstance(value, ModuleType):
             yield value
@@ -183,7 +183,7 @@ def _named(kind: type) -> str:
 
 
 def _content(part: Any) -> list[Any]:
-    """Return an object's parts as pickle sends them, without fields that begin with ``_``, which are caches."""
+    """Return an object's parts as pickle sends them, without its caches, the fields that begin with ``_``."""
     reduced: Any = None, (), getattr(part, "__dict__", None)
     if type(part).__module__.partition(".")[0] not in BY_NAME_ALONE:
         reduce: Any = copyreg.dispatch_table.get(type(part), lambda value: value.__reduce_ex__(4))
@@ -198,21 +198,21 @@ def _content(part: Any) -> list[Any]:
 
 
 def _class_identity(kind: type, depth: int = 0) -> bytes:
-    """Return a text that identifies a class: its source, public values and bases, or its name if a library has it."""
+    """Return a text that identifies a class: a library's class by name, others by source, public values and bases."""
     text = _named(kind)
     if _is_library(kind.__module__):
         return text.encode()
-    with suppress(OSError, TypeError, KeyError):  # tvm raises KeyError for a module that is gone
+    with suppress(OSError, TypeError, KeyError):  # tvm raises KeyError if the class's module is gone
         text = f"{text}\n{normalised(inspect.getsource(kind))}"
     values = [v for n, v in vars(kind).items() if depth < 4 and n[:1] != "_" and not hasattr(type(v), "__get__")]
     return b"\0".join([text.encode(), *(identity(v, depth + 1) for v in (*values, *kind.__bases__))])
 
 
 def lambda_body(code: CodeType) -> str:
-    """Return the body of a lambda as it stands in its file. Raises `OSError` if there is no source."""
+    """Return the text of a lambda's body in its file. Raises `OSError` if there is no source."""
     positions = [p for p in code.co_positions() if None not in p and p[2] != p[3]]
     lines = [line.encode() for line in linecache.getlines(code.co_filename)]
-    if not positions or not lines or code.co_filename == "<string>":  # Python 3.13 keeps the text of `python -c` there
+    if not positions or not lines or code.co_filename == "<string>":  # Python 3.13 has lines for `python -c`
         raise OSError("no source")
     start = min((p[0] or 0, p[2] or 0) for p in positions)
     end = max((p[1] or 0, p[3] or 0) for p in positions)
@@ -258,7 +258,7 @@ def _filled(cell: Any) -> bool:
 def function_of(kernel: Any) -> Any:
     """Return the Python function inside `@tilelang.jit`'s wrapper, or `kernel` itself."""
     inner = getattr(kernel, "func", None)
-    own = getattr(kernel, "orig_func", None)  # a PrimFunc or a macro has it
+    own = getattr(kernel, "orig_func", None)  # a PrimFunc or a macro has `orig_func`
     if inspect.isfunction(own) or isinstance(kernel, functools.partial):
         return own or kernel
     return getattr(inner, "orig_func", None) or (inner if inspect.isfunction(inner) else kernel)
@@ -278,7 +278,7 @@ def launch_hints(kernel: Any) -> frozenset[str]:
 
 
 def is_compiled(kernel: Any) -> bool:
-    """Tell whether `kernel` is a compiled `tilelang.JITKernel` and not the function that makes it."""
+    """Tell whether `kernel` is a compiled `tilelang.JITKernel`, as opposed to the function that makes it."""
     return hasattr(type(kernel), "prim_func") and hasattr(type(kernel), "adapter")
 
 
@@ -305,8 +305,8 @@ def global_names(code: CodeType) -> Iterator[str]:
 def annotation_names(function: Any) -> list[str]:
     """Return the global names in the annotations of `function` and of its inner functions, from their source.
 
-    No code object has the names in quoted annotations, or under ``from __future__ import annotations``, but tilelang
-    evaluates them. Names that are local to `function` do not count, even if a script has a variable of that name.
+    tilelang evaluates quoted annotations, and all annotations under ``from __future__ import annotations``, although no
+    code object has their names. Names local to `function` do not count, even if a script has a variable of that name.
     """
     try:
         tree = parse_module(textwrap.dedent(inspect.getsource(function)))
@@ -364,7 +364,7 @@ def parsed(text: str) -> ast.Module:
 
 
 def tunes(decorator: ast.expr) -> bool:
-    """Tell by its name whether a decorator tunes, be it atune's or another tuner's."""
+    """Tell by its name whether a decorator tunes. It may be atune's or another tuner's."""
     called = decorator.func if isinstance(decorator, ast.Call) else decorator
     return ast.unparse(called).rpartition(".")[2] == "autotune"
 
@@ -418,7 +418,7 @@ def _tried(parse: Callable[[], T]) -> T:
 
 
 def show(texts: Mapping[str, str]) -> None:
-    """Show `texts` as the named files' contents in tracebacks, and to inspect, by which tilelang reads kernels."""
+    """Make tracebacks and inspect, with which tilelang reads kernels, use `texts` as the named files' contents."""
     for name, text in texts.items():
         # An mtime of None marks an entry without a file, which checkcache() keeps.
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)

@@ -1,4 +1,4 @@
-"""Pickle values for workers, with large tensors and arrays outside the stream, and explain failures to pickle.
+"""Pickle values for workers, with large tensors and arrays outside the stream, and explain why pickling fails.
 
 `pack` returns a short stream and views of the large buffers. `write` puts both into a file, and may run in a thread.
 `unpack` maps that file, so that processes share its pages until they write to them.
@@ -33,7 +33,7 @@ LARGE_BYTES = 1 << 20
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """A pickled value: the stream and its large buffers, in memory or in the file `path`.
+    """A pickled value: the stream and its large buffers. They are in memory, or in the file `path`.
 
     `spans`: offset and size in the file, in bytes, of the stream and of each buffer.
     """
@@ -53,7 +53,7 @@ def pack(value: Any, *, annotations: bool = True) -> Packed:
     """Pickle `value` with its functions and classes. Pickling may raise any exception.
 
     Large tensors and arrays are not copied but referenced, so their contents at the time of writing count.
-    `annotations`: functions bring the globals of their annotations, too.
+    `annotations`: whether the globals that a function's annotations name are pickled with the function.
     """
     buffers: list[Any] = []
 
@@ -98,7 +98,7 @@ def _packer_class() -> Any:
 
 
 def _code(code: CodeType) -> tuple[Any, ...]:
-    """Reduce `code` like cloudpickle, but with the name of its file, which cloudpickle leaves out since 3.1.3."""
+    """Reduce `code` like cloudpickle, but keep the name of its file. cloudpickle leaves it out since 3.1.3."""
     import cloudpickle
 
     make, parts = cloudpickle.Pickler.dispatch_table[CodeType](code)
@@ -133,7 +133,7 @@ def _fill_annotated(function: Any, filled: tuple[Callable[..., None], Any, dict[
 
 
 def _lru_cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
-    """Return a function under `functools.lru_cache`, which pickle itself sends only by name."""
+    """Put a function under `functools.lru_cache`. pickle itself sends such a function only by name."""
     return functools.lru_cache(**parameters)(function)
 
 
@@ -205,7 +205,7 @@ def _fill(obj: Any, fields: dict[str, Any]) -> None:
 
 
 def unpack(packed: Packed) -> Any:
-    """Return the packed value. It is writable like the original, and no other process sees its changes."""
+    """Return the packed value. It can be changed like the original, and no other process sees the changes."""
     if packed.path:
         with open(packed.path, "rb") as file:
             whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
@@ -227,7 +227,7 @@ def write(packed: Packed, path: str) -> Packed:
 
 
 class LazyCallback:
-    """A callback that a worker unpickles at its first call. `func` is the original, in the caller's process only.
+    """A callback that a worker unpickles at its first call. `func` is the original, but only in the caller's process.
 
     Every worker gets the whole workload, but only device workers call parts such as the reference. A CUDA tensor in a
     callback's closure must not create a CUDA context in every compile worker.
@@ -273,7 +273,7 @@ def _unopened(signature: inspect.Signature, name: str, identity: bytes, stream: 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(function)
-    except (TypeError, ValueError):  # some builtins have none
+    except (TypeError, ValueError):  # some builtins have no signature
         return inspect.Signature([inspect.Parameter("values", inspect.Parameter.VAR_POSITIONAL)])
 
 

@@ -1,4 +1,4 @@
-"""Send a workload to the workers: as file and name, or as pickled functions with their source text.
+"""Send a workload to the workers: as a file and a name, or as pickled functions with their source text.
 
 The source text must come along, because tilelang reads the source of every kernel, even of a kernel in a notebook.
 """
@@ -38,7 +38,7 @@ class FileRef(msgspec.Struct, frozen=True, tag="file"):
 
     path: str
     name: str
-    """The workload's name; empty for the file's only workload, or its WORKLOAD."""
+    """The workload's name. If it is empty, the file's only workload or its WORKLOAD is meant."""
     typed: str = ""
     """The command and the file as the user typed them, for messages."""
     arguments: dict[str, Any] = {}
@@ -56,20 +56,20 @@ class PickleRef(msgspec.Struct, frozen=True, tag="pickle"):
 
     packed: Packed
     sources: dict[str, str]
-    """Texts of the files whose parts are sent by value. The keys are the file names in code objects."""
+    """Texts of the files whose functions and classes are sent by value, by the file names in code objects."""
     sys_path: tuple[str, ...]
     torch: dict[str, Any] = {}
     script: str = ""
-    """The program's own file, to which parts that are sent by value belong."""
+    """The program's own file. Functions and classes that are sent by value belong to it."""
     loaded_as: str = ""
-    """The program's own fingerprint of the workload, if a worker's must equal it; else empty."""
+    """The program's fingerprint of the workload, if a worker must compute the same fingerprint; else empty."""
 
 
 WorkloadRef = FileRef | PickleRef
 
 
 def parse_file_ref(text: str, command: str = "") -> FileRef:
-    """Parse ``FILE.py:NAME`` or ``package.module:NAME``, or either without a name for a file's only workload.
+    """Parse ``FILE.py:NAME`` or ``package.module:NAME``. Without ``:NAME``, the file's only workload is meant.
 
     Raises `WorkloadError` for a missing file. `command`: the command that gets the text, for the message about a file
     with several workloads.
@@ -141,7 +141,7 @@ def _by_value(functions: Iterable[Any]) -> Generator[None, None, None]:
 
 
 def ship(workload: Workload) -> PickleRef:
-    """Pack `workload` for the workers. Raises `WorkloadError`, which names the culprit, if pickling fails.
+    """Pack `workload` for the workers. If pickling fails, raises `WorkloadError`, which names the culprit.
 
     Large tensors, arrays and byte strings are referenced, so their contents at the time of sending count.
     """
@@ -216,7 +216,7 @@ def chosen(ref: FileRef) -> FileRef:
 
 
 PREFERRED = "WORKLOAD"
-"""Name of the workload to take from a file with several, if the user names none."""
+"""Name of the workload to take from a file with several workloads, if the user gives no name."""
 
 
 def _workloads_of(module: ModuleType) -> list[str]:
@@ -233,7 +233,7 @@ def _comes_by_name(part: Any) -> bool:
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     if module is None or not isinstance(function, FunctionType) or not _importable(module):
         return False
-    with suppress(AttributeError):  # the module has the function itself, and not a decorator's replacement
+    with suppress(AttributeError):  # whether the module has the function itself, not a decorator's replacement
         if attrgetter(function.__qualname__)(module) is function:
             return True
     return getattr(module, function.__name__, None) is part
@@ -267,7 +267,7 @@ class _Kept(io.StringIO):
 
 
 def _run_file(path: str) -> ModuleType:
-    """Run a file as a module of its package, or alone if it is in none. Raises `WorkloadError`."""
+    """Run a file as a module of its package, or alone if it is in no package. Raises `WorkloadError`."""
     name = f"{ALONE}{hashlib.sha256(path.encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -299,7 +299,7 @@ def _run_member(path: str, package: str, alone: str) -> ModuleType:
     """Run a file as a module of `package`, under its full name, or without a package under the name `alone`."""
     name, stem = alone, Path(path).stem
     places = getattr(importlib.import_module(package), "__path__", ()) if package else ()
-    if os.path.realpath(os.path.dirname(path)) in map(os.path.realpath, places):  # and not another package of that name
+    if os.path.realpath(os.path.dirname(path)) in map(os.path.realpath, places):  # it is no other package of that name
         name = package if stem == "__init__" else f"{package}.{stem if stem.isidentifier() else alone}"
         if name in sys.modules:
             return sys.modules[name]

@@ -49,14 +49,14 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def is_users(file: str) -> bool:
-    """Tell whether a traceback's `file` is the user's: not of a library, of Python or of atune."""
+    """Tell whether a traceback's `file` is the user's, not a file of a library, of Python or of atune."""
     return (file.endswith(".py") or file.startswith("<")) and FOREIGN_PATHS.search(file) is None
 
 
 def place_in(text: str) -> Place | None:
     """Return the innermost place of the user's own code in a traceback's `text`, or None.
 
-    Without a traceback, the stack counts that Python writes when a signal kills it.
+    If there is no traceback, search the stack that Python writes when a signal kills it.
     """
     lines = text.splitlines()
     frames = [_FRAME.match(line) for line in lines]
@@ -74,7 +74,7 @@ def place_in(text: str) -> Place | None:
 
 
 def _innermost(files: Sequence[str | None]) -> int | None:
-    """Return the index of the user's innermost file in `files`, which begin with the outermost; None without one.
+    """Return the index of the user's innermost file in `files`, the outermost first. None if no file is the user's.
 
     Text that Python evaluates, such as an annotation, counts only if no other file is the user's.
     """
@@ -88,7 +88,7 @@ def place_of(error: BaseException) -> Place | None:
 
 
 def _place_of(error: BaseException) -> tuple[Place | None, str]:
-    """Return the innermost place of the user's own code, and its text in Python's traceback."""
+    """Return the innermost place of the user's own code, and the place's text in Python's traceback."""
     steps, step = list[TracebackType](), error.__traceback__
     while step is not None:
         steps.append(step)
@@ -117,7 +117,7 @@ def _line(step: TracebackType) -> int:
     """Return the line of a traceback's step in a function that tilelang has rewritten.
 
     tilelang gives line 1 to calls in the head of a loop, and the function's first line to code that it adds around a
-    statement. The right line is then that of the code before it.
+    statement. The right line is then the line of the code before the call or the added code.
     """
     code, line = step.tb_frame.f_code, step.tb_lineno
     before = [number for number, *_ in itertools.islice(code.co_positions(), step.tb_lasti // 2)]

@@ -1,4 +1,4 @@
-"""Settings of torch that change results. Workers copy the program's, so that references compute the same."""
+"""Settings of torch that change results. Workers copy the program's settings, so that references compute the same."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ TORCH_DEFAULTS: dict[str, tuple[Any, ...]] = {
     "deterministic_debug_mode": (0,),
     "backends.cudnn.allow_tf32": (True, "backends.cudnn.conv.fp32_precision"),
 }
-"""Each setting with torch's default and the flags that it stands for. After a program has set one of these flags,
-torch refuses to report the whole setting, so the flags are read instead."""
+"""Each setting with torch's default, and with the flags that the setting stands for. After a program has set one of
+these flags, torch refuses to report the whole setting, so atune reads the flags instead."""
 
 
 def torch_state() -> dict[str, Any]:
@@ -38,6 +38,6 @@ def take_state(state: dict[str, Any]) -> None:
     """Apply the settings in `state` to torch, which must have its defaults."""
     for name in (name for whole, (_, *flags) in TORCH_DEFAULTS.items() for name in (whole, *flags) if name in state):
         torch, (holder, _, flag) = importlib.import_module("torch"), name.rpartition(".")
-        with suppress(Exception):  # torch is older, or a stranger's journal is wrong: the run's description shows it
+        with suppress(Exception):  # torch is older, or a stranger's journal is wrong, which the description shows
             take = partial(setattr, attrgetter(holder)(torch), flag) if holder else getattr(torch, f"set_{name}")
             take(getattr(torch, state[name]) if name == "default_dtype" else state[name])

@@ -55,9 +55,9 @@ from atune.workload.torch_state import torch_state
 from atune.workload.workload_options import WorkloadOptions, amount
 
 ENOUGH_LOOKS, ENOUGH_FOUND = 500_000, 1_000
-"""Drawing ends after the first number of points if at least the second number of them are candidates."""
+"""Drawing ends after (first number) points if at least (second number) of these points are candidates."""
 MOST_LOOKS = 5_000_000
-"""Drawing ends after this many points, however few of them are candidates."""
+"""Drawing ends after this many points, even if few of them are candidates."""
 
 
 @documents(WorkloadOptions)
@@ -93,7 +93,7 @@ class Workload:
         problem = given["arguments"] or {}
         self.supply: str | None = given["supply"]
         self.amounts: dict[str, Any] = {name: given[name] for name in ("flops", "bytes")}
-        """`flops` and `bytes` as they were given: numbers, or functions of the arguments."""
+        """`flops` and `bytes` as the caller gave them: numbers, or functions of the arguments."""
         self.flops, self.bytes = (amount(name, each, problem) for name, each in self.amounts.items())
         checked("Workload", {"flops": self.flops, "bytes": self.bytes}, WorkloadOptions, WorkloadError)
         self.kernel = kernel
@@ -103,7 +103,7 @@ class Workload:
         self.name: str = given["name"] or str(getattr(function_of(kernel), "__name__", "kernel"))
         self.arguments = self._plain(problem)
         self.kernel_arguments = {str(name): as_written(value) for name, value in problem.items()}
-        """The arguments as they were written, for the kernel. `arguments` has them as plain data."""
+        """The arguments as the user wrote them, for the kernel. `arguments` has the same values as plain data."""
         self.key: Any = None
         """Key of the result in the cache, as data. If it is None, the problem is the key."""
         self.inputs, self.reference = given["inputs"], given["reference"]
@@ -111,7 +111,7 @@ class Workload:
         self.out_idx = outputs_named(kernel, given["out_idx"])
         """Positions of the outputs, from the caller or from `@tilelang.jit`; None if neither gives them."""
         self.kernels_out_idx = given["out_idx"] is None
-        """Whether `out_idx` is the kernel's own. After a call, tilelang counts it from the front."""
+        """Whether `out_idx` is the kernel's own. After a call, tilelang counts these positions from the front."""
         self.like_tilelang = False
         """Whether to call the user's functions as tilelang's tuner does, and let only listed configurations win."""
         self.restore, self.zero = tuple(given["restore"] or ()), tuple(given["zero"] or ())
@@ -129,7 +129,7 @@ class Workload:
 
     @contextmanager
     def placed(self) -> Generator[None, None, None]:
-        """Add the user's line that made the workload to errors raised inside, unless they name another line."""
+        """Add the user's line that made the workload to each error raised inside, unless the error names another."""
         try:
             yield
         except (SpaceError, WorkloadError) as error:
@@ -139,7 +139,7 @@ class Workload:
     def at(self, arguments: Mapping[str, Any]) -> Workload:
         """Return this workload for another problem, in which `arguments` replace its own arguments of the same names.
 
-        `flops` and `bytes` that were given as numbers are unknown there. Raises `WorkloadError` for an argument that
+        `flops` and `bytes` are unknown there if they were numbers. Raises `WorkloadError` for an argument that
         the kernel does not take, and `SpaceError` for a value that is not plain data.
         """
         changed = {**self.arguments, **self._plain(arguments)}
@@ -156,7 +156,7 @@ class Workload:
         return other
 
     def origin(self) -> str:
-        """Return ``FILE.py:NAME`` of the variable with this workload. In a script, a line must begin with NAME."""
+        """Return ``FILE.py:NAME``, where NAME is this workload's variable. In a script, a line must begin with NAME."""
         own, places = self._first or self, [""]
         for module in [*sys.modules.values()]:
             names = vars(module).copy() if isinstance(module, ModuleType) else {}
@@ -167,7 +167,7 @@ class Workload:
         return max(places, key=lambda place: f'"{place.rpartition(":")[0]}"' in self._made_at)
 
     def as_written(self, config: Mapping[str, Any]) -> Config:
-        """Return a configuration of plain values as the user wrote it, which is how the kernel gets it.
+        """Return a configuration of plain values in the values that the user wrote, because the kernel gets those.
 
         For a computed space, the first call for each problem calls the user's functions. Raises `SpaceError`.
         """
@@ -175,7 +175,7 @@ class Workload:
         return with_tuples(config) if written is None else written
 
     def admits(self, config: Mapping[str, Any]) -> bool:
-        """Tell whether the space has a configuration for the problem. The default need not be listed, only allowed.
+        """Tell whether the space has `config` for the problem. The default counts if no constraint refuses it.
 
         Raises `SpaceError` if a function of the space raises.
         """
@@ -201,13 +201,13 @@ class Workload:
 
 
 def outputs_named(kernel: Any, out_idx: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    """Return the positions of the outputs by `out_idx`, or else by `@tilelang.jit`; None if neither has them."""
+    """Return the outputs' positions from `out_idx`, or else from `@tilelang.jit`; None if neither gives them."""
     named = getattr(kernel, "out_idx", None) if out_idx is None else out_idx
     return (named,) if isinstance(named, int) else None if named is None else tuple(named)
 
 
 def tuned_by_calls(kernel: Any) -> str:
-    """Explain why a kernel that is tuned when it is called cannot be a workload's; empty for other kernels."""
+    """Explain why a workload cannot have a kernel that is tuned when it is called; empty for other kernels."""
     if is_autotuned(kernel):
         return "is a decorated kernel; call it, or its tune(…). For a Workload, pass its .kernel, the function under it"
     if getattr(getattr(kernel, "func", None), "tensor_args", None):
@@ -231,13 +231,13 @@ def check_names(workload: Workload) -> None:
 
 
 def not_taken(name: str, parameters: Iterable[str]) -> str:
-    """Return the message that a kernel takes `parameters` but no argument `name`, with a suggestion."""
+    """Return a message, with a suggestion: the kernel takes `parameters`, but no argument `name`."""
     known = list(parameters)
     return f"takes no argument {name!r}; it takes {', '.join(known) or 'none'}{meant(name, known)}"
 
 
 def _expected(parameter: inspect.Parameter, value: Any, own: Any) -> str:
-    """Return the type that a parameter expects, such as ``a number``, if `value` has another; else an empty text.
+    """Return the type that a parameter expects, such as ``a number``, if `value` has another type; else ``""``.
 
     The parameter's annotation or default decides, or else the value in the workload's `own` problem.
     """
@@ -254,7 +254,7 @@ def _expected(parameter: inspect.Parameter, value: Any, own: Any) -> str:
 
 
 class ConfigCheck:
-    """Checks that configurations fit the kernel's parameters, and recognises the default."""
+    """Check that configurations fit the kernel's parameters, and find the default configuration."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
@@ -325,7 +325,7 @@ class ConfigCheck:
     def given_default(self, config: Mapping[str, Any]) -> Config:
         """Return the default configuration with the axis names of `config`, in the values that the user wrote.
 
-        It has no launch hints. An empty pass configuration is spelled as in `config`.
+        The default has no launch hints. Its empty pass configuration is written as in `config`.
         """
         given = self._workload.default
         if given is None:
@@ -362,7 +362,7 @@ class ConfigCheck:
         return "" if self.default(config) is not None else "the default values are not plain data"
 
     def default_key(self, config: Config) -> str:
-        """Return the key of the configuration that `default` returns; empty if that is None."""
+        """Return the key of the configuration that `default` returns; empty if `default` returns None."""
         alike = (config.get(PASS_CONFIGS) is None, *config)
         if alike not in self._default_keys:
             default = self.default(config)
@@ -391,11 +391,11 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     problem: Any = None
     """Identity of the problem: the arguments with the kernel's defaults, or a caller's own key."""
     kernel: str = ""
-    """SHA-256 of the kernel's source and closure alone, without defaults of parameters that the space sets."""
+    """SHA-256 of only the kernel's source and closure, without defaults of parameters that the space sets."""
     space: str = ""
     """SHA-256 over the configurations' keys in order; empty while the configurations are unknown."""
     points: int | None = None
-    """Number of a space's points, before its constraints, if the configurations are drawn from them; else None."""
+    """If the configurations are drawn from a space: the number of its points before constraints. Else None."""
     remarks: tuple[str, ...] = ()
     """Remarks on the space for the user."""
     layout_axes: tuple[str, ...] = ()
@@ -411,7 +411,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     torch: dict[str, Any] = {}
     """The program's `torch_state`, if functions of the user make the inputs or check the outputs."""
     refusals: tuple[tuple[str, int], ...] = ()
-    """The constraints, each with the number of points that it refused first."""
+    """The constraints, each with the number of points that it was the first to refuse."""
 
     @property
     def default_config(self) -> Config | None:
@@ -427,7 +427,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
 
 
 def head(workload: Workload, origin: str = "") -> WorkloadSpec:
-    """Describe `workload` without its space, calling none of its functions. Raises `WorkloadError`."""
+    """Describe `workload` without its space. Calls none of the workload's functions. Raises `WorkloadError`."""
     judges = workload.reference, workload.check, workload.setup, workload.inputs
     return WorkloadSpec(
         name=workload.name,
@@ -473,7 +473,7 @@ class Candidates:
         self._default: int | None = None
 
     def listed(self) -> Iterator[Candidate | None]:
-        """Yield every candidate, in order, and None for each drawn point that is no candidate, so the caller can pause.
+        """Yield every candidate, in order. To let the caller pause, yield None for drawn points that are no candidates.
 
         Raises `SpaceError` for duplicates and for an empty space.
         """
@@ -515,7 +515,7 @@ class Candidates:
             yield points.plain(place) if new else None
 
     def complete(self, spec: WorkloadSpec) -> WorkloadSpec:
-        """Return `spec` with the facts that are known once all candidates were listed, except the configurations.
+        """Return `spec` with all facts, except the configurations, that are known after every candidate was listed.
 
         Raises `WorkloadError` if the given default has other axes than the space's configurations.
         """
@@ -545,7 +545,7 @@ class Candidates:
         )
 
     def _baseline(self) -> tuple[int | None, Config | None, str]:
-        """Return index and configuration of a default that the space does not list, or why there is none."""
+        """Return index and configuration of a default that the space does not list, or the reason for no default."""
         given, axes = self.workload.default, self.points.axes
         if given is not None and (why := wrong_names(given, axes)):
             raise WorkloadError(f"Workload {self.workload.name}: the default {given} does not fit the space: {why}")
@@ -555,7 +555,7 @@ class Candidates:
         return (None, None, "the default is not plain data") if config is None else (BASELINE, config, "")
 
     def _refused(self, baseline: Config) -> str:
-        """Return the reason that the baseline must not win: the constraint that refuses it or raises; else empty."""
+        """Return the reason that the baseline must not win: a constraint that refuses it or raises. Else empty."""
         if self.workload.like_tilelang or not (where := self.workload.space.where):
             return "configs does not list it" * self.workload.like_tilelang
         place = self.points.place(baseline)
@@ -577,5 +577,5 @@ def wrong_names(default: Mapping[str, Any], axes: Mapping[str, Any]) -> str:
 
 
 def candidates_of(workload: Workload) -> list[Candidate]:
-    """List the candidates of a space, or draw them from a large space. Raises `SpaceError` if they do not fit."""
+    """List the candidates of a space, or draw them from a large space. Raises `SpaceError` if candidates do not fit."""
     return [candidate for candidate in Candidates(workload).listed() if candidate is not None]

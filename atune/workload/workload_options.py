@@ -1,4 +1,4 @@
-"""The options of a workload, most of which `@autotune` has too. Wrong values are refused when they are passed."""
+"""The options of a workload. `@autotune` has most of them too. Passing a wrong value raises at once."""
 
 import inspect
 import reprlib
@@ -11,7 +11,7 @@ from atune.model.options import Amount, Share, converted, option
 
 Inputs = Callable[..., Sequence[Any]] | Sequence[Any] | None
 Work = float | Callable[..., float] | None
-"""Operations or bytes of a call: a number, or a function of the arguments."""
+"""Number of operations or bytes of a call, or a function that computes the number from the arguments."""
 
 SUPPLIES = ("auto", "integer", "uniform", "normal", "randn", "zero", "one")
 """Names of tilelang's `TensorSupplyType`."""

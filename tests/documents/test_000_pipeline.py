@@ -42,7 +42,7 @@ ROLLER, END, GROUPS = "roller20", "result_s", ("groups of 2", "groups of 4", "gr
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One tuning by the drop-in, on the CPU, of four configurations of which two fail; with its events by their tag."""
+    """Tune four configurations, of which two fail, with the drop-in on the CPU. The result also has its events."""
     calls = tmp_path_factory.mktemp("calls")
 
     def supply(params: Any) -> list[torch.Tensor]:
@@ -51,7 +51,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     profile: dict[str, Any] = {"ref_prog": doubled, "supply_prog": supply, "cache_input_tensors": False}
     configs = [*BLOCKS, {"factor": 3.0}, {"block": 0}]
-    one = cpu_tuner(configs=configs, n=352, warmup=2, rep=6, **profile)  # of no other test: nothing is stored of it
+    one = cpu_tuner(configs=configs, n=352, warmup=2, rep=6, **profile)  # no other test uses it, so no result is stored
     found = one.run(use_pipeline=False, enable_grouped_compile=True, group_compile_size=2, early_stop=False)
     found.tuning.calls, found.tuning.seen = calls, read(found.tuning.journal)
     return found
@@ -79,7 +79,7 @@ async def test_a2_measuring_runs_beside_compiling(pipeline: bool) -> None:
     assert len(references) == 2 and all((one.seq < built[0].seq) == pipeline for one in references)
     assert (run.of(events.BenchmarkStarted)[0].seq < built[-1].seq) == pipeline
     assert len(run.measured()) == 200 > ARTIFACTS_PER_DEVICE
-    assert (len(built[0].indices) == 2) == pipeline  # small at first: a device waits
+    assert (len(built[0].indices) == 2) == pipeline  # the first group is small, because a device waits
 
 
 # ---- grouped compilation
@@ -97,14 +97,14 @@ def test_a4_the_group_size_can_be_chosen(run: Any) -> None:
 
 @pytest.mark.parametrize(("given", "alone"), [({}, False), ({"enable_grouped_compile": False}, True)])
 def test_a5_grouped_compilation_can_be_switched_off(given: dict[str, Any], alone: bool) -> None:
-    """`enable_grouped_compile=False` compiles each configuration alone; by default the engine forms the groups."""
+    """With `enable_grouped_compile=False`, each configuration compiles alone; by default the engine forms groups."""
     machine = FakeMachine(40)
     atune.run(machine=machine, compile=planned(**given).compile)
     assert (max(map(len, machine.groups)) == 1) == alone
 
 
 def test_a6_every_way_of_compiling_and_measuring_finds_the_same() -> None:
-    """With and without pipeline and groups, the same candidates are measured, and the same candidate wins."""
+    """Pipeline and groups change neither which candidates are measured nor which candidate wins."""
     found = []
     for pipeline, size in ((True, None), (True, 4), (False, 1)):
         machine = FakeMachine(20, Script(latency_ms=valley(7), fails={3: "compile", 5: "mismatch"}), devices=2)
@@ -122,7 +122,7 @@ def test_a7_each_configuration_of_a_library_has_its_own_kernel(run: Any) -> None
 @pytest.mark.anyio
 @pytest.mark.parametrize("bad", [[2], [0, 5], [1, 2, 3, 4, 5]])
 async def test_a8_a_bad_member_of_a_group_fails_alone(bad: list[int]) -> None:
-    """A group that does not compile is split until only the failing members stand alone."""
+    """A group that does not compile is split until each failing member is alone and the others compile."""
     machine = FakeMachine(6, Script(fails=dict.fromkeys(bad, "compile")), workers=2)
     run = await finish(machine, compile=CompileSettings(group_size=6))
     assert sorted((e.index, e.kind) for e in run.of(events.BuildFailed)) == [(index, "compile") for index in bad]
@@ -143,7 +143,7 @@ def test_a10_a_configuration_that_cannot_be_elaborated_fails_alone(run: Any) -> 
 @pytest.mark.parametrize("target", ["c", "sm_90a"])
 @pytest.mark.parametrize("backend", ["torch", "dlpack", "cutedsl"])
 def test_a11_an_execution_backend_that_the_target_lacks_is_refused(target: str, backend: str) -> None:
-    """A backend that the target lacks is refused with a list of the target's backends, and never replaced."""
+    """If the target lacks a backend, the error lists the target's backends; atune never takes another backend."""
     match = rf"^execution_backend must be one of auto, .* for target .*, got '{backend}'$"
     with pytest.raises(ArgumentError, match=match):
         AutoTuner(scaled, BLOCKS).set_compile_args(target=target, execution_backend=backend)
@@ -193,7 +193,7 @@ def test_a16_each_gpu_has_inputs_of_its_own() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("slow", ["fake-0", "fake-1", "fake-2"])
 async def test_a17_a_gpu_that_is_not_as_fast_as_the_others_is_left_out(slow: str) -> None:
-    """Each GPU times the reference; if a GPU deviates, its figures do not count, and other GPUs repeat its work."""
+    """Each GPU times the reference; if its time deviates, its figures do not count, and other GPUs repeat its work."""
     script = Script(latency_ms=valley(9), slowdown={slow: 0.9}, lower_s=0.01, compile_s=0.01)
     run = await finish(FakeMachine(24, script, devices=3))
     [excluded] = run.of(events.DeviceExcluded)
@@ -224,7 +224,7 @@ def test_a18_a_kernel_that_never_ends_is_killed_at_its_deadline() -> None:
     [("fault", 1), ("worker_lost", 1), *((kind, 0) for kind in ("mismatch", "unwritten", "load", "out_of_memory"))],
 )
 async def test_a19_a_candidate_that_fails_or_ends_its_process_disturbs_no_other(kind: Any, lost: int) -> None:
-    """If a candidate ends its process, a new process measures the rest; other failures cost no process."""
+    """If a candidate ends its process, a new process measures the rest; after other failures the process goes on."""
     machine = FakeMachine(10, Script(fails={3: kind}))
     run = await finish(machine)
     assert [(e.index, e.kind) for e in run.of(events.BenchmarkFailed)] == [(3, kind)]
@@ -255,7 +255,7 @@ def test_a21_wrong_arguments_are_refused_before_anything_starts(name: str) -> No
 
 @pytest.mark.parametrize("given", [{"group_compile_size": 4}, {"early_stop_factor": 3.0, "early_stop": False}])
 def test_a22_what_has_no_effect_is_said(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A warning and the result name every argument without effect, such as `group_compile_size` alone."""
+    """A warning and the result name every argument without effect, such as `group_compile_size` given alone."""
     monkeypatch.setattr(compat.environment, "_warned", set())
     said = f"{next(iter(given))}: has no effect with"
     with pytest.warns(compat.CompatWarning, match=f"^{said}"):
@@ -287,7 +287,7 @@ def test_a25_a_compile_function_of_your_own_is_not_called(name: str, monkeypatch
     setattr(one, name, lambda **config: pytest.fail("it is not called"))
     with pytest.warns(compat.CompatWarning, match=rf"^{name}: your function is not called: [^.]*$"):
         found = one.run(warmup=1, rep=2)
-    for again in (found, one.run(warmup=1, rep=2)):  # it is warned of once, and told each time
+    for again in (found, one.run(warmup=1, rep=2)):  # one warning, but each result says it
         assert again.warnings[0].startswith(f"{name}: your function is not called")
         assert again.tuning.warnings == again.warnings
 
@@ -355,7 +355,7 @@ def test_a28_each_option_of_the_pull_request_is_taken_or_answered(options: str, 
 
 
 def test_a29_all_configurations_of_the_roller_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All 20 configurations that TileLang's roller recommends for a product of size 4096 compile and are measured."""
+    """TileLang's roller recommends 20 configurations for a product of size 4096: all compile and are measured."""
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     recommended = importlib.import_module("gemm_roller").recommended
     stored = Result(read_state(RESULTS / "roller20" / "atune.jsonl"))
@@ -364,7 +364,7 @@ def test_a29_all_configurations_of_the_roller_compile(monkeypatch: pytest.Monkey
 
 
 def gains(folder: str, figure: str, *ways: str) -> list[str]:
-    """Return how many times less it takes with each feature turned on than with none; medians of three runs each."""
+    """Return each feature's speedup over a run without features, from the medians of three runs."""
     stored = json.loads((RESULTS / "seed000" / folder / "result.json").read_text())
     runs = [msgspec.convert(one, seed000.Run) for one in stored["runs"]]
     assert stored["settings"].items() >= seed000.COMMON.items() and not any(run.error or run.excluded for run in runs)
@@ -439,7 +439,7 @@ def test_a35_groups_end_a_tuning_earlier() -> None:
 def test_a36_the_experiments_have_the_settings_of_the_pull_request(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every experiment uses 3 warm-up calls, 180 s a candidate, no check, new inputs and no cached result."""
+    """Every experiment has 3 warm-up calls, a 180 s limit per candidate, new inputs, no check, no cached result."""
     path = tmp_path / "journal.jsonl"
     ref = f"{ROOT / 'examples' / 'gemm_cpu.py'}:WORKLOAD"
     seed000.tune([ref, "--target", "c", "--devices", "cpu", "--rep", "3", "--budget", "2", "--journal", str(path)])

@@ -1,4 +1,4 @@
-"""What TileLang's pull request 1906 promises of `autotune`: kernels in eager style, `compile`, and what is kept."""
+"""What TileLang's pull request 1906 promises of `autotune`: kernels in eager style, `compile`, and kept results."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def installed() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def tuned() -> SimpleNamespace:
-    """A kernel in eager style and a lazy one, each called for 64 numbers, and what their configurations were asked."""
+    """An eager and a lazy kernel, each called for 64 numbers, and the arguments that their configurations got."""
     asked: list[Any] = []
 
     def configs(*args: Any, **kwargs: Any) -> list[dict[str, Any]]:
@@ -64,7 +64,7 @@ def tuned() -> SimpleNamespace:
 
 
 def test_e1_a_kernel_in_eager_style_is_tuned_by_its_first_call(tuned: SimpleNamespace) -> None:
-    """The first call of an eager kernel tunes it, and returns the outputs as later calls do."""
+    """The first call of an eager kernel tunes it, and like later calls returns the outputs."""
     assert torch.equal(tuned.out, tuned.A + 1)
     known = len(tuned.eager.results)
     assert torch.equal(tuned.eager(torch.ones(64)), torch.full((64,), 2.0)) and len(tuned.eager.results) == known
@@ -105,7 +105,7 @@ def test_e5_a_kernel_is_kept_with_its_configuration(tuned: SimpleNamespace) -> N
 
 
 def test_e6_a_saved_result_keeps_its_outputs(tmp_path: Path) -> None:
-    """`out_idx.json` of a saved result names its outputs, which TileLang's loader and atune's both return."""
+    """`out_idx.json` of a saved result names the outputs that its kernel returns, if TileLang or atune loads it."""
     A, folder = torch.randn(64), tmp_path / "ours"
     cpu_tuner(ref_prog=doubled).run().save_to_disk(folder)
     saved = json.loads((folder / "out_idx.json").read_text())
@@ -116,7 +116,7 @@ def test_e6_a_saved_result_keeps_its_outputs(tmp_path: Path) -> None:
 
 
 def test_e7_a_result_without_that_file_is_loaded(tmp_path: Path) -> None:
-    """A result that an older TileLang saved without `out_idx.json` loads with outputs that the caller names."""
+    """An older TileLang saved results without `out_idx.json`; they load if the caller names the outputs."""
     saved_by_tilelang(tmp_path)
     (tmp_path / "out_idx.json").unlink()
     A, found = torch.randn(64), AutotuneResult.load_from_disk(str(tmp_path), dataclasses.replace(ON_CPU, out_idx=[-1]))
@@ -130,7 +130,7 @@ def test_e8_arguments_may_be_written_in_any_form(tuned: SimpleNamespace) -> None
 
 
 def test_e9_configurations_are_asked_for_with_each_calls_own_arguments(tuned: SimpleNamespace) -> None:
-    """A function that returns configurations gets each call's arguments, and is called again if they differ."""
+    """A function that returns configurations gets the call's arguments, and is called again for other arguments."""
     [first, *_] = tuned.asked
     assert first[0][0] is tuned.A and first[1] == {}
     tuned.lazy.call_of((32,), {})

@@ -1,4 +1,4 @@
-"""TileLang's autotuning guide, from its examples to its checks, point by point, under its names."""
+"""TileLang's autotuning guide, from its examples to its checks, point by point, with the guide's names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from atune.model.device import DeviceLimits
 
 pytestmark = pytest.mark.timeout(170)
 WRONG = [{"factor": 2}, {"factor": 3}]
-"""Configurations of `scaled`: the second computes something else than `doubled`."""
+"""Configurations of `scaled`: the second computes something other than `doubled`."""
 
 
 @pytest.fixture(scope="module", params=["c", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -42,7 +42,7 @@ def place(request: pytest.FixtureRequest) -> Place:
 
 @pytest.fixture(scope="module")
 def guide(place: Place, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """The guide's program, both ways and in its order; on the CPU for that target, and smaller."""
+    """The guide's program, both ways and in its order. For the CPU target, it is smaller and runs on the CPU."""
     M = N = K = 1024 if place.target == "cuda" else 64
     matmul = place.decorated(product, tiles, warmup=25, rep=100, timeout=60)
     A, B, C = place.matrix(M), place.matrix(M), torch.empty(M, N, dtype=torch.float32, device=place.device)
@@ -67,7 +67,7 @@ def guide(place: Place, tmp_path_factory: pytest.TempPathFactory) -> SimpleNames
 
 @pytest.fixture(scope="module")
 def hung() -> AutotuneResult:
-    """A tuning of a kernel that never ends, in another thread than the main one, which alone gets signals."""
+    """Tune a kernel that never ends, outside the main thread, because only the main thread gets signals."""
     made = cpu_tuner(moody, [{"mode": "ok"}, {"mode": "loop"}], timeout=1, skip_check=True)
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(made.run).result()
@@ -119,7 +119,7 @@ def test_b3_configs_may_be_generated_once_and_serve_every_problem() -> None:
 
 
 def test_b4_a_function_of_configs_gets_the_call() -> None:
-    """A function that returns configurations gets the call's arguments as written; known calls are not tuned again."""
+    """A function that returns configurations gets the call's arguments as written; a repeated call is not tuned."""
     asked: list[Any] = []
     kernel = lazy(lambda *args, **kwargs: asked.append((args, kwargs)) or BLOCKS)
     first = kernel(64, factor=2.0)
@@ -130,7 +130,7 @@ def test_b4_a_function_of_configs_gets_the_call() -> None:
 
 
 def test_b5_every_configuration_is_tried(guide: SimpleNamespace) -> None:
-    """Every configuration of the guide's space is compiled, checked and measured, or duplicates another."""
+    """Every configuration of the guide's space is compiled, checked and measured, or is a duplicate of another."""
     tuning = guide.artifact.tuning
     assert tuning.total == len(guide.tuner.configs) == tuning.measured + tuning.duplicates
     assert all(one.checked for one in tuning.measurements)
@@ -201,7 +201,7 @@ def test_b12_the_result_has_kernel_latency_and_configuration(guide: SimpleNamesp
 
 
 def test_b13_who_gives_the_tensors_comes_in_the_guides_order() -> None:
-    """`set_autotune_inputs` beats `supply_prog`, which beats `supply_type`; a warning names unused sources."""
+    """`set_autotune_inputs` overrides `supply_prog`, which overrides `supply_type`; a warning names unused sources."""
     given, supplied = torch.zeros(64), torch.ones(64)
     made = cpu_tuner(supply_prog=lambda params: [supplied], supply_type="zero")
     with pytest.warns(compat.CompatWarning, match="^supply_type: has no effect together with supply_prog$"):
@@ -251,7 +251,7 @@ def test_b17_dtypes_that_only_some_devices_have(dtype: str) -> None:
 
 
 def test_b18_each_configuration_is_checked() -> None:
-    """Each configuration's outputs are checked; if nothing works, the error counts the reasons."""
+    """Each configuration's outputs are checked; if every configuration fails, the error counts the reasons."""
     made = cpu_tuner(picky, [{"block": 12}, {"block": 24}, {"block": 48}])
     with pytest.raises(RuntimeError, match="no candidate worked") as caught:
         made.run()
@@ -264,7 +264,7 @@ def test_b18_each_configuration_is_checked() -> None:
 
 
 def test_b19_a_reference_gets_the_inputs_that_candidates_get() -> None:
-    """`ref_prog` gets the candidates' inputs, its outputs are compared with the candidates', and it is timed."""
+    """`ref_prog` gets the candidates' inputs and is timed; the candidates' outputs are compared with its outputs."""
 
     def reference(A: torch.Tensor) -> torch.Tensor:
         assert bool((A == 3).all())
@@ -328,7 +328,7 @@ def test_b23_tolerances_are_the_guides() -> None:
 
 
 def test_b24_threads_may_be_a_tuple() -> None:
-    """Tile sizes, stages and threads can be tuned, even if threads are a tuple."""
+    """Tile sizes, stages and threads can be tuned, even if the value for the threads is a tuple."""
     configs = [{"block": 256, "threads": (64, 2)}, {"block": 256, "threads": (128, 1)}]
     assert [*workload_of(cpu_tuner(configs=configs)).space.points({}).walk()] == configs
 

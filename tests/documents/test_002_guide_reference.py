@@ -1,4 +1,4 @@
-"""TileLang's autotuning guide, from its logs to its troubleshooting, point by point, under its names."""
+"""TileLang's autotuning guide, from its logs to its troubleshooting, point by point, with the guide's names."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def place(request: pytest.FixtureRequest) -> Place:
 
 @pytest.fixture
 def same_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a test's runs fork from the server that waits, though it changes the folder or a variable.
+    """Let a test's runs fork from the waiting server, although the test changes the folder or a variable.
 
-    Nobody imports tilelang anew then. A program has had its variables from its start.
+    Then no process imports tilelang again. A real program has its variables from its start.
     """
     atune.warm()
     here = server.surroundings()
@@ -62,7 +62,7 @@ def same_server(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("same_server")
 def test_b32_no_log_file_appears_and_errors_reach_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no autotuner.log: the result says what failed and why; its journal is in the cache folder."""
-    of_workers = Path("autotuner.log").resolve()  # they stay in the folder in which their server was started
+    of_workers = Path("autotuner.log").resolve()  # workers stay in the folder in which their server started
     before = of_workers.exists() and of_workers.stat()
     monkeypatch.chdir(tmp_path)
     configs = [{"mode": "ok"}, {"mode": "refused"}, {"mode": "raise"}]
@@ -103,7 +103,7 @@ def test_b34_the_key_covers_outputs_inputs_checks_and_callbacks() -> None:
 
 
 def test_b35_results_lie_in_a_folder_of_their_own() -> None:
-    """Results have no folder for each key; the migration page says where they are."""
+    """Results do not have a separate folder for each key; the migration page says where the results are."""
     assert "| `TILELANG_CACHE_DIR` | results and libraries are kept in its subfolder `atune` |" in MIGRATION
 
 
@@ -183,7 +183,7 @@ def test_b39_the_migration_page_has_every_parameter_and_variable() -> None:
 def test_b40_variables_set_the_number_of_compile_processes(
     variables: dict[str, str], expected: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three variables (number, share, limit) set how many compile processes run; an error names a wrong variable."""
+    """Three variables (number, share, limit) set the number of compile processes; an error names a wrong variable."""
     for name, value in variables.items():
         monkeypatch.setenv(f"TILELANG_AUTO_TUNING_{name}", value)
     assert planned(target="c").compile.workers == expected
@@ -196,7 +196,7 @@ def test_b40_variables_set_the_number_of_compile_processes(
 
 @pytest.mark.usefixtures("same_server")
 def test_b41_without_the_tuners_cache_libraries_are_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With TILELANG_AUTO_TUNING_DISABLE_CACHE=1, atune keeps no results, but uses libraries again."""
+    """With TILELANG_AUTO_TUNING_DISABLE_CACHE=1, atune keeps no results, but still reuses libraries."""
     monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TILELANG_AUTO_TUNING_DISABLE_CACHE", "1")
     cpu_tuner(n=224).run()
@@ -234,14 +234,14 @@ def test_b42_results_are_kept_on_disk_with_callbacks_too(tmp_path: Path) -> None
         with set_autotune_inputs(A):
             hits.append(run_once().tuning.cache_hit)
     assert hits == [False, True]
-    assert not run_once(supply_prog=supply).tuning.cache_hit  # another way to check is another tuning
+    assert not run_once(supply_prog=supply).tuning.cache_hit  # a new check needs a new tuning
 
 
 # ---- Backends, and kernels without a tuner
 
 
 def test_b43_what_tilelang_compiles_itself_gets_backend_and_host_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The nvrtc backend and a host target apply only to what TileLang compiles itself; a warning says so."""
+    """The nvrtc backend and a host target apply only to kernels that TileLang itself compiles; a warning says so."""
 
     class Compiled(Exception):
         pass
@@ -292,7 +292,7 @@ def test_b46_saved_results_go_both_ways(tmp_path: Path) -> None:
     ours = cpu_tuner(ref_prog=doubled).run()
     ours.save_to_disk(tmp_path / "ours")
     (tmp_path / "ours" / "kernel_lib.so").unlink()
-    ours.save_to_disk(tmp_path / "ours")  # whole, and anew
+    ours.save_to_disk(tmp_path / "ours")  # replaces the whole folder
     assert os.listdir(tmp_path) == ["ours"], "nothing is left in staging"
     read = param.AutotuneResult.load_from_disk(tmp_path / "ours", param.CompileArgs(**given))
     assert (read.config, read.latency, read.ref_latency) == (ours.config, ours.latency, ours.ref_latency)
@@ -308,7 +308,7 @@ def test_b46_saved_results_go_both_ways(tmp_path: Path) -> None:
 
 def test_b47_spaces_follow_from_the_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     """A function that returns configurations gets the problem by name, with the kernel's defaults, as in TileLang."""
-    monkeypatch.setattr(tuner, "_init_logger_handlers", lambda: None)  # it writes a file in the folder it is run in
+    monkeypatch.setattr(tuner, "_init_logger_handlers", lambda: None)  # it writes a file in the working folder
     asked: list[dict[str, Any]] = []
 
     def configs(**given: Any) -> Any:
@@ -337,7 +337,7 @@ def test_b48_other_targets_are_refused(target: str) -> None:
 def test_b49_without_a_gpu_the_target_auto_says_so(
     target: Any, seen: list[str], given: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`target='auto'` means CUDA if TileLang sees a GPU; otherwise the engine says that there is none."""
+    """`target='auto'` means CUDA if TileLang sees a GPU; otherwise the engine says that there is no GPU."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(compat.environment, "visible_gpus", lambda: seen)
     assert planned(target=target).target == given

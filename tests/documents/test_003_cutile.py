@@ -74,7 +74,7 @@ def test_d2_a_list_is_tried_as_it_stands(tuned: Any, unbuilt: Engine) -> None:
 
 
 def test_d3_axes_are_multiplied(tuned: Any, unbuilt: Engine) -> None:
-    """Axes with their values give every combination, in a stable order."""
+    """If a space lists values for each axis, every combination is tried, in a stable order."""
     records = tuned(space={"factor": (1, 2), "block": (16, 64)}).tune(64).records
     assert [[*one.config.values()] for one in records] == [[1, 16], [1, 64], [2, 16], [2, 64]]
     assert [*records[0].config] == ["factor", "block"]
@@ -154,7 +154,7 @@ def test_d9_a_hint_is_the_same_in_every_configuration(tuned: Any, unbuilt: Engin
 
 
 def test_d10_a_hint_may_depend_on_the_target(tuned: Any, unbuilt: Engine) -> None:
-    """A hint may be a function of the target, and so have another value on each architecture."""
+    """A hint may be a function of the target, so its value can differ between architectures."""
     hints = {"factor": lambda target: {"c": 3}[target], "compile_flags": lambda target: [f"-D{target}"]}
     tuned(hints=hints).tune(64)
     [(work, options)] = unbuilt.runs
@@ -192,11 +192,11 @@ def test_d13_hints_count_in_the_key(tuned: Any, unbuilt: Engine) -> None:
     ids=["names", "name", "function", "do_not_specialize"],
 )
 def test_d14_calls_of_one_key_share_a_tuning(options: dict[str, Any], tuned: Any, unbuilt: Engine) -> None:
-    """`key=` decides which calls share a tuning, by names or by a function of the call."""
+    """`key=`, argument names or a function of the call, decides which calls share a tuning."""
     kernel = tuned(**options)
     hits = [kernel.tune(64).cache_hit, kernel.tune(128).cache_hit, kernel.tune(128, factor=2).cache_hit]
     assert hits == [False, True, False]
-    # and so it is in another program, whose memory is empty
+    # the same holds in another program, whose memory is empty
     again = tuned(**options)
     assert again.tune(4096).cache_hit and len(unbuilt.runs) == 2
 
@@ -278,7 +278,7 @@ def test_d19_setup_check_and_launch_arguments(tuned: Any) -> None:
 
 @pytest.fixture(scope="module")
 def piped() -> tuple[FakeMachine, Run]:
-    """Eight candidates, of which the last is compiled the first, at once by eight workers."""
+    """Eight candidates, compiled by eight workers at once. The last candidate is the first to be compiled."""
     machine = FakeMachine(8, Script(library_s=0.0, compile_s=lambda config: 9.0 - config["x"]), workers=8)
     return machine, anyio.run(lambda: finish(machine, compile=atune.CompileSettings(group_size=1)))
 
@@ -291,13 +291,13 @@ def test_d20_the_first_is_timed_while_the_others_compile(piped: tuple[FakeMachin
 
 
 def test_d21_one_process_times_one_at_a_time(piped: tuple[FakeMachine, Run]) -> None:
-    """A device's own process times one candidate at a time, however many compile beside it."""
+    """Each device has a process that times one candidate at a time, however many compile meanwhile."""
     assert piped[0].most_at_once["build"] == 8
     assert piped[0].most_at_once["measure"] == 1 and piped[0].starts == {"fake-0": 1}
 
 
 def cancelled(machine: FakeMachine, journal: Path, built: int = 0) -> list[int]:
-    """Cancel a run once one is measured, or so many are `built`. Returns what its journal says is measured."""
+    """Cancel a run after one measured candidate, or `built` built candidates. Return the journal's measured indices."""
 
     async def main() -> None:
         def listen(event: Event) -> None:
@@ -369,7 +369,7 @@ def test_d27_a_program_imports_tilelang_once() -> None:
     lowered = [e for e in events if isinstance(e, CandidateLowered) and e.mono < built.mono]
     overhead = built.mono - built.seconds - sum(e.seconds for e in lowered)
     started = next(e for e in events if isinstance(e, RunStarted))
-    assert max(overhead, started.mono) < server.preload_s / 2  # what importing takes here and now
+    assert max(overhead, started.mono) < server.preload_s / 2  # half of the import's time on this machine
 
 
 SLOW = Script(lower_s=0.1, compile_s=2.0)
@@ -386,7 +386,7 @@ def test_d28_compiles_run_beside_each_other(total: int, budget: int | None) -> N
 
 
 def test_d29_calls_that_give_the_tunables_are_plain_calls(tuned: Any, engine: Engine) -> None:
-    """A call that gives the tunable arguments tunes nothing, and does what the plain kernel does."""
+    """If a call gives the tunable arguments, it tunes nothing and runs like the undecorated kernel."""
     lazy, eager, plain = tuned(scale_jit), tuned(shift), tuned(scale, target="c", out_idx=-1)
     A = torch.randn(64)
     assert torch.equal(lazy(64, 2, block=32)(A), A * 2) and torch.equal(lazy(64, 2, 32)(A), A * 2)
@@ -400,7 +400,7 @@ def test_d29_calls_that_give_the_tunables_are_plain_calls(tuned: Any, engine: En
 
 
 def test_d30_compiling_beside_measuring_halves_the_time() -> None:
-    """A stored run of 288 products took less than half as long as its compiles and measurements one by one."""
+    """A stored run of 288 products took less than half the summed time of its compiles and measurements."""
     events = read(STORED / "gemm288" / "atune.jsonl")
     steps = [e.seconds for e in events if isinstance(e, (CandidateLowered, ArtifactBuilt, CandidateMeasured))]
     assert len(steps) > 600 and events[-1].mono < sum(steps) / 2
@@ -408,7 +408,7 @@ def test_d30_compiling_beside_measuring_halves_the_time() -> None:
 
 @pytest.mark.parametrize("workers", [1, 16])
 def test_d31_one_configuration_is_compiled_and_measured_once(workers: int) -> None:
-    """A single configuration needs no pipeline: it is compiled once, and wins without a final."""
+    """A single configuration needs no pipeline: it is compiled once, and wins without a final timing."""
     machine = FakeMachine(1, SLOW, workers=workers)
     run = anyio.run(lambda: finish(machine))
     assert (machine.lowered, machine.groups, machine.compared, machine.finals) == ([0], [(0,)], [], [])

@@ -61,7 +61,7 @@ def source_of(one: Lowered) -> str:
 
 
 def told(found: Layouts) -> list[str]:
-    """Return what `atune explain` prints of layouts."""
+    """Return the text that `atune explain` prints about layouts."""
     record = Record(index=0, key="k", config={}, status="measured", facts=StaticFacts(layouts=found))
     return [f"{name}: {text}" for name, text in facts_of(record, "sm_90a")]
 
@@ -79,7 +79,7 @@ def inferred(folder: Path) -> Lowered:
 
 @pytest.fixture(scope="module")
 def replicated(folder: Path) -> Lowered:
-    """The same, where every thread holds all of B."""
+    """The document's kernel with a layout in which every thread holds all of B."""
     return lowered(folder, held="replicated")
 
 
@@ -93,7 +93,7 @@ def test_l1_explain_shows_the_layout_that_inference_chose(inferred: Lowered) -> 
 
 
 def test_l2_three_fragments_have_four_slots_a_thread(inferred: Lowered) -> None:
-    """Threads share a loop over a fragment that they all hold: each thread does 4 iterations, not 512."""
+    """If all threads hold a fragment, they share the loop over it: each thread does 4 iterations, not 512."""
     slots = dict(re.findall(r"float (\w+_frag)\[(\d+)\];", source_of(inferred)))
     assert slots == {"S_frag": "4", "A_frag": "4", "B_frag": "4"}
     assert re.search(r"__launch_bounds__\(128\b", source_of(inferred))
@@ -106,7 +106,7 @@ def test_l3_repeated_work_is_counted_before_a_kernel_runs(replicated: Lowered) -
 
 
 def test_l4_a_declared_layout_takes_fewer_registers_and_less_time() -> None:
-    """A layout that you declare can replace a slow choice of inference: 56 registers a thread, not 250."""
+    """You can declare a layout in place of inference's slow choice: each thread then has 56 registers, not 250."""
     own, *others = replay(STORED / "wide.jsonl").records
     declared = next(one for one in others if one.config == {**own.config, "held": "replicated"})
     assert own.machine is not None and declared.machine is not None and own.latency_ms is not None
@@ -132,7 +132,7 @@ def test_l6_explain_shows_the_candidate_that_inference_did_not_take(inferred: Lo
 
 
 def layouts(threads: Iterable[int], slots: int = 4, *, held: int = 4, loops: int = 1) -> Layouts:
-    """Loops of 512 iterations among 128 threads, each iteration by `threads`, and a fragment of `held` slots."""
+    """Return loops of 512 iterations among 128 threads, where `threads` do each, and a fragment of `held` slots."""
     loop = LoopFacts((128, 4), slots, len([*threads]), slots - 4, threads=(model.mask_of(threads),) * 3)
     return Layouts((FragmentFacts("held", "float32", (128, 4), held),), (loop,) * loops)
 
@@ -145,7 +145,7 @@ LONGER = Layouts(OWN.fragments, (LoopFacts((512,), 16, 4, 12),))
 
 
 def chosen(*found: Layouts | None, most: int = 1, own: int | None = None) -> LayoutSelection:
-    """Return the choice, which does not depend on the order."""
+    """Return the choice, and check that it does not depend on the order."""
     alternatives = [Alternative(index, one, own=index == own) for index, one in enumerate(found)]
     [choice] = {
         str(made): made for order in itertools.permutations(alternatives) for made in [choose(order, most)]
@@ -166,7 +166,7 @@ def test_l7_a_layout_that_does_not_validate_is_never_chosen() -> None:
 def test_l8_a_layout_that_contains_another_is_passed_over() -> None:
     """A layout is passed over if another layout needs only some of its threads in every examined iteration."""
     assert better(1, model.CONTAINED, ALL, ONE, own=0) and better(0, model.CONTAINED, ONE, ALL, own=1)
-    assert better(1, model.CONTAINED, OWN, FEW_LONG)  # whose few threads have more iterations each
+    assert better(1, model.CONTAINED, OWN, FEW_LONG)  # FEW_LONG has few threads, with more iterations each
 
 
 def test_l9_where_none_contains_the_other_the_least_work_decides() -> None:
@@ -181,11 +181,11 @@ def test_l10_where_work_is_equal_registers_accesses_and_the_compiler_decide() ->
     assert better(1, model.REGISTERS, MANY, ONE, own=0) and better(1, model.NARROW, THIN, WIDE, own=0)
     assert better(1, model.TIED, ONE, OTHER, own=1) and better(0, model.TIED, ONE, OTHER)
     fragments = (FragmentFacts("a", "float16", (64,), 3), FragmentFacts("b", "bool", (4,), 4))
-    assert Layouts(fragments).registers == 2 + 1  # bits count
+    assert Layouts(fragments).registers == 2 + 1  # counted in bits
 
 
 def test_l11_where_none_validates_the_compilers_own_is_left() -> None:
-    """If no layout of a configuration is valid, the compiler's own is tried, so you see why it fails."""
+    """If a configuration has no valid layout, the compiler's own layout is tried, so you see why it fails."""
     found = [Alternative(0, ONE, valid=False), Alternative(1, ALL, valid=False, own=True)]
     assert choose(found) == LayoutSelection((1,), {})
 
@@ -265,7 +265,7 @@ def test_l17_layouts_that_conflict_cost_one_candidate(folder: Path) -> None:
 
 
 def test_l18_a_layout_that_does_not_fit_is_refused_at_the_loops_line(folder: Path) -> None:
-    """A layout that does not suit a shape is refused at the line of the loop, with the numbers that do not fit."""
+    """If a layout does not suit a shape, the error names the loop's line and the numbers that do not fit."""
     [head] = [n for n, line in enumerate(BROADCAST.read_text().splitlines(), 1) if "in layout.parallel(" in line]
     with pytest.raises(ValueError, match="256 threads cannot evenly share 2 rows of 320 vectors of 8") as raised:
         lowered(folder, BROADCAST, "UNEVEN", block_rows=2, loop="vector8")
@@ -327,7 +327,7 @@ def test_l23_the_best_few_layouts_come_best_first() -> None:
 
 
 def test_l24_a_candidate_says_for_which_layout_it_was_passed_over() -> None:
-    """`atune show` says which candidates have a worse layout, or which has a better one, and why."""
+    """`atune show` says which candidates have a worse or a better layout than the shown candidate, and why."""
     passed = Record(index=0, key="k", config={}, status="pruned", message="likely: too much", instead=2)
     records = [passed, *(Record(index=index, key="k", config={}, status="measured") for index in (1, 2))]
     said = [dict(facts_of(record, "", records)).get("choice") for record in records]

@@ -42,7 +42,7 @@ STORED = ROOT / "tests" / "data" / "schema-1.jsonl"
 
 
 async def test_c1_one_task_group_compiles_and_measures() -> None:
-    """One task group runs compile workers and devices side by side, and ends when any fails with an error."""
+    """One task group runs compile workers and devices side by side, and ends when one of them fails with an error."""
     busy: list[int] = []
     machine = FakeMachine(40, workers=5, devices=3)
     await atune.tune(machine=machine, on_event=lambda event: busy.append(machine.running))
@@ -71,7 +71,7 @@ async def test_c2_a_stuck_device_holds_the_compilers_back() -> None:
 
 
 async def test_c3_each_worker_is_a_process_group_of_its_own(tmp_path: Path) -> None:
-    """A fork server starts each worker as the head of its own process group, which can be killed as a whole."""
+    """A fork server starts each worker as the head of its own process group, so the whole group can be killed."""
     big = os.urandom(5_000_000)
     async with fork_server(str(tmp_path / "run"), ["json"]) as server:
         async with anyio.create_task_group() as tasks:
@@ -114,12 +114,12 @@ def test_c4_each_device_has_a_cuda_stream_of_its_own() -> None:
         assert stream and said == {("inputs", str(stream)), ("reference", str(stream))}
         timings = [event.timing for event in events if isinstance(event, (ev.ReferenceMeasured, ev.CandidateMeasured))]
         assert len(timings) == 3 and {timing.method for timing in timings} == {"events"}
-        assert min(timing.latency_ms for timing in timings) > 0.05  # 512 MiB pass between that stream's events
+        assert min(timing.latency_ms for timing in timings) > 0.05  # 512 MiB pass between the stream's events
 
 
 @pytest.mark.parametrize("moment", STAGES)
 async def test_c5_a_cancelled_run_leaves_its_journal_and_nothing_else(moment: type[ev.Event], tmp_path: Path) -> None:
-    """Cancelling a run at any stage, on asyncio or trio, leaves a whole journal and nothing else."""
+    """Cancelling a run at any stage, on asyncio or trio, leaves a complete journal and nothing else."""
     machine = FakeMachine(60, workers=3, devices=2)
     path = tmp_path / "run.jsonl"
     with anyio.CancelScope() as scope:
@@ -161,7 +161,7 @@ def test_c7_events_are_read_back_as_they_were(tmp_path: Path) -> None:
 
 
 async def test_c8_the_programs_own_structlog_tells_runs_apart(configured: list[Any], tmp_path: Path) -> None:
-    """If your program has configured structlog, its log tells runs apart by name; `log=False` turns that off."""
+    """If your program has configured structlog, its log tells runs apart by name; `log=False` turns the log off."""
     async with anyio.create_task_group() as tasks:
         for name in ("one", "two"):
             tasks.start_soon(partial(atune.tune, machine=FakeMachine(4), journal=tmp_path / f"{name}.jsonl"))
@@ -175,7 +175,7 @@ async def test_c8_the_programs_own_structlog_tells_runs_apart(configured: list[A
 
 
 def test_c9_after_sigkill_nothing_is_lost_or_measured_twice(tmp_path: Path) -> None:
-    """A killed run continues from its journal, loses and repeats no measurement, and ends with the same result."""
+    """A killed run continues from its journal, does not lose or repeat measurements, and ends with the same result."""
     whole, rounds = tmp_path / "whole.jsonl", [Crash() for _ in range(3)]
     anyio.run(finish, whole)
     with ThreadPoolExecutor() as pool:
