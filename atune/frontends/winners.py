@@ -90,7 +90,7 @@ class Winners:
         """The threads that tune, by key, each with a token for the task that tunes."""
 
     def forget(self, meant: Callable[[str], bool]) -> None:
-        """Remove the winners whose key, as text, is `meant` from memory, and all errors of unusable configurations."""
+        """Forget each winner for whose key, as text, `meant` is true, and all errors of unusable configurations."""
         for key in filter(meant, [*self.known]):
             self.known.pop(key, None)
         self.unusable.clear()
@@ -99,7 +99,7 @@ class Winners:
     def find(self, call: TunedCall, on_miss: OnMiss | None = None) -> Winner:
         """Return the winner to use; blocks. If none is known, `on_miss` or else the options decide.
 
-        Workers never tune: a reference that calls such a kernel in a worker gets the default configuration.
+        Workers never tune: if a reference calls a tuned kernel in a worker, the default configuration runs.
 
         Raises `UsageError` if a task of this thread is tuning the key, because waiting would block it. Raises the error
         of a configuration, or `SpaceError`, if this program's tuning found no configuration that can be used.

@@ -51,7 +51,7 @@ COMMON_FAILURES = 16
 
 
 def what_failed(kind: str) -> str:
-    """Return a verb phrase for a kind of failure, such as ``timed out``. A later atune's kind is returned unchanged."""
+    """Return a verb phrase for a kind of failure, such as ``timed out``. A kind of a newer atune is unchanged."""
     return _WORDS.get(kind, kind)
 
 
@@ -193,7 +193,7 @@ class BlockWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     fragment_registers: Whole = 0
     """32-bit registers per thread for all fragments and local arrays, as if all were live at the same time."""
     stages: Whole = 0
-    """Stages of the deepest `T.Pipelined` loop; 0 if no loop has stages."""
+    """Largest number of stages of a `T.Pipelined` loop; 0 if no loop has stages."""
     steps: Quantity = 1.0
     """Iterations of the deepest pipelined loop, or else of the longest loop around a copy or a product."""
     threads: Whole = 1

@@ -99,9 +99,9 @@ def bits_line(result: Result) -> str:
     bits = result.same_bits
     if bits.winner is None or not (bits.asked or bits.classes > 1 or bits.varying):
         return ""
-    has, do = "has" if bits.winner else "does not have", "does" if bits.same == 1 else "do"
-    line = f"the winner {has} the default's bits; {bits.same} of {bits.measured} measured candidates {do}"
-    line += f"; {bits.classes} distinct output{'s' * (bits.classes > 1)}"
+    has = "has" if bits.winner else "does not have"
+    line = f"the winner {has} the default's bits; {bits.same} of {bits.measured} measured candidates "
+    line += f"{'does' if bits.same == 1 else 'do'}; {bits.classes} distinct output{'s' * (bits.classes > 1)}"
     line += f"; {bits.varying} {'vary' if bits.varying > 1 else 'varies'} from call to call" if bits.varying else ""
     return line + (f"; compared on {bits.seeds} draws of the inputs" if bits.seeds > 1 else "")
 

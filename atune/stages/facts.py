@@ -249,7 +249,7 @@ def _loop(loop: Any, layout: Any, fragments: Mapping[Any, Any]) -> LoopFacts:
 
 
 def _by_source(loop: Any, iterations: int, touched: Sequence[Any], fragments: Mapping[Any, Any]) -> tuple[str, int]:
-    """Return the fragment whose layout tilelang's ``ParallelOpNode`` may copy, and a thread's iterations with it."""
+    """Return the fragment whose layout tilelang's ``ParallelOpNode`` may copy, and iterations per thread with it."""
     spans = {node.loop_var: str(node.extent) for node in nodes_of(loop) if type(node).__name__ == "For"}
     reads = [node for node in touched if type(node).__name__ == "BufferLoad" and node.buffer in fragments]
     source = max(reads, key=lambda node: len(node.indices), default=None)

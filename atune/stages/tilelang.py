@@ -90,7 +90,7 @@ and, after ``*``, by name."""
 NVCC, PACK_IMPORTS, LOAD_JSON = FUNCTIONS = (
     "tilelang_callback_cuda_compile", "runtime.ModulePackImportsToTensor", "node.LoadJSON",
 )  # fmt: skip
-"""Registered functions that compile device code, pack it into a library, and load a tree."""
+"""Registered functions: compile device code, pack the code into a library, and load IR that was saved as JSON."""
 LOAD_MODULE, KEEP_MODULE = "ffi.ModuleLoadFromFile", "ffi.ModuleGlobalsAdd"
 """Registered functions that load a library as a module, and keep a module until the program ends."""
 L2_WINDOW = "__tvm_cuda_stream_set_access_policy_window", "__tvm_cuda_stream_reset_access_policy_window"

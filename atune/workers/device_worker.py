@@ -54,8 +54,8 @@ MEMORY_POLL_S = 0.2
 SHARED_S = 2.0
 """Seconds of waiting for a device after which a warning says that another run measures there too."""
 DOUBTFUL: tuple[FailureKind, ...] = ("fault", "launch", "load", "out_of_memory")
-"""Failures that are always in doubt in a used process. Other kinds count as long as the last correct candidate is still
-correct in that process, because repeating each of them would take a new context and new inputs."""
+"""Failures that are always in doubt in a used process. Failures of other kinds count if the last correct candidate is
+still correct in that process, because repeating each of them would take a new context and new inputs."""
 SPOILING: tuple[FailureKind, ...] = ("fault", "out_of_bounds")
 """Failures that ruin the context or the memory of the process, although the process answers."""
 BUSY_PERCENT = 20
