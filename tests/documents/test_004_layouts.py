@@ -289,7 +289,7 @@ def test_l20_a_vector_divides_its_loop(width: Any) -> None:
     """Widths of `layout.loops` must be powers of two that divide the last extent of the loop."""
     with pytest.raises(SpaceError, match=f"layout.loops: width {width!r} is not a power of two"):
         layout.loops(2, width)
-    with pytest.raises(ValueError, match=r"vectors of 8 do not divide .* 100"):
+    with pytest.raises(ValueError, match=r"vectors of 8 elements do not divide .* 100"):
         layout.loop("vector8", 4, 100, threads=256)
 
 
