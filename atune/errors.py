@@ -170,10 +170,8 @@ class ArgumentMissing(SpaceError):
 
 
 class WorkloadError(UsageError):
-    """The workload cannot be loaded, described or sent to the workers, or it changed during the run.
-
-    Fix the workload. The journal keeps all measurements.
-    """
+    """The workload cannot be loaded, described or sent to the workers, or it changed during the run. Fix the workload.
+    The journal keeps all measurements."""
 
 
 class NoSuchWorkload(WorkloadError):

@@ -374,8 +374,7 @@ class Result:
     @cached_property
     def roles(self) -> Roles:
         """The roles of the kernel's parameters, such as outputs, and inputs that a call sets to zero. `Roles.writes`
-        includes the inputs that the winner wrote into. If the run did not finish, the roles are empty.
-        """
+        includes the inputs that the winner wrote into. If the run did not finish, the roles are empty."""
         roles = self._state.finished.roles if self._state.finished else Roles()
         outcome = None if self.best_index is None else self._state.outcome(self.best_index)
         return roles if outcome is None else roles_with(roles, outcome)
