@@ -52,8 +52,8 @@ MESSAGE_CHARACTERS = 500
 DETAIL_CHARACTERS = 4000
 """Largest number of characters that atune keeps of a candidate's traceback or output."""
 _CHECK = re.compile(r"Check failed: .*?(?: is false:|\(.*? vs\. .*?\) ?:) *(?=\S+ )")
-"""The prefix of TVM's message about a failed check. The prefix is removed if a sentence follows that explains the
-failure. It is kept if a single word follows, because that word is a value."""
+"""The prefix of TVM's message about a failed check. If a sentence follows that explains the failure, the prefix is
+removed. If a single word follows, which is a value, the prefix is kept."""
 _NO_SENTENCE = re.compile(
     r"[\s|^~-]*$"  # a caret, alone or in a margin
     r"|\s*\d* \| |\s*-->"  # a line of source in a diagnostic, and its place
@@ -97,7 +97,7 @@ _PASSING = frozenset({"KeyboardInterrupt", "CancelledError", "Cancelled", "Gener
 
 
 def asked(question: Callable[[], T], raised: Callable[[BaseException], BaseException], *, passes: bool = True) -> T:
-    """Return what `question` returns. It calls the user's function, and may test whether the function's answer is true.
+    """Call `question`, which runs the user's function and may test whether its answer is true. Return its result.
 
     `raised` converts an exception of that function into the error to raise. If `passes` is true, an interrupt or a
     cancellation propagates unchanged, except in a process that ignores SIGINT, such as a worker.
@@ -146,7 +146,7 @@ def _encodable(text: str) -> str:
 
 
 class AtuneError(Exception):
-    """The base class of the exceptions that atune raises on purpose. They can be copied and sent to other processes."""
+    """The base class of the exceptions that atune raises on purpose. The exceptions can be copied and pickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The copy is made without __init__, whose parameters may be fields instead of args.
@@ -158,7 +158,7 @@ class UsageError(AtuneError):
 
 
 class UnknownOption(UsageError, TypeError):
-    """A call names an unknown option. The message suggests the right name. The error is a TypeError, as in Python."""
+    """A call names an unknown option. The message suggests the right name. As in Python, the error is a TypeError."""
 
 
 class SpaceError(UsageError):
@@ -187,11 +187,11 @@ class InputsMisfit(WorkloadError):
 
 
 class InputsMissing(WorkloadError):
-    """A scalar parameter of the kernel has no value, and atune cannot guess it. Pass `inputs` to the workload."""
+    """The value of a scalar parameter is unknown, and atune cannot guess the value. Pass `inputs` to the workload."""
 
 
 class TargetError(UsageError):
-    """The target or device is missing or not supported. Choose one that `atune doctor` lists."""
+    """The target or device is missing or not supported. Choose a target or device that `atune doctor` lists."""
 
 
 class StrategyError(UsageError):
@@ -216,7 +216,7 @@ class WorkerTimeout(WorkerError):
     def __init__(self, message: str, detail: str = "", *, starved: bool = False) -> None:
         super().__init__(message, detail)
         self.starved = starved
-        """Whether the job got little CPU time because the machine was busy. If so, the job itself may be fast."""
+        """Whether the job got so little CPU time, because the machine was busy, that the job itself may be fast."""
 
 
 class WorkerLost(WorkerError):
@@ -245,7 +245,7 @@ class RemoteError(WorkerError):
 
 
 def translated(error: RemoteError) -> AtuneError:
-    """Return the exception that a worker reported. If its class is not from atune, return a `WorkerError` instead."""
+    """Return the exception that a worker reported, or a `WorkerError` if the exception's class is not from atune."""
     kind, message = globals().get(error.kind), str(error)
     if not (isinstance(kind, type) and issubclass(kind, AtuneError)) or kind in (NoWinner, CompileFailed):
         return WorkerError(message, error.detail)

@@ -35,10 +35,10 @@ REPLICATED = "replicated"
 
 
 def fragments(*own: str) -> tuple[str, ...]:
-    """Return an axis for `hold`: the compiler's layout, the layout with the whole fragment in every thread, and yours.
+    """Return an axis with layouts for `hold`: the compiler's layout, the whole fragment in every thread, and `own`.
 
     `own`: names of your own layouts. The kernel passes the function of each layout to `hold` as a keyword argument.
-    Raises `SpaceError` for a name that cannot be such a keyword.
+    Raises `SpaceError` if a name cannot be used as a keyword argument.
     """
     for name in own:
         if not str(name).isidentifier() or name in (COMPILER, REPLICATED, "how", "threads") or own.count(name) > 1:
@@ -51,7 +51,7 @@ def fragments(*own: str) -> tuple[str, ...]:
 def loops(*widths: int) -> tuple[str, ...]:
     """Return an axis for `parallel`: the compiler's layout, and a layout for each width. The default is 1, 2, 4 and 8.
 
-    A width is the number of neighbouring elements that a thread takes. Raises `SpaceError` unless it is a power of two.
+    A width is the number of neighbouring elements that a thread takes. Raises `SpaceError` if a width is no power of 2.
     """
     for width in widths:
         if isinstance(width, bool) or not isinstance(width, int) or width < 1 or width & (width - 1):

@@ -1,4 +1,4 @@
-"""The events of a run. Each is a frozen struct with a name in the past tense, and `decode` returns any of them.
+"""The events of a run. Each event is a frozen struct with a name in the past tense. `decode` returns any event.
 
 A journal has one event per line, and `atune.journal.result.Result` is computed from nothing but the events. Every event
 has a sequence number, a wall-clock time, a monotonic time, and the worker or device on which it happened.
@@ -28,7 +28,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_d
     took for the step. `timing`: samples in µs, and their median in ms. `kind`: the kind of failure. `message` and
     `reason`: a sentence for the user. `detail`: the last lines that the compiler, the device or the worker wrote.
     `printed`: what the user's functions printed. Events contain no reference cycles, so the garbage collector skips
-    events. This matters because a run may have millions.
+    the events of a run, which may be millions.
     """
 
     seq: Whole
@@ -68,7 +68,7 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     points: int | None = None
     """Number of points of a large space, before any constraint. The seed determines which points became candidates."""
     default: Index | None = None
-    """Index of the default configuration. `BASELINE` if the space does not list it. None if there is no default."""
+    """The default configuration's index. `BASELINE` if the space does not list the default. None without a default."""
     baseline: dict[str, Any] | None = None
     """The default configuration if the space does not list it, otherwise None."""
     refused: str = ""
@@ -108,14 +108,14 @@ class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_propose
     key: str
     config: dict[str, Any]
     surveyed: bool = False
-    """Whether the survey proposed the candidate, because it fails. The strategy did not, and no budget counts it."""
+    """Whether the survey proposed the candidate, because the candidate fails. No budget counts such a candidate."""
     further_layout: bool = False
     """Whether the candidate is another layout of a configuration, and was proposed only so that atune can choose among
-    the layouts. No budget counts it."""
+    the layouts. No budget counts the candidate."""
 
 
 class SpaceSurveyed(Event, frozen=True, kw_only=True, tag="space_surveyed"):
-    """The survey ended. Its facts about the candidates `indices` are for the strategy, which also knows the axes.
+    """The survey ended. The facts about the candidates `indices` are for the strategy, which also knows the axes.
 
     `prior`: an estimate for each candidate. Less is better, and the unit need not be ms. `facts`: named columns with a
     number for each candidate, for models of a strategy. The numbers have six digits, or are None if unknown.
@@ -150,7 +150,7 @@ class CandidatePruned(Event, frozen=True, kw_only=True, tag="candidate_pruned"):
     reason: str
     likely: bool = False
     instead: Index | None = None
-    """The candidate that was preferred, because its layout of the same configuration seems better. Otherwise None."""
+    """The candidate that is compiled instead, because its layout of the same configuration seems better, or None."""
 
 
 class CandidateAliased(Event, frozen=True, kw_only=True, tag="candidate_aliased"):
@@ -169,7 +169,7 @@ class ArtifactBuilt(Event, frozen=True, kw_only=True, tag="artifact_built"):
     reason: str = ""
     """The reason for the number of candidates in this library."""
     compiler: str = ""
-    """``nvcc``, ``g++`` or ``cicc``, a part of nvcc that is used to parse the headers only once."""
+    """``nvcc``, ``g++``, or ``cicc``, which is a part of nvcc. With ``cicc``, the headers are parsed only once."""
     why: str = ""
     """The reason that this compiler was chosen."""
     machine: tuple[MachineFacts | None, ...] = ()
@@ -203,9 +203,9 @@ class CompileRepeated(Event, frozen=True, kw_only=True, tag="compile_repeated"):
 class DeviceReady(Event, frozen=True, kw_only=True, tag="device_ready"):
     """A device is ready to measure. `device`: the device's description.
 
-    `start_s`: seconds until the device was ready. After a loss, this includes making the inputs and running the
-    reference. `stream`: the handle of the CUDA stream on which the device's process makes inputs and launches and times
-    kernels; 0 on the CPU. A call that waits for the device is timed on the default stream: see `Timing.method`.
+    `start_s`: seconds until the device was ready. After a loss, these seconds include making the inputs and running the
+    reference. `stream`: the handle of the CUDA stream on which the device's process makes inputs, launches kernels and
+    times them; 0 on the CPU. A call that waits for the device is timed on the default stream: see `Timing.method`.
     """
 
     device: DeviceInfo
@@ -245,7 +245,7 @@ class BenchmarkStarted(Event, frozen=True, kw_only=True, tag="benchmark_started"
 
 
 class BenchmarkRepeated(Event, frozen=True, kw_only=True, tag="benchmark_repeated"):
-    """A candidate is measured again, because its latency is implausible, or it may not be to blame for its failure."""
+    """A candidate is measured again, because its latency is implausible, or something else may have made it fail."""
 
     index: Index
     device: str
@@ -265,7 +265,7 @@ class CandidateMeasured(Event, frozen=True, kw_only=True, tag="candidate_measure
     max_error: float | None = None
     seconds: Seconds = 0.0
     writes: tuple[Whole, ...] = ()
-    """Positions of the inputs that the kernel writes into. Their values are restored before each timed call."""
+    """Positions of the inputs that the kernel writes into. The inputs are restored before each timed call."""
     set_up: tuple[Whole, ...] = ()
     """Positions of the inputs that the workload's `setup` changed."""
     printed: str = ""
@@ -305,7 +305,7 @@ class BitsCompared(Event, frozen=True, kw_only=True, tag="bits_compared"):
 
 
 class FinalStarted(Event, frozen=True, kw_only=True, tag="final_started"):
-    """The final began: a device times the best candidates and the default, `indices`, in turn. Nothing is compiled."""
+    """The final began. A device times `indices` in turn: the best candidates and the default. Nothing is compiled."""
 
     device: str
     indices: tuple[Index, ...]
@@ -360,7 +360,7 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
     candidates all failed to lower, for the same reason. ``mismatched``: the outputs of the default and of the first
     candidates all differ from the reference's. ``merged``: the journal was merged from several journals."""
     kernel: Artifact | None = None
-    """The winner's library in the cache folder, and the winner's symbol in it. Nothing else is needed to load it."""
+    """The winner's library in the cache folder, and the winner's symbol in it. This is all that loading needs."""
     roles: Roles = Roles()
     """The roles of the kernel's parameters, such as outputs, and inputs that a call sets to zero."""
     found: Found | None = None

@@ -36,7 +36,7 @@ def merge(journals: Sequence[str | os.PathLike[str]], output: str | os.PathLike[
     """Return the joint result of all `journals`. If `output` is given, also write a new journal to this path.
 
     The journals must record the same work: kernel, problem, target and space. If a candidate has several outcomes, a
-    measurement overrides a failure. Otherwise, the outcome in the later journal counts, in the order of `journals`.
+    measurement overrides a failure. Of two measurements or two failures, the one in the later of `journals` counts.
     `Result.warnings` says how many candidates have several outcomes, and which versions or settings differ. The result
     has no final, because the finals of different journals cannot be compared.
 
@@ -56,7 +56,7 @@ def merge(journals: Sequence[str | os.PathLike[str]], output: str | os.PathLike[
 
 
 def _joined(paths: Sequence[str], states: Sequence[State]) -> Iterator[AnyEvent]:
-    """Yield events as if a single run had done the work of all journals. Each journal continues the clock of the last.
+    """Yield events as if a single run had done the work of all journals. The clock goes on from journal to journal.
 
     `State` resolves conflicts, because the last outcome of a candidate, or of candidates with the same code, counts.
     """
@@ -96,7 +96,7 @@ _MERGED = DeviceReady | ReferenceMeasured | Warned | CandidateProposed | Candida
 
 
 def _counts(event: Outcome, state: State, others: Sequence[State]) -> bool:
-    """Tell whether `event` is the last outcome in its journal. A failure must not be measured in another journal."""
+    """Tell whether `event` is its journal's last outcome, and not the failure of a candidate measured elsewhere."""
     last = state.outcome(event.index)
     measured = isinstance(event, CandidateMeasured)
     elsewhere = any(isinstance(other.outcome(event.index), CandidateMeasured) for other in others)

@@ -25,11 +25,11 @@ from atune.journal.state import State, ended_by, finished, recorded_budget
 from atune.model.folders import cache_folder, is_cached, regular_file
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
-"""The largest size of a line in bytes. Every event fits, and a decoded line takes many times as much memory."""
+"""The largest size of a line in bytes. No event is larger, and a decoded line takes many times as much memory."""
 MAX_DEPTH = 64
-"""The largest depth of nesting. Every event fits, and code that walks a deeper value could overflow the stack."""
+"""The largest depth of nesting. No event is deeper, and code that walks a deeper value could overflow the stack."""
 MAX_PARTS, MAX_VALUES = 100_000, 4_000_000
-"""The largest number of lists and objects in a line, and of values. They take up to 100 times as much memory."""
+"""The largest numbers of lists and objects, and of values, in a line. Memory holds them at up to 100 times the size."""
 MAX_ALL_VALUES = 12_000_000
 """The largest number of values in a journal outside the cache folder: about 200,000 candidates, or 1 GB of memory."""
 
@@ -177,11 +177,11 @@ def ends(path: str | Path) -> tuple[RunStarted | None, AnyEvent | None]:
 
 
 _TAILS = (1 << 14, 1 << 18, 1 << 22, 3 * MAX_LINE_BYTES)
-"""Numbers of bytes to read from a journal's end, until they contain the last event and the lines beside it."""
+"""The numbers of bytes to read from a journal's end. More bytes are read until the last event's line is complete."""
 
 
 def is_journal(path: str | Path) -> bool:
-    """Tell whether the file at `path` begins like a journal. The rest of it may be damaged. Raises `OSError`."""
+    """Tell whether the file at `path` begins like a journal. The rest of the file may be damaged. Raises `OSError`."""
     if not os.path.isfile(path):
         return False
     with open(path, "rb") as file:
@@ -210,7 +210,7 @@ def _body(line: bytes) -> msgspec.Raw | None:
 
 
 def unfit(text: bytes) -> str:
-    """Return the reason that JSON from a stranger is too costly to decode. Empty if it may be decoded."""
+    """Return the reason that JSON from a stranger is too costly to decode. Empty if the JSON may be decoded."""
     opened = text.count(b"[") + text.count(b"{")
     if opened <= MAX_DEPTH and len(text) < MAX_VALUES and not _LONG.search(text):
         return ""
@@ -240,7 +240,7 @@ _ADVICE = {
 
 
 def cannot(doing: str, path: str, error: OSError, do: str = "") -> JournalError:
-    """Return the `JournalError` for an `OSError`. It tells the reason, and then `do` or the usual advice."""
+    """Return the `JournalError` for an `OSError`. The message gives the reason, and `do` or the usual advice."""
     why = _ADVICE.get(error.errno or 0, error.strerror or str(error))
     if do:
         why = f"{why.partition(':')[0]}: {do}"
@@ -261,7 +261,7 @@ def replay(path: str | Path) -> Result:
 
 
 def found_in(state: State, reason: str = "") -> Found:
-    """Return the outcome of a run so far. `reason`: the reason that the run ends, if `state` does not have it yet."""
+    """Return the outcome of a run so far. `reason`: the reason that the run ends, if `state` has no reason yet."""
     result, reason = Result.of(state), reason or ended_by(state)
     best = result.best
     whole = best is not None and reason not in ("", "stopped") and not state.accepted
@@ -279,7 +279,7 @@ def found_in(state: State, reason: str = "") -> Found:
 
 
 async def follow(path: str | Path) -> AsyncIterator[AnyEvent | None]:
-    """Yield the events of a journal until the journal's run ends. Another process, or another machine, may write it.
+    """Yield the events of a journal until its run ends. Another process or another machine may write the journal.
 
     Yields None after the events that are already there, and then every `POLL_S` seconds without a new event. The file
     is polled, because shared file systems have no notifications. Raises `JournalError` if the journal is damaged.

@@ -1,6 +1,6 @@
 """The result of a run: its winner, and the outcome of every candidate.
 
-Methods of `Result` also print the result, and write its report and its bundle. They import modules of higher layers.
+Methods of `Result` also print the result, and write a report and a bundle. These methods import higher layers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MeasuredOn = Sequence[tuple[str, Timing]]
 
 
 def noise_of(timings: MeasuredOn, contenders: MeasuredOn) -> list[str]:
-    """Return a message for each sign of noise. The message says what to do. A quiet machine has no signs of noise.
+    """Return a message for each sign of noise. The message also says what to do. For a quiet machine, return nothing.
 
     `timings`: all timings of a run. `contenders`: the timings that decide the winner. Only their spread counts.
     """
@@ -104,9 +104,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     code_key: str = ""
     source_key: str = ""
     machine: MachineFacts | None = None
-    """Registers, stack and code size; for a duplicate, of `same_as`. None for target ``c``, and if it was not built."""
+    """Registers, stack and code size of this candidate or of `same_as`. None for target ``c``, or without a library."""
     instead: int | None = None
-    """The candidate that the run preferred because of its layout. None if the run did not prefer another candidate."""
+    """The candidate that the run preferred to this candidate because of the layout, or None."""
     bits: str = ""
     """A digest of the outputs for the check's inputs: equal bits have equal digests. Empty if nothing was measured."""
     repeats: bool = True
@@ -162,7 +162,7 @@ class SameBits(msgspec.Struct, frozen=True, kw_only=True):
     """A bitwise comparison of the measured candidates' outputs for the same inputs. Duplicates are not counted.
 
     `asked`: whether a candidate may win only if its outputs have the same bits as the default's outputs. `winner`:
-    whether the winner's outputs do; None if there is no winner, or if the default was not measured. `same`: how many of
+    whether the winner has the default's bits; None if there is no winner or no measured default. `same`: how many of
     the `measured` candidates have the default's bits. The default itself counts. `classes`: the number of different
     outputs. `varying`: the number of candidates whose outputs change from call to call. `seeds`: the number of draws of
     the inputs on which the finalists were compared. The check's inputs count as a draw.
@@ -210,7 +210,7 @@ class Result:
 
     `Result.of` and `Result.from_events` return a `TuneResult` if there is a winner. The winner is the final's first
     entry whose candidate has not failed since. If there was no final, the winner is the measured candidate with the
-    smallest latency. If several have the smallest latency, the candidate with the smallest config key wins.
+    smallest latency. If several candidates have this latency, the candidate with the smallest config key wins.
     """
 
     def __init__(self, state: State, journal: str | Path | None = None, *, replayed: bool = False) -> None:
@@ -219,7 +219,7 @@ class Result:
         self.journal = None if journal is None else str(journal)
         """The path of the run's journal. None if the run wrote no journal."""
         self.replayed = replayed
-        """Whether the events come from a file. If so, the kernel is loaded only if it is in the cache folder."""
+        """Whether the events come from a file, so that the kernel is loaded only if it is in the cache folder."""
         self.cache_hit = False
         """Whether nothing was measured, because the result was in the result cache, or another task tuned the work."""
         self.header = header_in(state)
@@ -242,7 +242,7 @@ class Result:
         self.finished = state.finished is not None
         """Whether the run ended normally."""
         self.interrupted = state.interrupted is not None
-        """Whether the run was interrupted. If the run was killed or still goes on, this and `finished` are False."""
+        """Whether the run was interrupted. A run that was killed or goes on is neither finished nor interrupted."""
         self.reason = state.finished.reason if state.finished else ""
         """The reason that the run ended, as in `RunFinished.reason`. Empty if the run did not finish."""
         self.kept = state.finished.kernel if state.finished else None
@@ -256,20 +256,20 @@ class Result:
         self.best_over_time: tuple[Improvement, ...] = state.best_over_time()
         """The candidates whose first timing was the fastest so far. The last of them may differ from the winner."""
         self.final: tuple[FinalEntry, ...] = valid_finalists(state)
-        """The finalists that have not failed since, fastest first. Their `index` is `Record.credited`."""
+        """The finalists that have not failed after the final, fastest first. Their `index` is `Record.credited`."""
         self._final = {entry.index: entry.timing for entry in self.final}
         self._last = state.final if self.final else None
         self._final_reference = None if self._last is None else self._last.reference
 
     @staticmethod
     def of(state: State, journal: str | Path | None = None, *, replayed: bool = False) -> Result:
-        """Return the result of a run with the state `state`. If the run has a winner, the result is a `TuneResult`."""
+        """Return the result of a run with the state `state`. A run with a winner has a `TuneResult`."""
         kind = Result if state.winner is None else TuneResult
         return kind(state, journal, replayed=replayed)
 
     @staticmethod
     def from_events(events: Iterable[Event], journal: str | Path | None = None, *, replayed: bool = False) -> Result:
-        """Return the result of a run with these events, in order. If it has a winner, the result is a `TuneResult`."""
+        """Return the result of a run with these events, in order. A run with a winner has a `TuneResult`."""
         return Result.of(State.of(events), journal, replayed=replayed)
 
     @cached_property
@@ -291,7 +291,7 @@ class Result:
 
     @property
     def baseline(self) -> Record | None:
-        """The record of a default configuration that the space does not list. It may win, but no count includes it."""
+        """The record of a default that the space does not list. The default may win, but no count includes it."""
         return self._recorded.get(BASELINE)
 
     @cached_property
@@ -323,7 +323,7 @@ class Result:
 
     @cached_property
     def about_default(self) -> str:
-        """A sentence if the default is not in the space, but won, or was all that worked. Otherwise an empty string."""
+        """A sentence if a default that the space does not list won, or was all that worked. Otherwise empty."""
         baseline, state = self.baseline, self._state
         if baseline is None or baseline.latency_ms is None:
             return ""
@@ -337,7 +337,7 @@ class Result:
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """The run's warnings to the user. If `about_default` has a sentence, that sentence is the first warning."""
+        """The run's warnings to the user. If `about_default` is not empty, it is the first warning."""
         return (*filter(None, [self.about_default]), *self._state.warnings)
 
     @cached_property
@@ -412,12 +412,12 @@ class Result:
 
     @property
     def default(self) -> Record | None:
-        """The default configuration's record, which may be the `baseline`. None if there is no record, or not yet."""
+        """The default configuration's record, which may be the `baseline`. None if the default has no record yet."""
         return None if self.header.default is None else self._recorded.get(self.header.default)
 
     @property
     def no_default(self) -> str:
-        """The reason that there is no default to compare with. Empty if there is a default, or may be one later."""
+        """The reason that there is no default to compare with. Empty if a default exists or may still be measured."""
         default = self.default
         if default is None:
             why = self.header.no_default
@@ -517,7 +517,7 @@ class Result:
         write_output(os.fspath(path), _above("reporting.report.report")(self.journal).encode())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without computed attributes and without the kernel. A copy computes and loads them again."""
+        """Return the state without computed attributes and without the kernel, which a copy computes or loads again."""
         kinds = (vars(kind).items() for kind in type(self).__mro__)
         computed = {name for kind in kinds for name, value in kind if isinstance(value, cached_property)}
         return {name: value for name, value in self.__dict__.items() if name not in computed}
@@ -556,7 +556,7 @@ class TuneResult(Result):
 
     @property
     def best(self) -> Record:
-        """The winner's record. If the default has the same code as the winner, the default's record."""
+        """The winner's record, or the default's record if the default has the same code as the winner."""
         best = super().best
         assert best is not None, "Result.of makes a TuneResult only if the state has a winner"
         return best

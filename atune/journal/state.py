@@ -52,7 +52,7 @@ COMPILED_BEFORE = "compiled before"
 
 
 class Entry(msgspec.Struct, eq=False, gc=False):
-    """The state of a candidate. It contains no reference cycles, so the garbage collector can skip it."""
+    """The state of a candidate, which has no reference cycles, so that the garbage collector can skip the state."""
 
     index: int
     key: str = ""
@@ -70,7 +70,8 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     refused: bool = False
     """Whether the candidate is a baseline that a constraint refuses."""
     outcome: Outcome | None = None
-    """The latest outcome of this code. If several candidates have the code, only the first has the outcome."""
+    """The latest outcome of the candidate's code. If several candidates have the code, only the first has the outcome.
+    """
     surveyed: bool = False
     """`surveyed` and `further_layout` have the same meaning as in `CandidateProposed`."""
     further_layout: bool = False
@@ -79,7 +80,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
 
     @property
     def in_space(self) -> bool:
-        """Whether the candidate is in the space. The baseline is not, and no count includes it."""
+        """Whether the candidate is in the space. The baseline is outside the space, and no count includes it."""
         return self.index != BASELINE
 
     @property
@@ -222,8 +223,8 @@ class State:
     """The state of a run. Pass each event to `apply`, in order. The state can be read at any time.
 
     If several candidates have the same code, their latest outcome belongs to the first of them in the space's order. A
-    baseline outside the space is ranked if it may win, but no count includes the baseline. It wins only if a candidate
-    of the space was also measured.
+    baseline outside the space is ranked if it may win, but no count includes the baseline. The baseline wins only if a
+    candidate of the space was also measured.
     """
 
     def __init__(self) -> None:
@@ -234,7 +235,7 @@ class State:
         self.kinds: Counter[str] = Counter()
         """Number of failed candidates for each kind of failure."""
         self.doubted = False
-        """Whether a part ended as ``mismatched`` (see `RunFinished.reason`). If so, later parts try all candidates."""
+        """Whether a part ended as ``mismatched`` (see `RunFinished.reason`), so that later parts try all candidates."""
         self.lowered = self.built = 0
         """Number of candidates that were lowered, and number of different codes that were built."""
         self._stored: set[int] = set()
@@ -273,7 +274,7 @@ class State:
         """The device of each candidate that is being measured, or was being measured when the program died."""
         self._deaths: Counter[int] = Counter()
         self._ranking: list[Rank] = []
-        """The measured candidates that may win, sorted by latency. Each code has a single candidate."""
+        """The measured candidates that may win, sorted by latency. Each code appears once."""
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> State:
@@ -373,7 +374,7 @@ class State:
     def ranked(self, most: int | None = None) -> list[CandidateMeasured]:
         """Return a measurement for each code, sorted by the first timing, fastest first.
 
-        The `index` of a measurement is the candidate that was compiled and ran. `most`: the largest number to return.
+        A measurement's `index` is the candidate that was compiled and ran. `most`: return at most so many measurements.
         """
         outcomes = (self.entries[index].outcome for _, _, index in self._ranking[:most])
         return [outcome for outcome in outcomes if isinstance(outcome, CandidateMeasured)]
@@ -590,7 +591,7 @@ def ended_by(state: State) -> str:
 
 
 def recorded_budget(header: RunStarted) -> Budget:
-    """Return the budget in a header. If it cannot be read, return an unlimited budget."""
+    """Return the budget in a header, or an unlimited budget if the header's budget cannot be read."""
     try:
         return msgspec.convert(header.settings.get("budget") or {}, Budget)
     except (msgspec.ValidationError, UsageError):

@@ -1,4 +1,4 @@
-"""Write journals. The writer of a journal locks it, appends complete lines, and syncs groups of lines in a thread."""
+"""Write journals. A writer locks its journal, appends complete lines, and syncs groups of lines in a thread."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def line_of(event: Event) -> bytes:
 
 
 class Journal:
-    """A journal that this process writes. Its lock keeps other writers out, and is released when the process ends.
+    """A journal that this process writes. The journal's lock keeps other writers out until this process ends.
 
     Make a `Journal` with `create`, `reopen` or `start`, and use it as a context manager.
     """
@@ -48,7 +48,7 @@ class Journal:
 
     @classmethod
     def create(cls, path: str | Path) -> Journal:
-        """Start a new journal that only its owner can read. In the cache folder, missing folders are created too.
+        """Start a new journal that only its owner can read. Missing folders inside the cache folder are created.
 
         Raises `JournalError` if `path` cannot be written or its folder is missing, if the file at `path` is not empty,
         or if another run is writing this file.

@@ -183,12 +183,12 @@ DEFAULTS = "the kernel's defaults"
 """Text for an empty configuration."""
 Facts = list[tuple[str, str]]
 REPEATED = 2.0
-"""atune warns about a loop if a thread does at least this many times as many iterations as an even share."""
+"""atune warns about a loop if each thread does at least this multiple of an even share of the iterations."""
 
 
 def facts_of(record: Record, arch: str, records: Sequence[Record] = ()) -> Facts:
-    """Return a record's facts as pairs of a name and a text. `records`: all records of the run. Those whose layout was
-    passed over for this record are named."""
+    """Return a record's facts as pairs of a name and a text. `records`: all records of the run, so that the facts can
+    name the candidates that were passed over for this record."""
     facts, machine, blocks = record.facts, record.machine, occupancy(record, arch)
     layouts = (facts and facts.layouts) or Layouts()
     known: Facts = []

@@ -23,7 +23,7 @@ LEAST_POINTS = 20
 SWEEPS, CONVERGED = 100, 1e-5
 """The fit ends after `SWEEPS` sweeps, or when no log latency changes by more than `CONVERGED`."""
 WORTH = 0.05
-"""The smallest share of an axis that a line of text names."""
+"""The smallest share that an axis needs to be named in a line of text."""
 NAMED = 5
 """The largest number of axes that a line of text names."""
 
@@ -34,7 +34,7 @@ class Importance(msgspec.Struct, frozen=True, kw_only=True):
     shares: dict[str, float]
     """The share of each axis, the largest first. An axis with a single value is left out."""
     unexplained: float
-    """The share that is due to combinations of axes and to noise, so that no axis explains it by itself."""
+    """The share that no axis explains by itself, because it is due to combinations of axes, or to noise."""
     candidates: int
     """Number of latencies from which the shares are computed."""
 

@@ -36,7 +36,7 @@ HIDDEN_FIELDS = ("seq", "mono", "detail")
 
 
 class EventLog(Protocol):
-    """A logger whose methods take fields as keywords. ``structlog.get_logger()`` returns one for any wrapper class."""
+    """A logger whose methods take fields as keywords, such as ``structlog.get_logger()`` with any wrapper class."""
 
     def debug(self, event: str, **fields: Any) -> Any: ...
 
@@ -48,7 +48,7 @@ class EventLog(Protocol):
 Log = EventLog | logging.Logger | logging.LoggerAdapter[Any] | Literal[False]
 """A logger from structlog or `logging`, or False to log nothing."""
 LogEvent = Callable[[Event, State | None, str], None]
-"""A function that logs an event. It also takes the state after the event, and the journal's name or ``""``."""
+"""A function that logs an event. Its arguments are the event, the state after it, and the journal's name or ``""``."""
 
 
 def event_log(log: Log | None) -> LogEvent:
@@ -62,8 +62,8 @@ def event_log(log: Log | None) -> LogEvent:
     ``_details``. Losses and failures are logged as warnings, the steps of single candidates as debug, and other events
     as info. A record of `logging` has the fields both in its message and as the dict ``record.atune``.
 
-    `log`: a logger, which decides what to show. If None, the program's structlog is used if it is configured, and an
-    error in it causes only a warning. Raises `UsageError` for anything that is not a logger.
+    `log`: a logger, which decides what to show. None means the program's structlog if the program configured structlog.
+    With None, an error in the logger causes only a warning. Raises `UsageError` for anything that is not a logger.
     """
     if unasked := log is None:  # without importing structlog, a program cannot have configured it
         log = getattr(sys.modules.get("structlog"), "is_configured", bool)() and sys.modules["structlog"].get_logger()

@@ -22,7 +22,7 @@ class Progress:
 
     `stream`: the stream to write to (default: stderr). `budget`: the budget from which totals and the time left are
     computed (default: the budget in the run's header). `since`: a time in seconds since 1970. Earlier events are
-    counted, but not shown. `seldom`: show only a line after 5 s and then a line per minute, as nobody asked for more.
+    counted, but not shown. `seldom`: show a line after 5 s and then a line per minute, as nobody asked for progress.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Progress:
 
     @property
     def total(self) -> int:
-        """Number of candidates that the budget allows, or the number with an outcome if that is larger."""
+        """Number of candidates that the budget allows, or the number of candidates with an outcome if it is larger."""
         allowed = self._budget.most(self.state.total) or self.state.total
         return min(self.state.total, max(allowed, self.state.settled))
 
@@ -130,7 +130,7 @@ class Progress:
             self._write(f"[{duration(self._mono)}{left}] {text}")
 
     def _write(self, text: str, stays: bool = False) -> None:
-        """Write a line. On a terminal it takes up to `LINES` rows, and the next line replaces it unless it `stays`."""
+        """Write a line. A terminal shows up to `LINES` rows, which the next line replaces, unless the line `stays`."""
         text = shown(text)
         lines = [f"atune: {text}\n"]
         if self._on_terminal:
@@ -143,7 +143,7 @@ class Progress:
 INTERVAL_S, SELDOM_S = 5.0, 60.0
 """Seconds between two lines on a stream that is not a terminal. `SELDOM_S` applies if nobody asked for progress."""
 _ON_SCREEN = threading.Lock()
-"""The lock of the run whose progress is on the terminal. Other runs show none, because the lines would get mixed up."""
+"""The lock of the run whose progress the terminal shows. Other runs show no progress, to keep lines apart."""
 SHOWN_AT_ONCE = (FinalStarted, FinalOrdered, RunFinished, RunInterrupted)
 _NOT_COMPILED: tuple[Status, ...] = ("duplicate", "pruned")
 """The statuses of candidates that are not compiled."""

@@ -23,7 +23,7 @@ COLUMNS = {"problem": None, "latency ms": None, "× default": 2, "× reference":
 
 
 def row_of(row: TunedProblem) -> tuple[str, float | None, float | None, float | None, str]:
-    """Return a problem's row in the table, with a cell for each of `COLUMNS`. The last cell may say why nothing won."""
+    """Return a problem's row in the table, with a cell for each of `COLUMNS`. Without a winner, the last says why."""
     result = row.result
     if result is None or result.best is None:
         return str(row.problem), None, None, None, reason_of(row)
@@ -95,7 +95,7 @@ def _shared(won: Sequence[TunedProblem]) -> list[Line]:
     lines = [Line(f"cover      {text}")]
     if rule.regret is not None and rule.worst_regret is not None:
         regret = f"{_percent(rule.regret)} slower on average, {_percent(rule.worst_regret)} at worst"
-        left = f"with each of {rule.tested} problems left out in turn, it is {regret}"
+        left = f"with each of {rule.tested} problems left out in turn, that winner is {regret}"
         left += f"; unknown for {rule.unmeasured} more" if rule.unmeasured else ""
         lines.append(Line(f"rule       other problems use the nearest problem's winner; {left}"))
     return lines
@@ -121,7 +121,7 @@ def set_data(rows: Sequence[TunedProblem], folder: Path) -> dict[str, Any]:
 
 
 def set_report(folder: Path) -> str:
-    """Return the page for a set. Raises `UsageError` if `folder` is not a set's folder, or `JournalError`."""
+    """Return the page for a set. Raises `UsageError` for other folders, and `JournalError` for unreadable journals."""
     return set_page(tuned_problems(folder), folder)
 
 

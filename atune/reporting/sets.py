@@ -26,7 +26,7 @@ MAX_REGRET = 0.03
 
 HEADS = ("problem", "before ms", "after ms", "ratio (95 %)", "", "winner")
 LEVEL = 0.975
-"""The confidence level of a median's interval. Two such intervals both hold with 95 % confidence (Bonferroni)."""
+"""The confidence level of a median's interval. With 95 % confidence, two of these intervals both hold (Bonferroni)."""
 
 Part = Result | str | os.PathLike[str]
 Results = Part | Iterable["Part | TunedProblem"]
@@ -140,7 +140,7 @@ def _check_one_kernel(results: Sequence[Result]) -> None:
 
 
 class Cover(msgspec.Struct, frozen=True):
-    """A few configurations that together serve a set of problems. The fastest of them serves a problem."""
+    """A few configurations that together serve a set of problems. Each problem gets the fastest of them."""
 
     configs: tuple[Config, ...]
     """The chosen configurations, in the same order as in the matrix."""
@@ -197,11 +197,11 @@ class NearestRule:
     sizes: tuple[str, ...]
     """Names of the arguments that are sizes. All other arguments must have the same values as in a tuned problem."""
     tuned: tuple[tuple[dict[str, Any], int], ...]
-    """The tuned problems, each with the index of its winner in `configs`. If two are equally near, the first counts."""
+    """The tuned problems, each with its winner's index in `configs`. Of equally near problems, the first counts."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Arguments that have the same value in all problems of the workload. `pick` does not need them."""
     asks: tuple[str, ...] = ()
-    """Names of the sizes that functions of the space take. If there are any, `pick` checks what the space contains."""
+    """Names of the sizes that functions of the space take. With such sizes, `pick` checks what the space contains."""
     space: Space | None = field(default=None, repr=False)
     """The space that `pick` checks."""
     regret: float | None = None
@@ -301,7 +301,7 @@ class ComparedProblem(msgspec.Struct, frozen=True):
     before_ms: float | None
     after_ms: float | None
     ratio: Ratio | None
-    """The latency after, divided by the latency before, with its interval: (low, ratio, high). None if unknown."""
+    """The later latency divided by the earlier latency, with the ratio's interval: (low, ratio, high), if known."""
     slower: bool
     """Whether the low end of `ratio` exceeds 1 + `fail_over`, or only the first set has a winner."""
     same_bits: bool | None = None

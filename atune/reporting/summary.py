@@ -93,7 +93,7 @@ def detail_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
 
 
 def bits_line(result: Result) -> str:
-    """Return a line that says how the outputs' bits differ. Empty if all are equal and the user did not ask for it."""
+    """Return a line that says how the outputs' bits differ. Empty if all are equal and the user did not ask."""
     bits = result.same_bits
     if bits.winner is None or not (bits.asked or bits.classes > 1 or bits.varying):
         return ""
@@ -280,7 +280,7 @@ def _all_mismatch(result: Result) -> list[str]:
 
 
 def evidence_lines(message: str, detail: str) -> list[str]:
-    """Return the line of the user's code that raised the error. If it is unknown, return the last lines of `detail`
+    """Return the line of the user's code that raised the error. If this is unknown, return the last lines of `detail`
     without stack traces and without the `message`."""
     where, lines = place_in(detail), [line.rstrip() for line in _STACK.sub("", detail).splitlines() if line.strip(" |")]
     last = [line for line in lines if message not in line and line.strip() not in message][-DETAIL_LINES:]
@@ -390,7 +390,7 @@ def latency_line(result: Result) -> str:
 
 
 def default_line(result: Result) -> str:
-    """Return text that compares the winner with the default, or says why not. Empty if neither is known."""
+    """Return text that compares the winner with the default, or says why this is impossible, if either is known."""
     default = result.default
     if default is None or result.no_default:
         return printable(result.no_default)
@@ -430,12 +430,12 @@ def ties_line(result: Result) -> str:
 
 
 def _over(final: Ratio | None, first: float | None) -> Ratio | None:
-    """Return the `final` ratio. If it is None, return the ratio of `first` timings, which has no interval."""
+    """Return the `final` ratio, or if there was no final, the ratio of `first` timings, which has no interval."""
     return final or (None if first is None else (first, first, first))
 
 
 def comparison(ratio: Ratio, than: str) -> str:
-    """Return text that compares the winner with `than`, such as ``the reference``. Above 1, the winner is faster."""
+    """Return text that compares the winner with `than`, such as ``the reference``. A ratio above 1 means faster."""
     low, middle, high = ratio
     if abs(middle - 1) < CLOSE:
         return f"as fast as {than}"
@@ -445,7 +445,7 @@ def comparison(ratio: Ratio, than: str) -> str:
 
 
 def why_unchecked(result: Result) -> str:
-    """Return the reason that no outputs were checked. Empty if it is unknown, or if outputs were checked."""
+    """Return the reason that no outputs were checked. Empty if the reason is unknown, or if outputs were checked."""
     if not result.measurements or any(measurement.checked for measurement in result.measurements):
         return ""
     asked = result.header.settings.get("benchmark", {}).get("check")

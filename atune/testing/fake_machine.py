@@ -1,4 +1,4 @@
-"""A fake `Machine`, which has no processes, follows a script and records all calls, and its virtual clock."""
+"""A fake `Machine` without processes, which follows a script and records all calls, and the machine's virtual clock."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Script:
     `prepare_error` is the message of an error in the user's inputs or reference.
 
     `kills` gives a stage, ``lower`` or ``build``, and the number of times that a candidate's compile worker is killed
-    from outside in it. `doubts` is the number of times that a device is killed from outside while it measures a
+    from outside there. `doubts` is the number of times that a device is killed from outside while it measures a
     candidate, and `dies_after` the number of times that it dies after measuring a candidate. `spoilt` gives the kind of
     a candidate's failure in a process that has run other candidates. In a fresh process, the candidate does not fail.
 

@@ -71,7 +71,7 @@ def test_page_and_screen_say_the_same_of_cover_and_rule(tmp_path: Path) -> None:
     regret = f"{100 * rule.regret:.2g} % slower on average, {100 * rule.worst_regret:.2g} % at worst"
     for text in (
         f"{len(few.configs)} configurations serve all problems, at most {worst} slower than the winners (chosen",
-        f"other problems use the nearest problem's winner; {left}, it is {regret}",
+        f"other problems use the nearest problem's winner; {left}, that winner is {regret}",
         "8 of 8 have a winner",
     ):
         assert text in shown and text in without_script(page)
