@@ -24,11 +24,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_d
     """The fields of every event. `seq`: the events of a run are numbered 0, 1, 2 and so on, without gaps.
 
     The following fields mean the same in all events that have them. `index`: the number of a candidate in the space.
-    `indices`: such numbers. `device`: the id of a device, such as ``0`` or ``cpu``. `seconds`: the time that the worker
-    took for the step. `timing`: samples in µs, and their median in ms. `kind`: the kind of failure. `message` and
-    `reason`: a sentence for the user. `detail`: the last lines that the compiler, the device or the worker wrote.
-    `printed`: what the user's functions printed. Events contain no reference cycles, so the garbage collector skips
-    the events of a run, which may be millions.
+    `indices`: the numbers of candidates. `device`: the id of a device, such as ``0`` or ``cpu``. `seconds`: the time
+    that the worker took for the step. `timing`: samples in µs, and their median in ms. `kind`: the kind of failure.
+    `message` and `reason`: a sentence for the user. `detail`: the last lines that the compiler, the device or the
+    worker wrote. `printed`: what the user's functions printed. Events contain no reference cycles, so the garbage
+    collector skips the events of a run, which may be millions.
     """
 
     seq: Whole

@@ -29,7 +29,7 @@ DETAIL, LINE = 4000, 300
 SOURCE = 100_000
 """The largest number of characters of the winner's source on the page."""
 MOST_PAGE_BYTES = 2_000_000
-"""The size limit of a page. A larger page omits its slowest candidates. If that is not enough, the page has only text."""
+"""The size limit of a page. A larger page omits its slowest candidates. If need be, the page has only text."""
 ON_PAGE, IN_TEXT, CHARACTERS = 3000, 300, 200_000
 """The largest number of candidates on the page, of candidates in its plain text, and of characters in that text."""
 SPANS = 3000
