@@ -96,7 +96,7 @@ _MERGED = DeviceReady | ReferenceMeasured | Warned | CandidateProposed | Candida
 
 
 def _counts(event: Outcome, state: State, others: Sequence[State]) -> bool:
-    """Tell whether `event` is its journal's last outcome, and not the failure of a candidate measured elsewhere."""
+    """Tell whether `event` is its journal's last outcome, unless another journal measured a candidate that failed."""
     last = state.outcome(event.index)
     measured = isinstance(event, CandidateMeasured)
     elsewhere = any(isinstance(other.outcome(event.index), CandidateMeasured) for other in others)

@@ -48,7 +48,7 @@ class EventLog(Protocol):
 Log = EventLog | logging.Logger | logging.LoggerAdapter[Any] | Literal[False]
 """A logger from structlog or `logging`, or False to log nothing."""
 LogEvent = Callable[[Event, State | None, str], None]
-"""A function that logs an event. Its arguments are the event, the state after it, and the journal's name or ``""``."""
+"""A function that logs an event. It takes the event, the state after the event, and the journal's name or ``""``."""
 
 
 def event_log(log: Log | None) -> LogEvent:

@@ -140,7 +140,7 @@ def _check_one_kernel(results: Sequence[Result]) -> None:
 
 
 class Cover(msgspec.Struct, frozen=True):
-    """A few configurations that together serve a set of problems. Each problem gets the fastest of them."""
+    """A few configurations that together serve a set of problems. Each problem gets the fastest configuration."""
 
     configs: tuple[Config, ...]
     """The chosen configurations, in the same order as in the matrix."""
