@@ -1,4 +1,4 @@
-"""Options: each is declared once, as a field with an `option` in its type. Checks, help and flags follow from it."""
+"""Options are declared once, as fields with an `option` in their types. Checks, help and flags derive from that."""
 
 from __future__ import annotations
 
@@ -26,63 +26,65 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def option(doc: str, **more: Any) -> msgspec.Meta:
-    """Return the description of an option, to annotate its type. `more`: attributes of `Option`.
+    """Return the description of an option, with which its type is annotated. `more`: attributes of `Option`.
 
         class RunOptions(TypedDict, total=False):
             seed: Annotated[Natural, option("Seed of the strategy.", default=0, flag="--seed", metavar="N")]
 
-    Quote types that only type checkers import; their values are unchecked. The module of the TypedDict must not have
-    ``from __future__ import annotations``, which would quote all types. A setting has its default next to its type.
+    Quote types that only type checkers import. Such an option's values are not checked. The module of the TypedDict
+    must not have ``from __future__ import annotations``, which would quote all types. The default of a setting stands
+    next to its type.
     """
     return msgspec.Meta(description=doc, extra=more)
 
 
 def described(group: type[Any], name: str) -> msgspec.Meta:
-    """Return the description of an option of `group`, to use it in another group."""
+    """Return the description of an option of `group`, so that another group can have the same option."""
     meta: msgspec.Meta = get_args(group.__annotations__[name])[-1]
     return meta
 
 
 SWITCH = (bool, bool | None)
-"""Types of options that are on or off."""
+"""Types of options that can only be switched on or off."""
 _TYPED = (*SWITCH, int, int | None, float, float | None)
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
-    """An option of a group. Its values are checked by type and bounds, or by `check`."""
+    """An option of a group. The values are checked by type and bounds, or by the function `check`."""
 
     name: str
     hint: Any
     """The type with bounds."""
     kind: Any
-    """The type without bounds, as `help` shows it."""
+    """The type without bounds, for `help`."""
     doc: str
-    """The description, as in a docstring. Its first sentence is the command line's help."""
+    """The description, as a docstring would have it. Its first sentence is the command line's help."""
     default: Any = None
     must: str = ""
-    """The constraint in words for messages, such as ``must be a text``. Without it, only numbers and bools are
-    checked."""
+    """What a value must be, in words for messages, such as ``must be a string``. If this is empty, only numbers and bools
+    are checked."""
     check: Callable[[str, Any], Any] | None = None
-    """Takes a name for messages, and the value. Returns the value in its normal form, or raises `UsageError`."""
+    """A function that takes the option's name, for messages, and a value. It returns the value in its normal form, or
+    raises `UsageError`."""
     measured: bool = False
-    """Whether the option affects measurements, so that timings under different values cannot be compared."""
+    """Whether the option affects measurements. Timings under different values of such an option cannot be compared."""
     flag: str = ""
-    """The option on the command line, if any. ``--skip-…`` switches off an option that is on by default. Mutually
-    exclusive flags, such as ``--quiet|--verbose``, each set their name as value."""
+    """The option on the command line; empty if it has none. The flag ``--skip-…`` switches off an option that is on by
+    default. Mutually exclusive flags, such as ``--quiet|--verbose``, each set their name as value."""
     metavar: str = ""
     repeat: bool = False
     """Whether the option may be given several times on the command line."""
     unset: str = ""
-    """A description of the default, if it is not a plain value."""
+    """A description of the default, if the default is not a plain value."""
     page: str = ""
-    """The page that explains the option, such as ``search.md#the-prior``."""
+    """The page of the documentation that explains the option, such as ``search.md#the-prior``."""
     group: str = ""
-    """The heading in the command line's help."""
+    """The heading of the option in the command line's help."""
 
     def checked(self, where: str, value: Any, error: type[UsageError] = UsageError, *, strict: bool = True) -> Any:
-        """Return the value in its normal form. Raises `error`, which names `where`, or the error of `check`.
+        """Return the value in its normal form. Raises `error`, which names `where`, or the error that `check` raises.
 
-        `strict`: whether to refuse a text in place of a number.
+        `strict`: whether a string is refused where a number is expected.
         """
         if value is None and self.default is None:
             return value
@@ -102,16 +104,16 @@ Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 """Zero or more, and finite."""
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
-_WORDS = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "a text"}
-"""msgspec's names of types, in words."""
+_WORDS = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "a string"}
+"""atune's words for the types that msgspec names in its messages."""
 
 
 def converted(
     name: str, value: Any, kind: Any, must: str = "", error: type[UsageError] = UsageError, *, strict: bool = True
 ) -> Any:
-    """Return `value` as msgspec converts it to the type `kind`, `strict` or not; a mapping stays unchanged.
+    """Return `value` as msgspec converts it to the type `kind`. A mapping stays unchanged. `strict`: see msgspec.
 
-    Raises `error` with `name` and the constraint `must`, or else the constraint in msgspec's message.
+    Raises `error` with `name`, and with `must` or else the type or range that msgspec expected.
     """
     plain = as_written(value)  # numpy's numbers become Python's
     plain = float(plain) if isinstance(plain, float) else plain
@@ -132,7 +134,7 @@ def _wanted(wrong: msgspec.ValidationError) -> str:
 
 
 def size(name: str, value: Any) -> int:
-    """Return a size in bytes, given as a number or a text such as ``4GiB``. Raises `UsageError` for anything else."""
+    """Return `value`, a number or a string such as ``4GiB``, in bytes. Raises `UsageError` for anything else."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])i?B?|B?)\s*", str(value), re.IGNORECASE)
     n = 0 if match is None else int(float(match[1]) * 1024 ** (1 + "KMGT".index(match[2].upper()) if match[2] else 0))
     if n <= 0:
@@ -141,14 +143,14 @@ def size(name: str, value: Any) -> int:
 
 
 def path(name: str, value: Any) -> Any:
-    """Return `value`. Raises `UsageError` unless it is a text or a `Path`."""
+    """Return `value`. Raises `UsageError` unless `value` is a string or a `Path`."""
     if not (isinstance(value, (str, os.PathLike)) and isinstance(os.fspath(value), str)):
         raise UsageError(f"{name} must be a path, got {value!r}")
     return value
 
 
 def options_of(group: type[Any]) -> dict[str, Option]:
-    """Return the options of a group, a settings class or a TypedDict of keywords, by name."""
+    """Return the options of a group by name. A group is a settings class, or a TypedDict of keywords."""
     if group not in _KNOWN:
         hints: dict[str, Any] = group.__annotations__
         defaults: dict[str, Any] = {}
@@ -163,7 +165,7 @@ _KNOWN: dict[type[Any], dict[str, Option]] = {}
 
 
 def _option(name: str, hint: Any, defaults: Mapping[str, Any]) -> Option:
-    """Make an option from its type. `defaults`: the default values of settings, by name."""
+    """Make an option from its annotated type. `defaults`: the default values of settings, by name."""
     hint = get_args(hint)[0] if get_origin(hint) is Required else hint
     kind, *_, meta = get_args(hint)
     more = {"default": defaults[name]} if name in defaults else {}
@@ -186,9 +188,9 @@ def _default(field: msgspec.structs.FieldInfo) -> Any:
 def checked(
     where: str, given: Mapping[str, Any], kind: type[Any], error: type[UsageError] = UsageError
 ) -> dict[str, Any]:
-    """Return the `given` options of the group `kind`, in their normal form.
+    """Return the options `given` for the group `kind`, with each value in its normal form.
 
-    Raises `UnknownOption` for a name that the group lacks, and `error` for a wrong value. Messages name `where`.
+    Raises `UnknownOption` if the group does not have a name, and `error` for a wrong value. Messages name `where`.
     """
     options = options_of(kind)
     refuse_unknown(where, given, [*options])
@@ -199,7 +201,7 @@ def checked(
 def complete(
     where: str, given: Mapping[str, Any], kind: type[Any], error: type[UsageError] = UsageError
 ) -> dict[str, Any]:
-    """Return all options of the group `kind`: those `given`, as `checked` returns them, and others' defaults."""
+    """Return all options of the group `kind`: the options `given`, checked, and the defaults of all other options."""
     defaults = {name: option.default for name, option in options_of(kind).items()}
     return defaults | checked(where, given, kind, error)
 
@@ -207,7 +209,7 @@ def complete(
 def documents(kind: type[Any]) -> Callable[[F], F]:
     """Return a decorator that documents ``**options: Unpack[kind]`` of a function or a class, for `help`.
 
-    It lists the options in place of the docstring's line ``{options}``, and adds them to the signature.
+    It replaces the docstring's line ``{options}`` by the list of options, and adds the options to the signature.
     """
 
     def decorate(function: F) -> F:
@@ -249,7 +251,7 @@ else:
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Refusing):
-    """A group of options, each with an `option` in its type. Making an object checks their values."""
+    """A group of options, each with an `option` in its type, whose values are checked when an object is made."""
 
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in self.__struct_fields__}
@@ -292,7 +294,7 @@ _GROUPS = {
     "atune.Workload(…, {}=…)": ("atune.workload.workload_options", "WorkloadOptions"),
     "@atune.autotune({}=…)": ("atune.frontends.decorator_options", "AutotuneOptions"),
 }
-"""The way to write an option of each group, and the module and name of the group."""
+"""For each way to write an option in Python: the module and the name of the group that the option belongs to."""
 
 
 def refuse_unknown(
@@ -300,7 +302,7 @@ def refuse_unknown(
 ) -> None:
     """Raise `UnknownOption`, naming `where`, for the first `given` name that is not `known`.
 
-    `elsewhere`: options to suggest, and the way to write each; by default, the options of all groups.
+    `elsewhere`: the way to write each option that may be suggested; by default, all options of atune.
     """
     for name in given:
         if name not in known:
@@ -310,7 +312,7 @@ def refuse_unknown(
 
 
 def python_ways() -> dict[str, str]:
-    """Return the way to write each option of atune in Python, by name."""
+    """Return for each option of atune the way to write it in Python."""
     ways = {"where": "atune.Space(…, where=…)"}
     for way, (module, group) in _GROUPS.items():
         for name in getattr(importlib.import_module(module), group).__annotations__:
@@ -319,9 +321,9 @@ def python_ways() -> dict[str, str]:
 
 
 def likely(name: str, known: Mapping[str, str], elsewhere: Mapping[str, str]) -> str:
-    """Return a "did you mean" question for options similar to `name`; empty if there is none.
+    """Return a "did you mean" question that names options similar to `name`; empty if no option is similar.
 
-    `known`, `elsewhere`: by name, the way to write each option that is allowed here, or only elsewhere.
+    `known`: the way to write each option that is allowed here. `elsewhere`: the same for options allowed elsewhere.
     """
     ways = {**elsewhere, **known}
     options = [option for option in (name, *MEANT.get(name, ())) if option in ways]
@@ -332,7 +334,7 @@ def likely(name: str, known: Mapping[str, str], elsewhere: Mapping[str, str]) ->
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """Return a "did you mean" question for the known name most similar to `name`; empty if none is similar."""
+    """Return a "did you mean" question with the known name most similar to `name`; empty if no name is similar."""
     lowered = {candidate.lower(): candidate for candidate in known}
     near = get_close_matches(name.lower(), list(lowered), n=1)
     return f" (did you mean {lowered[near[0]]!r}?)" if near else ""

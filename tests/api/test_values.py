@@ -102,7 +102,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     *(("BenchmarkSettings", "benchmark_timeout_s", n, "timeout_s must be a number") for n in NO_NUMBER_ABOVE_0),
     ("BenchmarkSettings", "early_stop_factor", 0.5, "early_stop_factor must be a number >= 1.0, got 0.5"),
     ("BenchmarkSettings", "adaptive", 0, "adaptive must be True or False, got 0"),
-    ("CompileSettings", "flags", "-O1 -g", "must be a list of texts, such as ('-O2', '-g'), got '-O1 -g'"),
+    ("CompileSettings", "flags", "-O1 -g", "must be a list of strings, such as ('-O2', '-g'), got '-O1 -g'"),
     ("CompileSettings", "target_host", "yes", "target_host must be a target such as 'c' or 'llvm', got 'yes'"),
     ("Budget", "seconds", 0, "Budget: seconds must be a number > 0.0, got 0"),
     # the drop-in, under tilelang's names
