@@ -1,5 +1,5 @@
 """Inputs and results of tuning as plain data: spaces, candidates, devices, artifacts, measurements, settings, jobs.
 
-It imports nothing of atune except `errors`, and neither torch nor tilelang. `workload` asks the user's kernel for its
-names and defaults, and `journal` records runs.
+Of atune, this package imports only `errors`. It imports neither torch nor tilelang. Names and defaults of the user's
+kernel are read in `workload`, and `journal` records runs.
 """

@@ -61,8 +61,8 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     """The description, as a docstring would have it. Its first sentence is the command line's help."""
     default: Any = None
     must: str = ""
-    """What a value must be, in words for messages, such as ``must be a string``. If this is empty, only numbers and bools
-    are checked."""
+    """What messages say about a wrong value, such as ``must be a string``. Without it, only numbers and bools are
+    checked."""
     check: Callable[[str, Any], Any] | None = None
     """A function that takes the option's name, for messages, and a value. It returns the value in its normal form, or
     raises `UsageError`."""

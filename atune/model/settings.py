@@ -127,7 +127,7 @@ class CompileSettings(Settings, frozen=True, kw_only=True):
         measured=True, unset="TileLang's choice",
     )] = None
     layouts: Annotated[Count | None, option(
-        "Of the layouts of each configuration, on the axes from `atune.layout`, compile and measure only the N best.",
+        "Compile and measure only the N best layouts of each configuration, for axes from `atune.layout`.",
         flag="--layouts", metavar="N", unset="all",
         page="layout.md#the-best-few-before-anything-is-measured",
     )] = None
