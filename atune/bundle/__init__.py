@@ -12,7 +12,7 @@
 This package imports no other part of atune. It needs torch, and for CUDA ``apache-tvm-ffi``. It neither unpickles nor
 imports any part of a bundle, but the libraries are machine code, so load only bundles from people whom you trust.
 
-`stages` and decorated kernels also call libraries through the module `launch`, so all calls refuse the same arguments.
+`stages` and decorated kernels also call libraries through `launch`, so all calls refuse the same arguments.
 """
 
 from atune.bundle.bundle import Bundle, load

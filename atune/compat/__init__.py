@@ -1,5 +1,5 @@
-"""Interfaces of other tuners: their names, parameters and errors.
+"""Interfaces of other tuners, with the names, parameters and errors of these tuners.
 
-They may import all of atune but `testing`, and tilelang and torch. They translate arguments into options of
-`frontends`, which does the tuning.
+These interfaces may import tilelang, torch, and all of atune except `testing`. They translate arguments into options of
+`frontends`, where the tuning is done.
 """
