@@ -47,7 +47,7 @@ _WORDS = {
 RAN = frozenset({"mismatch", "non_finite", "unwritten", "out_of_bounds", "launch", "fault"})
 """Kinds of failures after which the candidate is known to have run on a device."""
 COMMON_FAILURES = 16
-"""If this many candidates fail in the same way, the cause is probably not in the candidates."""
+"""If this many candidates fail in the same way, the candidates are probably not the cause."""
 
 
 def what_failed(kind: str) -> str:
@@ -100,7 +100,7 @@ class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
     set_up: tuple[Whole, ...] = ()
     """Inputs that the workload's `setup` changed before the kernel was checked and timed. Calls do not run `setup`."""
     unnamed: bool = False
-    """Whether the user named no outputs. If so, tilelang's tuner passes all parameters to the user's functions."""
+    """Whether no outputs were named, so that tilelang's tuner passes all parameters to the user's functions."""
 
     @property
     def zero_inputs(self) -> tuple[int, ...]:
@@ -118,7 +118,7 @@ class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
         )
 
     def handed_out(self) -> Roles:
-        """Return these roles for a kernel that users call. Raises `UsageError` if calls would lack what `setup` did."""
+        """Return these roles for users' calls. Raises `UsageError` if a call would lack changes made by `setup`."""
         if not self.set_up:
             return self
         raise UsageError(
@@ -128,9 +128,9 @@ class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
 
 
 def fitting(own: Roles | None, first: Roles) -> Roles:
-    """Return a candidate's `own` roles if their number of outputs is that of the `first` roles, or else `first`.
+    """Return a candidate's `own` roles if they have as many outputs as `first`; otherwise, return the roles `first`.
 
-    A faulty candidate may omit an output, or read a tensor that it should overwrite, but callers rely on `first`.
+    A faulty candidate may omit an output, or read a tensor that it should overwrite, so callers rely on `first`.
     """
     return first if own is None or len(own.outputs) != len(first.outputs) else own
 
@@ -162,7 +162,7 @@ class Gemm(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Access(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """An access, which reads or writes a tensor at one place in the kernel.
+    """A place in the kernel that reads or writes a tensor.
 
     `n_bytes`: bytes per block, averaged over the grid. A tile that crosses the tensor's end counts in full. `axes`: the
     axes of the grid (of ``xyz``) on which the address depends. Blocks that differ only in the remaining axes access the
@@ -195,13 +195,13 @@ class BlockWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     stages: Whole = 0
     """Largest number of stages in a `T.Pipelined` loop; 0 if no loop has stages."""
     steps: Quantity = 1.0
-    """Iterations of the deepest pipelined loop; without one, of the longest loop that has a copy or a product."""
+    """Number of iterations of the deepest pipelined loop, or else of the longest loop that has a copy or a product."""
     threads: Whole = 1
     """Threads per block that the kernel requests."""
     tensor_bytes: Whole | None = None
     """Total size of all tensors in bytes; None if the size depends on the call."""
     block_order: str = ""
-    """tilelang's name for the order of blocks, and the panel width, such as ``rasterization2DRow 8``; or empty."""
+    """Order of blocks, as tilelang's name and panel width (``rasterization2DRow 8``); empty for the usual order."""
 
     @property
     def tensor_flops(self) -> float:
@@ -220,7 +220,7 @@ class BlockWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Facts of a kernel that are known before it is compiled. Each fact is None if it is unknown or does not apply."""
+    """Facts about a kernel that are known before compilation. A fact is None if it is unknown or does not apply."""
 
     smem_bytes: Whole | None = None
     threads: Whole | None = None
@@ -232,7 +232,7 @@ class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     source_bytes: Whole | None = None
     """Number of characters in the generated device source."""
     lacking_registers: Whole = 0
-    """Registers that a block requests with ``setmaxnreg`` but never gets. If this is not 0, the block would hang."""
+    """Registers that a block requests with ``setmaxnreg`` but never gets. Unless this is 0, the block hangs."""
     work: BlockWork | None = None
     """Work per block; None if a part of the work depends on values in the call."""
     layouts: Layouts | None = None
@@ -242,7 +242,7 @@ class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 class Elaborated(msgspec.Struct, frozen=True, tag="elaborated", gc=False):
     """An elaborated candidate, with its predicted `facts`.
 
-    `ir_digest`: see `Lowered`. It is set instead of `facts` if the job asks for digests.
+    `ir_digest`: see `Lowered`. If the job asks for digests, `ir_digest` is set instead of `facts`.
     """
 
     index: int
@@ -267,16 +267,16 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     seconds: float
     blob: bytes
     ir_key: str = ""
-    """Digest of all that decides the result of lowering, such as the elaborated kernel."""
+    """Digest of everything that decides the result of lowering, such as the elaborated kernel."""
     store_key: str = ""
     """Key of nvcc's or g++'s library in the artifact store, made from `code_key` and the code generators' versions."""
     use: str = ""
-    """Headers and instructions in the source, a part of cicc's compiler state; empty if cicc cannot compile it."""
+    """Headers and instructions that cicc's compiler state needs for the source; empty if cicc cannot compile it."""
     source_key: str = ""
     """See `Artifact.source_key`."""
     ir_digest: str = ""
-    """A digest that is equal for equal elaborated kernels, even if their sources differ. Empty if the code also depends
-    on other things, such as files that the kernel includes."""
+    """A digest that is equal for equal elaborated kernels, even if their sources differ. The digest is empty if the
+    code also depends on other things, such as files that the kernel includes."""
     kept_as: str = ""
     """Key of the library that the artifact store has for this lowering."""
     printed: str = ""
@@ -284,11 +284,11 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     roles: Roles | None = None
     """The roles of the candidate's own parameters; None if only the first candidate's roles are known."""
     storable: bool = True
-    """Whether `code_key` decides the machine code. It does not if the source includes files of the user."""
+    """Whether `code_key` decides the machine code, which it does not if the source includes files of the user."""
 
 
 class MachineFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Resources of compiled code. Each figure is the largest among the candidate's kernels."""
+    """Resources of compiled code. If there are several kernels, each figure is the largest of all kernels."""
 
     registers: Whole = 0
     """32-bit registers per thread."""
@@ -297,7 +297,7 @@ class MachineFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     code_bytes: Whole = 0
     """Bytes of machine code, for all kernels together."""
     static_smem_bytes: Whole = 0
-    """Bytes of static shared memory per block, which the launch does not request."""
+    """Bytes of shared memory per block that are static, so that the launch does not request them."""
 
 
 CICC = "cicc"
@@ -346,12 +346,12 @@ Built = Artifact | Failure
 
 
 class Compared(msgspec.Struct, frozen=True, tag="compared"):
-    """How cicc's and nvcc's libraries compare. `difference` is empty if their code and sources are equal."""
+    """The difference between cicc's library and nvcc's library, which is empty if code and sources are equal."""
 
     index: int
     difference: str = ""
 
 
 def source_path(library: str, symbol: str) -> str:
-    """Return the path of one kernel's source. Other kernels of the same `library` have their own paths."""
+    """Return the path of the source of one kernel in `library`, which has no source of other kernels."""
     return f"{library.removesuffix('.so')}.{symbol}.source"

@@ -30,7 +30,7 @@ multiprocessor, and how many blocks a cluster has. None means no hint."""
 MIN_INT, MAX_INT = -(2**63), 2**64 - 1
 """Range of the integers that a journal and messages to workers can store exactly."""
 MAX_NESTING = 60
-"""Largest depth of nested lists and dicts in a value. A journal nests it 3 levels deeper, and can have 64 levels."""
+"""Largest nesting of lists and dicts in a value. A journal's line nests 3 levels deeper, and may have 64 levels."""
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
@@ -47,11 +47,11 @@ class Advice(msgspec.Struct, frozen=True):
     source: str
     """The path of a journal, or ``result``, or ``cache`` with the key of the result."""
     first: tuple[Config, ...] = ()
-    """The fastest configurations of the other run that this space has, the best one first."""
+    """The fastest configurations of that run that this space also has, the best one first."""
 
 
 def normalise(value: Any, where: str, depth: int = 0) -> Any:
-    """Return `value` as data that a journal stores unchanged. Sequences become tuples, and subclasses plain types.
+    """Return `value` as data that a journal stores unchanged. Sequences become tuples, subclasses become plain types.
 
     A numpy scalar, or a member of an enumeration of numbers or strings, becomes its value. Allowed values are None,
     bool, int, float, str, and nested lists, tuples and string-keyed dicts of these. Raises `SpaceError`, naming
@@ -94,7 +94,7 @@ def normalise(value: Any, where: str, depth: int = 0) -> Any:
 
 
 def as_written(value: Any, depth: int = 0) -> Any:
-    """Return a value as constraints and kernels get it, which is the user's own value, but in new lists and dicts.
+    """Return a value as constraints and kernels get it: equal to the user's own value, but in new lists and dicts.
 
     A numpy scalar becomes a Python number, because tilelang accepts numpy's scalars only in some places.
     """
@@ -108,7 +108,7 @@ def as_written(value: Any, depth: int = 0) -> Any:
 
 
 def written_like(own: Mapping[str, Any], plain: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return another problem's `plain` arguments for the kernel, converted to the types of the user's values.
+    """Return another problem's `plain` arguments as the kernel gets them, in the types of the user's own values.
 
     If an argument was `given` as a plain value, it gets the type of the same argument in the first problem, `own`.
     """
@@ -118,7 +118,7 @@ def written_like(own: Mapping[str, Any], plain: Mapping[str, Any], given: Mappin
 
 
 def _as_form(value: Any, form: Any) -> Any:
-    """Return a plain value converted to the types in `form`, such as a list, a named tuple or an enumeration."""
+    """Return a plain value converted to the type of `form`, such as a list, a named tuple or an enumeration."""
     if isinstance(form, list | tuple) and isinstance(value, tuple) and len(value) == len(form):
         parts = [_as_form(*pair) for pair in zip(value, form, strict=True)]
         return type(form)(*parts) if hasattr(form, "_fields") else type(form)(parts)
@@ -129,7 +129,7 @@ def _as_form(value: Any, form: Any) -> Any:
 
 
 def forms(value: Any) -> frozenset[str]:
-    """Return the names of types in `value` that become plain types in keys and journals; empty if none do.
+    """Return the names of the types in `value` that keys and journals replace by plain types; empty if there are none.
 
     For example, a member of an enumeration becomes its number, although the two may lead to different kernels.
     """
@@ -177,7 +177,7 @@ def config_key(config: Mapping[str, Any]) -> str:
 
 
 def typed_text(value: Any, written: Mapping[str, Any]) -> str:
-    """Return `key_of` as text. If `written` has values that are not plain, a second line has their `forms`."""
+    """Return `key_of` as text. If values in `written` are not plain, the text has a second line with their `forms`."""
     types = forms_of(written)
     return b"\n".join(map(key_of, [value, types] if types else [value])).decode()
 
@@ -216,12 +216,12 @@ def numbered(configs: Iterable[Config]) -> list[Candidate]:
 
 
 def describe_config(config: Config) -> str:
-    """Return `config` as ``name=value`` parts. A stranger may have written it, so control characters are replaced."""
+    """Return `config` as ``name=value`` parts without control characters, as the config may come from a stranger."""
     return printable(", ".join(f"{name}={value!r}" for name, value in config.items()))
 
 
 def shortened(text: str, most: int) -> str:
-    """Return `text` with at most `most` characters. If a text is longer, its middle is left out."""
+    """Return `text` with at most `most` characters. If the text is longer, its middle is left out."""
     if len(text) <= most:
         return text
     end = (most - 1) // 3
@@ -233,7 +233,7 @@ MOST_SHOWN = 5000
 
 
 def printable(text: str) -> str:
-    """Return `text` on one line, shortened. A stranger may have written it, so control characters are replaced."""
+    """Return `text` on one short line without control characters, because the text may come from a stranger."""
     text = shortened(text, MOST_SHOWN)
     return "".join(c if c.isprintable() else " " for c in text)
 
@@ -257,14 +257,14 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 def is_size(value: Any) -> bool:
-    """Return whether an argument of a problem is a positive number, and not a bool, so that it has a logarithm."""
+    """Return whether an argument of a problem is a positive number (but not a bool), so that it has a logarithm."""
     return isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0
 
 
 def distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
-    """Return how far two problems differ: log2 ratios of their sizes, and 1 for each other argument that differs.
+    """Return the sum of the log2 ratios of two problems' sizes, plus 1 for each other argument that differs.
 
-    The result is rounded, because machines compute different last digits of a logarithm, but must agree on ties.
+    The sum is rounded, because the last digit of a logarithm differs between machines, but must not break ties.
     """
     return round(math.fsum(_distance(a.get(name), b.get(name)) for name in {**a, **b}), 9)
 

@@ -38,8 +38,8 @@ class Target(msgspec.Struct, frozen=True):
 class DeviceLimits(msgspec.Struct, frozen=True):
     """Hard limits that no candidate may exceed. None: no known limit.
 
-    For CUDA, they follow from the compute capability (CUDA C++ Programming Guide, table «Technical Specifications per
-    Compute Capability»).
+    For CUDA, the limits follow from the compute capability (CUDA C++ Programming Guide, table «Technical Specifications
+    per Compute Capability»).
     """
 
     smem_bytes: Whole | None = None
@@ -68,11 +68,11 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     memory_bytes: Whole = 0
     limits: DeviceLimits = DeviceLimits()
     sms: Whole = 0
-    """Number of working multiprocessors. This field and the next two are 0 unless the device reports them."""
+    """Number of working multiprocessors. Like the next two fields, it is 0 unless the device reports it."""
     clock_hz: Quantity = 0.0
     """Highest clock of the multiprocessors, in hertz."""
     memory_bytes_s: Quantity = 0.0
-    """Bytes per second that the memory moves at its highest clock."""
+    """Bytes per second that the memory can move at its highest clock."""
     peaks: Peaks | None = None
     """Peak rates for rooflines, measured on the device or taken from its data sheet. None if neither is known."""
 
@@ -110,7 +110,7 @@ def parse_target(text: Any) -> Target | None:
 
 
 def device_names(devices: Any) -> tuple[str, ...]:
-    """Return devices as strings: ``all``, ``cpu`` or GPU numbers. GPU numbers may be ints or in one string: ``0,1``.
+    """Return devices as strings: ``all``, ``cpu`` or GPU numbers. One string may list several devices: ``0,1``.
 
     Raises `UsageError` for any other value. Does not check whether the devices exist.
     """
@@ -135,7 +135,7 @@ def arch_of_capability(major: int, minor: int) -> str:
 
 
 class Multiprocessor(msgspec.Struct, frozen=True):
-    """Resources that a multiprocessor shares out to blocks (CUDA C++ Programming Guide, «Technical Specifications per
+    """Resources that a multiprocessor divides among blocks (CUDA C++ Programming Guide, «Technical Specifications per
     Compute Capability»)."""
 
     threads: int
@@ -207,7 +207,7 @@ class Architecture(NamedTuple):
     warp_groups: bool = False
     """Whether four warps together can multiply operands in shared memory (wgmma)."""
     tensor_memory: bool = False
-    """Whether products can be in tensor memory (tcgen05). If so, products need not be divided among warps."""
+    """Whether products can be in tensor memory (tcgen05). Products then need not be divided among warps."""
 
 
 ARCHITECTURES = {
@@ -230,7 +230,7 @@ class Sheet(NamedTuple):
     memory_bytes_s: float
     l2_bytes: int
     tensor_flops: int = 0
-    """As in `Architecture`, if this board differs from its architecture; otherwise 0."""
+    """Tensor core operations as in `Architecture`, if this board differs from its architecture; otherwise 0."""
 
 
 SHEETS = {
@@ -248,7 +248,7 @@ SHEETS = {
 }
 """Data sheets, by words in a device's name. The first match counts."""
 TYPICAL = {"80": "A100", "86": "RTX 3090", "89": "RTX 4090", "90": "H100", "100": "B200", "120": "RTX 5090"}
-"""For boards without a data sheet: the sheet of a typical board, by compute capability."""
+"""Data sheets of typical boards, by compute capability, for boards without a data sheet."""
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -308,7 +308,7 @@ def _board(name: str) -> str:
 def with_peaks(device: DeviceInfo) -> DeviceInfo:
     """Return `device` with the peaks from its data sheet; unchanged if its architecture has no data sheet.
 
-    The tensor cores' peak assumes the sheet's clock, which they keep under load. The device reports the memory's peak.
+    The tensor cores' peak is for the sheet's clock, their clock under load. The memory's peak is the device's own.
     """
     figures, sheet = figures_of(device), figures_of(msgspec.structs.replace(device, clock_hz=0.0))
     if figures is None or sheet is None:

@@ -25,9 +25,9 @@ from atune.model.artifact import Artifact
 CACHE_VARIABLE = "ATUNE_CACHE_DIR"
 ARTIFACTS = "artifacts"
 chosen_folder: ContextVar[Path | None] = ContextVar("atune_cache_folder", default=None)
-"""The folder of the innermost `cache_folder_at`; None outside of `cache_folder_at`. New threads do not inherit it."""
+"""The folder of the innermost `cache_folder_at`, or None. New threads do not inherit this folder."""
 _named: set[Path] = set()
-"""Folders that this program itself chose. Files from there may therefore be loaded."""
+"""Folders that this program itself chose, so that it may load libraries from there."""
 
 
 @contextmanager
@@ -100,13 +100,13 @@ def untrusted(path: str | os.PathLike[str], so: str = "no library is kept there 
 def store_file(folder: Path, kind: Literal["codes", "lowered"], key: str) -> Path:
     """Return the path of a record in the artifact store `folder`.
 
-    ``codes`` has the library for the key of some code, and ``lowered`` the result of lowering for a kernel's key.
+    For ``codes``, `key` is the key of a library's code. For ``lowered``, it is the key of the lowered kernel.
     """
     return folder / kind / f"{key}.json"
 
 
 def is_stored(path: str) -> bool:
-    """Return whether `path`, after links, is in the artifact store, and the library's content matches its name."""
+    """Return whether `path` leads to a library in the artifact store whose content matches its file name."""
     real = Path(path).resolve()
     if real.parent not in {(folder / ARTIFACTS).resolve() for folder in (cache_folder(), *_named)}:
         return False
@@ -119,7 +119,7 @@ def is_stored(path: str) -> bool:
 def loadable(artifact: Artifact | None, *, replayed: bool) -> Artifact:
     """Return the library of the winner. Raises `AtuneError` if the library is missing or not safe to load.
 
-    `replayed`: whether the path comes from a journal. If so, only a library in the cache folder is safe.
+    `replayed`: whether the path comes from a journal, so that only a library in the cache folder is safe.
     """
     if artifact is None:
         why = "there is no kernel: the run did not finish, or its winner's library could not be kept"
@@ -138,7 +138,7 @@ def loadable(artifact: Artifact | None, *, replayed: bool) -> Artifact:
 
 
 def regular_file(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Open a regular file to read. Raises `OSError` for any other file, such as a pipe, which could block for ever."""
+    """Open a regular file to read. Raises `OSError` for any other file, because a pipe could block for ever."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:  # a NUL
@@ -186,7 +186,7 @@ SERVER_FOLDER = "ATUNE_SERVER_FOLDER"
 
 
 def server_folder() -> tuple[Path, Callable[[], None]]:
-    """Create a folder for a fork server, which may outlive the run. Return it, and a function that removes it."""
+    """Create a folder for a fork server, which may outlive the run. Return the folder and a function to remove it."""
     folder, lock = _make_folder("server-")
     owner = os.getpid()
 
@@ -236,7 +236,7 @@ def run_folder() -> Generator[str, None, None]:
 
 
 def private_root() -> Path:
-    """Return this user's folder in `$TMPDIR`, and create it if needed. Raises `UsageError` if it is not private."""
+    """Return this user's folder in `$TMPDIR`, and create it if needed. Raises `UsageError` if others can use it."""
     root = Path(tempfile.gettempdir()) / f"atune-{os.getuid()}"
     with suppress(FileExistsError):
         root.mkdir(mode=0o700)
@@ -264,7 +264,7 @@ def _make_folder(prefix: str) -> tuple[Path, ExitStack]:
 
 
 def _locked(folder: Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> ExitStack:
-    """Lock a folder until the stack closes or the process ends. By default, raises `OSError` if it is locked."""
+    """Lock a folder until the stack closes or the process ends. By default, raises `OSError` if others locked it."""
     with ExitStack() as stack:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         stack.callback(os.close, fd)
@@ -273,7 +273,7 @@ def _locked(folder: Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> ExitStack
 
 
 def made_folder(*parts: str) -> str:
-    """Create the folder whose path consists of `parts`, with its parents. Returns its path."""
+    """Create the folder whose path consists of `parts`, and its parents. Returns its path."""
     path = os.path.join(*parts)
     os.makedirs(path, exist_ok=True)
     return path

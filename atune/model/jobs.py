@@ -1,7 +1,7 @@
-"""Jobs, which the engine sends to workers, and workers pass on to their processes.
+"""Jobs are sent by the engine to workers, which pass them on to their processes.
 
-The class of a job names the type of the answer. Jobs are sent as msgpack, in one tagged union, from the engine to the
-process that does the work. If that process is on another machine, an agent there passes the jobs on.
+The class of a job names the type of its answer. As msgpack, in one tagged union, a job travels from the engine to the
+process that does the work. If this process is on another machine, an agent on that machine passes the job on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Job(msgspec.Struct, Generic[A], frozen=True, tag=_tag):
 
 
 def decoded(job: Job[A], answer: bytes) -> A:
-    """Decode the answer to `job`. Raises `RemoteError` if these bytes are not a valid answer."""
+    """Decode the answer to `job`. Raises `RemoteError` if the answer is not valid."""
     [kind] = get_args(type(job).__orig_bases__[0])  # type: ignore[attr-defined]
     try:
         decoded_answer: A = msgspec.msgpack.decode(answer, type=kind)
@@ -49,9 +49,9 @@ HOPELESS = "compiling took more than {limit_s:g} s, far longer than other compil
 
 
 class GroupFailed(msgspec.Struct, frozen=True, tag="group failed"):
-    """A group that could not be elaborated or built as a whole. Its parts are tried again, because they may be fine.
+    """A group that could not be elaborated or built as a whole. Its parts are tried again, because a part may be fine.
 
-    `doubt`: why the members may not be at fault; empty if a member is. After a doubt, the whole group is built again.
+    `doubt`: why the members may not be at fault; empty if a member is at fault. After a doubt, all are built again.
     """
 
     message: str
@@ -59,9 +59,9 @@ class GroupFailed(msgspec.Struct, frozen=True, tag="group failed"):
 
 
 class ElaborateJob(Job[list[Elaborated | Failure] | GroupFailed], frozen=True):
-    """Elaborate `candidates`. The answer has one or more results, in order, and may end before the last candidate.
+    """Elaborate `candidates`. The answer has one or more results, in order, but may end before the last candidate.
 
-    `digests`: return `ir_digest` instead of facts. If a failure has a `doubt`, the candidate may not be at fault.
+    `digests`: return `ir_digest` instead of facts. A failure with a `doubt` may not be the candidate's fault.
     """
 
     candidates: tuple[Candidate, ...]
@@ -78,7 +78,7 @@ class LowerJob(Job[Lowered | Failure], frozen=True):
     """Lower `candidate`. After a crash or a missed deadline, the answer is a `Failure`, and a fresh process takes over.
 
     If the failure has a `doubt`, the engine lowers the candidate again. `anew`: ignore lowerings from earlier runs.
-    Like every job, it raises `MachineError` if the machine lacks memory or disk space for a long time.
+    Like every job, this one raises `MachineError` if the machine lacks memory or disk space for a long time.
     """
 
     candidate: Candidate
@@ -86,7 +86,7 @@ class LowerJob(Job[Lowered | Failure], frozen=True):
 
 
 class FindJob(Job[Artifact | None], frozen=True):
-    """Look up an artifact with the same code in the artifact store. The answer is None if the store has none."""
+    """Look up an artifact with the same code in the artifact store. The answer is None if the store lacks it."""
 
     lowered: Lowered
 
@@ -159,8 +159,8 @@ class PrepareJob(Job[Prepared], frozen=True):
 class MeasureJob(Job[Measurement | Failure], frozen=True):
     """Check and time a candidate. If a failure kills the process, the worker is no longer `alive`.
 
-    `best_ms`: the best latency so far. A candidate that is clearly slower gets few samples. If None, all samples are
-    taken. Raises `WorkerLost` if the process ends for another reason, and `ServerLost` if all processes end.
+    `best_ms`: the best latency so far, so that clearly slower candidates get few samples; None to take all samples.
+    Raises `WorkerLost` if the process ends for another reason, and `ServerLost` if all processes end.
     """
 
     artifact: Artifact
@@ -182,13 +182,13 @@ class Finals(msgspec.Struct, frozen=True):
 
 
 class Bits(msgspec.Struct, frozen=True):
-    """For each artifact, the digests of its outputs, one for each seed. There are none if the user gives the inputs."""
+    """For each artifact, the digests of its outputs, one per seed; empty if the user gives the inputs."""
 
     digests: tuple[tuple[str, ...], ...]
 
 
 class BitsJob(Job[Bits], frozen=True):
-    """Call each of `artifacts` once per seed, with inputs that are drawn with the seed or given by the user.
+    """Call each of `artifacts` once per seed, with inputs that are drawn with the seed, or with the user's inputs.
 
     Raises `WorkerError` if a call fails. The process then counts as lost, because any artifact may be the cause.
     """
@@ -201,7 +201,8 @@ class BitsJob(Job[Bits], frozen=True):
 class FinalJob(Job[Finals], frozen=True):
     """Time `artifacts`, and the reference if there is one, in `rounds`. Sample r of each artifact is from round r.
 
-    Then each artifact is checked again; a wrong result is a failure. If it kills the process, see `MeasureJob`.
+    After the rounds, each artifact is checked again, and a wrong result is a failure. If a failure kills the process,
+    the worker is no longer `alive`.
     """
 
     artifacts: tuple[Artifact, ...]

@@ -16,7 +16,7 @@ COMPILER = "compiler"
 
 
 class LayoutAxis(tuple[Any, ...]):
-    """The values of an axis for layouts. The option `layouts` measures only the best few: see `choose`."""
+    """The values of an axis for layouts. With the option `layouts`, only the best few are measured: see `choose`."""
 
     __slots__ = ()
 
@@ -56,9 +56,9 @@ class LoopFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     stores: tuple[str, ...] = ()
     """The buffers that the loop writes to, each as ``name (scope)``."""
     threads: tuple[str, ...] = ()
-    """For a few iterations, the threads that execute each of them, as in `mask_of`; empty if unknown."""
+    """Masks of the threads that execute each of a few iterations, as in `mask_of`; empty if unknown."""
     by_source: tuple[str, Whole] = ("", 0)
-    """A fragment whose layout tilelang may copy for the loop, and the iterations per thread then; or ``("", 0)``."""
+    """A fragment whose layout tilelang may copy for the loop, and then the iterations per thread; or ``("", 0)``."""
 
     @property
     def repeated(self) -> float:
@@ -79,17 +79,17 @@ class Layouts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     @property
     def redundant(self) -> int:
-        """Sum over the loops of a thread's iterations that exceed an even share."""
+        """Number of iterations by which a thread exceeds an even share, summed over all loops."""
         return sum(loop.redundant for loop in self.loops)
 
     @property
     def access_bits(self) -> int:
-        """Sum over the loops of the bits that a thread can move in one access."""
+        """Number of bits that a thread can move in one access, summed over all loops."""
         return sum(loop.access_bits for loop in self.loops)
 
 
 MOST_LAYOUTS = 64
-"""Largest number of layouts of each kind. A journal has all facts of a candidate in one line."""
+"""Largest number of layouts of each kind, because a journal has all facts of a candidate in one line."""
 
 
 def mask_of(threads: Iterable[int]) -> str:
@@ -152,7 +152,7 @@ def choose(alternatives: Sequence[Alternative], most: int = 1) -> LayoutSelectio
 
 
 def contained(a: Layouts, b: Layouts) -> bool:
-    """Return whether each iteration has a subset of its threads in `b`, and some iteration has fewer threads.
+    """Return whether each iteration in `a` has a subset of its threads in `b`, and some iteration has fewer threads.
 
     Only a few iterations of each loop are compared. If the loops differ, the layouts cannot be compared.
     """

@@ -1,8 +1,8 @@
-"""Measurements, which have samples of a kernel's time and their statistics, and rates relative to the device's peaks.
+"""Measurements: samples of a kernel's time and their statistics, and rates relative to the device's peaks.
 
 The rates follow the roofline model: S. Williams, A. Waterman and D. Patterson, Roofline: An Insightful Visual
 Performance Model for Multicore Architectures, CACM 52(4), 2009. The work of a problem is the same for all candidates.
-It consists of the tensors' bytes and the products' operations, without the extra work of a candidate.
+The work consists of the tensors' bytes and the products' operations, without the extra work of a candidate.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from atune.model.ranges import Index, Latency, Quantity, Whole
 DISTURBS = "may disturb the timings"
 """A phrase in every warning about another program that uses a device."""
 CLOSE = 0.005
-"""Latencies count as equal if they differ by at most this share. A finalist that is slower by more cannot win."""
+"""Latencies count as equal if they differ by at most this share. A finalist cannot win if it is slower by more."""
 
 
 class Conditions(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -91,7 +91,7 @@ class Measurement(msgspec.Struct, frozen=True, tag="measurement", omit_defaults=
     printed: str = ""
     """See `Record.printed`."""
     bits: str = ""
-    """Digest of the outputs for the inputs of the check. Equal bits have equal digests."""
+    """Digest of the outputs for the check's inputs. Equal bits have equal digests."""
     repeats: bool = True
     """Whether two calls with the same inputs gave the same bits."""
     memory_bytes: int = 0
@@ -99,7 +99,7 @@ class Measurement(msgspec.Struct, frozen=True, tag="measurement", omit_defaults=
 
 
 class FinalEntry(msgspec.Struct, frozen=True):
-    """A finalist's timing. The rounds are shared, so ``samples_us[r]`` of every finalist is from round r."""
+    """A finalist's timing. The finalists share rounds, so ``samples_us[r]`` of every finalist is from round r."""
 
     index: Index
     timing: Timing
@@ -169,7 +169,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     memory_share: float | None = None
     """Share of the memory's peak rate. If the share is above 1, a part of the data came from a cache."""
     bound: Bound = ""
-    """The peak that limits the work, because its share is larger. ``cache``: data came faster than from the memory."""
+    """The peak that limits the work, because its share is larger. ``cache``: data came faster than memory allows."""
 
     @classmethod
     def of(cls, latency_ms: float, work: ProblemWork, peaks: Peaks | None) -> Roofline | None:

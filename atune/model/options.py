@@ -1,4 +1,4 @@
-"""Options are declared once, as fields with an `option` in their types. Checks, help and flags derive from that."""
+"""Options: each is declared as a field with an `option` in its type, from which checks, help and flags derive."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def option(doc: str, **more: Any) -> msgspec.Meta:
-    """Return the description of an option, with which its type is annotated. `more`: attributes of `Option`.
+    """Return the description of an option, which annotates the option's type. `more`: attributes of `Option`.
 
         class RunOptions(TypedDict, total=False):
             seed: Annotated[Natural, option("Seed of the strategy.", default=0, flag="--seed", metavar="N")]
 
-    Quote types that only type checkers import. Such an option's values are not checked. The module of the TypedDict
-    must not have ``from __future__ import annotations``, which would quote all types. The default of a setting stands
-    next to its type.
+    Quote each type that only type checkers import, but note that its values are not checked. The module of the
+    TypedDict must not have ``from __future__ import annotations``, which would quote all types. The default of a
+    setting stands next to its type.
     """
     return msgspec.Meta(description=doc, extra=more)
 
@@ -45,7 +45,7 @@ def described(group: type[Any], name: str) -> msgspec.Meta:
 
 
 SWITCH = (bool, bool | None)
-"""Types of options that can only be switched on or off."""
+"""The types of switches, which are options that are on or off."""
 _TYPED = (*SWITCH, int, int | None, float, float | None)
 
 
@@ -56,21 +56,21 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     hint: Any
     """The type with bounds."""
     kind: Any
-    """The type without bounds, for `help`."""
+    """The type without bounds, which `help` shows."""
     doc: str
-    """The description, as a docstring would have it. Its first sentence is the command line's help."""
+    """The description, written like a docstring. The first sentence is the command line's help."""
     default: Any = None
     must: str = ""
-    """What messages say about a wrong value, such as ``must be a string``. Without it, only numbers and bools are
-    checked."""
+    """What messages say about a wrong value, such as ``must be a string``. If this text is empty, only numbers and
+    bools are checked."""
     check: Callable[[str, Any], Any] | None = None
-    """A function that takes the option's name, for messages, and a value. It returns the value in its normal form, or
-    raises `UsageError`."""
+    """A function that takes the option's name, for messages, and a value. The function returns the value in its normal
+    form, or raises `UsageError`."""
     measured: bool = False
-    """Whether the option affects measurements. Timings under different values of such an option cannot be compared."""
+    """Whether the option affects measurements. Timings under different values then cannot be compared."""
     flag: str = ""
-    """The option on the command line; empty if it has none. The flag ``--skip-…`` switches off an option that is on by
-    default. Mutually exclusive flags, such as ``--quiet|--verbose``, each set their name as value."""
+    """The option's name on the command line, or empty. A flag ``--skip-…`` switches off an option that is on by
+    default. For exclusive flags, such as ``--quiet|--verbose``, the value is the name of the given flag."""
     metavar: str = ""
     repeat: bool = False
     """Whether the option may be given several times on the command line."""
@@ -113,7 +113,7 @@ def converted(
 ) -> Any:
     """Return `value` as msgspec converts it to the type `kind`. A mapping stays unchanged. `strict`: see msgspec.
 
-    Raises `error` with `name`, and with `must` or else the type or range that msgspec expected.
+    Raises `error` with a message from `name` and `must`. Without `must`, msgspec's message says what was expected.
     """
     plain = as_written(value)  # numpy's numbers become Python's
     plain = float(plain) if isinstance(plain, float) else plain
@@ -125,7 +125,7 @@ def converted(
 
 
 def _wanted(wrong: msgspec.ValidationError) -> str:
-    """Return the expected type or range, in words, from msgspec's message about a wrong value."""
+    """Return the expected type or range in words, taken from msgspec's message about a wrong value."""
     text = str(wrong)
     if not text.startswith("Expected "):
         return "within the range of numbers"
@@ -134,7 +134,7 @@ def _wanted(wrong: msgspec.ValidationError) -> str:
 
 
 def size(name: str, value: Any) -> int:
-    """Return `value`, a number or a string such as ``4GiB``, in bytes. Raises `UsageError` for anything else."""
+    """Return the bytes that a number or a string such as ``4GiB`` means. Raises `UsageError` for anything else."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])i?B?|B?)\s*", str(value), re.IGNORECASE)
     n = 0 if match is None else int(float(match[1]) * 1024 ** (1 + "KMGT".index(match[2].upper()) if match[2] else 0))
     if n <= 0:
@@ -201,7 +201,7 @@ def checked(
 def complete(
     where: str, given: Mapping[str, Any], kind: type[Any], error: type[UsageError] = UsageError
 ) -> dict[str, Any]:
-    """Return all options of the group `kind`: the options `given`, checked, and the defaults of all other options."""
+    """Return all options of the group `kind`, which are the options `given`, checked, and defaults for the others."""
     defaults = {name: option.default for name, option in options_of(kind).items()}
     return defaults | checked(where, given, kind, error)
 
@@ -209,7 +209,7 @@ def complete(
 def documents(kind: type[Any]) -> Callable[[F], F]:
     """Return a decorator that documents ``**options: Unpack[kind]`` of a function or a class, for `help`.
 
-    It replaces the docstring's line ``{options}`` by the list of options, and adds the options to the signature.
+    The decorator replaces the docstring's line ``{options}`` by a list of options, and adds them to the signature.
     """
 
     def decorate(function: F) -> F:
@@ -294,7 +294,7 @@ _GROUPS = {
     "atune.Workload(…, {}=…)": ("atune.workload.workload_options", "WorkloadOptions"),
     "@atune.autotune({}=…)": ("atune.frontends.decorator_options", "AutotuneOptions"),
 }
-"""For each way to write an option in Python: the module and the name of the group that the option belongs to."""
+"""For each group of options: how to write an option in Python, and the module and name of the group."""
 
 
 def refuse_unknown(
@@ -302,7 +302,7 @@ def refuse_unknown(
 ) -> None:
     """Raise `UnknownOption`, naming `where`, for the first `given` name that is not `known`.
 
-    `elsewhere`: the way to write each option that may be suggested; by default, all options of atune.
+    `elsewhere`: how to write each option that may be suggested. By default, all options of atune may be.
     """
     for name in given:
         if name not in known:
@@ -312,7 +312,7 @@ def refuse_unknown(
 
 
 def python_ways() -> dict[str, str]:
-    """Return for each option of atune the way to write it in Python."""
+    """Return how each option of atune is written in Python, by name."""
     ways = {"where": "atune.Space(…, where=…)"}
     for way, (module, group) in _GROUPS.items():
         for name in getattr(importlib.import_module(module), group).__annotations__:
@@ -323,7 +323,7 @@ def python_ways() -> dict[str, str]:
 def likely(name: str, known: Mapping[str, str], elsewhere: Mapping[str, str]) -> str:
     """Return a "did you mean" question that names options similar to `name`; empty if no option is similar.
 
-    `known`: the way to write each option that is allowed here. `elsewhere`: the same for options allowed elsewhere.
+    `known`: how to write each option that is allowed here. `elsewhere`: how to write options of other places.
     """
     ways = {**elsewhere, **known}
     options = [option for option in (name, *MEANT.get(name, ())) if option in ways]

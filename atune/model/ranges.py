@@ -1,4 +1,4 @@
-"""Ranges of the values in a journal's events. Other values are refused, because atune never writes them.
+"""Ranges of the values in a journal's events. Values outside these ranges are refused, because atune never writes them.
 
 Each range is wider than any real measurement, but narrow enough that floats can hold sums and ratios of its values.
 """

@@ -25,7 +25,7 @@ REQUIRES = {
 HEAVY = {"tilelang", "torch", "numpy"}
 """Packages that are not needed for reading and showing journals."""
 _MODULES = {"nvidia-ml-py": "pynvml"}
-"""Name of a package's module, if it differs from the name of the package."""
+"""For some packages, the name of the module, which differs from the name of the package."""
 
 
 def is_tested(package: str, version: str) -> bool:
@@ -41,8 +41,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 def not_installed(module: str | None) -> str:
     """Return a message that says which packages to install, if a package that atune requires has the missing `module`.
 
-    It names all missing packages, so that one command installs them, but `HEAVY` packages only if one of them has the
-    module. It is empty for any other module, which atune does not require, or imports by mistake.
+    The message names all missing packages, so that one command installs them, but names `HEAVY` packages only if one of
+    them has the module. The message is empty for any other module, which atune does not require, or imports by mistake.
     """
     wanted = (module or "").partition(".")[0]
     absent = [name for name in REQUIRES if find_spec(_MODULES.get(name, name)) is None]

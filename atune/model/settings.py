@@ -14,9 +14,9 @@ from atune.model.options import Count, Natural, Positive, Settings, documented, 
 
 _BUDGETS = "give auto, a number of candidates (40), a share of them (10%), a time (90s), or several of these (auto,90s)"
 AUTO_PERCENT, AUTO_LEAST = 10, 16
-"""Largest percentage of a space that the budget ``auto`` tries, and the number of candidates that it may always try."""
+"""Largest percentage of a space that the budget ``auto`` tries, and the number of candidates that it always allows."""
 AUTO_BATCH, AUTO_GAIN_PERCENT = 8, 2
-"""The budget ``auto`` ends if a batch of so many candidates improves the best latency by less than this percentage."""
+"""The budget ``auto`` ends if a batch of the first number of candidates brings a gain below the second number."""
 
 
 def _limit(text: str) -> tuple[str, Any]:
@@ -31,7 +31,7 @@ def _limit(text: str) -> tuple[str, Any]:
 
 @documented
 class Budget(Settings, frozen=True, kw_only=True):
-    """Limits of a run. The run ends when it reaches any of them."""
+    """Limits of a run. The run ends when it reaches any of the limits."""
 
     # fmt: off
     candidates: Annotated[Count | None, option("Number of candidates to try.")] = None
@@ -50,13 +50,13 @@ class Budget(Settings, frozen=True, kw_only=True):
         return self.auto or any(limit is not None for limit in (self.candidates, self.seconds, self.percent))
 
     def most(self, total: int) -> int | None:
-        """Return how many of `total` candidates may be tried, at least one; None if their number is not limited."""
+        """Return how many of `total` candidates may be tried, at least one; None if this number has no limit."""
         shares = [(self.percent, 1)] + ([(AUTO_PERCENT, AUTO_LEAST)] if self.auto else [])
         limits = [max(least, math.ceil(round(total * share / 100, 6))) for share, least in shares if share is not None]
         return min([*limits, *([] if self.candidates is None else [self.candidates])], default=None)
 
     def used_up(self, wall_s: float) -> bool:
-        """Return whether a run that has lasted `wall_s` seconds has reached the time limit."""
+        """Return whether a run that has taken `wall_s` seconds has reached the time limit."""
         return self.seconds is not None and wall_s >= self.seconds
 
     @classmethod
@@ -83,8 +83,8 @@ class Budget(Settings, frozen=True, kw_only=True):
 
 
 CPU_FLAGS = ("-O3", "-march=native")
-"""g++'s flags for `target="c"`. These flags make g++ optimise. Otherwise, as under tilelang, every tile would take the
-same time."""
+"""g++'s flags for `target="c"`. These flags make g++ optimise. Without optimisation, as in tilelang's call of g++, all
+tiles would take about the same time."""
 
 
 @documented
