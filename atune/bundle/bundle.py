@@ -1,4 +1,4 @@
-"""A bundle that can be called, and chooses a kernel by the sizes in the call."""
+"""A bundle that can be called. It chooses a kernel by the sizes in the call."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from atune.bundle.manifest import (
 
 OnOtherSizes = Literal["error", "nearest"]
 MOST_PLANS = 4096
-"""Largest number of call signatures that a bundle remembers. For the next signature, it first forgets all of them."""
+"""Largest number of call signatures that a bundle remembers. At the next signature, a bundle forgets all signatures."""
 SHOWN_PROBLEMS = 8
 """Largest number of problems that a message lists."""
 Taking = tuple[BundledKernel, dict[str, int]]
@@ -52,9 +52,9 @@ def load(folder: str | os.PathLike[str], *, on_miss: OnOtherSizes = "error") -> 
     folder
         The folder of the bundle.
     on_miss
-        The behaviour of a call if no problem has its sizes. ``error`` raises `OutsideProblems`. ``nearest`` considers
-        the problems that differ only in sizes and whose kernels take the shapes. It runs the kernel of the nearest one
-        by the logarithms of the sizes, and warns once per signature. If there is none, it raises `OutsideProblems`.
+        What a call does if no problem has its sizes. ``error`` raises `OutsideProblems`. ``nearest`` runs the kernel of
+        the problem with the nearest sizes (by logarithms), and warns once per signature. The problem may differ from
+        the call only in sizes, and its kernel must take the shapes. Otherwise, ``nearest`` raises `OutsideProblems`.
     """
     return Bundle(folder, on_miss=on_miss)
 
@@ -151,7 +151,7 @@ class Bundle:
         return exact[0] if len(exact) == 1 else self._missed(exact or taking, {**taking[0][1], **problem})
 
     def _missed(self, taking: Sequence[Taking], call: Mapping[str, Any]) -> Taking:
-        """Return the kernel for a call whose sizes no problem has. `taking`: kernels that can take its tensors."""
+        """Return the kernel for a call whose sizes no problem has. `taking`: kernels that can take the tensors."""
         told_apart([kernel for kernel, _ in taking], call)
         used = min(taking, key=lambda takes: (distance(takes[0].problem, call), _sizes_of(takes[0].problem)))
         if self.on_miss != "nearest" or self._alone or distance(used[0].problem, call) == math.inf:
@@ -168,7 +168,7 @@ class Bundle:
 
 
 def told_apart(kernels: Sequence[BundledKernel], call: Mapping[str, Any]) -> None:
-    """Raise `WrongArguments` if problems for the same tensors differ in an argument that is not in `call`."""
+    """Raise `WrongArguments` if problems for the same tensors differ in an argument that `call` does not have."""
     for name in kernels[0].problem:
         values = dict.fromkeys(repr(kernel.problem.get(name)) for kernel in kernels)
         if name not in call and len(values) > 1:
@@ -228,14 +228,14 @@ def _described(tensor: Any) -> str:
 
 
 def _bind_all(param: BundleParam, tensor: Any, sizes: dict[str, int]) -> None:
-    """Add the values of the symbolic dimensions of `param` to `sizes`. Raise if `sizes` has other values."""
+    """Add the values of the symbolic dimensions of `param` to `sizes`. Raise if `sizes` has different values."""
     if param.shape is None:
         return
     shape, before = tuple(tensor.shape), named(sizes)
     if not _bind(param.shape, shape, {}):
-        raise OutsideProblems(f"no kernel takes {_described(tensor)} here")
+        raise OutsideProblems(f"no kernel takes {_described(tensor)}")
     if not _bind(param.shape, shape, sizes):
-        raise WrongArguments(f"{_described(tensor)} disagrees with the tensors before it: {before}")
+        raise WrongArguments(f"{_described(tensor)} disagrees with earlier tensors, which have {before}")
     kept = [
         (want, got) for want, got, size in zip(param.strides or (), tensor.stride(), shape, strict=False) if size > 1
     ]
@@ -247,7 +247,7 @@ def _bind_all(param: BundleParam, tensor: Any, sizes: dict[str, int]) -> None:
 
 
 def _bind(wanted: Sequence[int | str], given: Sequence[int | str], sizes: dict[str, Any]) -> bool:
-    """Tell whether `given` equals `wanted`. A name in `wanted` stands for its value in `sizes`, or sets that value."""
+    """Tell whether `given` equals `wanted`. A name in `wanted` means its value in `sizes`, set if missing."""
     return all(
         got == (sizes.setdefault(want, got) if isinstance(want, str) else want)
         for want, got in zip(wanted, given, strict=True)
@@ -257,8 +257,8 @@ def _bind(wanted: Sequence[int | str], given: Sequence[int | str], sizes: dict[s
 def distance(problem: Mapping[str, Any], call: Mapping[str, Any]) -> float:
     """Return how far the sizes in a call are from those of `problem`: the sum of the absolute log2 ratios.
 
-    The distance is infinite if an argument differs that is not a size. An argument that only one of them has does not
-    count. The sum is rounded, so that the last digit of a logarithm does not decide between equal distances.
+    The distance is infinite if an argument that is not a size differs. An argument that the call or the problem lacks
+    does not count. The sum is rounded, so that the last digit of a logarithm does not decide between equal distances.
     """
     total = 0.0
     for name, value in call.items():

@@ -36,7 +36,7 @@ TVM_RUNTIME = "libtvm_runtime.so"
 STUBS = "libstub_*.so"
 """Libraries that find and load the libraries of CUDA, or of another vendor, when a program first calls them."""
 TENSORMAP = "libatune_tensormap.so"
-"""The library of ``tensormap.c``. Its function is called by host code, and is missing in tilelang's runtime."""
+"""The library of ``tensormap.c``. Host code calls its function, which tilelang's runtime does not have."""
 PROVIDED = frozenset({"__tvm_set_device", "__tvm_tensormap_create_tiled"})
 """Names of the functions that a bundle's library may call."""
 REGISTERED = "ffi.Module.load_from_bytes.cuda"
@@ -59,7 +59,7 @@ C_TYPES = {"float32": ctypes.c_float, "float64": ctypes.c_double, "int64": ctype
 class Libraries:
     """The libraries of the bundle in `folder`. `files`: the digest of each file, by the file's name.
 
-    A file may change after the bundle was read. So it is read again, compared with its digest, and loaded from memory.
+    A file may change after the bundle was read. So each file is read again, compared, and then loaded from memory.
     """
 
     def __init__(self, folder: Path, files: Mapping[str, str]) -> None:
@@ -123,9 +123,9 @@ def refuse(what: str, tensor: Any, wrong: Wrong = ValueError, most: int = COUNTA
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or tensor.layout is not torch.strided:
         raise wrong(f"{what} is a {type(tensor).__name__} of layout {tensor.layout}: pass a plain, dense tensor")
     if is_output and any(stride == 0 and n > 1 for n, stride in zip(tensor.shape, tensor.stride(), strict=True)):
-        raise wrong(f"{what} is an output but an expanded tensor: pass a tensor whose elements do not share memory")
+        raise wrong(f"{what} is an expanded output tensor: pass a tensor whose elements do not share memory")
     if max(tensor.numel(), extent(tensor.shape, tensor.stride())) > most:
-        raise wrong(f"{what} spans more than {most} elements, the most that the kernel can count")
+        raise wrong(f"{what} spans more than {most} elements, which the kernel cannot count")
 
 
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
@@ -149,7 +149,7 @@ def _fits(value: Any, dtype: str) -> bool:
 def plan(
     kernel: BundledKernel, libraries: Libraries, target: str, arguments: Sequence[Any], sizes: Mapping[str, int]
 ) -> CallPlan:
-    """Return the plan for calls of `kernel` with such `arguments`. `sizes`: values of symbolic dimensions.
+    """Return the plan for calls of `kernel` with arguments like `arguments`. `sizes`: values of symbolic dimensions.
 
     Raises `DamagedBundle` if the library does not load, and `WrongArguments` if the size of an output is unknown.
     """
@@ -266,12 +266,12 @@ def output_layout(
     known = [value for size in declared if (value := size_of(size, sizes)) is not None and 0 <= value < 2**63]
     if len(known) < len(declared):
         unknown = next((size for size in declared if size_of(size, sizes) is None), declared)
-        raise WrongArguments(f"output {position}: the inputs do not determine its {unknown!r}: pass every parameter")
+        raise WrongArguments(f"the inputs do not determine {unknown!r} of output {position}: pass every parameter")
     return known[:rank], contiguous(known[:rank]) if param.strides is None else known[rank:]
 
 
 def size_of(size: int | str, sizes: Mapping[str, int]) -> int | None:
-    """Return the value of `size`: a number, a name in `sizes`, or an expression of `sizes`. None if it is unknown."""
+    """Return the value of `size`: a number, a name in `sizes`, or an expression of names. None if it is unknown."""
 
     def of(node: ast.expr) -> int:
         match node:

@@ -33,7 +33,7 @@ Sizes = tuple[int | str, ...]
 
 
 class BundleError(Exception):
-    """The base class of bundles' errors. Raised itself if the folder is no bundle, or this atune cannot read it."""
+    """The base class of bundles' errors. Raised itself if the folder is not a bundle, or this atune cannot read it."""
 
 
 class DamagedBundle(BundleError):
@@ -49,7 +49,7 @@ class WrongArguments(BundleError, TypeError):
 
 
 class OutsideProblems(BundleError, LookupError):
-    """No problem of the bundle has the sizes of the call. Tune such a problem, or see `on_miss` of `load`."""
+    """No problem of the bundle has the sizes of the call. Tune a problem with them, or see `on_miss` of `load`."""
 
 
 class BundleParam(NamedTuple):
@@ -83,7 +83,7 @@ class BundledKernel:
         return tuple(i for i in range(len(self.params)) if i not in self.outputs)
 
     def given(self, count: int) -> tuple[int, ...] | None:
-        """Return the positions of `count` arguments: all parameters, or all inputs; None for any other count."""
+        """Return which positions `count` arguments have: all parameters or all inputs; None for any other count."""
         if count == len(self.params):
             return tuple(range(count))
         return self.inputs if count == len(self.inputs) else None
@@ -125,9 +125,9 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], tuple[BundledKernel, ..
             raise ValueError(f"its field {wrong[0]} is missing or has a wrong type")
         built_for = f"{plain['target']} {plain['arch']}"
         if plain["target"] != "c" and not re.fullmatch(r"cuda sm_\d{2,4}[af]?", built_for):
-            raise ValueError("bundles cannot have its target")
+            raise ValueError("its target is not supported")
         if not all(re.fullmatch(r"[\w.-]+", name) and _fits(wanted, str) for name, wanted in plain["requires"].items()):
-            raise ValueError("its requirements are not versions of packages")
+            raise ValueError("its field requires must have the versions of packages")
         kernels = tuple(map(_kernel, plain["problems"]))
         for name in plain["files"]:
             checked(folder, name, plain["files"])
@@ -142,7 +142,7 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], tuple[BundledKernel, ..
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Tell whether a JSON value has the type `kind`, which is given as in `FIELDS`."""
+    """Tell whether a JSON value has the type `kind`, which has the form of a type in `FIELDS`."""
     if isinstance(kind, tuple):
         return any(_fits(value, choice) for choice in kind)
     if isinstance(kind, list):
@@ -153,7 +153,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _content(path: Path, most: int) -> bytes:
-    """Return the content of a regular file. Raises `OSError` for any other file, because reading it might never end."""
+    """Return the content of a regular file. Raises `OSError` for any other file, as a pipe could block for ever."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))

@@ -123,7 +123,7 @@ class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
             return self
         raise UsageError(
             f"setup changed input {', '.join(map(str, self.set_up))} before the kernel was checked, but a call of the "
-            "kernel does not run setup: make the data with inputs=, clear tensors with zero=, or do it in the kernel"
+            "kernel does not run setup: make the data with inputs=, clear tensors with zero=, or set it in the kernel"
         )
 
 

@@ -89,7 +89,7 @@ def normalise(value: Any, where: str, depth: int = 0) -> Any:
         return {normalise(k, where, depth): normalise(v, where, depth + 1) for k, v in value.items()}
     raise SpaceError(
         f"{where}: {shown(value)} is {type_of(value)}; values must be None, bool, int, float, str, or lists, "
-        "tuples and dicts of these. Name other things by a string, and look them up in the kernel"
+        "tuples and dicts of these. Give a string in place of any other value, which the kernel then looks up"
     )
 
 

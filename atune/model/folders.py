@@ -129,7 +129,7 @@ def loadable(artifact: Artifact | None, *, replayed: bool) -> Artifact:
         # Loading a library runs its code, and a journal may come from a stranger.
         raise AtuneError(f"{path} is not loaded, because it is outside the cache folder {cache_folder()}; tune again")
     if not Path(path).is_file():
-        raise AtuneError(f"the winner's library {path} is gone (cache cleaned, or another machine's); tune again")
+        raise AtuneError(f"the winner's library {path} is gone (deleted, or on another machine); tune again")
     if replayed and (why := untrusted(path)):
         raise AtuneError(why)
     if replayed and not (is_stored(path) and artifact.symbol.isidentifier()):

@@ -40,7 +40,7 @@ class Budget(Settings, frozen=True, kw_only=True):
         "Number of candidates to try, as a percentage of the space.",
     )] = None
     auto: Annotated[bool, option(
-        "Stop if eight candidates bring a gain of less than 2 %, or after 10 % of the space (at least 16 candidates).",
+        "Stop if eight candidates bring a gain below 2 %, or after 10 % of the space (but not before 16 candidates).",
     )] = False
     # fmt: on
 
@@ -152,8 +152,8 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
         "Milliseconds of calls in the first timing, in place of `n_repeat`.", measured=True,
     )] = None
     l2: Annotated[Literal["cold", "warm"], option(
-        "State of a GPU's L2 cache when a timed call begins: ``cold`` if the cache was emptied, or ``warm`` if it has "
-        "the previous call's data. Choose ``warm`` if your program has the inputs in the cache, as in a decode step.",
+        "State of a GPU's L2 cache when a timed call begins: ``cold`` (emptied) or ``warm`` (with the previous call's "
+        "data). Choose ``warm`` if your program calls the kernel with inputs in the cache, as in a decode step.",
         must="must be 'cold' or 'warm'", flag="--l2", metavar="cold|warm", measured=True, page="concepts.md#timing",
     )] = "cold"
     adaptive: Annotated[bool, option(
@@ -163,7 +163,7 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
     )] = True
     early_stop_factor: Annotated[Annotated[float, Meta(ge=1)] | None, option(
         "Take no more samples of a candidate if each of its first three samples is slower than the best latency by at "
-        "least this factor. The factor must be at least 1, and needs `adaptive`.",
+        "least this factor. The factor must be at least 1, and has no effect without `adaptive`.",
         measured=True, unset="1.5, and 1.1 after eight samples",
     )] = None
     benchmark_timeout_s: Annotated[Positive, option(
@@ -184,7 +184,7 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
         check=size, flag="--memory-limit", metavar="SIZE", measured=True, page="how/memory.md",
     )] = None
     same_bits: Annotated[Literal["default"] | None, option(
-        "With ``default``, a candidate may win only if its outputs have the same bits as the default configuration's.",
+        "With ``default``, a candidate may win only if its outputs are bit-identical to the default configuration's.",
         must="must be 'default'", flag="--same-bits", metavar="default", page="how/bits.md",
     )] = None
     n_final: Annotated[Natural, option(

@@ -1,4 +1,4 @@
-"""The space of configurations to search, and the points of the space for a problem, in a stable order."""
+"""The space of configurations to search, and the points of a space for a problem, in a stable order."""
 
 from __future__ import annotations
 
@@ -32,15 +32,14 @@ from atune.model.options import meant
 T = TypeVar("T")
 Constraint = Callable[..., Any]
 LARGE = 100_000
-"""Largest number of candidates. From a larger space, points are drawn. A generator must not yield more
-configurations."""
+"""Largest number of candidates. Larger spaces are sampled. A generator must not yield more."""
 SMALL = 500
 """Number of points that can be enumerated within a few milliseconds."""
 NO_SERIES = (str, bytes, Mapping, set, frozenset)
-"""Iterable types that are refused as a series of values. A set's order differs between processes."""
+"""Iterable types that are refused as a series of values. Sets have no stable order."""
 Configs = Iterable[Mapping[str, Any]] | Callable[..., Iterable[Mapping[str, Any]]]
 SHUFFLED = 1_000_000
-"""Points of a space up to this size are drawn from a shuffled list. A larger space may draw a point twice."""
+"""Points of a space up to this size are drawn from a shuffled list. In a larger space, a point may be drawn twice."""
 
 
 class Space:
@@ -51,14 +50,14 @@ class Space:
         Space(lambda M, N: ({"block": b} for b in (32, 64) if M % b == 0))
         Space(block=lambda N: [b for b in (32, 64, 128) if b <= N])
 
-    An axis is an argument of the kernel, or one of two reserved names. ``pass_configs`` has the candidate's TileLang
-    pass configuration, a dict or None, and ``compile_flags`` has a list of flags that replaces `CompileSettings.flags`,
-    or None.
+    Each axis is an argument of the kernel, or has one of two reserved names. ``pass_configs`` is for the candidate's
+    TileLang pass configuration, which is a dict or None. ``compile_flags`` is for a list of flags that replaces
+    `CompileSettings.flags`, or None.
 
-    `where` is a constraint or several constraints. Each takes values of the configuration and arguments of the problem
-    by name, and returns True, or False to drop the configuration. Configurations follow the order of the axes, and the
-    last axis varies fastest. A generator is read immediately, and may yield at most 100,000 configurations. Raises
-    `SpaceError`.
+    `where` is a constraint or several constraints. A constraint takes values of the configuration and arguments of the
+    problem by name, and returns True, or False to drop the configuration. Configurations come in the order of the axes,
+    with the last axis varying fastest. A generator is read immediately, and may yield at most 100,000 configurations.
+    Raises `SpaceError`.
     """
 
     def __init__(
@@ -114,10 +113,10 @@ class Space:
         return dict(self._axes)
 
     def names(self) -> Iterator[tuple[int | None, tuple[str, ...]]]:
-        """For axes, yield None and the names of the axes.
+        """For axes, yield None with the names of the axes.
 
-        For a list, yield each set of names with the index of its first configuration. Calls none of the user's
-        functions, and therefore yields nothing if the configurations are computed.
+        For a list, yield each set of names with the index of the first configuration that has it. Calls none of the
+        user's functions, and therefore yields nothing if the configurations are computed.
         """
         if self._configs is None:
             yield None, tuple(self._axes)
@@ -145,7 +144,7 @@ class Space:
         return Listed(self._configs, where)
 
     def empty(self, arguments: Mapping[str, Any], refused: Iterable[str]) -> SpaceError:
-        """Return the error for an empty space. `refused`: a line about the refusals of each constraint."""
+        """Return the error for an empty space. `refused`: for each constraint, a line that says how much it refused."""
         why = "no configuration satisfies the constraints" if self.where else "it has no configuration"
         problem = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
         lines = [f"Space is empty: {why}{f' for {problem}' if problem else ''}", *refused]
@@ -201,7 +200,7 @@ def _series(configs: Any) -> Sequence[Any]:
 
 
 def _refuse_second(seen: dict[bytes, Any], plain: Any, value: Any, where: str) -> None:
-    """Raise `SpaceError` if a different value with the same plain form was `seen`, as their kernels may differ."""
+    """Raise `SpaceError` if a different value with the same plain form was `seen`, since their kernels may differ."""
     first = seen.setdefault(key_of(plain), value)
     if forms(first) != forms(value):
         raise SpaceError(
@@ -232,7 +231,7 @@ def _axis(name: str, values: Any) -> Sequence[Any]:
 
 
 class UserCallback:
-    """A function that the user wrote. Its signature is read only once.
+    """A function of the user, whose signature is read only once.
 
     `what` returns the description of a call for messages. It gets the values that the call adds to the problem.
     """
@@ -261,7 +260,7 @@ class UserCallback:
         return self._asked(values, lambda wanted: self._function(**wanted))
 
     def holds(self, values: Mapping[str, Any]) -> bool:
-        """Return whether the answer is True. Raises as `ask` does, and if the answer is neither True nor False."""
+        """Return whether the answer is True. Raises as `ask` does, and for an answer other than True and False."""
         return self._asked(values, lambda wanted: yes_or_no(self._function(**wanted)))
 
     def _asked(self, values: Mapping[str, Any], question: Callable[[dict[str, Any]], T]) -> T:
@@ -288,7 +287,7 @@ def yes_or_no(answer: Any) -> bool:
     """Return the answer of a user's function as a bool.
 
     The answer may also be a numpy or torch array with a single boolean. Raises `NoAnswer` for anything else. None, a
-    number, a generator or a coroutine also has a truth value, but does not answer the question.
+    number, a generator or a coroutine also has a truth value, but is not an answer.
     """
     if isinstance(answer, bool):
         return answer
@@ -329,7 +328,7 @@ class Points(ABC):
     @property
     @abstractmethod
     def axes(self) -> Mapping[str, Sequence[Any]]:
-        """All values of each name, as the user wrote them."""
+        """For each name, all values as the user wrote them."""
 
     @property
     def layout_axes(self) -> tuple[str, ...]:
@@ -358,7 +357,7 @@ class Points(ABC):
         return (unlisted or place is not None) and self.admits(config if place is None else self.raw(place))
 
     def refusing(self, raw: Mapping[str, Any]) -> int | None:
-        """Return which constraint, by number, refuses a raw configuration first; None if all constraints admit it."""
+        """Return the number of the first constraint that refuses a raw configuration; None if every one admits it."""
         first = next((number for number, question in enumerate(self._where) if not question.holds(raw)), None)
         if first is not None:
             self.refused[first] += 1
@@ -369,7 +368,7 @@ class Points(ABC):
         return map(self.raw, range(self.size))
 
     def drawn(self, seed: int) -> Iterator[int]:
-        """Yield places in a random order from `seed`. If `size` exceeds `SHUFFLED`, places repeat without end."""
+        """Yield places in a random order that depends on `seed`. A space larger than `SHUFFLED` repeats places."""
         rng = random.Random(seed)
         if self.size <= SHUFFLED:
             order = list(range(self.size))

@@ -34,7 +34,7 @@ _SILENT = frozenset({"kind", "type_comment", "type_ignores", "str"})
 """Fields of the syntax tree for spelling alone, such as a string's prefix, a type comment, or a template's text."""
 _NO_TREE = (SyntaxError, ValueError, RecursionError, MemoryError)
 ALONE = "atune_workload_"
-"""Beginning of the module names under which workers run files that are not in a package."""
+"""Beginning of the names of modules that workers make from files that are not in a package."""
 BY_NAME_ALONE = frozenset({"atune", "tilelang", "torch", "tvm", "tvm_ffi"})
 """Packages whose functions count only by name: atune records their versions, and their sources use much other code."""
 
@@ -72,7 +72,7 @@ def kernel_fingerprint(kernel: Any, *, without_defaults: Collection[str] = ()) -
 
 
 def identity(part: Any, depth: int = 0, without_defaults: Collection[str] = ()) -> bytes:
-    """Return what a function or data contributes to a fingerprint. The program and its workers get the same bytes."""
+    """Return what a function or data contributes to a fingerprint. The bytes are the same in workers."""
     if callable(own := getattr(type(part), "cache_identity", None)):
         return bytes(own(part))
     if is_autotuned(part):
@@ -104,7 +104,7 @@ def identity(part: Any, depth: int = 0, without_defaults: Collection[str] = ()) 
 
 
 def _taken(values: Iterable[Any], names: Collection[str], seen: list[ModuleType]) -> Iterator[Any]:
-    """Yield `values`, where each module of the user is replaced by those of its variables that are in `names`."""
+    """Yield `values`, but instead of each module of the user, those of its variables that `names` has."""
     for value in values:
         if not isinstance(value, ModuleType):
             yield value
@@ -171,7 +171,7 @@ def sent_from(script: str) -> None:
 
 
 def _named(kind: type) -> str:
-    """Return the last part of a class's module, and its name. A script counts by file: workers rename its module."""
+    """Return the last part of a class's module, and its name. A script counts by file, as workers rename its module."""
     module = kind.__module__
     if _is_library(module):
         return f"{module}.{kind.__qualname__}"
@@ -283,7 +283,7 @@ def is_compiled(kernel: Any) -> bool:
 
 
 def is_autotuned(kernel: Any) -> bool:
-    """Tell whether a kernel has a tuning decorator. If so, its `workload_for` returns the workload for a problem."""
+    """Tell whether a kernel has a tuning decorator. Its `workload_for` then returns the workload for a problem."""
     return getattr(type(kernel), "is_autotuned", False) is True
 
 
@@ -303,7 +303,7 @@ def global_names(code: CodeType) -> Iterator[str]:
 
 
 def annotation_names(function: Any) -> list[str]:
-    """Return the names of globals in annotations of `function` and of its inner functions, which the source has.
+    """Return the names of globals in annotations of `function` and of its inner functions, according to the source.
 
     tilelang evaluates quoted annotations, and all annotations under ``from __future__ import annotations``, although no
     code object has their names. Names that are local to `function` do not count, even if a script has them, too.
@@ -330,9 +330,9 @@ def annotation_names(function: Any) -> list[str]:
 def normalised(text: str, without_defaults: Collection[str] = ()) -> str:
     """Return a text that stays equal if only comments, docstrings or formatting of a source change.
 
-    `text`: the source of a function or a class, as returned by `inspect`. If it is not Python, it is returned
-    unchanged. Tuning decorators are removed, because their spaces are not part of the kernel. The defaults of function
-    parameters in `without_defaults` are also removed. The result is the same in all versions of Python.
+    `text`: the source of a function or a class, as returned by `inspect`. If the text is not Python, it is returned
+    unchanged. Tuning decorators are removed, because their spaces are not part of the kernel. Defaults of parameters in
+    `without_defaults` are also removed. The result is the same in all versions of Python.
     """
     try:
         [top] = parsed(text).body

@@ -1,7 +1,7 @@
 """Pickling of values for workers, where large tensors and arrays stay outside the stream, and explanations of failures.
 
-`pack` returns a short stream, and views of the large buffers. `write` puts them into a file, and may run in a thread.
-`unpack` maps the file into memory, so that processes share its pages until they write to them.
+`pack` returns a short stream, and views of the large buffers. `write` puts the stream and the buffers into a file, and
+may run in a thread. `unpack` maps the file into memory, so that processes share its pages until they write to them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LARGE_BYTES = 1 << 20
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """A pickled value, as a stream and large buffers. Both are either in memory or in the file `path`.
+    """A pickled value, as a stream and large buffers. Both are in memory, or both are in the file `path`.
 
     `spans`: for the stream and for each buffer, its offset and size in the file, in bytes.
     """
@@ -72,7 +72,7 @@ def pack(value: Any, *, annotations: bool = True) -> Packed:
 
 @functools.cache
 def _packer_class() -> Any:
-    """Make the class at the first use, because it takes time to import cloudpickle, which not every program needs."""
+    """Make the class on first use, because importing cloudpickle takes time, and not every program needs it."""
     import cloudpickle
 
     class Packer(cloudpickle.Pickler):  # type: ignore[misc]
@@ -158,7 +158,7 @@ def _by_name(obj: Any) -> tuple[Any, ...] | None:
 def _storage(obj: Any) -> tuple[Any, ...] | None:
     """Reduce the memory of a CPU tensor, which several tensors may share; return None for any other object.
 
-    torch itself pickles small typed storages. It fails for untyped storages, which new dtypes such as float8 have.
+    torch itself pickles small typed storages. torch fails for untyped storages, which new dtypes such as float8 have.
     """
     typed = type(obj).__name__ == "TypedStorage"
     untyped = obj._untyped_storage if typed else obj
@@ -185,7 +185,7 @@ def _untyped(memory: Any) -> Any:
 
 
 def _tilelang_object(obj: Any) -> tuple[Any, ...] | None:
-    """Reduce an object of tilelang to what it was made from, because compiled code cannot be pickled; else None."""
+    """Reduce an object of tilelang to what made it, because compiled code cannot be pickled; None for other objects."""
     if is_compiled(obj):
         names = ("target", "target_host", "execution_backend", "verbose", "pass_configs", "compile_flags")
         options = {name: getattr(obj, name) for name in names}
@@ -205,7 +205,7 @@ def _fill(obj: Any, fields: dict[str, Any]) -> None:
 
 
 def unpack(packed: Packed) -> Any:
-    """Return the packed value. It may be changed, and no other process sees the changes."""
+    """Return the packed value. The value may be changed, and no other process sees the changes."""
     if packed.path:
         with open(packed.path, "rb") as file:
             whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
@@ -227,7 +227,7 @@ def write(packed: Packed, path: str) -> Packed:
 
 
 class LazyCallback:
-    """A callback that a worker unpickles at its first call. `func` is the original, and missing in workers.
+    """A callback that a worker unpickles at its first call. `func` is the original, which workers do not have.
 
     Every worker gets the whole workload, but only device workers call parts such as the reference. If a callback has a
     CUDA tensor in its closure, compile workers must not create a CUDA context for it.

@@ -38,7 +38,7 @@ class FileRef(msgspec.Struct, frozen=True, tag="file"):
 
     path: str
     name: str
-    """The workload's name. If it is empty, the workload is the only one in the file, or the one called WORKLOAD."""
+    """The workload's name. If it is empty, the workload is the only one in the file, or is called WORKLOAD."""
     typed: str = ""
     """The command and the file as typed by the user, for messages."""
     arguments: dict[str, Any] = {}
@@ -199,7 +199,7 @@ def load(ref: WorkloadRef) -> Workload:
 
 
 def chosen(ref: FileRef) -> FileRef:
-    """Return `ref` with a name. If it has no name, run its file, and take the only workload or the one called WORKLOAD.
+    """Return `ref` with a name. If `ref` has no name, run its file, and take the only workload, or else WORKLOAD.
 
     If the file has no workload, take its only decorated kernel. Raises `WorkloadError` if the file has several
     workloads or none. The message then lists the possible commands.
@@ -240,7 +240,7 @@ def _comes_by_name(part: Any) -> bool:
 
 
 def _importable(module: ModuleType) -> bool:
-    """Tell whether workers can import the module by name. They cannot if it was loaded from a path."""
+    """Tell whether workers can import the module by name. They cannot import a module that was loaded from a path."""
     if module.__name__ == "__main__":
         return False
     top = sys.modules.get(module.__name__.partition(".")[0], module)

@@ -24,9 +24,9 @@ FOREIGN_PATHS = re.compile(
 """Paths of files that are not the user's own code."""
 _FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
 _STACK_FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$')
-"""A line of the stack that Python writes when a signal kills it, innermost calls first and without source lines."""
+"""A line of the stack that Python writes when a signal kills the process. The innermost call comes first."""
 REWRITTEN = "/tilelang/language/"
-"""Folder of the functions through which tilelang calls kernels that it has rewritten."""
+"""Folder of the functions with which tilelang calls kernels that it has rewritten."""
 EVALUATED = "<string>"
 """File name that Python gives to code that it evaluates from a string."""
 DETAIL_FRAMES = 6
@@ -56,7 +56,7 @@ def is_users(file: str) -> bool:
 def place_in(text: str) -> Place | None:
     """Return the innermost place in the user's own code from a traceback's `text`; None if there is none.
 
-    If the text has no traceback, use the stack that Python writes when a signal kills it.
+    If the text has no traceback, use the stack that Python writes when a signal kills the process.
     """
     lines = text.splitlines()
     frames = [_FRAME.match(line) for line in lines]
@@ -74,7 +74,7 @@ def place_in(text: str) -> Place | None:
 
 
 def _innermost(files: Sequence[str | None]) -> int | None:
-    """Return the index of the user's innermost file, or None. The outermost of `files` comes first.
+    """Return the index of the user's innermost file, or None. `files` begins with the outermost file.
 
     A string that Python evaluates, such as an annotation, counts only if no other file is the user's.
     """
@@ -116,8 +116,8 @@ def _place_of(error: BaseException) -> tuple[Place | None, str]:
 def _line(step: TracebackType) -> int:
     """Return the line for a step of a traceback, in a function that tilelang has rewritten.
 
-    tilelang gives line 1 to calls in the head of a loop. It gives the function's first line to code that it adds around
-    a statement. In both cases, the right line is that of the preceding code.
+    tilelang gives line 1 to calls in the head of a loop. tilelang gives the function's first line to code that it adds
+    around a statement. In both cases, the right line is that of the preceding code.
     """
     code, line = step.tb_frame.f_code, step.tb_lineno
     before = [number for number, *_ in itertools.islice(code.co_positions(), step.tb_lasti // 2)]
@@ -145,9 +145,9 @@ def located(message: str, error: BaseException) -> str:
 
 
 def ask(what: str, question: Callable[[], T], hint: str = "") -> T:
-    """Return the result of `question`, which calls a function of a workload. `what`: the function's name in messages.
+    """Return the result of `question`, which calls a function of a workload. `what`: its name in messages.
 
-    If this raises, raise `WorkloadError` with the place in the user's code, or with `hint` if the call itself failed.
+    If `question` raises, raise `WorkloadError` with the place in the user's code, or with `hint` if the call failed.
     """
 
     def raised(error: BaseException) -> WorkloadError:

@@ -35,7 +35,7 @@ def torch_state() -> dict[str, Any]:
 
 
 def take_state(state: dict[str, Any]) -> None:
-    """Set the settings in `state` in torch. Before that, torch must have its defaults."""
+    """Apply the settings in `state` to torch, which must still have its defaults."""
     for name in (name for whole, (_, *flags) in TORCH_DEFAULTS.items() for name in (whole, *flags) if name in state):
         torch, (holder, _, flag) = importlib.import_module("torch"), name.rpartition(".")
         with suppress(Exception):  # torch is older, or a stranger's journal is wrong, which the description shows

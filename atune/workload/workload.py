@@ -105,7 +105,7 @@ class Workload:
         self.kernel_arguments = {str(name): as_written(value) for name, value in problem.items()}
         """The arguments for the kernel, as the user wrote them. `arguments` has the same values as plain data."""
         self.key: Any = None
-        """Key of the result in the cache, as plain data. None means that the problem is the key."""
+        """Key of the result in the cache, as plain data. If the key is None, the problem is the key."""
         self.inputs, self.reference = given["inputs"], given["reference"]
         self.check, self.setup = given["check"], given["setup"]
         self.out_idx = outputs_named(kernel, given["out_idx"])
@@ -113,7 +113,7 @@ class Workload:
         self.kernels_out_idx = given["out_idx"] is None
         """Whether `out_idx` comes from the kernel. tilelang makes its positions positive when the kernel is called."""
         self.like_tilelang = False
-        """Whether to call the user's functions as tilelang's tuner does. Then only listed configurations may win."""
+        """Whether the user's functions are called as tilelang's tuner does, and only listed configurations may win."""
         self.restore, self.zero = tuple(given["restore"] or ()), tuple(given["zero"] or ())
         self.rtol, self.atol, self.max_mismatched_ratio = given["rtol"], given["atol"], given["max_mismatched_ratio"]
         self.default = None if given["default"] is None else dict(given["default"])
@@ -177,7 +177,7 @@ class Workload:
     def admits(self, config: Mapping[str, Any]) -> bool:
         """Tell whether the space has `config` for this problem.
 
-        It also has the default, unless a constraint refuses it. Raises `SpaceError` if a function in the space raises.
+        The default is included, unless a constraint refuses it. Raises `SpaceError` if a function in the space raises.
         """
         written = self._written(config)
         return written is not None and self._points[0].admits(written)
@@ -207,7 +207,7 @@ def outputs_named(kernel: Any, out_idx: int | Sequence[int] | None) -> tuple[int
 
 
 def tuned_by_calls(kernel: Any) -> str:
-    """Return the reason that a workload cannot have a kernel that calls tune; empty for any other kernel."""
+    """Return the reason that a workload cannot have a kernel that is tuned by calls; empty for any other kernel."""
     if is_autotuned(kernel):
         return "is a decorated kernel; call it, or its tune(…). For a Workload, pass its .kernel, the function under it"
     if getattr(getattr(kernel, "func", None), "tensor_args", None):
@@ -218,8 +218,8 @@ def tuned_by_calls(kernel: Any) -> str:
 def check_names(workload: Workload) -> None:
     """Raise `SpaceError` or `WorkloadError` if the kernel does not take an axis, or an argument of the problem.
 
-    Calls none of the user's functions, so that values of computed axes are not checked. Computed configurations are
-    checked when they are computed.
+    Calls none of the user's functions, and therefore checks only the names of computed axes. Computed configurations
+    are checked when they are computed.
     """
     try:
         fit = ConfigCheck(workload)
@@ -231,7 +231,7 @@ def check_names(workload: Workload) -> None:
 
 
 def not_taken(name: str, parameters: Iterable[str]) -> str:
-    """Return a message, with a suggestion, which says that the kernel has only `parameters`, but no argument `name`."""
+    """Return a message, with a suggestion, which says that the kernel takes `parameters`, but no argument `name`."""
     known = list(parameters)
     return f"takes no argument {name!r}; it takes {', '.join(known) or 'none'}{meant(name, known)}"
 
@@ -254,7 +254,7 @@ def _expected(parameter: inspect.Parameter, value: Any, own: Any) -> str:
 
 
 class ConfigCheck:
-    """Checks whether configurations fit the kernel's parameters, and knows the default configuration."""
+    """A check whether configurations fit the kernel's parameters, which also finds the default configuration."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
@@ -316,10 +316,10 @@ class ConfigCheck:
         names, arguments = config.keys() - RESERVED, self._workload.arguments
         self.check_known(names, where)
         if both := sorted(names & arguments.keys()):
-            raise SpaceError(f"{where}: {both[0]!r} is an axis and a problem argument; give it in one place")
+            raise SpaceError(f"{where}: {both[0]!r} is both an axis and a problem argument; give it in one place")
         if missing := sorted(self._required - names - arguments.keys()):
             raise ArgumentMissing(
-                f"{where}: {config} lacks {missing[0]!r}, which the kernel needs; add it there or to arguments"
+                f"{where}: {config} lacks {missing[0]!r}, which the kernel needs; add it to the config or to arguments"
             )
 
     def given_default(self, config: Mapping[str, Any]) -> Config:
@@ -458,8 +458,8 @@ def with_space(spec: WorkloadSpec, workload: Workload, seed: int = 0) -> Workloa
 class Candidates:
     """The candidates of `workload`, in order. No constraint is called until the candidates are listed.
 
-    If the space has more than `LARGE` points, the default configuration comes first. Then come points that are drawn
-    with `seed` and satisfy the constraints. There are at most `LARGE` candidates. Raises `SpaceError` or
+    If the space has more than `LARGE` points, the default configuration comes first. After it come points that are
+    drawn with `seed` and satisfy the constraints. There are at most `LARGE` candidates. Raises `SpaceError` or
     `WorkloadError` if a configuration does not fit the kernel.
     """
 
@@ -573,7 +573,7 @@ def wrong_names(default: Mapping[str, Any], axes: Mapping[str, Any]) -> str:
     if unknown := [name for name in default if name not in axes]:
         return f"the space has no axis {unknown[0]!r}; its axes are {', '.join(axes)}{meant(unknown[0], axes)}"
     if lacking := [name for name in axes if name not in default]:
-        return f"the default has no {lacking[0]!r}; give a value of every axis"
+        return f"the default has no {lacking[0]!r}; give a value for every axis"
     return ""
 
 

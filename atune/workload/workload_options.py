@@ -29,12 +29,12 @@ def _supply(where: str, value: Any) -> str:
 
 
 def _amount(where: str, value: Any) -> Any:
-    must = "must be a number, zero or more, or a function of arguments"
+    must = "must be a number that is not negative, or a function of arguments"
     return value if callable(value) else converted(where, value, Amount, must, WorkloadError)
 
 
 def check_inputs(where: str, value: Any) -> Any:
-    """Return `value`. Raises `WorkloadError` if it is neither a list nor a function."""
+    """Return `value`. Raises `WorkloadError` if `value` is neither a list nor a function."""
     if callable(value) or (isinstance(value, Sequence) and not isinstance(value, (str, bytes))):
         return value
     raise WorkloadError(f"{where} must be a list of tensors, or a function that returns one, got {reprlib.repr(value)}")
@@ -55,10 +55,10 @@ class SharedOptions(TypedDict, total=False):
         must=_FUNCTION,
     )]
     out_idx: Annotated[int | Sequence[int] | None, option(
-        "Positions of the output parameters; an empty list if the kernel has no outputs. By default, they are the "
-        "`out_idx` of `@tilelang.jit`, or the tensors that an eager kernel returns. Without either, the parameters "
-        "that the kernel only writes and the parameters in `zero` are the outputs.",
-        must="must be a position of an output, such as -1, or several",
+        "Positions of the output parameters; an empty list if the kernel has no outputs. The default is the `out_idx` "
+        "of `@tilelang.jit`, or the tensors that an eager kernel returns. Without these, the outputs are the "
+        "parameters that the kernel only writes, and the parameters in `zero`.",
+        must="must be the position of an output, such as -1, or a list of positions",
     )]
     rtol: Annotated[Amount | None, option(
         "Relative tolerance of the check, as in `torch.testing.assert_close`. The default depends on the output dtype.",
@@ -68,9 +68,9 @@ class SharedOptions(TypedDict, total=False):
         "Share of elements that may be outside the tolerances.", default=0.0, must="must be a share, from 0 to 1",
     )]
     check: Annotated[Callable[..., Any] | None, option(
-        "A function that judges the outputs. If they are wrong, the function returns False or raises; otherwise it "
-        "returns True or None. With a reference, its arguments are ``(outputs, reference_outputs)``, as in tilelang's "
-        "`manual_check_prog`; without a reference, ``(inputs, outputs)``. All arguments are lists of tensors.",
+        "A function that judges the outputs. If the outputs are wrong, it must return False or raise; otherwise True "
+        "or None. With a reference, the function gets ``(outputs, reference_outputs)``, like `manual_check_prog` in "
+        "tilelang; without a reference, it gets ``(inputs, outputs)``. All of these are lists of tensors.",
         must="must be a function of the outputs",
     )]
     supply: Annotated[Any, option(
@@ -78,9 +78,8 @@ class SharedOptions(TypedDict, total=False):
         check=_supply,
     )]
     setup: Annotated[Callable[..., Any] | None, option(
-        "A function of the inputs, which is called after the inputs are made on a device, and may change them in "
-        "place. Calls of the tuned kernel do not call it, so atune does not hand out the kernel if the inputs were "
-        "changed.",
+        "A function that is called with the inputs after they are made on a device, and may change them in place. If "
+        "it changed any, atune does not hand out the kernel, because calls of the kernel do not call this function.",
         must=_FUNCTION,
     )]
     restore: Annotated[Sequence[int] | None, option(
@@ -103,7 +102,7 @@ class SharedOptions(TypedDict, total=False):
         check=_amount,
     )]
     default: Annotated[Mapping[str, Any] | None, option(
-        "The configuration to compare the winner with. By default, the kernel's parameters have their default values.",
+        "The configuration to compare the winner with. By default, it has the kernel's own default values.",
         must="must be a configuration as a dict, such as {'block': 64}",
     )]
     name: Annotated[str | None, option("The kernel's name in journals and reports.", must="must be a string")]
@@ -137,7 +136,7 @@ class WorkloadOptions(SharedOptions, total=False):
 
 
 def amount(label: str, given: Work, arguments: Mapping[str, Any]) -> float | None:
-    """Return `given` if it is a number; if it is a function, return its result for the `arguments` that it takes.
+    """Return `given` if it is a number; if `given` is a function, return its result for the `arguments` that it takes.
 
     Raises `WorkloadError` if the function has other parameters, raises, or does not return a number.
     """

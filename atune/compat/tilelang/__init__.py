@@ -1,8 +1,8 @@
-"""The names of `tilelang.autotuner`, on atune's engine. This is a drop-in replacement: change one import line.
+"""The names of `tilelang.autotuner`, on atune's engine: a drop-in replacement that needs one changed import line.
 
     from atune.compat.tilelang import autotune, AutoTuner, set_autotune_inputs
 
-A result's kernel is tilelang's own `JITKernel`, whose latency, configuration and reference latency are set. If a
+The kernel in a result is tilelang's own `JITKernel`, whose latency, configuration and reference latency are set. If a
 parameter has no meaning here, a `CompatWarning` says once what happens instead. This package may import all of atune
 except `testing`. The tuning is done in `frontends`.
 """

@@ -1,6 +1,6 @@
 """tilelang's tuner: `AutoTuner`, `@autotune` above `@tilelang.jit`, and their result, `AutotuneResult`.
 
-The classes derive from tilelang's and have the same signatures. If a default is None, the engine decides.
+The classes derive from tilelang's classes, and have the same signatures. If a default is None, the engine decides.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
     `latency`, `ref_latency`: milliseconds of the winner and of the reference; None if nothing was timed. `config`: the
     winner's configuration as you gave it, or the values in the call if nothing was tuned. `libcode`: the winner's
     device source. `func`: its PrimFunc. `kernel`: its `tilelang.JITKernel`. `winner`: its record in the result cache.
-    `warnings`: the warnings about arguments without an effect here. The warnings of `tuning` begin with them.
+    `warnings`: the warnings about arguments that have no effect here. The warnings of `tuning` begin with them.
     """
 
     winner: Winner | None = field(default=None, repr=False)
@@ -84,7 +84,7 @@ class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
         return result
 
     def save_to_disk(self, path: Path | str, verbose: bool = False) -> None:
-        """Write the result in tilelang's format into the folder `path`, which replaces an existing folder.
+        """Write the result in tilelang's format into the folder `path`. An existing folder is replaced.
 
         The folder is written completely or not at all. Raises `AtuneError` if tilelang could not write the kernel.
         """
@@ -109,11 +109,11 @@ class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
 
     @classmethod
     def load_from_disk(cls, path: Path | str, compile_args: Any, *, trusted: bool = False) -> AutotuneResult | None:
-        """Return the result that tilelang or atune saved in `path`. As in tilelang, return None if there is none.
+        """Return the result that tilelang or atune saved in `path`. If there is none, return None as tilelang does.
 
         If `compile_args` has ``auto``, the target and the adapter that atune saved are used. Older folders have no
-        ``out_idx.json``. Their outputs are those in `compile_args.out_idx`. Loading runs code from the folder. If a
-        file belongs to another user, `ArgumentError` is raised unless the folder is `trusted`.
+        ``out_idx.json``. Their outputs are those in `compile_args.out_idx`. Loading runs code from the folder. So if a
+        file in it belongs to another user, `ArgumentError` is raised unless the folder is `trusted`.
         """
         path = Path(path)
         if not path.exists():
@@ -151,9 +151,9 @@ def _inputs(supply_prog: Callable[..., Any], parameters: Sequence[KernelParam]) 
 
 
 class ByText:
-    """A kernel that takes strings in place of objects, such as enums and functions, and looks the objects up.
+    """A kernel that takes strings in place of objects (such as enums and functions), and looks up the objects.
 
-    `tables`: for each parameter, a table of objects by string.
+    `tables`: for each parameter, the objects by string.
     """
 
     def __init__(self, kernel: Any, tables: Mapping[str, Mapping[str, Any]]) -> None:
@@ -176,12 +176,12 @@ class ByText:
 
 
 class TextEncoder(Encoder):
-    """Encodes values of any kind. If a value is not data, such as a function, a string represents it."""
+    """Encodes values of any kind. If a value is not data (such as a function), a string represents it."""
 
     def __init__(self, frontend: Any) -> None:
         super().__init__(frontend)
         self._given: dict[str, tuple[Config, Config]] = {}
-        """Configurations by key, each with strings for a kernel that is `ByText`, and as the user wrote it."""
+        """For each key, the configuration with strings, for a kernel that is `ByText`, and as the user wrote it."""
         self._tables: dict[str, dict[str, Any]] = {}
         """``tables[parameter][text]``: the user's value."""
 
@@ -225,9 +225,9 @@ def _data_of(value: Any) -> Any:
 
 
 def described(value: Any) -> str:
-    """Return a string that represents `value`: the same in each run, but different for different code.
+    """Return a string that represents `value`. The string is the same in each run, but differs for different code.
 
-    It is a part of configuration keys, which must never change. Therefore even a changed comment counts.
+    The string is a part of configuration keys, which must never change. Therefore the string even depends on comments.
     """
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
@@ -246,7 +246,7 @@ def _code(value: Any) -> str:
 
 @contextmanager
 def drop_in() -> Iterator[None]:
-    """Use the cache folder of tilelang's variables. Raise the exceptions that programs for tilelang's tuner expect."""
+    """Use the cache folder in tilelang's variables. Raise the exceptions that programs for tilelang's tuner expect."""
     warnings_of_call.set([])
     try:
         with cache_folder_at(environment.cache_root()):
@@ -269,7 +269,7 @@ def drop_in() -> Iterator[None]:
 
 
 class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
-    """A tuner for a kernel function and a list of configurations.
+    """A tuner for a kernel function with a list of configurations.
 
         tuner = AutoTuner.from_kernel(matmul, configs=[{"block_M": 64}, {"block_M": 128}])
         tuner.set_compile_args(out_idx=[-1], target="cuda").set_profile_args(ref_prog=reference)
@@ -277,7 +277,7 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
         result.kernel(A, B)
 
     `fn`: a function of the configuration that returns a PrimFunc, plain or under `@tilelang.jit`. `configs`: dicts, a
-    generator of dicts, or a function that returns either for the kernel's raw arguments. Each run calls the function.
+    generator of dicts, or a function that returns dicts for the kernel's raw arguments. Each run calls the function.
     """
 
     def __init__(self, fn: Callable[..., Any], configs: Any) -> None:
@@ -309,7 +309,7 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
 
     @taking(tilelang.tuner.AutoTuner.set_profile_args, timeout=RUN_TIMEOUT_S, cache_input_tensors=None)
     def set_profile_args(self, **given: Any) -> AutoTuner:
-        """Set how `run` checks and times candidates. Keeps the tensors of `with set_autotune_inputs(…)` for `run`."""
+        """Set how `run` checks and times candidates. Keep the tensors of `with set_autotune_inputs(…)` for `run`."""
         self.profile_args = ProfileArgs(**given)
         self._captured = tilelang.capture.get_autotune_inputs()
         return self
@@ -389,10 +389,10 @@ def result_of(kernel: TilelangKernel, call: Call) -> AutotuneResult:
 class AutoTuneImpl(TilelangKernel):
     """A kernel function that is tuned when it is first called with new arguments.
 
-    A lazy kernel function returns the winner, a `tilelang.JITKernel`. An eager kernel function runs the winner. For
-    both, `compile` and a call with ``__return_kernel=True`` return the winner. If another thread or process tunes the
-    same work, a call waits for it. `results` has the results by key. As in tilelang, the decorator's arguments, such as
-    `configs`, are attributes. A new value affects only calls without a result.
+    A lazy kernel function returns the winner, a `tilelang.JITKernel`. An eager kernel function runs the winner. In both
+    cases, `compile` and a call with ``__return_kernel=True`` return the winner. If another thread or process tunes the
+    same work, a call waits for its result. `results` has the results by key. As in tilelang, the decorator's arguments,
+    such as `configs`, are attributes. A new value of an attribute affects only calls without a result.
     """
 
     configs: Any
@@ -477,11 +477,11 @@ class AutoTuneImpl(TilelangKernel):
 def autotune(func: Any, **given: Any) -> Callable[[Any], AutoTuneImpl]:
     """Return a decorator for a kernel function under `@tilelang.jit`.
 
-    `configs`: dicts, a generator of dicts, or a function that returns either for the call's raw arguments.
-    `do_not_specialize`: parameters that the key of a tuning leaves out. If they are tunable, their values in a call are
-    ignored. The other parameters are those of `AutoTuner.set_profile_args` and `AutoTuner.run`.
+    `configs`: dicts, a generator of dicts, or a function that returns dicts for the call's raw arguments.
+    `do_not_specialize`: parameters that the key of a tuning leaves out. If such parameters are tunable, their values in
+    a call are ignored. The other parameters are those of `AutoTuner.set_profile_args` and `AutoTuner.run`.
 
-    Raises `ArgumentError` unless it decorates a kernel function under `@tilelang.jit`.
+    Raises `ArgumentError` unless the decorated object is a kernel function under `@tilelang.jit`.
     """
     if func is not None or given["configs"] is None:
         raise ArgumentError("autotune needs its configs: write @autotune(configs=...) above @tilelang.jit")

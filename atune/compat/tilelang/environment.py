@@ -56,7 +56,7 @@ class TuningFailed(NoWinner, RuntimeError):
 
 _warned: set[str] = set()
 warnings_of_call: ContextVar[list[str]] = ContextVar("warnings_of_call")
-"""The warnings about arguments of this call. They include warnings that the program has already shown."""
+"""The warnings about arguments of this call. Among them are warnings that the program has already shown."""
 
 
 def warn_once(subject: str, message: str) -> None:
@@ -74,7 +74,7 @@ _replaced: dict[tuple[str, str], Any] = {}
 def install() -> None:
     """Replace tilelang's tuner by atune's tuner until `uninstall` is called.
 
-    Call it before the program imports names of the tuner. Raises `UsageError` if this tilelang lacks one of the names.
+    Call it before the program imports names of the tuner. Raises `UsageError` if this tilelang lacks a name.
     """
     tilelang.untested()
     ours = importlib.import_module("atune.compat.tilelang")
@@ -138,14 +138,14 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "early_stop_factor": (Annotated[float, Meta(ge=1)], ""),
     "group_compile_size": (Count, ""),
     "max_mismatched_ratio": (Share, ""),
-    "out_idx": (int | Sequence[int], "must be a position of an output, such as -1, or several"),
+    "out_idx": (int | Sequence[int], "must be the position of an output, such as -1, or a list of positions"),
     "pass_configs": (Mapping[str, Any], MUST_BE_PASS_CONFIGS),
     "rep": (Count, ""),
     "timeout": (float, ""),
     "tuning": (Literal["pick", "quick"], "must be 'pick' or 'quick', or None to tune all"),
     "warmup": (Natural, ""),
 }
-"""The type of each parameter, and words for what a value must be if msgspec's words are not helpful."""
+"""The type of each parameter, and what messages say about a wrong value if msgspec's words are not helpful."""
 
 
 def checked_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,8 +161,8 @@ def checked_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
 def taking(theirs: Callable[..., Any], **defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that gives a function the parameters of tilelang's function `theirs`, with these `defaults`.
 
-    If `defaults` has a name that `theirs` does not have, it becomes an additional keyword of the function. The function
-    is called with all arguments by name, after they were checked.
+    A name in `defaults` that `theirs` does not have becomes an additional keyword of the function. All arguments are
+    checked, and then passed by name.
     """
     given = inspect.signature(theirs)
     ours = [p.replace(default=defaults.get(name, p.default)) for name, p in given.parameters.items()]
@@ -191,8 +191,8 @@ NO_DEADLINE_S = 7 * 24 * 3600.0
 def translated(compile_args: Any, profile: Any, run: Mapping[str, Any], tensors: str = "") -> dict[str, Any]:
     """Translate tilelang's arguments into fields of `Options`: the target, the plan, and arguments of `jit_kernel`.
 
-    `run`: the arguments of `AutoTuner.run`, which override the profile. `tensors`: where inputs come from; empty if
-    they are random. Raises `ArgumentError` and `TargetError`. Warns about arguments that have no meaning here.
+    `run`: the arguments of `AutoTuner.run`, which override the profile. `tensors`: the source of the inputs; empty if
+    the inputs are random. Raises `ArgumentError` and `TargetError`. Warns about arguments that have no meaning here.
     """
     given = {**vars(profile), **{name: value for name, value in run.items() if value is not None}}
     timeout = given["timeout"]
@@ -283,7 +283,7 @@ BACKENDS = {"cuda": ("tvm_ffi", "cython", "nvrtc"), "c": ("cython",)}
 def backend_of(name: str, target: Target) -> str:
     """Return the adapter for kernels that tilelang itself compiles. Warns if candidates use another adapter.
 
-    Raises `ArgumentError` if the target does not have the adapter.
+    Raises `ArgumentError` if the target does not have this adapter.
     """
     usual, *others = BACKENDS[target.kind]
     if name in others:
