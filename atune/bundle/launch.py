@@ -85,7 +85,6 @@ class Libraries:
 
 
 _HELD: dict[str, str] = {}
-"""Paths of the files in memory, by digest."""
 
 
 def gate(params: Sequence[Any], wrong: Wrong = ValueError, outputs: Container[int] = ()) -> Callable[..., None]:

@@ -15,7 +15,6 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 MANIFEST_SCHEMA = 1
-"""Version of the manifest's format."""
 _SIZES = [(int, str)]
 _PARAM = {"dtype": str, "shape": (_SIZES, NoneType), "strides": (_SIZES, NoneType)}
 _PROBLEM = {

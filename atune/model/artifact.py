@@ -104,7 +104,6 @@ class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
 
     @property
     def zero_inputs(self) -> tuple[int, ...]:
-        """Those inputs that a call sets to zero."""
         return tuple(i for i in self.zero if i not in self.outputs)
 
     def where_given(self, positions: Sequence[int]) -> Roles:
@@ -210,12 +209,10 @@ class BlockWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     @property
     def read_bytes(self) -> float:
-        """Bytes that a block reads from global memory."""
         return sum(access.n_bytes for access in self.reads)
 
     @property
     def write_bytes(self) -> float:
-        """Bytes that a block writes to global memory."""
         return sum(access.n_bytes for access in self.writes)
 
 

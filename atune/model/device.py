@@ -155,7 +155,6 @@ MULTIPROCESSORS = {
         "121": (1536, 24, 100),
     }.items()
 }  # fmt: skip
-"""Resources by compute capability."""
 
 
 class Occupancy(msgspec.Struct, frozen=True):
@@ -261,7 +260,6 @@ class Figures(msgspec.Struct, frozen=True):
     architecture: Architecture
     sm: Multiprocessor
     limits: DeviceLimits
-    """Limits of a block."""
 
 
 def figures_of(device: DeviceInfo | None, arch: str = "") -> Figures | None:

@@ -63,7 +63,6 @@ def cache_folder() -> Path:
 
 @functools.cache
 def _warn_of(relative: str) -> None:
-    """Warn once that a relative path of the cache folder is ignored."""
     warn_caller(f"{CACHE_VARIABLE}={relative} is ignored: give an absolute path", RuntimeWarning)
 
 

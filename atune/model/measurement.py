@@ -49,7 +49,6 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     conditions: Conditions | None = None
 
     def __repr__(self) -> str:
-        """Return a summary that leaves out the samples."""
         return f"Timing({self.latency_ms:.4g} ms, spread {self.spread:.1%}, {self.n_samples} samples by {self.method})"
 
     @property

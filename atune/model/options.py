@@ -98,7 +98,6 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Natural = Annotated[int, msgspec.Meta(ge=0)]
-"""Zero or more."""
 Positive = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 """Zero or more, and finite."""

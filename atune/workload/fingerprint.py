@@ -404,7 +404,6 @@ def parse_module(text: str) -> ast.Module:
 
 
 def parse_expression(text: str) -> ast.Expression:
-    """Return the syntax tree of an expression. Raises `SyntaxError`."""
     return _tried(lambda: ast.parse(text, mode="eval"))
 
 

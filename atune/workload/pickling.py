@@ -240,7 +240,7 @@ def _comes_by_name(part: Any) -> bool:
 
 
 def _importable(module: ModuleType) -> bool:
-    """Tell whether workers can import the module by name. They cannot import a module that was loaded from a path."""
+    """Tell whether workers can import the module by name, which is not so if it was loaded from a path."""
     if module.__name__ == "__main__":
         return False
     top = sys.modules.get(module.__name__.partition(".")[0], module)

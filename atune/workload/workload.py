@@ -415,7 +415,6 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
 
     @property
     def default_config(self) -> Config | None:
-        """The default configuration; None if there is no default."""
         if self.default is None or self.default == BASELINE:
             return self.baseline
         return self.configs[self.default]
