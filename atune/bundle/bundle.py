@@ -1,4 +1,4 @@
-"""A bundle that can be called. It chooses a kernel by the sizes in the call."""
+"""A bundle that can be called, and then chooses a kernel by the sizes in the call."""
 
 from __future__ import annotations
 

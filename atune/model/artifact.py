@@ -60,7 +60,7 @@ class Failure(msgspec.Struct, frozen=True, tag="failure", omit_defaults=True):
 
     `index`: the candidate's index. `kind`: a `FailureKind`. `message`: a sentence for people. `doubt`: the reason that
     the candidate may not be at fault, or an empty text. If there is a doubt, a fresh process tries the candidate again.
-    `kill_s`: seconds between the deadline, or the error's report, and the end of the process.
+    `kill_s`: seconds from the deadline, or from the report of an error, until the process had ended.
     """
 
     index: int
@@ -177,7 +177,7 @@ class Access(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class BlockWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """The work of a block, averaged over the grid. It is computed from the kernel's statements before lowering."""
+    """The work of a block, averaged over the grid, as computed from the kernel's statements before lowering."""
 
     gemms: tuple[Gemm, ...] = ()
     reads: tuple[Access, ...] = ()
@@ -251,8 +251,8 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     """A lowered candidate.
 
     Candidates with equal `code_key` compile to the same machine code, whichever compiler is used. `merge_key`:
-    candidates may share a library only if this key is equal, because their flags, pass configs and all text before the
-    kernel are then equal. `blob`: IR of host and device, which only `codegen` reads; empty if the artifact store has
+    candidates may share a library only if this key is equal. Then their flags, pass configs and all text before the
+    kernel are also equal. `blob`: IR of host and device, which only `codegen` reads; empty if the artifact store has
     the kernel's library.
     """
 

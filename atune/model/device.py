@@ -68,7 +68,7 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     memory_bytes: Whole = 0
     limits: DeviceLimits = DeviceLimits()
     sms: Whole = 0
-    """Number of working multiprocessors. Like the next two fields, it is 0 unless the device reports it."""
+    """Number of working multiprocessors. This field and the next two are 0 unless the device reports them."""
     clock_hz: Quantity = 0.0
     """Highest clock of the multiprocessors, in hertz."""
     memory_bytes_s: Quantity = 0.0
@@ -206,7 +206,7 @@ class Architecture(NamedTuple):
     warp_groups: bool = False
     """Whether four warps together can multiply operands in shared memory (wgmma)."""
     tensor_memory: bool = False
-    """Whether products can be in tensor memory (tcgen05). Products then need not be divided among warps."""
+    """Whether products can be in tensor memory (tcgen05), where they need not be divided among warps."""
 
 
 ARCHITECTURES = {

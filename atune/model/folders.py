@@ -250,7 +250,7 @@ def private_root() -> Path:
 def _make_folder(prefix: str) -> tuple[Path, ExitStack]:
     """Create and lock a folder. Also remove the unlocked folders that killed programs left.
 
-    During this time the root is locked, so that no other program removes the new folder before the folder is locked.
+    Meanwhile, the root folder is locked, so that no other program removes the new folder before it is locked.
     """
     root = private_root()
     with _locked(root, fcntl.LOCK_EX):

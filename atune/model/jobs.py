@@ -49,9 +49,9 @@ HOPELESS = "compiling took more than {limit_s:g} s, far longer than other compil
 
 
 class GroupFailed(msgspec.Struct, frozen=True, tag="group failed"):
-    """A group that could not be elaborated or built as a whole. Its parts are tried again, because a part may be fine.
+    """A group that could not be elaborated or built as a whole. Its parts are tried again, as they may be fine.
 
-    `doubt`: why the members may not be at fault; empty if a member is at fault. After a doubt, all are built again.
+    `doubt`: why the members may be innocent; empty if a member is at fault. After a doubt, the group is built again.
     """
 
     message: str
@@ -61,7 +61,7 @@ class GroupFailed(msgspec.Struct, frozen=True, tag="group failed"):
 class ElaborateJob(Job[list[Elaborated | Failure] | GroupFailed], frozen=True):
     """Elaborate `candidates`. The answer has one or more results, in order, but may end before the last candidate.
 
-    `digests`: return `ir_digest` instead of facts. A failure with a `doubt` may not be the candidate's fault.
+    `digests`: results have `ir_digest` instead of facts. If a failure has a `doubt`, the candidate may be innocent.
     """
 
     candidates: tuple[Candidate, ...]
@@ -78,7 +78,7 @@ class LowerJob(Job[Lowered | Failure], frozen=True):
     """Lower `candidate`. After a crash or a missed deadline, the answer is a `Failure`, and a fresh process takes over.
 
     If the failure has a `doubt`, the engine lowers the candidate again. `anew`: ignore lowerings from earlier runs.
-    Like every job, this one raises `MachineError` if the machine lacks memory or disk space for a long time.
+    Like all jobs, it raises `MachineError` if the machine lacks memory or disk space for a long time.
     """
 
     candidate: Candidate

@@ -16,7 +16,7 @@ COMPILER = "compiler"
 
 
 class LayoutAxis(tuple[Any, ...]):
-    """The values of an axis for layouts. With the option `layouts`, only the best few are measured: see `choose`."""
+    """The values of an axis for layouts. The option `layouts` makes a run measure only the best: see `choose`."""
 
     __slots__ = ()
 

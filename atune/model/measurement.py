@@ -73,7 +73,7 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 class Measurement(msgspec.Struct, frozen=True, tag="measurement", omit_defaults=True, gc=False):
     """A candidate that ran and was timed, and whose outputs were correct if they were checked.
 
-    `index`: the candidate's index. `timing`: the first timing, not the final. `checked`: the outputs were compared.
+    `index`: the candidate's index. `timing`: the timing before the final. `checked`: the outputs were compared.
     """
 
     index: int
@@ -84,7 +84,7 @@ class Measurement(msgspec.Struct, frozen=True, tag="measurement", omit_defaults=
     seconds: float = 0.0
     """Seconds that the device's process took for the candidate, including loading and checking."""
     writes: tuple[int, ...] = ()
-    """Positions of the inputs that the kernel writes into. These inputs were restored before each timed call."""
+    """Positions of the inputs that the kernel writes into, and that were restored before each timed call."""
     set_up: tuple[int, ...] = ()
     """Positions of the inputs that the workload's `setup` changed."""
     printed: str = ""

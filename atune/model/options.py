@@ -322,7 +322,7 @@ def python_ways() -> dict[str, str]:
 def likely(name: str, known: Mapping[str, str], elsewhere: Mapping[str, str]) -> str:
     """Return a "did you mean" question that names options similar to `name`; empty if no option is similar.
 
-    `known`: how to write each option that is allowed here. `elsewhere`: how to write options of other places.
+    `known`: how to write each option that is allowed here. `elsewhere`: how to write each option of other places.
     """
     ways = {**elsewhere, **known}
     options = [option for option in (name, *MEANT.get(name, ())) if option in ways]

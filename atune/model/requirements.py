@@ -25,7 +25,7 @@ REQUIRES = {
 HEAVY = {"tilelang", "torch", "numpy"}
 """Packages that are not needed for reading and showing journals."""
 _MODULES = {"nvidia-ml-py": "pynvml"}
-"""For some packages, the name of the module, which differs from the name of the package."""
+"""Names of modules, for packages whose module has another name."""
 
 
 def is_tested(package: str, version: str) -> bool:

@@ -16,7 +16,7 @@ _BUDGETS = "give auto, a number of candidates (40), a share of them (10%), a tim
 AUTO_PERCENT, AUTO_LEAST = 10, 16
 """Largest percentage of a space that the budget ``auto`` tries, and the number of candidates that it always allows."""
 AUTO_BATCH, AUTO_GAIN_PERCENT = 8, 2
-"""The budget ``auto`` ends if a batch of the first number of candidates brings a gain below the second number."""
+"""The budget ``auto`` ends if a batch of the first number of candidates brings a gain below the second, in percent."""
 
 
 def _limit(text: str) -> tuple[str, Any]:
@@ -40,7 +40,7 @@ class Budget(Settings, frozen=True, kw_only=True):
         "Number of candidates to try, as a percentage of the space.",
     )] = None
     auto: Annotated[bool, option(
-        "Stop if eight candidates bring a gain below 2 %, or after 10 % of the space (but not before 16 candidates).",
+        "Stop if eight candidates bring a gain below 2 %, or after 10 % of the space (at least 16 candidates).",
     )] = False
     # fmt: on
 

@@ -32,7 +32,7 @@ from atune.model.options import meant
 T = TypeVar("T")
 Constraint = Callable[..., Any]
 LARGE = 100_000
-"""Largest number of candidates. Larger spaces are sampled. A generator must not yield more."""
+"""Largest number of candidates. Larger spaces are sampled. A generator must not yield more configurations."""
 SMALL = 500
 """Number of points that can be enumerated within a few milliseconds."""
 NO_SERIES = (str, bytes, Mapping, set, frozenset)
@@ -260,7 +260,7 @@ class UserCallback:
         return self._asked(values, lambda wanted: self._function(**wanted))
 
     def holds(self, values: Mapping[str, Any]) -> bool:
-        """Return whether the answer is True. Raises as `ask` does, and for an answer other than True and False."""
+        """Return whether the answer is True. Raises like `ask`, and also for an answer other than True or False."""
         return self._asked(values, lambda wanted: yes_or_no(self._function(**wanted)))
 
     def _asked(self, values: Mapping[str, Any], question: Callable[[dict[str, Any]], T]) -> T:
@@ -368,7 +368,7 @@ class Points(ABC):
         return map(self.raw, range(self.size))
 
     def drawn(self, seed: int) -> Iterator[int]:
-        """Yield places in a random order that depends on `seed`. A space larger than `SHUFFLED` repeats places."""
+        """Yield places in a random order from `seed`. In a space larger than `SHUFFLED`, places repeat without end."""
         rng = random.Random(seed)
         if self.size <= SHUFFLED:
             order = list(range(self.size))

@@ -72,7 +72,7 @@ def kernel_fingerprint(kernel: Any, *, without_defaults: Collection[str] = ()) -
 
 
 def identity(part: Any, depth: int = 0, without_defaults: Collection[str] = ()) -> bytes:
-    """Return what a function or data contributes to a fingerprint. The bytes are the same in workers."""
+    """Return the bytes of a function or of data in a fingerprint, which are the same in a program and its workers."""
     if callable(own := getattr(type(part), "cache_identity", None)):
         return bytes(own(part))
     if is_autotuned(part):

@@ -33,7 +33,7 @@ LARGE_BYTES = 1 << 20
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """A pickled value, as a stream and large buffers. Both are in memory, or both are in the file `path`.
+    """A pickled value: its stream and its large buffers, which are all in memory or all in the file `path`.
 
     `spans`: for the stream and for each buffer, its offset and size in the file, in bytes.
     """

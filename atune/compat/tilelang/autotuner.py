@@ -67,9 +67,9 @@ class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
     """The result of a tuning.
 
     `latency`, `ref_latency`: milliseconds of the winner and of the reference; None if nothing was timed. `config`: the
-    winner's configuration as you gave it, or the values in the call if nothing was tuned. `libcode`: the winner's
-    device source. `func`: its PrimFunc. `kernel`: its `tilelang.JITKernel`. `winner`: its record in the result cache.
-    `warnings`: the warnings about arguments that have no effect here. The warnings of `tuning` begin with them.
+    winner's configuration as you gave it, or the values in the call if nothing was tuned. `libcode`, `func`, `kernel`:
+    the winner's device source, PrimFunc and `tilelang.JITKernel`. `winner`: the winner's record in the result cache.
+    `warnings`: warnings about arguments that have no effect here. The warnings of `tuning` begin with these warnings.
     """
 
     winner: Winner | None = field(default=None, repr=False)
@@ -112,8 +112,8 @@ class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
         """Return the result that tilelang or atune saved in `path`. If there is none, return None as tilelang does.
 
         If `compile_args` has ``auto``, the target and the adapter that atune saved are used. Older folders have no
-        ``out_idx.json``. Their outputs are those in `compile_args.out_idx`. Loading runs code from the folder. So if a
-        file in it belongs to another user, `ArgumentError` is raised unless the folder is `trusted`.
+        ``out_idx.json``. Their outputs are those in `compile_args.out_idx`. Loading runs code from the folder, so a
+        file of another user raises `ArgumentError` unless the folder is `trusted`.
         """
         path = Path(path)
         if not path.exists():
@@ -389,10 +389,10 @@ def result_of(kernel: TilelangKernel, call: Call) -> AutotuneResult:
 class AutoTuneImpl(TilelangKernel):
     """A kernel function that is tuned when it is first called with new arguments.
 
-    A lazy kernel function returns the winner, a `tilelang.JITKernel`. An eager kernel function runs the winner. In both
-    cases, `compile` and a call with ``__return_kernel=True`` return the winner. If another thread or process tunes the
-    same work, a call waits for its result. `results` has the results by key. As in tilelang, the decorator's arguments,
-    such as `configs`, are attributes. A new value of an attribute affects only calls without a result.
+    A lazy kernel function returns the winner, a `tilelang.JITKernel`. An eager kernel function runs the winner. For
+    both kinds of functions, `compile` and a call with ``__return_kernel=True`` return the winner. If another thread or
+    process tunes the same work, a call waits for its result. `results` has the results by key. As in tilelang,
+    arguments such as `configs` are attributes, and a new value of an attribute affects only calls without a result.
     """
 
     configs: Any
