@@ -247,7 +247,7 @@ def _bind_all(param: BundleParam, tensor: Any, sizes: dict[str, int]) -> None:
 
 
 def _bind(wanted: Sequence[int | str], given: Sequence[int | str], sizes: dict[str, Any]) -> bool:
-    """Tell whether `given` equals `wanted`. A name in `wanted` means its value in `sizes`, set if missing."""
+    """Tell whether `given` equals `wanted`. Names in `wanted` have values in `sizes`; missing values are added."""
     return all(
         got == (sizes.setdefault(want, got) if isinstance(want, str) else want)
         for want, got in zip(wanted, given, strict=True)

@@ -32,11 +32,11 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 X86_FEATURES = r"pni|s?sse|avx|amx|fma|f16c|bmi|abm|popcnt|v?aes|sha|gfni|v?pclmul|movbe|adx|xop|tbm|rdrand|rdseed"
 """Beginnings of flags in /proc/cpuinfo that name the instruction sets used by ``-march=native``."""
 TVM_RUNTIME = "libtvm_runtime.so"
-"""tilelang's runtime. It lets tvm_ffi load device code, and launches kernels. The files `STUBS` must be next to it."""
+"""tilelang's runtime, by which tvm_ffi loads device code and launches kernels. The files `STUBS` must be next to it."""
 STUBS = "libstub_*.so"
 """Libraries that find and load the libraries of CUDA, or of another vendor, when a program first calls them."""
 TENSORMAP = "libatune_tensormap.so"
-"""The library of ``tensormap.c``. Host code calls its function, which tilelang's runtime does not have."""
+"""The library of ``tensormap.c``. Its function is called by host code, but missing in tilelang's runtime."""
 PROVIDED = frozenset({"__tvm_set_device", "__tvm_tensormap_create_tiled"})
 """Names of the functions that a bundle's library may call."""
 REGISTERED = "ffi.Module.load_from_bytes.cuda"
@@ -371,7 +371,7 @@ def cuda_function(libraries: Libraries, name: str, symbol: str) -> Callable[...,
 
 
 def tensormap(libraries: Libraries) -> Any:
-    """Return the library `TENSORMAP` as a module, after connecting it with the function of CUDA's driver."""
+    """Return the library `TENSORMAP` as a module, after telling it the address of the CUDA driver's function."""
     try:
         encode = ctypes.cast(ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled, ctypes.c_void_p).value
     except (OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""Errors about bundles, and manifests: plain JSON with the digest of every file, which is checked before loading."""
+"""Errors about bundles, and manifests, which are plain JSON with the digest of every file, checked before loading."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Sizes = tuple[int | str, ...]
 
 
 class BundleError(Exception):
-    """The base class of bundles' errors. Raised itself if the folder is not a bundle, or this atune cannot read it."""
+    """The base class of errors about bundles. It is raised if the folder is not a bundle that this atune can read."""
 
 
 class DamagedBundle(BundleError):
@@ -48,7 +48,7 @@ class WrongArguments(BundleError, TypeError):
 
 
 class OutsideProblems(BundleError, LookupError):
-    """No problem of the bundle has the sizes of the call. Tune a problem with them, or see `on_miss` of `load`."""
+    """No problem of the bundle has these sizes. Tune a problem with these sizes, or see `on_miss` of `load`."""
 
 
 class BundleParam(NamedTuple):

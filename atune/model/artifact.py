@@ -117,7 +117,7 @@ class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
         )
 
     def handed_out(self) -> Roles:
-        """Return these roles for users' calls. Raises `UsageError` if a call would lack changes made by `setup`."""
+        """Return these roles for calls by users. Raises `UsageError` if calls would lack what `setup` changed."""
         if not self.set_up:
             return self
         raise UsageError(
@@ -250,10 +250,10 @@ class Elaborated(msgspec.Struct, frozen=True, tag="elaborated", gc=False):
 class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     """A lowered candidate.
 
-    Candidates with equal `code_key` compile to the same machine code, whichever compiler is used. `merge_key`:
-    candidates may share a library only if this key is equal. Then their flags, pass configs and all text before the
-    kernel are also equal. `blob`: IR of host and device, which only `codegen` reads; empty if the artifact store has
-    the kernel's library.
+    Candidates with equal `code_key` compile to the same machine code, whichever compiler is used. `merge_key`: only
+    candidates with equal keys may share a library. Equal keys mean equal flags, pass configs and text before the
+    kernel. `blob`: IR of host and device, which only `codegen` reads; empty if the artifact store has the kernel's
+    library.
     """
 
     index: int
@@ -281,7 +281,7 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     roles: Roles | None = None
     """The roles of the candidate's own parameters; None if only the first candidate's roles are known."""
     storable: bool = True
-    """Whether `code_key` decides the machine code, which it does not if the source includes files of the user."""
+    """Whether `code_key` alone decides the machine code. If the source includes files of the user, it does not."""
 
 
 class MachineFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

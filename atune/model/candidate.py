@@ -25,8 +25,8 @@ BASELINE = -1
 counts neither as a candidate of the space nor towards a budget."""
 RESERVED = frozenset({PASS_CONFIGS, COMPILE_FLAGS})
 LAUNCH_HINTS = frozenset({"occupancy", "num_ctas"})
-"""Config keys for the launch, if the kernel takes no argument of the same name: how many blocks must fit on a
-multiprocessor, and how many blocks a cluster has. None means no hint."""
+"""Config keys for hints about the launch, if the kernel has no argument of the same name. The hints are the number of
+blocks that must fit on a multiprocessor, and the number of blocks in a cluster. None means that there is no hint."""
 MIN_INT, MAX_INT = -(2**63), 2**64 - 1
 """Range of the integers that a journal and messages to workers can store exactly."""
 MAX_NESTING = 60
@@ -89,7 +89,7 @@ def normalise(value: Any, where: str, depth: int = 0) -> Any:
         return {normalise(k, where, depth): normalise(v, where, depth + 1) for k, v in value.items()}
     raise SpaceError(
         f"{where}: {shown(value)} is {type_of(value)}; values must be None, bool, int, float, str, or lists, "
-        "tuples and dicts of these. Give a string in place of any other value, which the kernel then looks up"
+        "tuples and dicts of these. For any other value, give a string that the kernel looks up"
     )
 
 
@@ -183,9 +183,9 @@ def typed_text(value: Any, written: Mapping[str, Any]) -> str:
 
 
 def key_of(value: Any) -> bytes:
-    """Return bytes that are equal for equal plain values, and for no others. The order of names does not matter.
+    """Return a value as bytes. The bytes of two values are equal if, and only if, their plain forms are equal.
 
-    Values that only Python treats as equal, such as True and 1, or 0.0 and -0.0, have different bytes.
+    The order of names in a dict does not matter. True and 1 have different bytes, and so do 0.0 and -0.0.
     """
     return msgspec.json.encode(value, order="deterministic", enc_hook=lambda other: normalise(other, "a key"))
 

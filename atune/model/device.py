@@ -1,8 +1,8 @@
 """Targets and devices: hard limits, the occupancy of multiprocessors, and device figures that the prior uses.
 
 The figures come from NVIDIA's data sheets, and from its white papers on the architectures A100 (GA100), GA102, AD102
-and H100 (GH100). A value that the device itself reports takes precedence. Rates of tensor cores hold for dense
-operands, and for sums in float32.
+and H100 (GH100). A value that the device itself reports takes precedence. Rates of tensor cores are given for dense
+operands that are summed in float32.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ def figures_of(device: DeviceInfo | None, arch: str = "") -> Figures | None:
 
 
 def device_named(name: str) -> DeviceInfo:
-    """Return the board called, for example, ``H100``, ``H100-PCIe`` or ``rtx4090``. Raises `UsageError` if unknown."""
+    """Return a board by its name, such as ``H100``, ``H100-PCIe`` or ``rtx4090``. Raises `UsageError` if unknown."""
     board = _board(str(name)) or _board(re.sub(r"(?<=[A-Za-z])(?=\d+$)", " ", str(name)))
     if not board:
         raise UsageError(f"gpu {name!r} is not known; known are {', '.join(SHEETS)}{meant(str(name), SHEETS)}")
@@ -306,7 +306,7 @@ def _board(name: str) -> str:
 def with_peaks(device: DeviceInfo) -> DeviceInfo:
     """Return `device` with the peaks from its data sheet; unchanged if its architecture has no data sheet.
 
-    The tensor cores' peak is for the sheet's clock, their clock under load. The memory's peak is the device's own.
+    Tensor cores are assumed to run at the sheet's clock, as they do under load. The memory's rate is the device's own.
     """
     figures, sheet = figures_of(device), figures_of(msgspec.structs.replace(device, clock_hz=0.0))
     if figures is None or sheet is None:

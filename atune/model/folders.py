@@ -99,7 +99,7 @@ def untrusted(path: str | os.PathLike[str], so: str = "no library is kept there 
 def store_file(folder: Path, kind: Literal["codes", "lowered"], key: str) -> Path:
     """Return the path of a record in the artifact store `folder`.
 
-    For ``codes``, `key` is the key of a library's code. For ``lowered``, it is the key of the lowered kernel.
+    `key`: the key of a library's code if `kind` is ``codes``, or of a lowered kernel if it is ``lowered``.
     """
     return folder / kind / f"{key}.json"
 
@@ -235,7 +235,7 @@ def run_folder() -> Generator[str, None, None]:
 
 
 def private_root() -> Path:
-    """Return this user's folder in `$TMPDIR`, and create it if needed. Raises `UsageError` if others can use it."""
+    """Return this user's folder in `$TMPDIR`, created if needed. Raises `UsageError` if other users can access it."""
     root = Path(tempfile.gettempdir()) / f"atune-{os.getuid()}"
     with suppress(FileExistsError):
         root.mkdir(mode=0o700)
@@ -248,7 +248,7 @@ def private_root() -> Path:
 
 
 def _make_folder(prefix: str) -> tuple[Path, ExitStack]:
-    """Create and lock a folder. Also remove the unlocked folders that killed programs left.
+    """Create and lock a folder, after removing the unlocked folders that killed programs left.
 
     Meanwhile, the root folder is locked, so that no other program removes the new folder before it is locked.
     """

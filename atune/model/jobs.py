@@ -49,7 +49,7 @@ HOPELESS = "compiling took more than {limit_s:g} s, far longer than other compil
 
 
 class GroupFailed(msgspec.Struct, frozen=True, tag="group failed"):
-    """A group that could not be elaborated or built as a whole. Its parts are tried again, as they may be fine.
+    """A group that could not be elaborated or built as a whole, so that its parts are tried separately.
 
     `doubt`: why the members may be innocent; empty if a member is at fault. After a doubt, the group is built again.
     """
@@ -199,7 +199,7 @@ class BitsJob(Job[Bits], frozen=True):
 
 
 class FinalJob(Job[Finals], frozen=True):
-    """Time `artifacts`, and the reference if there is one, in `rounds`. Sample r of each artifact is from round r.
+    """Time `artifacts`, and the reference if there is one, in each of `rounds` rounds. Sample r is from round r.
 
     After the rounds, each artifact is checked again, and a wrong result is a failure. If a failure kills the process,
     the worker is no longer `alive`.

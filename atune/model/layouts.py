@@ -16,7 +16,7 @@ COMPILER = "compiler"
 
 
 class LayoutAxis(tuple[Any, ...]):
-    """The values of an axis for layouts. The option `layouts` makes a run measure only the best: see `choose`."""
+    """Values of an axis for layouts. The option `layouts` makes a run measure only the best layouts: see `choose`."""
 
     __slots__ = ()
 

@@ -44,8 +44,8 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Half the interquartile range, divided by the median."""
     samples_us: Annotated[tuple[Latency, ...], msgspec.Meta(min_length=1)]
     method: str
-    """The timing method. ``events``: CUDA events, with launches queued while the device sleeps; with ``one call at a
-    time`` added if a call itself waits for the device. ``perf_counter``: the CPU's clock."""
+    """The timing method. ``events`` are CUDA events, with launches queued while the device sleeps. If a call itself
+    waits for the device, ``one call at a time`` is added. ``perf_counter`` is the CPU's clock."""
     conditions: Conditions | None = None
 
     def __repr__(self) -> str:
@@ -210,8 +210,8 @@ def _needed(work: BlockWork, blocks: int) -> float:
 
 
 FASTEST_TYPE, ABOVE_THE_SHEET = 4, 1.2
-"""The rate of 4-bit operands, the fastest type, relative to 16-bit operands; and the factor by which a board may exceed
-its data sheet. For example, an H200 at 1980 MHz exceeds its data sheet by 8 %, and boards of the same name differ."""
+"""How much faster 4-bit operands are than 16-bit operands, and the factor by which a board may exceed its data sheet.
+For example, an H200 at 1980 MHz exceeds its data sheet by 8 %, and boards of the same name differ."""
 
 
 def fastest_ms(device: DeviceInfo, flops: float | None, n_bytes: float | None) -> float | None:

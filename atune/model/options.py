@@ -67,7 +67,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     """A function that takes the option's name, for messages, and a value. The function returns the value in its normal
     form, or raises `UsageError`."""
     measured: bool = False
-    """Whether the option affects measurements. Timings under different values then cannot be compared."""
+    """Whether timings under different values of the option cannot be compared, because it affects measurements."""
     flag: str = ""
     """The option's name on the command line, or empty. A flag ``--skip-…`` switches off an option that is on by
     default. For exclusive flags, such as ``--quiet|--verbose``, the value is the name of the given flag."""
@@ -133,7 +133,7 @@ def _wanted(wrong: msgspec.ValidationError) -> str:
 
 
 def size(name: str, value: Any) -> int:
-    """Return the bytes that a number or a string such as ``4GiB`` means. Raises `UsageError` for anything else."""
+    """Return a size in bytes. The size may be a string such as ``4GiB``. Raises `UsageError` for anything else."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])i?B?|B?)\s*", str(value), re.IGNORECASE)
     n = 0 if match is None else int(float(match[1]) * 1024 ** (1 + "KMGT".index(match[2].upper()) if match[2] else 0))
     if n <= 0:
@@ -189,7 +189,7 @@ def checked(
 ) -> dict[str, Any]:
     """Return the options `given` for the group `kind`, with each value in its normal form.
 
-    Raises `UnknownOption` if the group does not have a name, and `error` for a wrong value. Messages name `where`.
+    Raises `UnknownOption` for a name that is not in the group, and `error` for a wrong value. Messages name `where`.
     """
     options = options_of(kind)
     refuse_unknown(where, given, [*options])
@@ -200,7 +200,7 @@ def checked(
 def complete(
     where: str, given: Mapping[str, Any], kind: type[Any], error: type[UsageError] = UsageError
 ) -> dict[str, Any]:
-    """Return all options of the group `kind`, which are the options `given`, checked, and defaults for the others."""
+    """Return a value for every option of the group `kind`: the checked value if it is `given`, or else the default."""
     defaults = {name: option.default for name, option in options_of(kind).items()}
     return defaults | checked(where, given, kind, error)
 

@@ -233,7 +233,7 @@ def _axis(name: str, values: Any) -> Sequence[Any]:
 class UserCallback:
     """A function of the user, whose signature is read only once.
 
-    `what` returns the description of a call for messages. It gets the values that the call adds to the problem.
+    `what` returns the description of a call, for messages, from the values that the call adds to the problem.
     """
 
     def __init__(self, function: Callable[..., Any], arguments: Mapping[str, Any], what: Callable[[Any], str]) -> None:
@@ -352,12 +352,12 @@ class Points(ABC):
         return self.refusing(raw) is None
 
     def serves(self, config: Config, *, unlisted: bool) -> bool:
-        """Return whether constraints, and also the space unless `unlisted`, admit a plain configuration."""
+        """Return whether constraints admit a plain configuration that the space lists, or that may be `unlisted`."""
         place = self.place(config)
         return (unlisted or place is not None) and self.admits(config if place is None else self.raw(place))
 
     def refusing(self, raw: Mapping[str, Any]) -> int | None:
-        """Return the number of the first constraint that refuses a raw configuration; None if every one admits it."""
+        """Return the number of the first constraint that refuses a raw configuration, or None if no constraint does."""
         first = next((number for number, question in enumerate(self._where) if not question.holds(raw)), None)
         if first is not None:
             self.refused[first] += 1

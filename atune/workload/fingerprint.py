@@ -104,7 +104,7 @@ def identity(part: Any, depth: int = 0, without_defaults: Collection[str] = ()) 
 
 
 def _taken(values: Iterable[Any], names: Collection[str], seen: list[ModuleType]) -> Iterator[Any]:
-    """Yield `values`, but instead of each module of the user, those of its variables that `names` has."""
+    """Yield `values`. A module of the user is replaced by those of its variables whose names are in `names`."""
     for value in values:
         if not isinstance(value, ModuleType):
             yield value
@@ -283,7 +283,7 @@ def is_compiled(kernel: Any) -> bool:
 
 
 def is_autotuned(kernel: Any) -> bool:
-    """Tell whether a kernel has a tuning decorator. Its `workload_for` then returns the workload for a problem."""
+    """Tell whether a kernel has a tuning decorator, so that `workload_for` returns the workload for a problem."""
     return getattr(type(kernel), "is_autotuned", False) is True
 
 

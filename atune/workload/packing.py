@@ -52,8 +52,8 @@ class Packed(msgspec.Struct, frozen=True):
 def pack(value: Any, *, annotations: bool = True) -> Packed:
     """Pickle `value`, including its functions and classes. Pickling may raise any exception.
 
-    Large tensors and arrays are referenced instead of copied, so they are sent as they are when the file is written.
-    `annotations`: whether to include globals that are named in annotations of functions.
+    Large tensors and arrays are not copied, so what counts is their content when the file is written. `annotations`:
+    whether to include globals that are named in annotations of functions.
     """
     buffers: list[Any] = []
 
@@ -290,7 +290,7 @@ def can_be_sent(part: Any) -> bool:
 
 
 def refusal(parts: Iterable[tuple[str, Any]], error: Exception) -> str:
-    """Explain why pickling failed with `error`. Name the object in `parts` that cannot be sent, holders and a remedy.
+    """Explain why pickling failed with `error`: name the object in `parts` that cannot be sent, and a remedy.
 
     For example ``kernel → op → lock cannot be sent to the workers (…)``.
     """

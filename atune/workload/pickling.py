@@ -38,7 +38,7 @@ class FileRef(msgspec.Struct, frozen=True, tag="file"):
 
     path: str
     name: str
-    """The workload's name. If it is empty, the workload is the only one in the file, or is called WORKLOAD."""
+    """The workload's name. An empty name means the only workload in the file, or the workload called WORKLOAD."""
     typed: str = ""
     """The command and the file as typed by the user, for messages."""
     arguments: dict[str, Any] = {}
@@ -52,11 +52,11 @@ class FileRef(msgspec.Struct, frozen=True, tag="file"):
 
 
 class PickleRef(msgspec.Struct, frozen=True, tag="pickle"):
-    """A workload by value. A program sends it only to its own workers, and never writes it into a journal."""
+    """A workload by value, which a program sends only to its own workers, and never writes into a journal."""
 
     packed: Packed
     sources: dict[str, str]
-    """Texts of the files with functions and classes that are sent by value, by their names in code objects."""
+    """Texts of files whose functions or classes are sent by value. The keys are the file names in code objects."""
     sys_path: tuple[str, ...]
     torch: dict[str, Any] = {}
     script: str = ""
@@ -143,7 +143,7 @@ def _by_value(functions: Iterable[Any]) -> Generator[None, None, None]:
 def ship(workload: Workload) -> PickleRef:
     """Pack `workload` for the workers. If pickling fails, raises `WorkloadError`, which names the object at fault.
 
-    Large tensors, arrays and byte strings are referenced, so they are sent as they are at the time of sending.
+    Large tensors, arrays and byte strings are not copied, so what counts is their content at the time of sending.
     """
     parts, shipped = [part for _, part in parts_of(workload)], copy.copy(workload)
     shipped.amounts, shipped._first = {}, None  # workers need only the results of these functions
@@ -240,7 +240,7 @@ def _comes_by_name(part: Any) -> bool:
 
 
 def _importable(module: ModuleType) -> bool:
-    """Tell whether workers can import the module by name, which is not so if it was loaded from a path."""
+    """Tell whether workers can import the module by name. They cannot import modules that were loaded from a path."""
     if module.__name__ == "__main__":
         return False
     top = sys.modules.get(module.__name__.partition(".")[0], module)

@@ -145,7 +145,7 @@ def located(message: str, error: BaseException) -> str:
 
 
 def ask(what: str, question: Callable[[], T], hint: str = "") -> T:
-    """Return the result of `question`, which calls a function of a workload. `what`: its name in messages.
+    """Return the result of `question`, which calls a function of a workload. `what`: the name of that function.
 
     If `question` raises, raise `WorkloadError` with the place in the user's code, or with `hint` if the call failed.
     """

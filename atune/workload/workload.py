@@ -113,7 +113,7 @@ class Workload:
         self.kernels_out_idx = given["out_idx"] is None
         """Whether `out_idx` comes from the kernel. tilelang makes its positions positive when the kernel is called."""
         self.like_tilelang = False
-        """Whether the user's functions are called as tilelang's tuner does, and only listed configurations may win."""
+        """Whether the user's functions are called as by tilelang's tuner, and only listed configurations may win."""
         self.restore, self.zero = tuple(given["restore"] or ()), tuple(given["zero"] or ())
         self.rtol, self.atol, self.max_mismatched_ratio = given["rtol"], given["atol"], given["max_mismatched_ratio"]
         self.default = None if given["default"] is None else dict(given["default"])
@@ -129,7 +129,7 @@ class Workload:
 
     @contextmanager
     def placed(self) -> Generator[None, None, None]:
-        """Add the user's line that made the workload to any error raised in the block, unless the error has a line."""
+        """Add the line that made the workload to any error raised in the block, unless the error has a line already."""
         try:
             yield
         except (SpaceError, WorkloadError) as error:
@@ -457,8 +457,8 @@ def with_space(spec: WorkloadSpec, workload: Workload, seed: int = 0) -> Workloa
 class Candidates:
     """The candidates of `workload`, in order. No constraint is called until the candidates are listed.
 
-    If the space has more than `LARGE` points, the default configuration comes first. After it come points that are
-    drawn with `seed` and satisfy the constraints. There are at most `LARGE` candidates. Raises `SpaceError` or
+    If the space has more than `LARGE` points, the default configuration comes first. Then, points are drawn with
+    `seed`, and those that satisfy the constraints follow. There are at most `LARGE` candidates. Raises `SpaceError` or
     `WorkloadError` if a configuration does not fit the kernel.
     """
 
@@ -545,7 +545,7 @@ class Candidates:
         )
 
     def _baseline(self) -> tuple[int | None, Config | None, str]:
-        """Return the index and configuration of a default that the space lacks, or the reason that there is none."""
+        """Return a default that the space lacks, with its index, or the reason that there is no default."""
         given, axes = self.workload.default, self.points.axes
         if given is not None and (why := wrong_names(given, axes)):
             raise WorkloadError(f"Workload {self.workload.name}: the default {given} does not fit the space: {why}")

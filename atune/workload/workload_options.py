@@ -79,7 +79,7 @@ class SharedOptions(TypedDict, total=False):
     )]
     setup: Annotated[Callable[..., Any] | None, option(
         "A function that is called with the inputs after they are made on a device, and may change them in place. If "
-        "it changed any, atune does not hand out the kernel, because calls of the kernel do not call this function.",
+        "it changed some, atune does not hand out the kernel, because calls of the kernel do not call this function.",
         must=_FUNCTION,
     )]
     restore: Annotated[Sequence[int] | None, option(

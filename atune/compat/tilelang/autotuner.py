@@ -109,7 +109,7 @@ class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
 
     @classmethod
     def load_from_disk(cls, path: Path | str, compile_args: Any, *, trusted: bool = False) -> AutotuneResult | None:
-        """Return the result that tilelang or atune saved in `path`. If there is none, return None as tilelang does.
+        """Return the result that tilelang or atune saved in `path`. As in tilelang, it is None if nothing was saved.
 
         If `compile_args` has ``auto``, the target and the adapter that atune saved are used. Older folders have no
         ``out_idx.json``. Their outputs are those in `compile_args.out_idx`. Loading runs code from the folder, so a
@@ -181,7 +181,7 @@ class TextEncoder(Encoder):
     def __init__(self, frontend: Any) -> None:
         super().__init__(frontend)
         self._given: dict[str, tuple[Config, Config]] = {}
-        """For each key, the configuration with strings, for a kernel that is `ByText`, and as the user wrote it."""
+        """Configurations by key, in two forms: with strings (for a `ByText` kernel), and as the user wrote them."""
         self._tables: dict[str, dict[str, Any]] = {}
         """``tables[parameter][text]``: the user's value."""
 
@@ -406,7 +406,7 @@ class AutoTuneImpl(TilelangKernel):
             self.configs = list(self.configs)
         self.results: dict[Hashable, AutotuneResult] = {}
         self._tuner_cache: dict[Hashable, tuple[Any, dict[str, Any] | None]] = {}
-        """The same as `results`, but with tilelang's name, form and keys. If it is cleared, the next call tunes."""
+        """The same as `results`, but in tilelang's form. If this dict is cleared, the next call tunes."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs.pop("__return_kernel", False):

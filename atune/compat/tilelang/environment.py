@@ -56,7 +56,7 @@ class TuningFailed(NoWinner, RuntimeError):
 
 _warned: set[str] = set()
 warnings_of_call: ContextVar[list[str]] = ContextVar("warnings_of_call")
-"""The warnings about arguments of this call. Among them are warnings that the program has already shown."""
+"""The warnings about arguments of this call, including warnings that the program has already shown."""
 
 
 def warn_once(subject: str, message: str) -> None:
@@ -74,7 +74,7 @@ _replaced: dict[tuple[str, str], Any] = {}
 def install() -> None:
     """Replace tilelang's tuner by atune's tuner until `uninstall` is called.
 
-    Call it before the program imports names of the tuner. Raises `UsageError` if this tilelang lacks a name.
+    Call `install` before the program imports names of the tuner. Raises `UsageError` if this tilelang lacks a name.
     """
     tilelang.untested()
     ours = importlib.import_module("atune.compat.tilelang")
