@@ -1,5 +1,5 @@
 """Interfaces of other tuners, with the names, parameters and errors of these tuners.
 
-These interfaces may import tilelang, torch, and all of atune except `testing`. The interfaces translate arguments into
-options of `frontends`, where the tuning is done.
+This package may import all of atune but `testing`, and also tilelang and torch. It translates arguments into options of
+`frontends`, where the tuning is done.
 """

@@ -4,7 +4,7 @@
 
 The kernel in a result is tilelang's own `JITKernel`, whose latency, configuration and reference latency are set. If a
 parameter has no meaning here, a `CompatWarning` says once what happens instead. This package may import all of atune
-except `testing`. The tuning is done in `frontends`.
+but `testing`. The tuning is done in `frontends`.
 """
 
 from __future__ import annotations
