@@ -2,7 +2,7 @@
 
 First, one worker finds the roles of the kernel's parameters. This module then takes a candidate from *lowered* to
 *built*: `Screen` judges the lowered candidate, the scheduler decides when to build it, and `deliver` hands its artifact
-on. If nothing else can start, a worker compares cicc's library with nvcc's for a compiler state not compared before.
+on. Meanwhile, a worker compares cicc's library with nvcc's for a compiler state that was not compared before.
 """
 
 from __future__ import annotations
@@ -220,13 +220,15 @@ class CompileStage:
         return self.state.finished and not self.state.busy
 
     def _next(self) -> Callable[[CompileWorker], Awaitable[None]] | None:
-        """Return a free worker's next step: a job, or the comparison of a state if no job can start."""
+        """Return a free worker's next step: a job, or the comparison of a state. The final waits for the comparison, so
+        it starts once each worker has had a group, or once no job can start."""
         self._update()
-        if (job := self.state.next_job()) is not None:
-            return partial(self._do, job)
-        if self._states is None or not self._states.due:
-            return None
-        return self._states.compare if self.state.busy < self.state.workers - self.state.hints.resting else None
+        free = self.state.busy < self.state.workers - self.state.hints.resting
+        compare = self._states.compare if self._states is not None and self._states.due and free else None
+        if compare is None or self.state.groups < self.state.workers:
+            job = self.state.next_job()
+            return compare if job is None else partial(self._do, job)
+        return compare
 
     def _update(self) -> None:
         """Bring the scheduler's state up to date."""
