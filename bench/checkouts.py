@@ -40,11 +40,12 @@ Command = Callable[[Path, Path], list[str]]
 
 
 def tuned(file: str, *more: str) -> Command:
-    """Return the command that tunes a file of the checkout by `atune tune`."""
+    """Return the command that tunes `file` of the checkout, or ``FILE:NAME``, by `atune tune`."""
 
     def command(root: Path, folder: Path) -> list[str]:
-        journal = ["--journal", str(folder / "journal.jsonl")]
-        return [sys.executable, "-m", "atune", "tune", f"{root / file}:WORKLOAD", *more, *journal, "--quiet", "--json"]
+        name, journal = str(root / file), ["--journal", str(folder / "journal.jsonl")]
+        workload = name if ":" in file else f"{name}:WORKLOAD"
+        return [sys.executable, "-m", "atune", "tune", workload, *more, *journal, "--quiet", "--json"]
 
     return command
 
@@ -67,6 +68,7 @@ def rows(target: str) -> dict[str, Command]:
     commands = {"all": tuned(gemm, *on), "five": tuned(gemm, *on, "--budget", "5%")}
     if cuda:
         commands |= {"roller20": tuned("examples/gemm_roller.py", *on), "second": written(SECOND)}
+        commands |= {name: tuned(f"examples/layout_broadcast.py:{name.upper()}", *on) for name in ("wide", "uneven")}
     else:
         file = str(ROOT / "bench" / "failing.py")
         commands["failing"] = tuned(file, *on, "--strategy", "exhaustive", "--budget", "50%")

@@ -53,7 +53,7 @@ def ignored(*_: object) -> None:
 
 
 class Machine(Protocol):
-    """Compilers and devices of one run."""
+    """Compilers and devices of one run. `sleep` waits for seconds of the time in which its workers do jobs."""
 
     def open(
         self, warn: Callable[[str], None] = ignored, wake: Callable[[], None] = ignored
@@ -78,5 +78,7 @@ class Machine(Protocol):
         """Return the current hints for the scheduler, while `measuring` devices have a candidate."""
 
     def device_workers(self) -> Sequence[DeviceWorker]: ...
+
+    async def sleep(self, seconds: float, /) -> None: ...
 
     def versions(self) -> dict[str, str]: ...

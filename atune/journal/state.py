@@ -65,6 +65,8 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     machine: MachineFacts | None = None
     lowered: bool = False
     built: bool = False
+    compile_s: float = 0.0
+    """Its share of its library's seconds."""
     parent: int | None = None
     """The index of an earlier candidate of the space that has the same code."""
     refused: bool = False
@@ -473,8 +475,8 @@ class State:
         """Count a library once for each different code that the library contains."""
         machine = dict(zip(event.indices, event.machine, strict=False))
         fresh = not any(self.first(index).built for index in event.indices)  # else an earlier part reported it
-        if fresh and event.seconds > 0 and event.reason != COMPILED_BEFORE:
-            each_s = event.seconds / max(1, len(event.indices))
+        each_s = event.seconds / max(1, len(event.indices))
+        if fresh and each_s > 0 and event.reason != COMPILED_BEFORE:
             at = bisect.bisect(self.compile_s, each_s)
             self.compile_s[at:at] = [each_s] * len(event.indices)
         for index in event.indices:
@@ -484,7 +486,7 @@ class State:
             if event.why == STORED and not entry.built:
                 self._stored.add(index)
             self._count(entry, -1)
-            entry.built = True
+            entry.built, entry.compile_s = True, each_s
             entry.machine = machine.get(index) or entry.machine
             self._count(entry, 1)
 

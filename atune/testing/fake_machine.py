@@ -461,6 +461,10 @@ class FakeMachine(Calls):
     def hints(self, measuring: int) -> CompileHints:
         return CompileHints()
 
+    async def sleep(self, seconds: float) -> None:
+        assert self.clock is not None, "the machine is not open"
+        await self.clock.sleep(seconds)
+
     def device_workers(self) -> list[FakeDeviceWorker]:
         """Return the worker of each device, beginning with ``fake-0``."""
         return self._device_workers

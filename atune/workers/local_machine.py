@@ -76,6 +76,8 @@ class LocalMachine:
     cores the run uses. `shared`: the processes that concurrent runs share; None to start own processes.
     """
 
+    sleep = staticmethod(anyio.sleep)
+
     def __init__(
         self,
         workload: WorkloadRef,
