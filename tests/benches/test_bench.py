@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import lzma
 import os
 import subprocess
 import sys
@@ -11,8 +12,10 @@ from pathlib import Path
 
 import first_programs
 import pytest
+import sets
 import vs_tilelang
 
+from atune.journal.reader import JournalReader
 from atune.workload.pickling import load, parse_file_ref
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,3 +118,17 @@ def test_a_library_is_written_for_both_tuners() -> None:
     ours, theirs = (first_programs.library("cuda", first_programs.LIBRARY["cuda"], head) for head in ("import x", ""))
     assert ours == f"import x{theirs}" and theirs.count("class Operator") == 3
     compile(theirs, "library.py", "exec")
+
+
+def test_where_the_seconds_of_a_set_went(tmp_path: Path) -> None:
+    """Four stored journals of a set: their runs overlap, and one device measures and decides all of them."""
+    journals = [tmp_path / f"{number:04}.jsonl" for number in range(4)]
+    for journal in journals:
+        stored = ROOT / "bench" / "results" / "sets" / "whole" / f"{journal.name}.xz"
+        journal.write_bytes(lzma.decompress(stored.read_bytes()))
+    began = min(next(iter(JournalReader(str(journal)))).time for journal in journals) - 1.0
+    found = sets.breakdown(journals, began)
+    first, [device] = found["first_s"], found["devices"].values()
+    assert first["RunStarted"] == 1.0 < first["CandidateLowered"] < first["ArtifactBuilt"] < first["FinalOrdered"]
+    assert 1 < found["runs"] <= 4 and found["workers"] > 1 and found["last_s"]["RunFinished"] < found["end_s"]
+    assert sum(device.values()) < found["end_s"] - 1.0 and min(device.values()) > 0
