@@ -259,7 +259,7 @@ class Session:
 
     def __init__(self, given: Any, scratch: Path) -> None:
         self.given, self.scratch, self.began = given, scratch, time.monotonic()
-        self.folders = dict[tuple[str, str], Folder]()
+        self.folders, self.failed = dict[tuple[str, str], Folder](), ""
         self.file = None if given.out is None else given.out / f"first-{given.target}.json"
         command = shlex.join(["python", "bench/first.py", *sys.argv[1:]])
         commits = {root: commit_of(root) for root in filter(None, (".", given.other))}
@@ -269,13 +269,6 @@ class Session:
             if before["machine"] != self.results["machine"]:
                 raise SystemExit(f"{self.file}: another machine measured it, so give another folder (--out)")
             self.results["rows"] = before["rows"]
-
-    def left_s(self, wanted_s: float) -> float:
-        """Return the seconds that are left. Raises `TimeoutError` if they are fewer than `wanted_s`."""
-        left_s: float = self.given.time_limit - (time.monotonic() - self.began)
-        if left_s < wanted_s:
-            raise TimeoutError
-        return left_s
 
     def round(self, name: str, row: dict[str, Variant], turn: int) -> None:
         """Do the runs of a row's round that are left, each variant first in its turn. Raises `TimeoutError`."""
@@ -289,10 +282,15 @@ class Session:
                 root = Path(self.given.other).resolve() if variant.startswith(OTHER) else ROOT
                 folder = self.folders[name, variant] = Folder(self.scratch / name / variant, root)
             command, prepare, env = row[variant]
-            self.left_s(0.0)
-            prepare(folder)
-            left_s = self.left_s(max((found[variant]["wall_s"] for found in rounds if variant in found), default=0.0))
-            rounds[turn][variant] = folder.run(command(folder), min(RUN_S, left_s), **env)
+            try:
+                prepare(folder)
+                left_s = self.given.time_limit - (time.monotonic() - self.began)
+                if left_s < max((found[variant]["wall_s"] for found in rounds if variant in found), default=0.0):
+                    raise TimeoutError
+                rounds[turn][variant] = folder.run(command(folder), min(RUN_S, left_s), **env)
+            except SystemExit as error:  # the others do not need it
+                self.failed = f"{name}, {variant}: {error}"
+                continue
             print(" ".join(line_of(name, variant, names, rounds)), file=sys.stderr, flush=True)
             if self.file is not None:
                 self.file.write_text(json.dumps(self.results, indent=1) + "\n")
@@ -322,7 +320,12 @@ def main() -> None:
     for name, rounds in session.results["rows"].items():
         order = [variant for variant in every[name] if any(variant in taken for taken in rounds)]
         table += [line_of(name, variant, order, rounds) for variant in order]
+    if given.out is not None:
+        head, *lines = (f"| {' | '.join(line)} |" for line in table)
+        page = "\n".join((head, "|---" * len(table[0]) + "|", *lines, ""))
+        (given.out / f"first-{given.target}.md").write_text(page)
     report(given, f"first-{given.target}", table, session.results)
+    sys.exit(session.failed or None)
 
 
 if __name__ == "__main__":

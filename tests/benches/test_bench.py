@@ -111,6 +111,7 @@ def test_a_whole_run_s_seconds_and_what_the_time_limit_leaves_out(tmp_path: Path
         assert stages["devices"]["cpu"]["measuring"] > 0
     [known, unknown] = [line.split() for line in done[1].stdout.splitlines() if line.startswith("one")]
     assert known[:2] == ["one", "known"] and unknown[:2] == ["one", "unknown"]
+    assert f"| one | unknown | {unknown[2]} | {unknown[3]} | {unknown[4]} |" in (tmp_path / "first-c.md").read_text()
     assert float(unknown[-1]) == round(found[0]["unknown"]["wall_s"] / found[0]["known"]["wall_s"], 2)
 
 
