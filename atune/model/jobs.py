@@ -96,7 +96,7 @@ class BuildJob(Job[list[Artifact | Failure] | GroupFailed], frozen=True):
 
     `plain`: do not use cicc. `limit_s`: seconds after which the compile is ``hopeless``; None if only the settings'
     deadline applies. The worker sets `path`, the library's file, and `service`, whether the compile service is
-    available.
+    available. `compares`: while nvcc compiles, compare cicc's code for the first member with nvcc's.
     """
 
     group: tuple[Lowered, ...]
@@ -104,6 +104,7 @@ class BuildJob(Job[list[Artifact | Failure] | GroupFailed], frozen=True):
     limit_s: float | None = None
     path: str = ""
     service: bool = False
+    compares: bool = False
 
 
 class CompareJob(Job[Compared | Failure], frozen=True):

@@ -12,7 +12,10 @@ import hashlib
 import os
 import shutil
 import tempfile
+import threading
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +43,7 @@ from atune.stages.cicc_server import (
     tools_of,
 )
 from atune.stages.cicc_source import Flavour, flavour_of, nvcc_only_reason, parts
-from atune.stages.codegen import Blob, MachineCode, answer, by_nvcc, flags_config
+from atune.stages.codegen import Blob, Compile, MachineCode, answer, by_nvcc, flags_config
 from atune.stages.lowering import digest, lower, toolchain
 from atune.stages.session import session
 from atune.workers.artifact_store import StateCheck, contents_of, key_in, remember, state_of
@@ -50,6 +53,8 @@ VERSION = 1
 """Increase this number with every change after which cicc may generate different code."""
 TILELANG = ("0.1.15",)
 """Versions of tilelang whose headers and compile commands are known."""
+SERVER_S = 60.0
+"""Longest wait, in seconds, for the server or for nvcc, in a comparison that nothing waits for."""
 
 
 def tools_or_reason(target: Target) -> tuple[str, str]:
@@ -235,6 +240,43 @@ def compared(candidate: Candidate, built: Artifact, path: str) -> Compared | Fai
     return Compared(candidate.index, differs)
 
 
+def comparing(lowered: Lowered) -> Compile:
+    """Return a function that compiles by nvcc. Meanwhile, a thread compiles the source by cicc and compares the codes.
+
+    The comparison is kept for the compiler state of `lowered`. The function does not wait for it.
+    """
+    symbol = msgspec.msgpack.decode(lowered.blob, type=Blob).symbol
+
+    def compile(source: str, pass_configs: Mapping[str, Any]) -> MachineCode:
+        plain = Future[bytes]()
+
+        def compare() -> None:
+            with contextlib.suppress(OSError, CiccError, ValueError, TimeoutError):  # a later run compares again
+                server, flavour = _linked_server(), flavour_of(session().target.arch, dict(pass_configs))
+                own = compile_remotely(source, flavour, session().run_dir)
+                files, headers = headers_read(server, parts(source)[0])
+                binaries = (b"\0" + code for code in (own, plain.result(SERVER_S)))  # as if each were in a library
+                differs = _code_difference(*(elf.kernels_code(binary, symbol) for binary in binaries))
+                remember(session().tools, lowered.use, StateCheck(files, headers, differs))
+
+        threading.Thread(target=compare, daemon=True).start()
+        machine_code = by_nvcc(source, pass_configs)
+        plain.set_result(machine_code.code)
+        return machine_code
+
+    return compile
+
+
+def _linked_server() -> str:
+    """Wait until the compile service has linked its server, and return the link. Raises `TimeoutError`."""
+    server, ends = os.path.join(session().run_dir, FOLDER), time.monotonic() + SERVER_S
+    while not os.path.lexists(server):
+        if time.monotonic() > ends:
+            raise TimeoutError
+        time.sleep(0.02)
+    return server
+
+
 def difference(measured: Artifact, plain: Artifact) -> str:
     """Name the part in which two libraries of a candidate differ; empty if sources and code sections are the same.
 
@@ -245,7 +287,11 @@ def difference(measured: Artifact, plain: Artifact) -> str:
         return "the generated source"
     if plain.target != "cuda":
         return ""
-    own, other = (elf.kernels_code(Path(a.path).read_bytes(), a.symbol) for a in (measured, plain))
+    return _code_difference(*(elf.kernels_code(Path(a.path).read_bytes(), a.symbol) for a in (measured, plain)))
+
+
+def _code_difference(own: Sequence[dict[str, bytes]], other: Sequence[dict[str, bytes]]) -> str:
+    """Name the part in which the code of kernels, as `kernels_code` returns it, differs; empty if it is the same."""
     if not other:
         return "no code under the kernel's name in nvcc's library"
     if not own:

@@ -25,6 +25,8 @@ DRIVER = ("/dev/nvidiactl", "/dev/dxg")
 """Device files of CUDA's driver. If the driver is installed, at least one of them exists."""
 SERVICE = ("atune.stages.cicc_server",)
 PREPARE_TIMEOUT_S = 120.0
+NEW = "nvcc, because the compiler state is new, and the run has few candidates"
+"""The reason for nvcc in a run that compares its compiler state while nvcc compiles."""
 
 
 class ServiceProcess(anyio.AsyncContextManagerMixin):
@@ -83,6 +85,10 @@ class CompileService:
         self._settings, self._target = settings, target
         self._run_dir = ""
         self._off = False
+        self.few = False
+        """Whether the run has so few candidates that nvcc compiles them if their compiler state is new."""
+        self._compared = set[str]()
+        """Keys of the used header parts whose new compiler states are compared."""
         self._request: tuple[bytes, str, str] | None = None
         """The request to the process; None until a candidate must be compiled."""
         self._scope: anyio.CancelScope | None = None
@@ -120,19 +126,34 @@ class CompileService:
             self._scope = None
         self.wake()
 
-    def saw(self, lowered: Lowered, target: Target) -> None:
-        """Have the service compile for the run, beginning with the first candidate that must be compiled."""
+    def saw(self, lowered: Lowered, target: Target, *, known: bool) -> None:
+        """Have the service compile for the run, beginning with the first candidate that must be compiled.
+
+        `known`: whether the candidate's compiler state was compared before.
+        """
         if self._request is not None or self._off:
             return
         self._request = (lowered.blob, target.arch, self._run_dir)
+        self.why = NEW if self.few and not known else ""
         if self._scope is None:
             self._begin(None)
         self._wanted.set()
         self.wake()
 
+    def serves(self, state: str, difference: str) -> bool:
+        """Tell whether cicc can compile in a compiler state now. `state` is empty if the state is new."""
+        return self.ready and not difference and bool(state or not self.few)
+
+    def compares_later(self, lowered: Lowered) -> bool:
+        """Tell whether the build of `lowered` by nvcc is to compare its new state. Only one build compares a state."""
+        if not self.few or self._off or lowered.use in ("", *self._compared) or len(usable_cores()) == 1:
+            return False
+        self._compared.add(lowered.use)
+        return True
+
     def explain(self, artifact: Artifact) -> Artifact:
-        """Return `artifact` with the reason for the choice of its compiler, unless it already has a reason."""
-        return msgspec.structs.replace(artifact, why=artifact.why or self.why)
+        """Return `artifact` with the reason for nvcc, if nvcc built it and it has no reason yet."""
+        return msgspec.structs.replace(artifact, why=artifact.why or self.why) if artifact.plain else artifact
 
     def _begin(self, arch: str | None) -> None:
         """Have headers for `arch` parsed before a candidate is known. An empty `arch` stands for the architecture of
@@ -155,6 +176,6 @@ class CompileService:
 
     def _settle(self, broken: str) -> None:
         """From now on use the service, or use nvcc if `broken` gives a reason."""
-        self.ready, self.why = not broken, f"nvcc, because {broken}" if broken else ""
+        self.ready, self.why = not broken, f"nvcc, because {broken}" if broken else self.why
         self.process.parsed |= self.ready
         self.wake()

@@ -115,7 +115,8 @@ class LocalCompileWorker:
     async def _find(self, job: FindJob) -> Artifact | None:
         artifact = await self.store.find(job.lowered)
         if artifact is None:
-            self.service.saw(job.lowered, self.session.target)  # only the first call has an effect
+            state, _ = await self.store.state(job.lowered.use)
+            self.service.saw(job.lowered, self.session.target, known=bool(state))  # only the first call has an effect
         return artifact
 
     async def _build(self, job: BuildJob) -> list[Built] | GroupFailed:
@@ -133,12 +134,13 @@ class LocalCompileWorker:
         return [built[lowered.index] for lowered in job.group]
 
     async def _compile(self, group: Sequence[Lowered], asked: BuildJob) -> list[Built] | GroupFailed:
-        """Compile `group` into one library and store it. Use cicc unless its code is known to differ from nvcc's."""
+        """Compile `group` into one library and store it. Use cicc if the compile service allows it for their states."""
         store, service = self.store, self.service
-        use_service = service.ready and not asked.plain
-        for lowered in group:
-            use_service = use_service and not (await store.state(lowered.use))[1]
-        job = msgspec.structs.replace(asked, group=tuple(group), path=self._new_library(), service=use_service)
+        states = [await store.state(lowered.use) for lowered in group]
+        cicc = not asked.plain and all(service.serves(*state) for state in states)
+        compares = not (cicc or states[0][0]) and bool(store.tools) and service.compares_later(group[0])
+        job = msgspec.structs.replace(asked, group=tuple(group), path=self._new_library(), service=cicc)
+        job = msgspec.structs.replace(job, compares=compares)
         answers = await self._try(job, group[0].index, job.limit_s)
         if isinstance(answers, Failure):
             return _of_group(answers, len(group))

@@ -37,11 +37,9 @@ from atune.workload.pickling import PickleRef, WorkloadRef
 from atune.workload.workload import WorkloadSpec
 
 FEW_CANDIDATES = 4
-"""nvcc alone compiles a run of at most this many candidates, because parsing headers for cicc takes as long. On an H100
-with 16 workers, runs of 8 candidates took 0.91 times as long with cicc as with nvcc, and 1.08 times if the compiler
-state was new; runs of 15 candidates took 0.70 times as long (bench/results/states)."""
-WHY_PLAIN = "preparing cicc takes longer than it saves for so few candidates"
-"""The reason not to use cicc for so few candidates."""
+"""If the compiler state is new, nvcc compiles a run of at most this many candidates, because the run would wait for the
+comparison. On an H100 with 16 workers, runs of 8 candidates in a new state took 1.08 times as long with cicc as with
+nvcc (bench/results/states)."""
 
 
 @dataclass(frozen=True)
@@ -188,8 +186,8 @@ class LocalMachine:
         return target
 
     async def prepare(self, candidates: int) -> None:
-        few = self.shared is None and candidates <= FEW_CANDIDATES  # a set shares the parsed headers
-        self.use(WHY_PLAIN if few else self.discovery.no_cicc)
+        self.service.few = self.shared is None and candidates <= FEW_CANDIDATES  # a set shares the comparison
+        self.use(self.discovery.no_cicc)
 
     def use(self, no_cicc: str) -> None:
         """Compile with cicc, unless `no_cicc` is a reason against it."""

@@ -11,8 +11,8 @@ from atune.engine.interfaces import CompileHints
 from atune.model.artifact import Lowered, StaticFacts
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
-from atune.workers.compile_service import ServiceProcess
-from atune.workers.local_machine import WHY_PLAIN, LocalMachine
+from atune.workers.compile_service import NEW, ServiceProcess
+from atune.workers.local_machine import FEW_CANDIDATES, LocalMachine
 from atune.workers.messages import Discovery
 from atune.workload.pickling import FileRef
 
@@ -23,6 +23,7 @@ SWITCHED_OFF = msgspec.structs.replace(FOUND, no_cicc="it is switched off")
 
 
 LOWERED = Lowered(0, "code", "merge", (), StaticFacts(), 0.1, b"blob")
+USED = msgspec.structs.replace(LOWERED, use="headers")
 
 
 class Tasks:
@@ -47,7 +48,7 @@ def machine(found: Discovery = FOUND, **settings: Any) -> LocalMachine:
     ("found", "candidates", "against", "why"),
     [
         (FOUND, 5, False, ""),
-        (FOUND, 4, True, f"nvcc, because {WHY_PLAIN}"),
+        (FOUND, 4, False, ""),
         (ON_CPU, 3, True, ""),
         (SWITCHED_OFF, 100, True, "nvcc, because it is switched off"),
     ],
@@ -66,6 +67,24 @@ def with_service(process: ServiceProcess | None = None) -> tuple[LocalMachine, T
     return one, tasks
 
 
+@pytest.mark.parametrize(("candidates", "few"), [(FEW_CANDIDATES, True), (FEW_CANDIDATES + 1, False)])
+async def test_few_candidates_of_a_new_state_are_compiled_by_nvcc(candidates: int, few: bool) -> None:
+    """nvcc does not wait for the service, and one build compares the state; in a known state, cicc builds all."""
+    one, _ = with_service()
+    await one.prepare(candidates)
+    one.service.saw(LOWERED, FOUND.target, known=False)
+    assert one.service.warming == (not few) and one.service.why == (NEW if few else "")
+    one.service._settle("")
+    assert one.service.ready and one.service.serves("state", "") and not one.service.serves("state", "the code")
+    assert one.service.serves("", "") == (not few)
+    assert [one.service.compares_later(USED) for _ in range(2)] == [few, False]
+    assert not one.service.compares_later(LOWERED), "cicc cannot compile it"
+    known, _ = with_service()
+    await known.prepare(candidates)
+    known.service.saw(LOWERED, FOUND.target, known=True)
+    assert known.service.warming and known.service.why == ""
+
+
 @pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize("broken", ["", "cicc is gone"])
 async def test_building_waits_for_a_service_that_will_soon_be_there(early: bool, broken: str) -> None:
@@ -73,15 +92,15 @@ async def test_building_waits_for_a_service_that_will_soon_be_there(early: bool,
     if early:
         one.service._begin("sm_90a")
     assert one.hints(0).builds == "all"
-    one.service.saw(LOWERED, FOUND.target)
-    one.service.saw(LOWERED, FOUND.target)  # only the first candidate asks
+    one.service.saw(LOWERED, FOUND.target, known=False)
+    one.service.saw(LOWERED, FOUND.target, known=False)  # only the first candidate asks
     assert tasks.begun == 1 and one.service._wanted.is_set()
     assert one.hints(0).builds == "first"
     one.service._settle(broken)
     assert one.hints(0).builds == "all" and one.service.ready == (not broken)
     assert one.service.why == (f"nvcc, because {broken}" if broken else "")
     later, _ = with_service(one.service.process)  # of the same set
-    later.service.saw(LOWERED, FOUND.target)
+    later.service.saw(LOWERED, FOUND.target, known=False)
     assert later.hints(0).builds == ("first" if broken else "none")
 
 
