@@ -3,7 +3,8 @@
     git worktree add ../before COMMIT
     python bench/checkouts.py ../before --rows all,five,drop-in-4 --pairs 3 --out bench/results/checkouts
 
-Each run is a fresh process with empty caches. The two checkouts take turns in each pair, and every other pair begins
+Each run is a fresh process with empty caches; with `--states known`, only the compiler states are kept from an
+unmeasured run before. The two checkouts take turns in each pair, and every other pair begins
 with the other one. A ratio divides this checkout's wall seconds by the other's in the same pair.
 """
 
@@ -20,7 +21,7 @@ from typing import Any
 
 import start_programs as programs
 from common import ROOT, options, report
-from counted import Finished, empty_caches, run_counted
+from counted import Finished, empty_caches, forget_results, run_counted
 from vs_tilelang import machine
 
 RUN_S = 900.0
@@ -74,12 +75,18 @@ def rows(target: str) -> dict[str, Command]:
     return {**commands, **drop_ins}
 
 
-def run(root: Path, command: Command) -> dict[str, Any]:
-    """Run a command once. Return its wall and CPU seconds, and the winner."""
+def run(root: Path, command: Command, states: str = "new") -> dict[str, Any]:
+    """Run a command once. Return its wall and CPU seconds, and the winner.
+
+    `states`: ``known`` to run it before, unmeasured, so that the compiler states are known; otherwise they are new.
+    """
     with empty_caches("checkouts-") as (folder, env):
         paths = [path for path in env["PYTHONPATH"].split(os.pathsep) if Path(path).resolve() != ROOT]
         env["PYTHONPATH"] = os.pathsep.join([str(root), *paths])
         env.pop("PYTHONDONTWRITEBYTECODE", None)
+        if states == "known":
+            run_counted(command(root, folder), env=env, cwd=folder, timeout_s=RUN_S)
+            forget_results(folder.parent / "cache", folder.parent / "tilelang")
         done = run_counted(command(root, folder), env=env, cwd=folder, timeout_s=RUN_S)
     if done.status != 0:
         raise SystemExit(f"{root}: exit status {done.status}\n{done.output[-3000:]}")
@@ -96,12 +103,12 @@ def figures(done: Finished) -> dict[str, Any]:
     }
 
 
-def in_turn(command: Command, roots: Sequence[Path], pairs: int) -> list[dict[str, dict[str, Any]]]:
+def in_turn(command: Command, roots: Sequence[Path], pairs: int, states: str) -> list[dict[str, dict[str, Any]]]:
     """Run both checkouts in each pair. Every other pair begins with this one."""
     runs = []
     for turn in range(pairs):
         order = roots if turn % 2 == 0 else roots[::-1]
-        taken = {root: run(root, command) for root in order}
+        taken = {root: run(root, command, states) for root in order}
         runs.append(dict(zip(("other", "this"), (taken[root] for root in roots), strict=True)))
     return runs
 
@@ -121,7 +128,7 @@ def commit_of(root: Path) -> str:
 
 def main() -> None:
     other = Path(sys.argv.pop(1)).resolve() if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else None
-    given = options(__doc__ or "", 3000.0, target="cuda", rows="", pairs=3)
+    given = options(__doc__ or "", 3000.0, target="cuda", rows="", pairs=3, states="new")
     if other is None or not (other / "atune").is_dir():
         raise SystemExit("the first argument must be the folder of another checkout, such as ../before")
     every = rows(given.target)
@@ -136,7 +143,7 @@ def main() -> None:
     }  # fmt: skip
     table = [["row", "other, s", "this, s", "this / other", "same winner"]]
     for name in asked:
-        results["rows"][name] = in_turn(every[name], roots, given.pairs)
+        results["rows"][name] = in_turn(every[name], roots, given.pairs, given.states)
         table.append(line(name, results["rows"][name]))
         print("  ".join(table[-1]), file=sys.stderr, flush=True)
         if given.out is not None:  # keeps the results so far if a later run fails

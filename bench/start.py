@@ -4,8 +4,9 @@
     python bench/start.py --target cpu --only drop-in-1,hit --pairs 3
 
 Each row runs its variants in turn, `--pairs` times, each in a fresh process, in rotating order. Caches are empty unless
-the row is about them. A ratio divides the figures of the same pair. On the CPU, a program in which tilelang compiles
-the same configurations without measuring stands in for its tuner, which needs a GPU.
+the row is about them. But under the drop-in, an unmeasured run first compares the compiler states, except for `new`. A
+ratio divides the figures of the same pair. On the CPU, a program in which tilelang compiles the same configurations
+without measuring stands in for its tuner, which needs a GPU.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any, NamedTuple
 
 import start_programs as programs
 from common import ROOT, options, report
+from counted import forget_results
 from vs_tilelang import machine
 
 from atune.workers.result_cache import ResultCache
@@ -38,6 +40,8 @@ NOT_EARLY = {"ATUNE_WARM": "off"}
 FILE = "tuned.py"
 JOURNALS = 1000
 """Journals in the cache of the row `store`."""
+GOALS = {1: "at most 0.7", 4: "at most 0.35", 10: "at most 0.3", 20: "at most 0.5"}
+"""Goals of the drop-in's programs, by number of configurations."""
 EDITED = 20
 """Configurations of the file in the row `edit`."""
 
@@ -144,11 +148,14 @@ def above_own(variant: str) -> Callable[[dict[str, dict[str, float]]], float]:
     return lambda pair: pair[variant]["wall_s"] - pair[variant]["own_s"]
 
 
-def program(text: str, **env: str) -> Variant:
-    """Return a variant that runs a program with empty caches."""
+def program(text: str, *, known: bool = False, **env: str) -> Variant:
+    """Return a variant that runs a program with empty caches. `known`: but the compiler states are known."""
 
     def run(folder: Folder) -> dict[str, float]:
         folder.empty_caches()
+        if known:
+            folder.program(text, **env)
+            forget_results(folder.path / "cache", folder.path / "tilelang")
         return {"wall_s": folder.program(text, **env)}
 
     return run
@@ -189,9 +196,9 @@ def rows(target: str) -> dict[str, Row]:
             "warm() / late", ratio("warm()", "late"),
         ),
     }  # fmt: skip
-    table |= {f"drop-in-{n}": drop_in_row(target, n, "at most 1" if n == 1 else "at most 0.5") for n in (1, 4, 10, 20)}
+    table |= {f"drop-in-{n}": drop_in_row(target, n, goal) for n, goal in GOALS.items()}
     table |= {f"few-{n}": few_row(target, n) for n in (15, 20)}
-    late = drop_in_row(target, 1, "at most 1", programs.LATE)
+    late = drop_in_row(target, 1, GOALS[1], programs.LATE)
     return {**table, "drop-in-1-late": late}
 
 
@@ -199,10 +206,12 @@ def drop_in_row(target: str, count: int, goal: str, head: str = programs.INSTALL
     """Return the row of a program with `count` configurations under tilelang's tuner, and under atune's `install()`."""
     atunes = programs.drop_in(target, count, head)
     theirs = programs.drop_in(target, count) if target == "cuda" else programs.compiled_only(target, count)
-    variants = {"tilelang": program(theirs), "atune": program(atunes)}
+    known = target == "cuda"
+    variants = {"tilelang": program(theirs), "atune": program(atunes, known=known), "new": program(atunes)}
     if count == 1:
-        variants["atune, not early"] = program(atunes, **NOT_EARLY)
-    return Row(variants, "atune / tilelang", ratio("atune", "tilelang"), goal)
+        variants["atune, not early"] = program(atunes, known=known, **NOT_EARLY)
+    return Row(variants, "atune / tilelang", ratio("atune", "tilelang"), goal,
+               beside={"the same in a new compiler state": ratio("new", "tilelang")})  # fmt: skip
 
 
 def hit_row(target: str) -> Row:

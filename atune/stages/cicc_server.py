@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import shlex
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -28,7 +28,7 @@ from pathlib import Path
 
 import msgspec
 
-from atune.model.folders import short_path
+from atune.model.folders import SERVER_FOLDER, short_path
 from atune.stages import tilelang
 from atune.stages.cicc_source import (
     GUESS,
@@ -182,8 +182,9 @@ class Server:
         Path(folder, TOOLS).write_bytes(msgspec.json.encode(self.parsed))
 
     def fits(self, flavour: Flavour, includes: Sequence[str]) -> bool:
-        """Tell whether this server has parsed the headers that a source includes."""
-        return flavour == self.parsed.flavour and {*includes} <= {*self.parsed.includes}
+        """Tell whether this server lives and has parsed the headers that a source includes."""
+        lives = os.path.exists(f"/proc/{self.process.pid}")
+        return lives and flavour == self.parsed.flavour and {*includes} <= {*self.parsed.includes}
 
     def _start(self) -> None:
         """Start cicc, and wait until it has parsed the headers and can compile. cicc's output goes to the folder."""
@@ -230,11 +231,6 @@ class Server:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
-
-    def wait(self) -> str:
-        """Wait until cicc ends, which it never does by itself, and describe its end."""
-        status = self.process.wait()
-        return f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
 
 
 def files_of(preprocessed: Path) -> set[str]:
@@ -295,7 +291,7 @@ def ask(server: str, body: str, folder: str) -> bytes:
 
 
 _servers: list[Server] = []
-"""Servers that this process has started. Each serves the runs whose sources it fits."""
+"""Servers that this process, or the fork server before it, has started. Each serves the runs whose sources it fits."""
 
 
 def header(payload: bytes) -> bytes:
@@ -328,15 +324,17 @@ def listen(payload: bytes) -> bytes:
             raise CiccError(reason)
         includes, _ = parts(blob.source)
         server = next((s for s in _servers if s.fits(flavour, includes)), None) or _parse(flavour, includes)
+        threading.Thread(target=_end_with, args=(os.pidfd_open(server.process.pid),), daemon=True).start()
         server.link(folder)
     except (CiccError, OSError, ValueError) as error:
         return str(error)[:500].encode()
     return b""
 
 
-def _end_with(server: Server) -> None:
-    """Wait until cicc ends, then end this process, which is useless without it."""
-    print(f"cicc ended: {server.wait()}", file=sys.stderr, flush=True)
+def _end_with(cicc: int) -> None:
+    """Wait until cicc ends, then end this process, which is useless without it. `cicc`: its pidfd."""
+    select.select([cicc], [], [])
+    print("cicc ended", file=sys.stderr, flush=True)
     os._exit(1)
 
 
@@ -345,12 +343,11 @@ def _parse(flavour: Flavour, includes: Sequence[str] = ()) -> Server:
 
     Raises `CiccError` or `OSError` if cicc cannot be used.
     """
-    folder = tempfile.mkdtemp(prefix="cicc-")
+    folder = tempfile.mkdtemp(prefix="cicc-", dir=os.environ.get(SERVER_FOLDER))
     try:
         server = Server(flavour, (*includes, *includes_for(flavour.arch)), folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    threading.Thread(target=_end_with, args=(server,), daemon=True).start()
     _servers.append(server)
     return server

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
@@ -17,13 +17,10 @@ from atune.model.settings import CompileSettings
 from atune.workers.messages import SERVICE_HEADER, SERVICE_LISTEN
 from atune.workers.pool import ForkServer, Worker
 from atune.workers.resources import usable_cores
-from atune.workers.server import started
+from atune.workers.server import DRIVER, PARSED, SERVICE, parked_service, started
 from atune.workers.waiting import background
 from atune.workers.workers import process_folders
 
-DRIVER = ("/dev/nvidiactl", "/dev/dxg")
-"""Device files of CUDA's driver. If the driver is installed, at least one of them exists."""
-SERVICE = ("atune.stages.cicc_server",)
 PREPARE_TIMEOUT_S = 120.0
 NEW = "nvcc, because the compiler state is new, and the run has few candidates"
 """The reason for nvcc in a run that compares its compiler state while nvcc compiles."""
@@ -32,11 +29,14 @@ NEW = "nvcc, because the compiler state is new, and the run has few candidates"
 class ServiceProcess(anyio.AsyncContextManagerMixin):
     """The process that keeps the parsed headers, for one run or several concurrent runs. The first call forks it.
 
-    It has its own fork server, which imports almost nothing; see `atune.stages.cicc_server`.
+    It has its own fork server, which imports almost nothing; see `atune.stages.cicc_server`. If that server itself has
+    parsed the headers for this machine's GPU, it is parked for the program's next run.
     """
 
     def __init__(self, nice: int = 0) -> None:
         self._nice = nice
+        self.modules: Sequence[str] = SERVICE
+        """Modules that the fork server imports if none is parked."""
         self.worker: Worker | None = None
         """The process; None before it starts."""
         self.parsed = False
@@ -46,8 +46,10 @@ class ServiceProcess(anyio.AsyncContextManagerMixin):
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[ServiceProcess, None]:
-        async with background() as self._tasks:
+        self._ended = anyio.Event()
+        async with background(cancel=False) as self._tasks:
             yield self
+            self._ended.set()
 
     async def call(self, entry: str, request: object) -> str:
         """Call `entry` in the process. Return the reason if the call failed, and otherwise an empty text.
@@ -60,10 +62,12 @@ class ServiceProcess(anyio.AsyncContextManagerMixin):
             return (await self.worker.call(entry, msgspec.msgpack.encode(request), PREPARE_TIMEOUT_S)).decode()
 
     async def _run(self, *, task_status: anyio.abc.TaskStatus[Worker]) -> None:
-        async with ForkServer(started(SERVICE)) as server:
+        process = parked_service.take() or started(self.modules)
+        keep = process.imports == ", ".join(PARSED)
+        async with ForkServer(process, park=parked_service.park if keep else None) as server:
             worker = await server.spawn("service", env=process_folders(str(server.run_dir)), nice=self._nice)
             task_status.started(worker)
-            await worker.ended()
+            await self._ended.wait()
 
 
 class CompileService:
@@ -112,9 +116,12 @@ class CompileService:
         except UsageError:
             return  # `discover` reports the error
         settings = self._settings
-        cuda = any(map(os.path.exists, DRIVER)) if target is None else target.kind == "cuda"
+        arch, driver = "" if target is None else target.arch, any(map(os.path.exists, DRIVER))
+        cuda = driver if target is None else target.kind == "cuda"
+        if driver and cuda and not arch:
+            process.modules = PARSED
         if early and cuda and settings.cicc and settings.flags is None and len(usable_cores()) > 1:
-            self._begin("" if target is None else target.arch)
+            self._begin(arch)
 
     def use(self, against: str | None) -> None:
         """Use the service in this run if `against` is None. Otherwise `against` is the reason not to, perhaps empty."""

@@ -28,12 +28,9 @@ from atune.workers.artifact_store import RunStore
 from atune.workers.compile_service import CompileService
 from atune.workers.messages import Session
 from atune.workers.pool import Worker
-from atune.workers.resources import CompilerKilled, ShortOf, space_is_short
+from atune.workers.resources import COMPILE_NICE, CompilerKilled, ShortOf, space_is_short
 from atune.workers.supervised import DOING, NOT_ALONE, STARVED, Supervised, failure_in
 from atune.workers.workers import Workers, shortage
-
-COMPILE_NICE = 5
-"""Niceness of the compile workers, which gives the user's own programs and the device processes precedence."""
 
 ELABORATE_S = 20.0
 """Time limit of an elaboration, because the whole run waits for it. A lower `compile_timeout_s` takes precedence. The

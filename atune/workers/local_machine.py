@@ -25,11 +25,11 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.version import installed_versions
 from atune.workers.artifact_store import ArtifactStore, RunStore
 from atune.workers.compile_service import CompileService, ServiceProcess
-from atune.workers.compile_worker import COMPILE_NICE, LocalCompileWorker
+from atune.workers.compile_worker import LocalCompileWorker
 from atune.workers.device_worker import LocalDeviceWorker, MemoryClaim
 from atune.workers.messages import DISCOVER, GPUS, Discovery, Session
 from atune.workers.pool import ForkServer, Worker
-from atune.workers.resources import WORKER_BYTES, usable_cores, usable_memory_bytes, workers_that_fit
+from atune.workers.resources import COMPILE_NICE, WORKER_BYTES, usable_cores, usable_memory_bytes, workers_that_fit
 from atune.workers.waiting import background
 from atune.workers.workers import Workers, described, fork_server, killed
 from atune.workload.packing import LARGE_BYTES, write

@@ -28,9 +28,18 @@ import anyio
 from atune.errors import AtuneError, WorkloadError
 from atune.model.folders import CACHE_VARIABLE, SERVER_FOLDER, TILELANG_FOLDER, server_folder, working_folder
 from atune.workers import server_main
+from atune.workers.resources import usable_cores
 
 PRELOAD = ("torch", "tilelang", "atune.stages.entry_points")
 """Modules that the fork server imports once for all workers."""
+SERVICE = ("atune.stages.cicc_server",)
+"""Modules that the compile service's fork server imports."""
+PARSED = (*SERVICE, "atune.stages.cicc_early")
+"""The same if it is for this machine's GPU: the second one parses headers, which runs of the program then share."""
+DRIVER = ("/dev/nvidiactl", "/dev/dxg")
+"""Device files of CUDA's driver. If the driver is installed, at least one of them exists."""
+IMPORTING = 2
+"""Cores that are busy while the program and the fork server import tilelang. The service's headers need another."""
 
 SERVER_ENV = {
     "TILELANG_DISABLE_CACHE": "1",
@@ -230,9 +239,10 @@ class Parked:
             self.server = None
 
 
-parked = Parked()
-atexit.register(parked.park, None)
-os.register_at_fork(after_in_child=parked.forget)
+parked, parked_service = Parked(), Parked()
+for _place in (parked, parked_service):
+    atexit.register(_place.park, None)
+    os.register_at_fork(after_in_child=_place.forget)
 
 
 def started(preload: Sequence[str] | None = None) -> ForkServerProcess:
@@ -248,14 +258,18 @@ def taken() -> ForkServerProcess:
 def warm() -> None:
     """Start the processes that the next tuning needs, in the background, and return immediately.
 
-    They import torch and tilelang while the program continues, and then wait. A tuning takes them over if its
-    environment, working folder, limits, niceness and cores are the same. Otherwise it ends them and starts its own.
-    They end with the program, however it ends, or at `shutdown`. A second call, or a call in a worker, does nothing.
+    They import torch and tilelang, and parse CUDA's headers, while the program continues, and then wait. A tuning takes
+    them over if its environment, working folder, limits, niceness and cores are the same. Otherwise it ends them and
+    starts its own. They end with the program, however it ends, or at `shutdown`. A second call, or a call in a worker,
+    does nothing.
 
     Raises `UsageError` if ``$TMPDIR`` cannot be used, and `OSError` if no process can be started.
     """
-    if not in_worker():
-        parked.park(taken())
+    if in_worker():
+        return
+    parked.park(taken())
+    if any(map(os.path.exists, DRIVER)) and len(usable_cores()) > IMPORTING:
+        parked_service.park(parked_service.take() or started(PARSED))
 
 
 @functools.cache
@@ -276,3 +290,4 @@ def shutdown() -> None:
     They also end with the program, however it ends. Blocks for half a second at most.
     """
     parked.park(None)
+    parked_service.park(None)
