@@ -6,7 +6,7 @@ another machine, the jobs pass through an agent.
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar, get_args
+from typing import Generic, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -95,16 +95,15 @@ class BuildJob(Job[list[Artifact | Failure] | GroupFailed], frozen=True):
     """Compile `group` into one library. The answer has an entry for each member, in order.
 
     `plain`: do not use cicc. `limit_s`: seconds after which the compile is ``hopeless``; None if only the settings'
-    deadline applies. The worker sets `path`, the library's file, and `service`, whether the compile service is
-    available. `compares`: while nvcc compiles, compare cicc's code for the first member with nvcc's.
+    deadline applies. The worker sets `path`, the library's file, and `by`, the compilers for CUDA: with
+    ``both``, nvcc compiles, and meanwhile cicc's code for the first member is compared with nvcc's.
     """
 
     group: tuple[Lowered, ...]
     plain: bool = False
     limit_s: float | None = None
     path: str = ""
-    service: bool = False
-    compares: bool = False
+    by: Literal["cicc", "nvcc", "both"] = "nvcc"
 
 
 class CompareJob(Job[Compared | Failure], frozen=True):

@@ -53,8 +53,8 @@ VERSION = 1
 """Increase this number with every change after which cicc may generate different code."""
 TILELANG = ("0.1.15",)
 """Versions of tilelang whose headers and compile commands are known."""
-SERVER_S = 60.0
-"""Longest wait, in seconds, for the server or for nvcc, in a comparison that nothing waits for."""
+POLL_S = 0.02
+"""Seconds between two checks whether the server is ready."""
 
 
 def tools_or_reason(target: Target) -> tuple[str, str]:
@@ -241,25 +241,15 @@ def compared(candidate: Candidate, built: Artifact, path: str) -> Compared | Fai
 
 
 def comparing(lowered: Lowered) -> Compile:
-    """Return a function that compiles by nvcc. Meanwhile, a thread compiles the source by cicc and compares the codes.
+    """Return a function that compiles by nvcc. Meanwhile, cicc's code for `lowered` is compared with nvcc's.
 
     The comparison is kept for the compiler state of `lowered`. The function does not wait for it.
     """
-    symbol = msgspec.msgpack.decode(lowered.blob, type=Blob).symbol
 
     def compile(source: str, pass_configs: Mapping[str, Any]) -> MachineCode:
         plain = Future[bytes]()
-
-        def compare() -> None:
-            with contextlib.suppress(OSError, CiccError, ValueError, TimeoutError):  # a later run compares again
-                server, flavour = _linked_server(), flavour_of(session().target.arch, dict(pass_configs))
-                own = compile_remotely(source, flavour, session().run_dir)
-                files, headers = headers_read(server, parts(source)[0])
-                binaries = (b"\0" + code for code in (own, plain.result(SERVER_S)))  # as if each were in a library
-                differs = _code_difference(*(elf.kernels_code(binary, symbol) for binary in binaries))
-                remember(session().tools, lowered.use, StateCheck(files, headers, differs))
-
-        threading.Thread(target=compare, daemon=True).start()
+        arguments = lowered, source, flavour_of(session().target.arch, dict(pass_configs)), plain
+        threading.Thread(target=_compare, args=arguments, daemon=True).start()
         machine_code = by_nvcc(source, pass_configs)
         plain.set_result(machine_code.code)
         return machine_code
@@ -267,14 +257,17 @@ def comparing(lowered: Lowered) -> Compile:
     return compile
 
 
-def _linked_server() -> str:
-    """Wait until the compile service has linked its server, and return the link. Raises `TimeoutError`."""
-    server, ends = os.path.join(session().run_dir, FOLDER), time.monotonic() + SERVER_S
-    while not os.path.lexists(server):
-        if time.monotonic() > ends:
-            raise TimeoutError
-        time.sleep(0.02)
-    return server
+def _compare(lowered: Lowered, source: str, flavour: Flavour, plain: Future[bytes]) -> None:
+    """Compile `source` by cicc, and keep the comparison with nvcc's code. If that fails, a later run compares."""
+    server, symbol = os.path.join(session().run_dir, FOLDER), msgspec.msgpack.decode(lowered.blob, type=Blob).symbol
+    while not os.path.lexists(server):  # the compile service still parses headers
+        time.sleep(POLL_S)
+    with contextlib.suppress(OSError, CiccError, ValueError):
+        own = compile_remotely(source, flavour, session().run_dir)
+        files, headers = headers_read(server, parts(source)[0])
+        binaries = (b"\0" + code for code in (own, plain.result()))  # as if each were in a library
+        differs = _code_difference(*(elf.kernels_code(binary, symbol) for binary in binaries))
+        remember(session().tools, lowered.use, StateCheck(files, headers, differs))
 
 
 def difference(measured: Artifact, plain: Artifact) -> str:

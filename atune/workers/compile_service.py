@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Literal
 
 import anyio
 import anyio.abc
@@ -22,7 +23,7 @@ from atune.workers.waiting import background
 from atune.workers.workers import process_folders
 
 PREPARE_TIMEOUT_S = 120.0
-NEW = "nvcc, because the compiler state is new, and the run has few candidates"
+NEW_STATE = "nvcc, because the compiler state is new, and the run has few candidates"
 """The reason for nvcc in a run that compares its compiler state while nvcc compiles."""
 
 
@@ -92,7 +93,7 @@ class CompileService:
         self.few = False
         """Whether the run has so few candidates that nvcc compiles them if their compiler state is new."""
         self._compared = set[str]()
-        """Keys of the used header parts whose new compiler states are compared."""
+        """Keys of header parts whose new compiler states are compared; see `Lowered.use`."""
         self._request: tuple[bytes, str, str] | None = None
         """The request to the process; None until a candidate must be compiled."""
         self._scope: anyio.CancelScope | None = None
@@ -116,10 +117,9 @@ class CompileService:
         except UsageError:
             return  # `discover` reports the error
         settings = self._settings
-        arch, driver = "" if target is None else target.arch, any(map(os.path.exists, DRIVER))
-        cuda = driver if target is None else target.kind == "cuda"
-        if driver and cuda and not arch:
-            process.modules = PARSED
+        driver = any(map(os.path.exists, DRIVER))
+        cuda, arch = (driver, "") if target is None else (target.kind == "cuda", target.arch)
+        process.modules = PARSED if driver and cuda and not arch else SERVICE
         if early and cuda and settings.cicc and settings.flags is None and len(usable_cores()) > 1:
             self._begin(arch)
 
@@ -141,22 +141,24 @@ class CompileService:
         if self._request is not None or self._off:
             return
         self._request = (lowered.blob, target.arch, self._run_dir)
-        self.why = NEW if self.few and not known else ""
+        self.why = NEW_STATE if self.few and not known else ""
         if self._scope is None:
             self._begin(None)
         self._wanted.set()
         self.wake()
 
-    def serves(self, state: str, difference: str) -> bool:
-        """Tell whether cicc can compile in a compiler state now. `state` is empty if the state is new."""
-        return self.ready and not difference and bool(state or not self.few)
+    def compilers(self, use: str, states: Sequence[tuple[str, str]]) -> Literal["cicc", "nvcc", "both"]:
+        """Return the compilers for a group; ``both`` only once for each `use`, the key of the first member's headers.
 
-    def compares_later(self, lowered: Lowered) -> bool:
-        """Tell whether the build of `lowered` by nvcc is to compare its new state. Only one build compares a state."""
-        if not self.few or self._off or lowered.use in ("", *self._compared) or len(usable_cores()) == 1:
-            return False
-        self._compared.add(lowered.use)
-        return True
+        `states`: the members' compiler states, as `RunStore.state` returns them.
+        """
+        new, differs = not all(state for state, _ in states), any(difference for _, difference in states)
+        if self.ready and not differs and not (new and self.few):
+            return "cicc"
+        if self._off or not (new and self.few) or use in ("", *self._compared) or len(usable_cores()) == 1:
+            return "nvcc"
+        self._compared.add(use)
+        return "both"
 
     def explain(self, artifact: Artifact) -> Artifact:
         """Return `artifact` with the reason for nvcc, if nvcc built it and it has no reason yet."""

@@ -131,13 +131,11 @@ class LocalCompileWorker:
         return [built[lowered.index] for lowered in job.group]
 
     async def _compile(self, group: Sequence[Lowered], asked: BuildJob) -> list[Built] | GroupFailed:
-        """Compile `group` into one library and store it. Use cicc if the compile service allows it for their states."""
+        """Compile `group` into one library and store it. `service` chooses the compilers for CUDA."""
         store, service = self.store, self.service
         states = [await store.state(lowered.use) for lowered in group]
-        cicc = not asked.plain and all(service.serves(*state) for state in states)
-        compares = not (cicc or states[0][0]) and bool(store.tools) and service.compares_later(group[0])
-        job = msgspec.structs.replace(asked, group=tuple(group), path=self._new_library(), service=cicc)
-        job = msgspec.structs.replace(job, compares=compares)
+        by = "nvcc" if asked.plain else service.compilers(group[0].use, states)
+        job = msgspec.structs.replace(asked, group=tuple(group), path=self._new_library(), by=by)
         answers = await self._try(job, group[0].index, job.limit_s)
         if isinstance(answers, Failure):
             return _of_group(answers, len(group))

@@ -38,8 +38,6 @@ PARSED = (*SERVICE, "atune.stages.cicc_early")
 """The same if it is for this machine's GPU: the second one parses headers, which runs of the program then share."""
 DRIVER = ("/dev/nvidiactl", "/dev/dxg")
 """Device files of CUDA's driver. If the driver is installed, at least one of them exists."""
-IMPORTING = 2
-"""Cores that are busy while the program and the fork server import tilelang. The service's headers need another."""
 
 SERVER_ENV = {
     "TILELANG_DISABLE_CACHE": "1",
@@ -268,7 +266,7 @@ def warm() -> None:
     if in_worker():
         return
     parked.park(taken())
-    if any(map(os.path.exists, DRIVER)) and len(usable_cores()) > IMPORTING:
+    if any(map(os.path.exists, DRIVER)) and len(usable_cores()) > 2:  # two import tilelang: program and fork server
         parked_service.park(parked_service.take() or started(PARSED))
 
 

@@ -11,7 +11,7 @@ from atune.engine.interfaces import CompileHints
 from atune.model.artifact import Lowered, StaticFacts
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
-from atune.workers.compile_service import NEW, ServiceProcess
+from atune.workers.compile_service import NEW_STATE, ServiceProcess
 from atune.workers.local_machine import FEW_CANDIDATES, LocalMachine
 from atune.workers.messages import Discovery
 from atune.workload.pickling import FileRef
@@ -23,7 +23,7 @@ SWITCHED_OFF = msgspec.structs.replace(FOUND, no_cicc="it is switched off")
 
 
 LOWERED = Lowered(0, "code", "merge", (), StaticFacts(), 0.1, b"blob")
-USED = msgspec.structs.replace(LOWERED, use="headers")
+NEW, KNOWN, DIFFERS = ("", ""), ("state", ""), ("state", "the code")
 
 
 class Tasks:
@@ -73,12 +73,13 @@ async def test_few_candidates_of_a_new_state_are_compiled_by_nvcc(candidates: in
     one, _ = with_service()
     await one.prepare(candidates)
     one.service.saw(LOWERED, FOUND.target, known=False)
-    assert one.service.warming == (not few) and one.service.why == (NEW if few else "")
+    assert one.service.warming == (not few) and one.service.why == (NEW_STATE if few else "")
+    assert [one.service.compilers("headers", [NEW]) for _ in range(2)] == (["both", "nvcc"] if few else ["nvcc"] * 2)
+    assert one.service.compilers("", [NEW]) == "nvcc", "cicc cannot compile it"
     one.service._settle("")
-    assert one.service.ready and one.service.serves("state", "") and not one.service.serves("state", "the code")
-    assert one.service.serves("", "") == (not few)
-    assert [one.service.compares_later(USED) for _ in range(2)] == [few, False]
-    assert not one.service.compares_later(LOWERED), "cicc cannot compile it"
+    assert one.service.compilers("other", [KNOWN, NEW]) == ("both" if few else "cicc")
+    assert one.service.compilers("headers", [KNOWN]) == "cicc"
+    assert one.service.compilers("headers", [KNOWN, DIFFERS]) == "nvcc"
     known, _ = with_service()
     await known.prepare(candidates)
     known.service.saw(LOWERED, FOUND.target, known=True)

@@ -16,7 +16,7 @@ from atune.model.artifact import Artifact, Compared, Lowered
 from atune.model.candidate import Candidate, config_key
 from atune.model.jobs import BuildJob, CompareJob, FindJob
 from atune.model.settings import CompileSettings
-from atune.workers.compile_service import NEW
+from atune.workers.compile_service import NEW_STATE
 from atune.workers.compile_worker import LocalCompileWorker
 from atune.workers.local_machine import LocalMachine
 from atune.workload.pickling import FileRef
@@ -77,7 +77,7 @@ async def test_a_new_state_of_few_candidates_is_compared_while_nvcc_compiles(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     async with run(1) as (machine, worker):
         first = await built(machine, worker)
-        assert first is not None and (first.compiler, first.state, first.why) == ("nvcc", "", NEW)
+        assert first is not None and (first.compiler, first.state, first.why) == ("nvcc", "", NEW_STATE)
         with anyio.fail_after(60):
             while not list(tmp_path.glob("atune/states/*.json")):
                 await anyio.sleep(0.05)
