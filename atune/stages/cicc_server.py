@@ -28,7 +28,7 @@ from pathlib import Path
 
 import msgspec
 
-from atune.model.folders import SERVER_FOLDER, short_path
+from atune.model.folders import short_path
 from atune.stages import tilelang
 from atune.stages.cicc_source import (
     GUESS,
@@ -41,7 +41,6 @@ from atune.stages.cicc_source import (
     without_instructions,
 )
 from atune.stages.codegen import Blob, flags_config
-from atune.stages.gpu import visible_gpus
 
 SERVER = Path(__file__).with_name("cicc_server.c")
 BODY, OUTPUT, MESSAGES = "atune_body.cu", "kernels.ptx", "messages"
@@ -294,23 +293,6 @@ _servers: list[Server] = []
 """Servers that this process, or the fork server before it, has started. Each serves the runs whose sources it fits."""
 
 
-def header(payload: bytes) -> bytes:
-    """Entry point: parse the headers that most kernels include, for an arch as msgpack. Return the reason if it fails.
-
-    An empty arch stands for the architecture of this machine's first GPU. The parsed headers serve all runs.
-    """
-    arch = msgspec.msgpack.decode(payload, type=str)
-    try:
-        if not _servers:
-            gpus = [] if arch else visible_gpus()
-            if not (arch or gpus):
-                raise CiccError("no GPU is visible")
-            _parse(Flavour(arch or gpus[0].arch))
-    except (CiccError, OSError) as error:
-        return str(error)[:500].encode()
-    return b""
-
-
 def listen(payload: bytes) -> bytes:
     """Entry point: link a server into a run's folder. msgpack of (blob, arch, folder) → empty, or why that fails.
 
@@ -323,7 +305,7 @@ def listen(payload: bytes) -> bytes:
         if reason := nvcc_only_reason({**blob.pass_configs, **flags_config(blob.flags)}):
             raise CiccError(reason)
         includes, _ = parts(blob.source)
-        server = next((s for s in _servers if s.fits(flavour, includes)), None) or _parse(flavour, includes)
+        server = next((s for s in _servers if s.fits(flavour, includes)), None) or parse(flavour, includes)
         threading.Thread(target=_end_with, args=(os.pidfd_open(server.process.pid),), daemon=True).start()
         server.link(folder)
     except (CiccError, OSError, ValueError) as error:
@@ -338,12 +320,12 @@ def _end_with(cicc: int) -> None:
     os._exit(1)
 
 
-def _parse(flavour: Flavour, includes: Sequence[str] = ()) -> Server:
+def parse(flavour: Flavour, includes: Sequence[str] = ()) -> Server:
     """Parse `includes`, and the headers that most kernels include.
 
     Raises `CiccError` or `OSError` if cicc cannot be used.
     """
-    folder = tempfile.mkdtemp(prefix="cicc-", dir=os.environ.get(SERVER_FOLDER))
+    folder = tempfile.mkdtemp(prefix="cicc-")
     try:
         server = Server(flavour, (*includes, *includes_for(flavour.arch)), folder)
     except BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Literal
@@ -15,10 +16,10 @@ from atune.errors import UsageError, WorkerError
 from atune.model.artifact import Artifact, Lowered
 from atune.model.device import Target, parse_target
 from atune.model.settings import CompileSettings
-from atune.workers.messages import SERVICE_HEADER, SERVICE_LISTEN
+from atune.workers.messages import SERVICE_LISTEN
 from atune.workers.pool import ForkServer, Worker
 from atune.workers.resources import usable_cores
-from atune.workers.server import DRIVER, PARSED, SERVICE, parked_service, started
+from atune.workers.server import DRIVER, parked_service, started_service
 from atune.workers.waiting import background
 from atune.workers.workers import process_folders
 
@@ -28,16 +29,14 @@ NEW_STATE = "nvcc, because the compiler state is new, and the run has few candid
 
 
 class ServiceProcess(anyio.AsyncContextManagerMixin):
-    """The process that keeps the parsed headers, for one run or several concurrent runs. The first call forks it.
+    """The process that keeps the parsed headers, for one run or several concurrent runs. `start` forks it.
 
-    It has its own fork server, which imports almost nothing; see `atune.stages.cicc_server`. If that server itself has
-    parsed the headers for this machine's GPU, it is parked for the program's next run.
+    It has its own fork server, which imports almost nothing; see `atune.stages.cicc_server`. If that server has parsed
+    headers, it is parked for the program's next run.
     """
 
     def __init__(self, nice: int = 0) -> None:
         self._nice = nice
-        self.modules: Sequence[str] = SERVICE
-        """Modules that the fork server imports if none is parked."""
         self.worker: Worker | None = None
         """The process; None before it starts."""
         self.parsed = False
@@ -52,23 +51,29 @@ class ServiceProcess(anyio.AsyncContextManagerMixin):
             yield self
             self._ended.set()
 
-    async def call(self, entry: str, request: object) -> str:
-        """Call `entry` in the process. Return the reason if the call failed, and otherwise an empty text.
-
-        Raises `WorkerError` and `OSError`. Cancelling the call ends the process.
-        """
+    async def start(self, arch: str | None) -> None:
+        """Start the process unless it has started. `arch`: as in `started_service`. Raises `WorkerError`, `OSError`."""
         async with self._turn:
             if self.worker is None:
-                self.worker = await self._tasks.start(self._run)
-            return (await self.worker.call(entry, msgspec.msgpack.encode(request), PREPARE_TIMEOUT_S)).decode()
+                self.worker = await self._tasks.start(self._run, arch)
 
-    async def _run(self, *, task_status: anyio.abc.TaskStatus[Worker]) -> None:
-        process = parked_service.take() or started(self.modules)
-        keep = process.imports == ", ".join(PARSED)
-        async with ForkServer(process, park=parked_service.park if keep else None) as server:
-            worker = await server.spawn("service", env=process_folders(str(server.run_dir)), nice=self._nice)
-            task_status.started(worker)
+    async def listen(self, request: object) -> str:
+        """Serve the run of `request`. Return the reason if that fails, and otherwise an empty text.
+
+        Raises `WorkerError`. Cancelling the call ends the process.
+        """
+        async with self._turn:
+            assert self.worker is not None, "it has started"
+            return (await self.worker.call(SERVICE_LISTEN, msgspec.msgpack.encode(request), PREPARE_TIMEOUT_S)).decode()
+
+    async def _run(self, arch: str | None, *, task_status: anyio.abc.TaskStatus[Worker]) -> None:
+        before = parked_service.take()
+        park = None if before is None and arch is None else parked_service.park
+        async with ForkServer(before or started_service(arch), park=park) as server:
+            folders = process_folders(str(server.run_dir))
+            task_status.started(await server.spawn("service", env=folders, nice=self._nice))
             await self._ended.wait()
+            shutil.rmtree(folders["TMPDIR"], ignore_errors=True)  # for headers that only this run needed
 
 
 class CompileService:
@@ -106,8 +111,8 @@ class CompileService:
         """Whether the service will soon be `ready`."""
         return self._request is not None and not (self.ready or self.why or self._off)
 
-    def start(self, process: ServiceProcess, tasks: anyio.abc.TaskGroup, run_dir: str, *, early: bool) -> None:
-        """Have `process` serve the run. If `early`, and if a core is free, begin to parse headers that a run may need.
+    def start(self, process: ServiceProcess, tasks: anyio.abc.TaskGroup, run_dir: str) -> None:
+        """Have `process` serve the run. If a core is free, begin to parse headers that the run may need.
 
         `run_dir`: the folder in which workers look for the service.
         """
@@ -117,11 +122,9 @@ class CompileService:
         except UsageError:
             return  # `discover` reports the error
         settings = self._settings
-        driver = any(map(os.path.exists, DRIVER))
-        cuda, arch = (driver, "") if target is None else (target.kind == "cuda", target.arch)
-        process.modules = PARSED if driver and cuda and not arch else SERVICE
-        if early and cuda and settings.cicc and settings.flags is None and len(usable_cores()) > 1:
-            self._begin(arch)
+        cuda = any(map(os.path.exists, DRIVER)) if target is None else target.kind == "cuda"
+        if cuda and settings.cicc and settings.flags is None and len(usable_cores()) > 1:
+            self._begin("" if target is None else target.arch)
 
     def use(self, against: str | None) -> None:
         """Use the service in this run if `against` is None. Otherwise `against` is the reason not to, perhaps empty."""
@@ -173,10 +176,9 @@ class CompileService:
     async def _run(self, arch: str | None, scope: anyio.CancelScope) -> None:
         try:
             with scope:
-                if arch is not None:
-                    await self.process.call(SERVICE_HEADER, arch)
+                await self.process.start(arch)
                 await self._wanted.wait()
-                self._settle(await self.process.call(SERVICE_LISTEN, self._request))
+                self._settle(await self.process.listen(self._request))
                 if self.ready and self.process.worker is not None:
                     raise await self.process.worker.ended()
         except (WorkerError, OSError) as error:

@@ -120,8 +120,7 @@ class LocalMachine:
             async with nullcontext(self.shared) if self.shared else own as shared, background() as tasks:
                 self.server = shared.server
                 self.workers.attach(self.server, self.run_dir, tasks, warn)
-                early = self.shared is not None or self.server.process.preload_s is None  # importing uses only one core
-                self.service.start(shared.service, tasks, self.run_dir, early=early)
+                self.service.start(shared.service, tasks, self.run_dir)
                 store = ArtifactStore() if self.compile.store else None
                 if store is not None and (why := untrusted(store.folder)):
                     store = None

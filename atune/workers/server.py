@@ -32,10 +32,8 @@ from atune.workers.resources import usable_cores
 
 PRELOAD = ("torch", "tilelang", "atune.stages.entry_points")
 """Modules that the fork server imports once for all workers."""
-SERVICE = ("atune.stages.cicc_server",)
-"""Modules that the compile service's fork server imports."""
-PARSED = (*SERVICE, "atune.stages.cicc_early")
-"""The same if it is for this machine's GPU: the second one parses headers, which runs of the program then share."""
+SERVICE_ARCH = "ATUNE_SERVICE_ARCH"
+"""Environment variable of the compile service's fork server: the architecture for which it parses headers."""
 DRIVER = ("/dev/nvidiactl", "/dev/dxg")
 """Device files of CUDA's driver. If the driver is installed, at least one of them exists."""
 
@@ -243,9 +241,17 @@ for _place in (parked, parked_service):
     os.register_at_fork(after_in_child=_place.forget)
 
 
-def started(preload: Sequence[str] | None = None) -> ForkServerProcess:
+def started(preload: Sequence[str] | None = None, **env: str) -> ForkServerProcess:
     """Start a fork server, and return while it is still importing `preload`, or `PRELOAD` by default."""
-    return ForkServerProcess(PRELOAD if preload is None else preload, *server_folder(), env=SERVER_ENV)
+    return ForkServerProcess(PRELOAD if preload is None else preload, *server_folder(), env={**SERVER_ENV, **env})
+
+
+def started_service(arch: str | None) -> ForkServerProcess:
+    """Start the compile service's fork server, which parses headers for `arch`; empty for this machine's GPU.
+
+    If `arch` is None, it parses none, because the first candidate to compile shows which headers are needed.
+    """
+    return started((f"atune.stages.cicc_{'server' if arch is None else 'early'}",), **{SERVICE_ARCH: arch or ""})
 
 
 def taken() -> ForkServerProcess:
@@ -267,7 +273,7 @@ def warm() -> None:
         return
     parked.park(taken())
     if any(map(os.path.exists, DRIVER)) and len(usable_cores()) > 2:  # two import tilelang: program and fork server
-        parked_service.park(parked_service.take() or started(PARSED))
+        parked_service.park(parked_service.take() or started_service(""))
 
 
 @functools.cache
