@@ -251,8 +251,8 @@ class LocalMachine:
     def hints(self, measuring: int) -> CompileHints:
         resting = 0 if self._cores_left is None else max(0, measuring - self._cores_left)
         builds: Literal["all", "first", "none"] = "all"
-        if self.service.warming:  # warming takes long only if no header is parsed yet
-            builds = "none" if self.service.process.parsed else "first"
+        if self.service.warming:  # waiting costs less than building by nvcc, unless many candidates wait for a device
+            builds = "none" if self.service.process.parsed or self.service.few else "first"
         return msgspec.structs.replace(compile_hints(self.discovery), builds=builds, resting=resting)
 
     @property

@@ -73,7 +73,7 @@ async def test_few_candidates_of_a_new_state_are_compiled_by_nvcc(candidates: in
     one, _ = with_service()
     await one.prepare(candidates)
     one.service.saw(LOWERED, FOUND.target, known=False)
-    assert one.service.warming == (not few) and one.service.why == (NEW_STATE if few else "")
+    assert one.hints(0).builds == ("all" if few else "first") and one.service.why == (NEW_STATE if few else "")
     assert [one.service.compilers("headers", [NEW]) for _ in range(2)] == (["both", "nvcc"] if few else ["nvcc"] * 2)
     assert one.service.compilers("", [NEW]) == "nvcc", "cicc cannot compile it"
     one.service._settle("")
@@ -83,7 +83,7 @@ async def test_few_candidates_of_a_new_state_are_compiled_by_nvcc(candidates: in
     known, _ = with_service()
     await known.prepare(candidates)
     known.service.saw(LOWERED, FOUND.target, known=True)
-    assert known.service.warming and known.service.why == ""
+    assert known.service.why == "" and known.hints(0).builds == ("none" if few else "first")
 
 
 @pytest.mark.parametrize("early", [True, False])
