@@ -13,6 +13,7 @@ fails, and nvcc compiles the library.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import select
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -160,7 +162,7 @@ class Server:
     """
 
     def __init__(self, flavour: Flavour, includes: Sequence[str], folder: str) -> None:
-        self.folder, where = folder, tilelang.paths()
+        self.folder, self._began, where = folder, time.time(), tilelang.paths()
         folders = [where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR]
         if f"<{WGMMA}>" in includes:
             without = without_instructions(where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR, folder)
@@ -179,10 +181,14 @@ class Server:
             self.parsed = msgspec.structs.replace(self.parsed, defined=())
             self._start()
         Path(folder, TOOLS).write_bytes(msgspec.json.encode(self.parsed))
+        self._read = [file for file in files_of(Path(folder, HEADERS)) if not file.startswith(f"{folder}/")]
 
     def fits(self, flavour: Flavour, includes: Sequence[str]) -> bool:
-        """Tell whether this server lives and has parsed the headers that a source includes."""
-        lives = os.path.exists(f"/proc/{self.process.pid}")
+        """Tell whether this server lives and has parsed the headers that a source includes, as they are now.
+
+        Raises `OSError` if a header is gone.
+        """
+        lives = os.path.exists(f"/proc/{self.process.pid}") and max(map(os.path.getctime, self._read)) < self._began
         return lives and flavour == self.parsed.flavour and {*includes} <= {*self.parsed.includes}
 
     def _start(self) -> None:
@@ -306,18 +312,24 @@ def listen(payload: bytes) -> bytes:
             raise CiccError(reason)
         includes, _ = parts(blob.source)
         server = next((s for s in _servers if s.fits(flavour, includes)), None) or parse(flavour, includes)
-        threading.Thread(target=_end_with, args=(os.pidfd_open(server.process.pid),), daemon=True).start()
+        _end_with(server.process.pid)
         server.link(folder)
     except (CiccError, OSError, ValueError) as error:
         return str(error)[:500].encode()
     return b""
 
 
+@functools.cache
 def _end_with(cicc: int) -> None:
-    """Wait until cicc ends, then end this process, which is useless without it. `cicc`: its pidfd."""
-    select.select([cicc], [], [])
-    print("cicc ended", file=sys.stderr, flush=True)
-    os._exit(1)
+    """From now on, end this process, which is useless without the process `cicc`, when that ends."""
+    ended = os.pidfd_open(cicc)
+
+    def wait() -> None:
+        select.select([ended], [], [])
+        print("cicc ended", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def parse(flavour: Flavour, includes: Sequence[str] = ()) -> Server:

@@ -39,8 +39,6 @@ class ServiceProcess(anyio.AsyncContextManagerMixin):
         self._nice = nice
         self.worker: Worker | None = None
         """The process; None before it starts."""
-        self.parsed = False
-        """Whether the process has parsed headers, and compiled with them."""
         self._turn = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup
 
@@ -188,5 +186,4 @@ class CompileService:
     def _settle(self, broken: str) -> None:
         """From now on use the service, or use nvcc if `broken` gives a reason."""
         self.ready, self.why = not broken, f"nvcc, because {broken}" if broken else self.why
-        self.process.parsed |= self.ready
         self.wake()

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Literal
 
 import anyio
 import anyio.to_thread
@@ -250,9 +249,7 @@ class LocalMachine:
 
     def hints(self, measuring: int) -> CompileHints:
         resting = 0 if self._cores_left is None else max(0, measuring - self._cores_left)
-        builds: Literal["all", "first", "none"] = "all"
-        if self.service.warming:  # waiting costs less than building by nvcc, unless many candidates wait for a device
-            builds = "none" if self.service.process.parsed or self.service.few else "first"
+        builds = not self.service.warming
         return msgspec.structs.replace(compile_hints(self.discovery), builds=builds, resting=resting)
 
     @property

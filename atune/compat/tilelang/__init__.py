@@ -9,9 +9,14 @@ tuners. This package may import all of atune but `testing`; `frontends` does the
 
 from __future__ import annotations
 
+import sys
+
 from atune.workers.server import warm_early
+from atune.workers.server_main import import_all
 
 warm_early()  # before the import below, so that worker processes import tilelang at the same time
+if "tilelang" not in sys.modules:
+    import_all(["tilelang"])
 
 from atune.compat.tilelang.autotuner import AutoTuneImpl, AutoTuner, AutotuneResult, CompileArgs, ProfileArgs, autotune
 from atune.compat.tilelang.environment import (

@@ -176,6 +176,16 @@ def test_a_child_that_ends_early_is_a_failure(server: Path, hopper_server: cicc_
     assert code(cicc.compile_remotely(INCLUDES + KERNEL.format(name="k", factor=2), HOPPER, str(server)))
 
 
+def test_a_server_whose_headers_were_written_since_is_not_used(
+    hopper_server: cicc_server.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state of what it compiles would be the new headers' state."""
+    assert hopper_server.fits(HOPPER, ()) and not hopper_server.fits(AMPERE, ())
+    (tmp_path / "edited.h").touch()
+    monkeypatch.setattr(hopper_server, "_read", [*hopper_server._read, str(tmp_path / "edited.h")])
+    assert not hopper_server.fits(HOPPER, ())
+
+
 def cicc_beside(service: int) -> int:
     """Return the cicc that the fork server of the process `service` has started."""
     (cicc,) = {*children(parent_of(service))} - {service}
