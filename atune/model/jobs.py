@@ -6,7 +6,7 @@ process that does the work. If this process is on another machine, an agent on t
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar, get_args
+from typing import Generic, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -95,15 +95,15 @@ class BuildJob(Job[list[Artifact | Failure] | GroupFailed], frozen=True):
     """Compile `group` into one library. The answer has an entry for each member of the group, in order.
 
     `plain`: do not use cicc. `limit_s`: seconds after which the compilation is ``hopeless``; None if only the deadline
-    in the settings applies. The worker sets `path` to the library's file, and `service` to whether the compile service
-    is available.
+    in the settings applies. The worker sets `path` to the library's file, and `by` to the compilers for CUDA: with
+    ``both``, nvcc compiles, and meanwhile cicc's code for the first member of the group is compared with nvcc's.
     """
 
     group: tuple[Lowered, ...]
     plain: bool = False
     limit_s: float | None = None
     path: str = ""
-    service: bool = False
+    by: Literal["cicc", "nvcc", "both"] = "nvcc"
 
 
 class CompareJob(Job[Compared | Failure], frozen=True):

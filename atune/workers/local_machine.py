@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Literal
 
 import anyio
 import anyio.to_thread
@@ -26,11 +25,11 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.version import installed_versions
 from atune.workers.artifact_store import ArtifactStore, RunStore
 from atune.workers.compile_service import CompileService, ServiceProcess
-from atune.workers.compile_worker import COMPILE_NICE, LocalCompileWorker
+from atune.workers.compile_worker import LocalCompileWorker
 from atune.workers.device_worker import LocalDeviceWorker, MemoryClaim
 from atune.workers.messages import DISCOVER, GPUS, Discovery, Session
 from atune.workers.pool import ForkServer, Worker
-from atune.workers.resources import WORKER_BYTES, usable_cores, usable_memory_bytes, workers_that_fit
+from atune.workers.resources import COMPILE_NICE, WORKER_BYTES, usable_cores, usable_memory_bytes, workers_that_fit
 from atune.workers.waiting import background
 from atune.workers.workers import Workers, described, fork_server, killed
 from atune.workload.packing import LARGE_BYTES, write
@@ -38,11 +37,9 @@ from atune.workload.pickling import PickleRef, WorkloadRef
 from atune.workload.workload import WorkloadSpec
 
 FEW_CANDIDATES = 4
-"""nvcc alone compiles a run of at most this many candidates, because parsing headers for cicc takes as long. On an H100
-with 16 workers, runs of 8 candidates took 0.91 times as long with cicc as with nvcc, and 1.08 times if the compiler
-state was new; runs of 15 candidates took 0.70 times as long (bench/results/states)."""
-WHY_PLAIN = "preparing cicc takes longer than it saves for so few candidates"
-"""The reason not to use cicc for so few candidates."""
+"""If the compiler state is new, nvcc compiles a run of at most this many candidates, because the run would wait for the
+comparison. On an H100 with 16 workers, runs of 8 candidates in a new state took 1.08 times as long with cicc as with
+nvcc (bench/results/states)."""
 
 
 @dataclass(frozen=True)
@@ -142,8 +139,7 @@ class LocalMachine:
             async with nullcontext(self.shared) if self.shared else own as shared, background() as tasks:
                 self.server = shared.server
                 self.workers.attach(self.server, self.run_dir, tasks, warn)
-                early = self.shared is not None or self.server.process.preload_s is None  # importing uses only one core
-                self.service.start(shared.service, tasks, self.run_dir, early=early)
+                self.service.start(shared.service, tasks, self.run_dir)
                 store = ArtifactStore() if self.compile.store else None
                 if store is not None and (why := untrusted(store.folder)):
                     store = None
@@ -210,8 +206,8 @@ class LocalMachine:
         return target
 
     async def prepare(self, candidates: int) -> None:
-        few = self.shared is None and candidates <= FEW_CANDIDATES  # a set shares the parsed headers
-        self.use(WHY_PLAIN if few else self.discovery.no_cicc)
+        self.service.few = self.shared is None and candidates <= FEW_CANDIDATES  # a set shares the comparison
+        self.use(self.discovery.no_cicc)
 
     def use(self, no_cicc: str) -> None:
         """Compile with cicc, unless `no_cicc` is a reason against it."""
@@ -275,9 +271,7 @@ class LocalMachine:
 
     def hints(self, measuring: int) -> CompileHints:
         resting = 0 if self._cores_left is None else max(0, measuring - self._cores_left)
-        builds: Literal["all", "first", "none"] = "all"
-        if self.service.warming:  # warming takes long only if no header is parsed yet
-            builds = "none" if self.service.process.parsed else "first"
+        builds = not self.service.warming
         return msgspec.structs.replace(compile_hints(self.discovery), builds=builds, resting=resting)
 
     @property

@@ -9,9 +9,14 @@ but `testing`. The tuning is done in `frontends`.
 
 from __future__ import annotations
 
+import sys
+
 from atune.workers.server import warm_early
+from atune.workers.server_main import import_all
 
 warm_early()  # before the import below, so that worker processes import tilelang at the same time
+if "tilelang" not in sys.modules:
+    import_all(["tilelang", "atune.compat.tilelang.autotuner"])
 
 from atune.compat.tilelang.autotuner import AutoTuneImpl, AutoTuner, AutotuneResult, CompileArgs, ProfileArgs, autotune
 from atune.compat.tilelang.environment import (
