@@ -65,18 +65,18 @@ class ServiceProcess(anyio.AsyncContextManagerMixin):
 
 
 class CompileService:
-    """Has `process` compile a run's candidates.
+    """The compile service, as one run uses it: `process` compiles the run's candidates.
 
     `start` begins to parse headers while the fork server still imports tilelang. The first candidate that must be
-    compiled makes the process compile for the run, unless `use` got a reason against that. While the service is
-    `warming`, lowering continues and building waits. Once it is `ready`, builds use it.
+    compiled makes the process prepare to compile for the run, unless `use` got a reason not to use the service. While
+    the service is `warming`, the run lowers candidates but builds none. When the service is `ready`, builds use it.
     """
 
     def __init__(self, settings: CompileSettings, target: str | Target) -> None:
         self.ready = False
-        """Whether the service compiles."""
+        """Whether builds use the service."""
         self.why = ""
-        """Why nvcc compiles; empty if nvcc does not compile, or if no explanation is needed."""
+        """Why nvcc compiles; empty if the service compiles, or if no explanation is needed."""
         self.wake: Callable[[], None] = lambda: None
         """Called after each change."""
         self.process: ServiceProcess
@@ -86,13 +86,13 @@ class CompileService:
         self._request: tuple[bytes, str, str] | None = None
         """The request to the process; None until a candidate must be compiled."""
         self._scope: anyio.CancelScope | None = None
-        """The scope of the run's calls of the process; None if there are none."""
+        """The cancel scope around the run's calls to the process; None if there are no calls."""
         self._wanted: anyio.Event
         self._tasks: anyio.abc.TaskGroup
 
     @property
     def warming(self) -> bool:
-        """Whether the service will soon be `ready`."""
+        """Whether the service is being prepared, and will soon be `ready`."""
         return self._request is not None and not (self.ready or self.why or self._off)
 
     def start(self, process: ServiceProcess, tasks: anyio.abc.TaskGroup, run_dir: str, *, early: bool) -> None:
@@ -111,7 +111,8 @@ class CompileService:
             self._begin("" if target is None else target.arch)
 
     def use(self, against: str | None) -> None:
-        """Use the service in this run if `against` is None. Otherwise `against` is the reason not to, perhaps empty."""
+        """If `against` is None, use the service in this run. Otherwise do not use it; `against` is the reason, or
+        empty."""
         was_off, self._off = self._off, against is not None
         if was_off or self._off:
             self.ready, self.why = False, f"nvcc, because {against}" if against else ""
@@ -135,8 +136,8 @@ class CompileService:
         return msgspec.structs.replace(artifact, why=artifact.why or self.why)
 
     def _begin(self, arch: str | None) -> None:
-        """Have headers for `arch` parsed before a candidate is known. An empty `arch` stands for the architecture of
-        this machine's GPU. If `arch` is None, wait for the candidate."""
+        """Begin to parse headers for `arch` before a candidate is known. If `arch` is empty, use the architecture of
+        this machine's GPU. If `arch` is None, wait for the first candidate."""
         self._wanted, self._scope = anyio.Event(), anyio.CancelScope()
         self._tasks.start_soon(self._run, arch, self._scope)
 
