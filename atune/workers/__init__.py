@@ -1,5 +1,4 @@
-"""The worker processes of a run on this machine, the fork server that forks them, and the files that are kept for later
-runs.
+"""The worker processes of a run on this machine, the fork server that forks them, and the files that later runs use.
 
 The package imports `model`, `journal`, `workload` and the protocols of `engine`. It imports no stage, because the
 worker processes load stages by import path. The engine decides what to do next, and `stages` runs a candidate's code.

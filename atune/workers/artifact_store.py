@@ -11,8 +11,7 @@ If both the source and the compiler state are the same, the compiled code is the
 compilers (`tools`), the parts of the headers that the source uses (`use`: arch, fast math, includes, kinds of wgmma),
 and the contents of these headers.
 
-Several processes may use the store at the same time, because a file appears whole, by renaming, and because a lookup
-checks the library's hash.
+Several processes may use the store at once: files appear whole, by renaming, and a lookup checks a library's hash.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ T = TypeVar("T")
 MAX_BYTES = 4 << 30
 """Largest size of the store after an eviction, in bytes."""
 DAY_S = 86400.0
-"""Seconds that a file is kept after its last use, because a run may still need the file. Also the time between
-evictions."""
+"""Seconds that a file is kept after its last use, because a run may still need it. Also the time between evictions."""
 
 
 class ArtifactStore:
@@ -50,8 +48,7 @@ class ArtifactStore:
         self.max_bytes = max_bytes
 
     def find(self, key: str, index: int) -> Artifact | None:
-        """Return the artifact that is stored under `key`, for candidate `index`. Return None if it is missing or
-        damaged.
+        """Return the artifact stored under `key`, for candidate `index`. Return None if it is missing or damaged.
 
         Raises `OSError` if the store cannot be used, for example if it is read-only, or if other users may write to it.
         """
@@ -98,8 +95,7 @@ class ArtifactStore:
         return msgspec.structs.replace(artifact, path=str(library))
 
     def evict(self) -> int:
-        """If the store exceeds `max_bytes`, remove the least recently used files, but no file that was used within
-        `DAY_S`.
+        """If the store exceeds `max_bytes`, remove the least recently used files. Keep all files used within `DAY_S`.
 
         Does nothing if the last eviction was less than `DAY_S` ago. Returns the number of removed libraries. After a
         library is gone, later runs ignore the files that describe it, and replace them.
@@ -163,8 +159,8 @@ def remember(tools: str, use: str, comparison: StateCheck) -> None:
 
 
 def recall(tools: str, use: str) -> tuple[str, str] | None:
-    """Return a compiler state and the difference from its latest comparison; None if no comparison applies to the
-    headers."""
+    """Return the state and the difference of the latest comparison. None if there is none, or if a header has
+    changed."""
     try:
         comparison = msgspec.json.decode(_state_file(tools, use).read_bytes(), type=StateCheck)
         _check(_state_file(tools, use))
@@ -222,7 +218,7 @@ class RunStore:
         return self._states[use]
 
     async def find(self, lowered: Lowered) -> Artifact | None:
-        """Return the stored artifact that has the code of `lowered`, or None. If there is an artifact, also store
+        """Return the stored artifact with the code of `lowered`, or None. If there is an artifact, also store
         `lowered`."""
         if not lowered.storable:
             return None

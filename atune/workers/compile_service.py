@@ -111,8 +111,7 @@ class CompileService:
             self._begin("" if target is None else target.arch)
 
     def use(self, against: str | None) -> None:
-        """If `against` is None, use the service in this run. Otherwise do not use it; `against` is the reason, or
-        empty."""
+        """If `against` is None, use the service in this run. Otherwise `against` is the reason not to, or empty."""
         was_off, self._off = self._off, against is not None
         if was_off or self._off:
             self.ready, self.why = False, f"nvcc, because {against}" if against else ""

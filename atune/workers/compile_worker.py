@@ -78,8 +78,7 @@ class CompileProcess(Supervised):
 
 
 class LocalCompileWorker:
-    """A compile worker with two processes: one runs candidates' code to elaborate and lower them, and the other
-    builds."""
+    """A compile worker with two processes: one elaborates and lowers candidates by running their code, one builds."""
 
     def __init__(self, workers: Workers, session: Session, store: RunStore, service: CompileService, name: str) -> None:
         self.workers, self.session, self.store, self.service = workers, session, store, service
@@ -120,7 +119,7 @@ class LocalCompileWorker:
         return artifact
 
     async def _build(self, job: BuildJob) -> list[Built] | GroupFailed:
-        """Compile a group. An earlier run has lowered the members without a blob, so take their libraries from the
+        """Compile a group. An earlier run has lowered the members without a blob: take their libraries from the
         store."""
         built = dict[int, Built]()
         for lowered in job.group:

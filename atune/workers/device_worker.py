@@ -1,4 +1,4 @@
-"""A device's process on this machine, the lock by which runs take turns on the device, and warnings about other
+"""A device's process on this machine, the lock by which runs take turns, and warnings about the device's other
 users."""
 
 from __future__ import annotations
@@ -69,8 +69,7 @@ REMEDY = "end it, or measure on another device"
 
 
 class MemoryClaim:
-    """A run's claim to `n_bytes` of memory on each of its devices. On each device, all claims together take at most
-    `limit`.
+    """A run's claim to `n_bytes` of memory on each of its devices. All claims on a device together are at most `limit`.
 
     A claim is granted for all devices at the same time and held until the run ends, so that runs cannot deadlock.
     """
@@ -127,8 +126,7 @@ class LocalDeviceWorker(Supervised):
         self._right: MeasureJob | None = None
         """The job of the last candidate that was measured. A measured candidate is correct."""
         self._accused = 0
-        """Number of later candidates that have failed, although the candidate of `_right`, run again, was still
-        correct."""
+        """Number of candidates that failed later, although a repetition of `_right` was still correct."""
         self._device = info.uuid or info.id
         self._named: set[int] = set()
         """Pids of other users' processes on the device that a warning has already named."""
@@ -250,8 +248,8 @@ class LocalDeviceWorker(Supervised):
         return worker
 
     async def _handed_on(self) -> Worker | None:
-        """Take over a process that another run has left with its context. Return None if there is none, or to replace a
-        process."""
+        """Take over a process that another run has left, with its context. Return None if there is none, or not at
+        first."""
         while self._idle and self._inputs is None:
             if (worker := self._idle.pop()).alive:
                 self.workers.adopt(worker)
@@ -282,8 +280,7 @@ class LocalDeviceWorker(Supervised):
             return await super()._send(job, limit_s)
 
     def _note(self, waited_s: float | None) -> None:
-        """Warn that another run uses the device, either each time that this run gives up waiting, or only the first
-        time."""
+        """Warn that another run uses the device: each time that this run gives up waiting, and otherwise only once."""
         if waited_s is None:
             held = f"another run has held device {self.name} for {LOCK_PATIENCE_S:g} s"
             self.workers.warn(f"{held}, so this run measures at the same time")
@@ -292,8 +289,7 @@ class LocalDeviceWorker(Supervised):
             self.workers.warn_once(message, message)
 
     async def _look(self, *, idle: bool = False) -> None:
-        """Have the process ask NVML for other users of its GPU, and warn of each user once. `idle`: no timing has
-        begun.
+        """Have the process ask NVML for other users of its GPU, and warn of each once. `idle`: no timing has begun.
 
         If the request kills the process or takes too long, the next call reports the error.
         """
@@ -345,8 +341,7 @@ class LocalDeviceWorker(Supervised):
 async def device_lock(
     device: str, folder: Path | None = None, patience_s: float = LOCK_PATIENCE_S
 ) -> AsyncGenerator[float | None, None]:
-    """Hold the lock of `device`, a UUID or a name. Yields the seconds spent on waiting, or None if the wait was given
-    up.
+    """Hold the lock of `device`, a UUID or a name. Yields the seconds of waiting, or None if the wait was given up.
 
     The lock consists of two advisory locks (flock) on files in `folder`, by default below `$TMPDIR/atune-UID`. Only the
     holder of the first lock waits for the second lock, so a run that measures without pause cannot overtake a waiting

@@ -53,7 +53,7 @@ class Shared:
     at_once: int
     """Largest number of concurrent runs."""
     idle: dict[str, list[Worker]] = field(default_factory=dict)
-    """Processes that ended runs leave to later runs, by device and torch's state, because making a context takes a
+    """Processes that ended runs leave to later runs, by device and torch's state. Making a new context takes a
     second."""
 
 
@@ -147,8 +147,7 @@ class LocalMachine:
             await anyio.to_thread.run_sync(partial(shutil.rmtree, self.run_dir, ignore_errors=True))
 
     async def _put_aside(self, workload: WorkloadRef) -> WorkloadRef:
-        """Return `workload`. If the workload is large and the disk has room, move it into a file that all workers
-        map."""
+        """Return `workload`. If it is large and the disk has room, first move it into a file that all workers map."""
         if not isinstance(workload, PickleRef) or workload.packed.size < LARGE_BYTES:
             return workload
         path = os.path.join(self.run_dir, "workload.pickle")
@@ -182,8 +181,8 @@ class LocalMachine:
         return discovery.target, list(discovery.devices)
 
     async def assume(self, device: DeviceInfo | None) -> Target:
-        """For a run that builds nothing, use `device` and skip `discover`. If `device` is None, use the first GPU, or
-        the CPU."""
+        """In a run that builds nothing, use `device` without `discover`. If `device` is None, use the first GPU or the
+        CPU."""
         if device is None:
             reply = await self.workers.ask_once("gpus", GPUS, b"")
             device = next(iter(msgspec.msgpack.decode(reply, type=list[DeviceInfo])), None)
@@ -215,8 +214,7 @@ class LocalMachine:
         return [LocalCompileWorker(*parts, f"compile-{i}") for i in range(n)]
 
     def most_workers(self) -> tuple[int, str]:
-        """Return the number of compile workers, and a warning if too little memory is free for one worker on each
-        core."""
+        """Return the number of compile workers, and a warning if too little memory is free for one worker per core."""
         cores, memory = len(self._cores), usable_memory_bytes()
         # On a node of a cluster no worker rests while a device measures (see `hints`), so cores stay free throughout.
         devices_apart = self._on_cpu or self._most_cores is not None

@@ -39,8 +39,7 @@ class Session(msgspec.Struct, frozen=True):
     benchmark: BenchmarkSettings
     run_dir: str
     load: bool = False
-    """Whether the worker loads the workload when it starts, outside any candidate's deadline, or only when it is
-    needed."""
+    """Whether the worker loads the workload when it starts, outside any candidate's deadline, or only when needed."""
     device: str = ""
     tools: str = ""
     """The compilers' part of the compiler states; empty if the run does not use cicc."""
@@ -62,13 +61,12 @@ class Discovery(msgspec.Struct, frozen=True):
     untested: str = ""
     """The warning that atune was not tested with this version of tilelang; empty if atune was tested with it."""
     nvcc: bool = True
-    """Whether the target's compiler is installed. A machine may lack the compiler only if it has no device to measure
-    on."""
+    """Whether the target's compiler is installed. Only a machine without a device to measure on may lack the
+    compiler."""
 
 
 class LoadSpace(msgspec.Struct, frozen=True):
-    """A request to load a workload before its space is requested. `known`: its description without the space, or
-    None."""
+    """A request to load a workload, before a request for its space. `known`: its description without the space."""
 
     ref: WorkloadRef
     known: WorkloadSpec | None

@@ -44,15 +44,12 @@ from atune.workers.server_main import (
 from atune.workers.waiting import Deadline, background
 
 CANCEL_S, GRACE_S, HAMMER_S = 0.3, 0.4, 0.2
-"""Time limits, in seconds, of the steps that clean up after a cancelled run. All steps together take less than a
-second."""
+"""Time limits, in seconds, of the steps that clean up after a cancelled run. The sum is less than a second."""
 START_TIMEOUT_S = CALL_TIMEOUT_S = 300.0
-"""Seconds that importing the preload may take, and that forking a worker may take after that. Also the time limit of
-calls that set no limit, such as loading the user's file or making a device's context. Even a slow machine needs far
-less."""
+"""Seconds that importing the preload may take, and that forking a worker may take after that. Also the limit of calls
+that set no limit, such as loading the user's file or making a context. Even slow machines need far less."""
 FIRST_TIMEOUT_S = 5.0
-"""Seconds that forking a worker may take; it takes milliseconds. After the limit, another server replaces the first
-one."""
+"""Seconds that forking a worker may take, although milliseconds are normal. Then another server replaces the first."""
 
 TAIL_BYTES = 4096
 READ_BYTES, PRINTED_CHARACTERS = 1 << 16, 2000
@@ -169,8 +166,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         return worker
 
     async def _answered(self, event: anyio.Event, step: str) -> None:
-        """Wait until the server has completed `step` or is gone. If a server hangs that is not replaced, raise
-        `WorkerError`."""
+        """Wait until the server has completed `step` or is gone. Raises `WorkerError` if the last server hangs."""
         who = f"the fork server (process {self.process.pid}) did not {step}"
         first = self._again is not None and not self._first_loss
         came = await _comes(event, FIRST_TIMEOUT_S if first else START_TIMEOUT_S)
@@ -339,7 +335,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 os.kill(pid, signal.SIGKILL)
 
     async def _stop(self) -> None:
-        """First have the server end and reap all processes, and then call `_kill_all`. Shielded from cancellation, and
+        """Have the server end and reap all processes, and then call `_kill_all`. Shielded from cancellation, and
         bounded."""
         self._leaving = True
         with anyio.CancelScope(shield=True):
@@ -453,7 +449,7 @@ class Worker:
         return body
 
     async def kill(self, within_s: float = REAP_S) -> None:
-        """SIGKILL the worker's process group, and wait for at most `within_s` until the worker is reaped, even if
+        """SIGKILL the worker's process group, and wait up to `within_s` until the worker is reaped, even if
         cancelled."""
         with anyio.move_on_after(within_s, shield=True):
             if self.alive:
@@ -470,8 +466,7 @@ class Worker:
             self.set_ended("killed by SIGKILL, not reaped")
 
     def set_ended(self, how: str, *, outside: bool = False, with_server: bool = False) -> None:
-        """Record how the process ended. `outside`: by a signal from outside. `with_server`: because its server
-        ended."""
+        """Record how the process ended. `outside`: by an outside signal. `with_server`: because its server ended."""
         if self.alive:
             self.how_ended = how
             self._outside, self.with_server = outside, with_server
@@ -557,8 +552,8 @@ async def receive(sock: socket.socket, deadline: Deadline, number: int) -> list[
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of ``/proc/PID/stat``, beginning with the process's state, which is dead if the process is
-    gone."""
+    """Return the fields of ``/proc/PID/stat`` from the process's state on. If the process is gone, its state is
+    dead."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except OSError:
@@ -579,8 +574,7 @@ def _ends(pid: int) -> bool:
 
 
 def read_printed(path: Path, start: int) -> str:
-    """Return the first lines of a log after `start`. Omit repeated lines, because timed code may print a line many
-    times."""
+    """Return the first lines of a log after `start`. Omit repeated lines, because timed code may print a line often."""
     with path.open("rb") as file:
         file.seek(start)
         lines = file.read(READ_BYTES).decode(errors="replace").splitlines()

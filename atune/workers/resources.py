@@ -30,8 +30,7 @@ def usable_cores() -> list[int]:
 
 WORKER_BYTES = 1 << 30
 """Bytes of memory to set aside for a compile worker: twice the memory that a worker used for bf16 GEMMs in groups of up
-to twelve. The worker's process used 80 MiB that it does not share with the fork server; cicc used 450 MiB, NVRTC 300
-MiB."""
+to twelve. The worker used 80 MiB that it does not share with the fork server; cicc used 450 MiB, NVRTC 300 MiB."""
 
 
 def usable_memory_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
@@ -178,8 +177,7 @@ def shortage_in(output: str) -> Resource | None:
 
 
 def _confirmed(short_of: Resource) -> Resource | None:
-    """Return `short_of`, but not memory unless little memory is free: a request that is too large fails on any
-    machine."""
+    """Return `short_of`, but None for memory if much memory is free: too large a request fails on any machine."""
     if short_of != "memory":
         return short_of
     room = usable_memory_bytes()

@@ -52,7 +52,7 @@ Begun = tuple[Journal | None, Sequence[AnyEvent]]
 KnownOutcome = tuple[Entry, Outcome]
 """The entry and the outcome that a configuration had in an earlier run."""
 Still = Callable[[Any, Sequence[tuple[Config, str]]], bool]
-"""A function of a problem's arguments that tells whether each configuration's kernel has the given
+"""Tells, for a problem's arguments, whether the kernel of each configuration still has the given
 `Lowered.ir_digest`."""
 
 MOST_CACHE_BYTES = 256 << 20
@@ -165,8 +165,7 @@ class ResultCache:
         return self.journals / f"{_file_name(name)}-{_moment()}.jsonl"
 
     def open_new(self, name: str = "", at: Path | None = None) -> Journal | None:
-        """Create a journal in the cache, for the kernel `name` or at the path `at`. On failure, warn and return
-        None."""
+        """Create a journal in the cache, for the kernel `name`, or at the path `at`. If that fails, warn."""
         path = at or self.new_path(name)
         try:
             make_private_folder(str(path.parent))
@@ -186,8 +185,7 @@ class ResultCache:
         assert key is not None, "this atune records all parts of a key"
 
         def taken(mine: str) -> bool:
-            """Tell whether another run has claimed the work, or has finished the work since the result was looked
-            up."""
+            """Tell whether another run has claimed the work, or has finished it since the result was looked up."""
             return self._is_claimed(key, mine) or (not again and self._search(key, header, still)[0] is not None)
 
         if taken(own):
@@ -208,8 +206,7 @@ class ResultCache:
         return None
 
     def _is_claimed(self, key: ResultKey, mine: str) -> bool:
-        """Tell whether any run with this key, or any run without a header yet, is writing a journal other than
-        `mine`."""
+        """Tell whether a run with this key, or a run without a header yet, is writing another journal than `mine`."""
         for real in self._own(key):
             with contextlib.suppress(OSError):
                 if str(real) != os.path.realpath(mine) and is_written(real):
@@ -219,8 +216,8 @@ class ResultCache:
         return False
 
     def _continued(self, key: ResultKey, header: RunStarted, still: Still | None, again: bool) -> Begun:
-        """Among interrupted runs that this run may continue, reopen the newest run's journal. If there are none, return
-        None."""
+        """Reopen the journal of the newest interrupted run that this run may continue. Without any, return no
+        journal."""
         for real in [] if again else self._own(key):
             run = self._run(str(real))
             if run is None or run.end is not None or run.key != key.text:
@@ -237,14 +234,13 @@ class ResultCache:
         return None, []
 
     def add(self, path: str | os.PathLike[str]) -> None:
-        """Link the journal at `path` under its key, because its run has ended. Delete old journals beyond the size
-        limit."""
+        """Link the journal at `path`, whose run has ended, under its key. Delete old journals beyond the size limit."""
         run = self._run(os.path.realpath(path))
         self.note(path, None if run is None else run.parts)
         self._tidy()
 
     def note(self, path: str | os.PathLike[str], key: ResultKey | None = None) -> None:
-        """Link the journal at `path` so that look-ups of `key` find the journal. Without a key, only `runs` finds the
+        """Link the journal at `path` so that look-ups of `key` find it. Without a key, only `runs` finds the
         journal."""
         real = Path(path).resolve()
         if self._owns(real) and (key is None or real.name.startswith(key.text)):
@@ -287,8 +283,7 @@ class ResultCache:
     def _search(
         self, key: ResultKey, header: RunStarted | None, still: Still | None
     ) -> tuple[StoredRun | None, StoredRun | None]:
-        """Return the newest run that has the result under `key`. If there is none, also return another kernel's newest
-        run."""
+        """Return the newest run that has the result under `key`; without any, also the newest run of another kernel."""
         other: StoredRun | None = None
         for run in self._answering(key.text):
             if _serves(run, header):
@@ -299,8 +294,7 @@ class ResultCache:
         return None, other
 
     def events(self, run: StoredRun, header: RunStarted | None = None) -> list[Event]:
-        """Return the events of a run. If the run's journal is damaged, warn and return no events. `header`: as in
-        `find`."""
+        """Return the events of a run. If its journal is damaged, warn and return no events. `header`: as in `find`."""
         try:
             return _served_to(header, read(run.path))
         except JournalError as error:
@@ -308,8 +302,7 @@ class ResultCache:
             return []
 
     def result(self, run: StoredRun, header: RunStarted | None = None) -> TuneResult | None:
-        """Return the whole result of a run, with `cache_hit` set. If the run's journal is damaged, warn and return
-        None."""
+        """Return the whole result of a run, with `cache_hit` set. If its journal is damaged, warn and return None."""
         events = self.events(run, header)
         result = Result.from_events(events, run.path, replayed=True) if events else None
         if isinstance(result, TuneResult):
@@ -354,8 +347,7 @@ class ResultCache:
         return [run.entry for run in self.answers(kernel=kernel, key=key) if run.entry is not None]
 
     def export(self, *, kernel: str | None = None, key: str = "") -> bytes:
-        """Return results as JSON to ship with a library. The JSON has keys, winners and latencies, but no compiled
-        code."""
+        """Return results as JSON to ship with a library: keys, winners and latencies, but no compiled code."""
         return exported(self.entries(kernel=kernel, key=key))
 
     # Removing runs
@@ -376,7 +368,7 @@ class ResultCache:
         return len({run.key for run in forgotten} - {run.key for run in self.answers()})
 
     def _tidy(self) -> None:
-        """If the journals exceed `MOST_CACHE_BYTES`, delete the oldest, those of a set together. Delete files without a
+        """If journals exceed `MOST_CACHE_BYTES`, delete the oldest, those of a set together. Delete files without a
         run.
 
         A file without a run is an empty file that a killed program left, or a link to a deleted journal of the cache. A
@@ -409,8 +401,8 @@ class ResultCache:
         self._delete([*empty, *(link for link in links if self._owns(link.resolve()))])
 
     def _delete(self, paths: Iterable[Path]) -> None:
-        """Delete the links at `paths`, and the cache's journals at `paths` or behind links. Skip journals that are
-        being written."""
+        """Delete the links at `paths`, and the cache's journals there or behind links. Skip journals that runs are
+        writing."""
         for path in paths:
             with contextlib.suppress(OSError):
                 real = path.resolve()
@@ -422,8 +414,8 @@ class ResultCache:
                         self._remove(file)
 
     def _remove(self, path: Path) -> None:
-        """Remove a link or a journal that is in the cache. When the last journal of a set is removed, also remove the
-        set's folder.
+        """Remove a link or a journal that is in the cache. With the last journal of a set, also remove the set's
+        folder.
 
         If other users may write to the journal or its folders, keep the journal and warn. Raises `OSError`.
         """
@@ -497,7 +489,7 @@ class ResultCache:
         return [run for run in self._runs_of(key, work, kernel) if run.entry is not None]
 
     def _run(self, path: str) -> StoredRun | None:
-        """Return the run of the journal at `path`. Return None if the journal has not begun, or, with one warning, is
+        """Return the run of the journal at `path`. Return None if it has not begun, or, with one warning, if it is
         damaged."""
         real = _real(path)
         try:
@@ -564,7 +556,7 @@ def _stamp(path: str) -> tuple[int, int, int]:
 
 
 def _serves(run: StoredRun, header: RunStarted | None) -> bool:
-    """Tell whether a run's winner is valid for `header`. If the default won, `header` must have and allow the same
+    """Tell whether a run's winner is valid for `header`. If the default won, `header` must have, and allow, that
     default."""
     if header is None or run.found.winner != BASELINE or run.config is None:
         return True
@@ -572,8 +564,7 @@ def _serves(run: StoredRun, header: RunStarted | None) -> bool:
 
 
 def _is_same(run: StoredRun, still: Still | None) -> bool:
-    """Tell whether a run's winner is still the kernel that was measured. False if the journal does not identify the
-    kernel."""
+    """Tell whether a run's winner is still the kernel that was measured. False if the journal does not identify it."""
     digest = run.found.ir_digest
     return still is None or (bool(digest) and still(run.header.arguments, [(run.config or {}, digest)]))
 

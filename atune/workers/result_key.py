@@ -1,5 +1,4 @@
-"""The key of a tuning's result, which records what the result depends on; results as data; and files of exported
-results."""
+"""The key of a tuning's result, which records what the result depends on; results as data; and exported results."""
 
 from __future__ import annotations
 

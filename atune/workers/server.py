@@ -40,8 +40,7 @@ SERVER_ENV = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 DEFAULT_ENV = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""Defaults of environment variables. Transparent huge pages make lowering 6 to 15 % faster, because lowering allocates
-many small objects."""
+"""Default environment variables. Lowering allocates many small objects, so huge pages make it 6 to 15 % faster."""
 
 WARM_VARIABLE = "ATUNE_WARM"
 """Environment variable. If it is ``off``, processes start only when a run or a call of `warm` needs them."""
@@ -150,8 +149,7 @@ class ForkServerProcess:
         return self.returncode
 
     def hang_up(self) -> None:
-        """Close the lifeline, so that the kernel SIGKILLs the server and every worker. Then SIGKILL the server
-        directly."""
+        """Close the lifeline, so that the kernel SIGKILLs the server and every worker. Then SIGKILL the server, too."""
         if self.lifeline >= 0:
             os.close(self.lifeline)
             self.lifeline = -1
@@ -207,8 +205,8 @@ class Parked:
         self._lock = threading.Lock()
 
     def take(self) -> ForkServerProcess | None:
-        """Return the parked server if it is alive and has the `surroundings` that a new process would have. Otherwise
-        end it."""
+        """Return the parked server if it is alive and its `surroundings` are the current ones. Otherwise end the
+        server."""
         with self._lock:
             server, self.server = self.server, None
         if server is None:
@@ -219,8 +217,7 @@ class Parked:
         return None
 
     def park(self, server: ForkServerProcess | None) -> None:
-        """Keep `server` for the next run, and end the server that was parked before. If `server` is None, only end a
-        server."""
+        """Keep `server` for the next run, and end the server that was parked before. None: only end that server."""
         with self._lock:
             before, self.server = self.server, server
         if before is not None:

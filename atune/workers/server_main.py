@@ -174,8 +174,7 @@ def descendants(pids: Iterable[int]) -> set[int]:
 
 
 class ForkServerMain:
-    """Forks, kills and reaps workers on the parent's orders, and reports every exit. Because it forks, it has one
-    thread."""
+    """Forks, kills and reaps workers on the parent's orders, and reports every exit. One thread, because it forks."""
 
     def __init__(self, control: socket.socket, lifeline: int, folder: str) -> None:
         self.control, self.lifeline, self.folder = control, lifeline, folder
@@ -252,7 +251,7 @@ class ForkServerMain:
         return number in self.pids
 
     def reap(self, options: int) -> None:
-        """Reap ended processes. If an ended process was a worker, also kill the processes that it left, and report its
+        """Reap ended processes. If an ended process was a worker, kill the processes that it left, and report its
         end."""
         with suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | options)) is not None:
@@ -268,8 +267,7 @@ class ForkServerMain:
                     self.report(op="exited", id=number, how=describe(code), outside=from_outside(code))
 
     def sweep(self) -> None:
-        """SIGKILL and reap the processes that ended workers left, level by level. Their pids cannot have been reused
-        yet."""
+        """SIGKILL and reap processes that ended workers left, level by level. Their pids cannot be reused before."""
         give_up = time.monotonic() + SWEEP_S
         while orphans := children_of(os.getpid()) - self.own - set(self.pids.values()):
             for pid in orphans:
@@ -371,8 +369,7 @@ def failure(exc: BaseException) -> tuple[bytes, bytes, memoryview]:
 
 
 def encoded(make: Callable[[], str], what: str) -> bytes:
-    """Return text about a user's exception. Even `make` may raise an exception, or return text that cannot be
-    encoded."""
+    """Return text about a user's exception. `make` may itself raise, or return text that cannot be encoded."""
     try:
         return str.encode(make(), errors="backslashreplace")
     except BaseException as broken:

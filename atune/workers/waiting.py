@@ -23,8 +23,7 @@ class Deadline:
         self._left_s = seconds
 
     async def wait(self, ready: Callable[[], Awaitable[object]]) -> None:
-        """Wait for `ready`, for at most one tick. The caller then checks whether `ready` came, and otherwise calls
-        `wait` again.
+        """Wait for `ready`, for at most one tick. The caller then checks for `ready`, and otherwise calls `wait` again.
 
         Raises `TimeoutError` if no time was left before the call. So the caller checks one last time before it gets the
         error.

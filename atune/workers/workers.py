@@ -64,8 +64,7 @@ STAYS = "The journal keeps all measurements, and `atune resume JOURNAL` continue
 
 
 def process_folders(run_dir: str) -> dict[str, str]:
-    """Make the folders to which a run's processes write, and return the environment variables that name these
-    folders."""
+    """Make the folders to which a run's processes write, and return the environment variables that name them."""
     return {
         "TMPDIR": made_folder(run_dir, "tmp"),
         TILELANG_FOLDER: made_folder(run_dir, "tilelang"),
@@ -129,8 +128,7 @@ class Workers:
         return worker
 
     async def end(self) -> None:
-        """Kill the workers of this run, and wait until the workers have ended. Shielded from cancellation, and
-        bounded."""
+        """Kill the workers of this run, and wait until they have ended. Shielded from cancellation, and bounded."""
         await killed(self._forked)
         self._forked = []
 
@@ -143,8 +141,7 @@ class Workers:
         self._forked.remove(worker)
 
     async def agree(self, worker: Worker, loaded_as: str) -> None:
-        """If `worker` and the run's first worker loaded different workloads, raise `WorkloadError` with the edited
-        files.
+        """If `worker` and the run's first worker loaded different workloads, raise `WorkloadError` with edited files.
 
         Also raise it if the program itself has a different workload, and a file of the workload was written during the
         run.
@@ -188,8 +185,7 @@ class Workers:
 
     @asynccontextmanager
     async def asked(self, role: str) -> AsyncGenerator[Worker, None]:
-        """Fork a worker, and kill the worker afterwards, because the user's code may have started processes in the
-        worker."""
+        """Fork a worker, and kill it afterwards, because the user's code may have started processes in the worker."""
         worker = await self.spawn(role)
         try:
             yield worker
@@ -268,8 +264,7 @@ async def killed(workers: Iterable[Worker]) -> None:
 
 
 def how_it_ended(error: WorkerLost) -> str:
-    """Describe the end of a worker without the worker's name, so that failures of the same kind can be counted
-    together."""
+    """Describe how a worker ended, without its name, so that failures of the same kind can be counted together."""
     return str(error).rpartition(": ")[2]
 
 
@@ -279,8 +274,7 @@ def machine_error(short_of: Resource, folder: str) -> MachineError:
 
 
 def shortage(error: OSError | WorkerError) -> Resource | None:
-    """Return the resource whose shortage caused `error`, which a worker or the system raised; None if no shortage
-    did."""
+    """Return the resource whose shortage caused `error` in a worker or the system; None if there was no shortage."""
     if isinstance(error, OSError):
         return shortage_of(error)
     if isinstance(error, RemoteError):
@@ -341,8 +335,7 @@ _STACK_LINE = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
 
 def _place(stack: str) -> str:
-    """Return which function of the user was called, and where it hangs, according to faulthandler's `stack`; empty if
-    unknown."""
+    """Return which function of the user hangs, and where, according to faulthandler's `stack`; empty if unknown."""
     ours = os.path.dirname(atune.__file__) + os.sep
     for thread in reversed(stack.split("Thread 0x")):
         frames = [frame for frame in _STACK_LINE.findall(thread) if not frame[0].startswith("<frozen ")]

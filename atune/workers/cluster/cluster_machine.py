@@ -41,8 +41,7 @@ from atune.workload.workload import WorkloadSpec
 
 T = TypeVar("T")
 STALL_S = 30.0
-"""Seconds of silence after which a node counts as lost. Its agent answers at least every `ray_cluster.NOTICE_S`
-seconds."""
+"""Seconds of silence after which a node counts as lost. Agents answer at least every `ray_cluster.NOTICE_S` seconds."""
 
 
 class NodeLost(AtuneError):
@@ -50,8 +49,7 @@ class NodeLost(AtuneError):
 
 
 def none_left(causes: Iterable[str]) -> MachineError:
-    """Return the error for a run that has lost all its nodes. The message has the causes, and how to continue the
-    run."""
+    """Return the error for a run that has lost all its nodes, with the causes and the way to continue the run."""
     return MachineError(f"every node was lost: {'; '.join(causes)}. {STAYS}")
 
 
@@ -62,7 +60,7 @@ class Agent(Protocol):
     """The node's name, which is unique in the run."""
 
     async def ask(self, method: str, *arguments: Any) -> Reply:
-        """Call a method of the agent, and return its reply. If cancelled, also end the method on the node. Raises
+        """Call a method of the agent, and return the reply. If cancelled, end the method on the node. Raises
         `NodeLost`."""
 
     def kill(self) -> None:
@@ -73,8 +71,7 @@ class Agent(Protocol):
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """The first message to an agent: the work, the settings, and the number of the node's cores that the agent may
-    use."""
+    """The first message to an agent: the work, the settings, and how many of the node's cores the agent may use."""
 
     workload: WorkloadRef
     target: str
@@ -85,8 +82,7 @@ class Opening(msgspec.Struct, frozen=True):
 
 
 class Library(msgspec.Struct, frozen=True):
-    """The content of a library in a message. `sources`: the source of each member of the library, by the member's
-    symbol."""
+    """The content of a library in a message. `sources`: the source of each member of the library, by symbol."""
 
     data: bytes
     sources: dict[str, bytes]
@@ -131,8 +127,7 @@ def _read(artifacts: list[Artifact]) -> dict[str, Library]:
 
 
 async def arrived(value: T, libraries: Mapping[str, Library], run_dir: str) -> T:
-    """Write received libraries below `run_dir`. Return `value`, a job or an answer, with the new paths in its
-    artifacts."""
+    """Write `libraries` below `run_dir`. Return `value`, a job or an answer, with the new paths in its artifacts."""
     if not libraries:
         return value
     folder = made_folder(run_dir, "libraries")
@@ -170,8 +165,7 @@ def with_artifacts(value: T, change: Callable[[Artifact], Artifact]) -> T:
 
 
 class Node:
-    """A node of a run. `discovery`: the node's target and devices. `compilers`: the number of the node's compile
-    workers."""
+    """A node of a run. `discovery`: the node's target and devices. `compilers`: the number of its compile workers."""
 
     def __init__(self, agent: Agent, run_dir: str, on_loss: Callable[[Node], None]) -> None:
         self.agent, self.name = agent, agent.name
@@ -209,8 +203,8 @@ class Node:
         self.discovery, self.compilers = await self.ask("discover", *arguments)
 
     async def watch(self, notice: Callable[[str], None]) -> None:
-        """Pass the agent's messages to `notice` until the node is lost. A node that is silent for `STALL_S` counts as
-        lost.
+        """Pass the agent's messages to `notice` until the node is lost. A node counts as lost after `STALL_S` of
+        silence.
 
         While this program is stopped, the time does not count.
         """
@@ -246,8 +240,7 @@ class Node:
 
 
 class ClusterCompileWorker:
-    """A compile worker of a node. If the node is lost, a compile worker of another node repeats the job and does later
-    jobs.
+    """A compile worker of a node. If the node is lost, a worker of another node repeats the job and does later jobs.
 
     `places`: for each compile worker of the run, the node, and the worker's number on the node. `index`: the index of
     this worker's place.
@@ -320,8 +313,7 @@ def target_of(discoveries: Iterable[Discovery]) -> Target:
 
 
 Connect = Callable[[Opening], AbstractAsyncContextManager[tuple[Sequence[Agent], Sequence[str]]]]
-"""Starts an agent on each node, and yields the agents and the reasons why other nodes are left out. Then ends the
-agents."""
+"""Starts agents on the nodes, yields the agents and the reasons why nodes are left out, and then ends the agents."""
 
 
 class ClusterMachine:
@@ -412,8 +404,8 @@ class ClusterMachine:
         return target, list(devices)
 
     async def _have_compile(self, node: Node, target: Target, why: TargetError | None) -> None:
-        """If a node has no device for the run, have the node compile for other nodes, or leave out a node that cannot
-        compile.
+        """If a node has no device for the run, have it compile for other nodes. If it cannot compile, leave the node
+        out.
 
         `why`: the error that the node raised about the requested devices; None if it raised no error.
         """
@@ -447,8 +439,8 @@ class ClusterMachine:
         return installed_versions()
 
     def hints(self, measuring: int) -> CompileHints:
-        """Return the scheduler's hints. They reserve no cores for measuring, because each node does so for its own
-        devices."""
+        """Return the scheduler's hints, which reserve no cores for measuring, because each node itself reserves
+        cores."""
         return compile_hints(self._discovery)
 
     @property
@@ -463,7 +455,7 @@ class ClusterMachine:
         self._wake()
 
     async def _everywhere(self, ask: Callable[[Node], Awaitable[None]]) -> None:
-        """Call `ask` for all living nodes at the same time. If several calls fail, raise the error of the first node by
+        """Call `ask` for all living nodes at the same time. If calls fail, raise the error of the first node by
         name."""
         errors: dict[str, Exception] = {}
 

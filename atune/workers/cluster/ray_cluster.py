@@ -1,5 +1,4 @@
-"""The nodes of a Ray cluster: the agent that runs a node's workers, the Ray actor of the agent, and the connection to
-it.
+"""The nodes of a Ray cluster: the agent that runs a node's workers, its Ray actor, and the engine's connection to it.
 
 All code that may crash or hang runs in processes that the node's own fork server forks. So a node enforces deadlines
 even while the network is down. No process outlives the agent, because the fork server ends with the agent's process.
@@ -52,8 +51,7 @@ from atune.workers.messages import Discovery
 from atune.workload.workload import WorkloadSpec
 
 READY_S = 60.0
-"""Seconds that an agent may take to start. Without a limit, Ray would wait forever for cores and GPUs that are in
-use."""
+"""Seconds that an agent may take to start. Without a limit, Ray would wait forever for cores and GPUs in use."""
 REACH_S = 5.0
 """Seconds that connecting to a cluster's address may take."""
 NODE_CANCEL_S = 5.0
@@ -70,8 +68,7 @@ def versions_here() -> dict[str, str]:
 
 
 class NodeAgent(anyio.AsyncContextManagerMixin):
-    """The workers of a node. Entering the context starts their fork server. Leaving the context kills all their
-    processes."""
+    """The workers of a node. Entering the context starts a fork server. Leaving the context kills all processes."""
 
     def __init__(self, opening: Opening) -> None:
         o = opening
@@ -81,8 +78,7 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         self._compilers: list[LocalCompileWorker] = []
         self._devices: dict[str, LocalDeviceWorker] = {}
         self._turns = defaultdict[int | str, anyio.Lock](anyio.Lock)
-        """A lock for each worker, held by the current job. A cancelled job may still be ending when the next job
-        arrives."""
+        """A lock per worker, held by the current job. A cancelled job may still be ending when the next job arrives."""
         self._notices: list[str] = []
         self._noticed = anyio.Event()
 
@@ -106,8 +102,7 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
     async def discover(
         self, fingerprint: str, target: str = "", devices: tuple[str, ...] = ()
     ) -> tuple[Discovery, int]:
-        """Find the node's devices, create the node's workers, and return the discovery and the number of compile
-        workers.
+        """Find the node's devices and create its workers. Return the discovery and the number of compile workers.
 
         `target`: the target of the run. If it is empty, the target and the devices of the `Opening` apply; otherwise
         `devices` apply. Refuse workers that load a workload with another `fingerprint`.
@@ -122,7 +117,7 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         return machine.discovery, len(self._compilers)
 
     async def notices(self) -> list[str]:
-        """Return the messages for the user. If there are none yet, wait for the first message, for at most `NOTICE_S`
+        """Return messages for the user. If there are none yet, wait for the first message, for at most `NOTICE_S`
         seconds."""
         with anyio.move_on_after(NOTICE_S):
             await self._noticed.wait()
@@ -130,8 +125,8 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         return notices
 
     async def run(self, job: Job[Any], worker: int | str, libraries: Mapping[str, Library]) -> Any:
-        """Have `worker` do `job`, which came with `libraries`. `worker`: the number of a compile worker, or the id of a
-        device."""
+        """Have `worker` do `job`, which came with `libraries`. `worker`: a compile worker's number, or a device's
+        id."""
         job = await arrived(job, libraries, self._machine.run_dir)
         async with self._turns[worker]:
             if isinstance(worker, str):
@@ -164,8 +159,8 @@ class Actor:
         await opened
 
     async def _serve(self, opening: Opening, opened: asyncio.Future[None]) -> None:
-        """Run the agent until the engine ends it. If the agent fails or is cancelled, end this process, so that the
-        node is lost."""
+        """Run the agent until the engine ends it. If the agent fails or is cancelled, end this process, and so the
+        node."""
         try:
             async with NodeAgent(opening) as self._agent:
                 opened.set_result(None)
@@ -179,8 +174,7 @@ class Actor:
                 os._exit(1)
 
     async def call(self, *arguments: Any) -> Reply:
-        """Have the agent answer a call. If Ray cancels this task, first wait until the agent has cleaned up after the
-        call."""
+        """Have the agent answer a call. If Ray cancels this task, first wait until the agent has ended the call."""
         scope = anyio.CancelScope()
 
         async def answer() -> Reply:
@@ -227,7 +221,7 @@ class RayAgent:
         soon = loop.run_sync_soon if hasattr(loop, "run_sync_soon") else loop.call_soon_threadsafe  # type: ignore[attr-defined]
 
         def wake(_: object) -> None:
-            """Set `ended`. Called in a thread of Ray, which must not wait for the loop, because the loop may wait for
+            """Set `ended`. Called in a thread of Ray that must not wait for the loop, because the loop may wait for
             Ray."""
             with suppress(RuntimeError):  # the loop has ended, and no task waits
                 soon(ended.set)
@@ -297,8 +291,7 @@ async def ray_agents(opening: Opening, *, address: str) -> AsyncGenerator[tuple[
 
 
 def _leave(ray: Any, agents: Sequence[RayAgent]) -> None:
-    """Wait until Ray has killed `agents`, and leave the cluster. A later `ray.kill` would join or start a cluster
-    again."""
+    """Wait until Ray has killed `agents`, and leave the cluster. A later `ray.kill` would join a cluster again."""
     until = time.monotonic() + NODE_CANCEL_S
     for agent in agents:
         if agent.killing is not None:
@@ -340,7 +333,7 @@ async def _started(ray: Any, node: Mapping[str, Any], opening: Opening, started:
 
 
 def _differs(there: Mapping[str, str]) -> str:
-    """Return a message with the differences between the versions on a node and the versions here; empty if there are
+    """Return a message with the differences between a node's versions and the versions here; empty if there are
     none."""
     here = versions_here()
     pairs = {name: (here.get(name, "none"), there.get(name, "none")) for name in {**here, **there}}
