@@ -7,9 +7,9 @@
     artifacts/swept                        an empty file, written at the last eviction
     states/<digest of tools and use>.json  the latest comparison of a compiler state
 
-If both the source and the compiler state are the same, the compiled code is the same. A compiler state consists of the
-compilers (`tools`), the parts of the headers that the source uses (`use`: arch, fast math, includes, kinds of wgmma),
-and the contents of these headers.
+If the source and the compiler state are the same, so is the code. A compiler state consists of the compilers (`tools`),
+the parts of the headers that the source uses (`use`: arch, fast math, includes, kinds of wgmma), and the contents of
+these headers.
 
 Several processes may use the store at once: files appear whole, by renaming, and a lookup checks a library's hash.
 """
@@ -118,9 +118,6 @@ class ArtifactStore:
         return store_file(self.folder, "codes", key)
 
 
-# Compiler states in which cicc's code was compared with nvcc's
-
-
 class StateCheck(msgspec.Struct, frozen=True):
     """The result of comparing the code from cicc with the code from nvcc. `difference` is empty if both are equal.
 
@@ -159,8 +156,7 @@ def remember(tools: str, use: str, comparison: StateCheck) -> None:
 
 
 def recall(tools: str, use: str) -> tuple[str, str] | None:
-    """Return the state and the difference of the latest comparison. None if there is none, or if a header has
-    changed."""
+    """Return the state and the difference of the latest comparison. None if no comparison has the present headers."""
     try:
         comparison = msgspec.json.decode(_state_file(tools, use).read_bytes(), type=StateCheck)
         _check(_state_file(tools, use))
@@ -186,9 +182,6 @@ def _write(path: Path, data: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     with whole_file(path) as part:
         Path(part).write_bytes(data)
-
-
-# ---- the store as a run uses it
 
 
 class RunStore:
@@ -218,8 +211,7 @@ class RunStore:
         return self._states[use]
 
     async def find(self, lowered: Lowered) -> Artifact | None:
-        """Return the stored artifact with the code of `lowered`, or None. If there is an artifact, also store
-        `lowered`."""
+        """Return the stored artifact with the code of `lowered`, or None. If there is one, also store `lowered`."""
         if not lowered.storable:
             return None
         artifact = await self._do(lambda store: store.find(lowered.store_key, lowered.index))

@@ -119,8 +119,7 @@ class LocalCompileWorker:
         return artifact
 
     async def _build(self, job: BuildJob) -> list[Built] | GroupFailed:
-        """Compile a group. An earlier run has lowered the members without a blob: take their libraries from the
-        store."""
+        """Compile a group. Take the libraries of members without a blob from the store: an earlier run lowered them."""
         built = dict[int, Built]()
         for lowered in job.group:
             if not lowered.blob:
@@ -161,10 +160,7 @@ class LocalCompileWorker:
 
     async def _compare(self, job: CompareJob) -> Compared | Failure:
         """Compile a candidate with nvcc, and compare the result with cicc's library. A crash or a timeout gives a
-        `Failure`.
-
-        Raises `WorkerLost` if the worker was killed from outside.
-        """
+        `Failure`. Raises `WorkerLost` if the worker was killed from outside."""
         await self._code.kill()  # no other candidate may influence the result
         job, limit_s = msgspec.structs.replace(job, path=self._new_library()), 2 * self._limit_s  # to lower and compile
         answer = await self._try(job, job.candidate.index, limit_s)

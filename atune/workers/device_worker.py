@@ -1,5 +1,4 @@
-"""A device's process on this machine, the lock by which runs take turns, and warnings about the device's other
-users."""
+"""A device's process on this machine, the lock by which runs take turns, and warnings about other users."""
 
 from __future__ import annotations
 
@@ -160,11 +159,8 @@ class LocalDeviceWorker(Supervised):
         return answer
 
     async def _sound(self, failure: Failure) -> bool:
-        """Tell whether the last correct candidate is still correct in the process.
-
-        After the same correct candidate, the second failure is in doubt: that candidate may be correct only in this
-        process.
-        """
+        """Tell whether the last correct candidate is still correct in the process. After the same correct candidate,
+        the second failure is in doubt: that candidate may be correct only in this process."""
         if failure.kind in DOUBTFUL or self._right is None or not self.alive:
             return False
         again = msgspec.structs.replace(self._right, best_ms=0.0)  # 0.0, so that timing takes hardly any time
@@ -248,8 +244,7 @@ class LocalDeviceWorker(Supervised):
         return worker
 
     async def _handed_on(self) -> Worker | None:
-        """Take over a process that another run has left, with its context. Return None if there is none, or not at
-        first."""
+        """Take over a process that another run has left, with its context. Return None if no process is left."""
         while self._idle and self._inputs is None:
             if (worker := self._idle.pop()).alive:
                 self.workers.adopt(worker)
@@ -289,10 +284,8 @@ class LocalDeviceWorker(Supervised):
             self.workers.warn_once(message, message)
 
     async def _look(self, *, idle: bool = False) -> None:
-        """Have the process ask NVML for other users of its GPU, and warn of each once. `idle`: no timing has begun.
-
-        If the request kills the process or takes too long, the next call reports the error.
-        """
+        """Have the process ask NVML for other users of its GPU, and warn of each once. `idle`: no timing has begun. If
+        the request kills the process or takes too long, the next call reports the error."""
         if not self.info.uuid or self._worker is None or not self._worker.alive:
             return
         question = msgspec.msgpack.encode(Neighbours(program=os.getpid(), uuid=self.info.uuid, idle=idle))

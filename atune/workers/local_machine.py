@@ -53,8 +53,7 @@ class Shared:
     at_once: int
     """Largest number of concurrent runs."""
     idle: dict[str, list[Worker]] = field(default_factory=dict)
-    """Processes that ended runs leave to later runs, by device and torch's state. Making a new context takes a
-    second."""
+    """Processes that ended runs leave to later runs, by device and torch's state. A new context takes a second."""
 
 
 @asynccontextmanager
@@ -181,8 +180,7 @@ class LocalMachine:
         return discovery.target, list(discovery.devices)
 
     async def assume(self, device: DeviceInfo | None) -> Target:
-        """In a run that builds nothing, use `device` without `discover`. If `device` is None, use the first GPU or the
-        CPU."""
+        """For a run that builds nothing, use `device` without `discover`; by default, the first GPU or the CPU."""
         if device is None:
             reply = await self.workers.ask_once("gpus", GPUS, b"")
             device = next(iter(msgspec.msgpack.decode(reply, type=list[DeviceInfo])), None)

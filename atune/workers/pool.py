@@ -55,8 +55,7 @@ TAIL_BYTES = 4096
 READ_BYTES, PRINTED_CHARACTERS = 1 << 16, 2000
 """Largest number of bytes of a call's output to read, and largest number of characters of the output to keep."""
 PF_EXITING = 0x4
-"""Flag of an ending process, which the kernel sets before it closes the process's files (Linux,
-include/linux/sched.h)."""
+"""Flag of an ending process. The kernel sets it before it closes the process's files (include/linux/sched.h)."""
 STARVED_SHARE = 0.5
 """If a call's processes got less CPU time than this share of the call's duration, and one of these processes still
 waits for a CPU, the machine was too busy for the call."""
@@ -187,10 +186,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         return server + [worker.pid for worker in self._workers.values() if worker.pid]
 
     async def _detach(self, within_s: float = REAP_S) -> bool:
-        """Park the server for the next run. Return False if the server's state does not allow that.
-
-        The workers get `within_s` to end. A server that is still importing has no workers yet, and can be parked, too.
-        """
+        """Park the server for the next run. Return False if the server's state does not allow that. The workers get
+        `within_s` to end. A server that is still importing has no workers yet, and can be parked, too."""
         self._leaving = True
         if self._park is None or self._failure or self.hangs:
             return False
@@ -226,11 +223,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         self._workers.pop(number, None)
 
     async def _listen(self) -> None:
-        """Read the server's messages until the server ends, and then read the messages of its replacement.
-
-        Reading is shielded from cancellation, because the cleanup after a cancellation needs the reports of ended
-        workers.
-        """
+        """Read the server's messages until the server ends, and then read the messages of its replacement. Reading is
+        shielded from cancellation, because the cleanup after a cancellation needs the reports of ended workers."""
         with self._listening:
             while True:
                 while data := await self._hear():
@@ -273,11 +267,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 return b""
 
     def _replaced(self, why: str) -> bool:
-        """Replace the lost server if a new server may help. Returns whether a new server was started.
-
-        A new server does not help if the import itself fails. After a second loss, a new server does not help either,
-        because something kills the processes.
-        """
+        """Replace the lost server if a new server may help. Returns whether a new server was started. A new server does
+        not help if the import itself fails, or after a second loss, because then something kills the processes."""
         may_help = self._ready.is_set() or from_outside(self.process.returncode)
         if self._again is None or not may_help or self._first_loss or self._failure or self._leaving:
             return False
@@ -319,11 +310,9 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         )
 
     def _kill_all(self) -> None:
-        """SIGKILL all processes without the server's help.
-
-        Closing the lifeline makes the kernel kill the processes, without races. The explicit signals are needed if a
-        fork of this program also holds the lifeline, or if processes have left their worker's process group.
-        """
+        """SIGKILL all processes without the server's help. Closing the lifeline makes the kernel kill the processes,
+        without races. The explicit signals are needed if a fork of this program also holds the lifeline, or if
+        processes have left their worker's process group."""
         workers = [worker.pid for worker in self._workers.values() if worker.pid]
         below = descendants([*workers, *([self.process.pid] if self.process.returncode is None else [])])
         self.process.hang_up()
@@ -335,8 +324,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 os.kill(pid, signal.SIGKILL)
 
     async def _stop(self) -> None:
-        """Have the server end and reap all processes, and then call `_kill_all`. Shielded from cancellation, and
-        bounded."""
+        """Have the server end and reap all processes, and then call `_kill_all`. The time is bounded, even if
+        cancelled."""
         self._leaving = True
         with anyio.CancelScope(shield=True):
             try:
@@ -449,8 +438,7 @@ class Worker:
         return body
 
     async def kill(self, within_s: float = REAP_S) -> None:
-        """SIGKILL the worker's process group, and wait up to `within_s` until the worker is reaped, even if
-        cancelled."""
+        """SIGKILL the worker's process group. Wait up to `within_s` until the worker is reaped, even if cancelled."""
         with anyio.move_on_after(within_s, shield=True):
             if self.alive:
                 with suppress(WorkerError):
@@ -552,8 +540,7 @@ async def receive(sock: socket.socket, deadline: Deadline, number: int) -> list[
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of ``/proc/PID/stat`` from the process's state on. If the process is gone, its state is
-    dead."""
+    """Return the fields of ``/proc/PID/stat`` from the process's state on. A missing process has the state X (dead)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except OSError:

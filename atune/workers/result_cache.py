@@ -52,8 +52,7 @@ Begun = tuple[Journal | None, Sequence[AnyEvent]]
 KnownOutcome = tuple[Entry, Outcome]
 """The entry and the outcome that a configuration had in an earlier run."""
 Still = Callable[[Any, Sequence[tuple[Config, str]]], bool]
-"""Tells, for a problem's arguments, whether the kernel of each configuration still has the given
-`Lowered.ir_digest`."""
+"""Tells whether each configuration's kernel, for a problem's arguments, still has the given `Lowered.ir_digest`."""
 
 MOST_CACHE_BYTES = 256 << 20
 """Largest size of all journals together, in bytes. Above this size, the oldest journals are deleted, but the newest
@@ -216,8 +215,7 @@ class ResultCache:
         return False
 
     def _continued(self, key: ResultKey, header: RunStarted, still: Still | None, again: bool) -> Begun:
-        """Reopen the journal of the newest interrupted run that this run may continue. Without any, return no
-        journal."""
+        """Reopen the journal of the newest interrupted run that this run may continue. Return None if there is none."""
         for real in [] if again else self._own(key):
             run = self._run(str(real))
             if run is None or run.end is not None or run.key != key.text:
@@ -240,8 +238,7 @@ class ResultCache:
         self._tidy()
 
     def note(self, path: str | os.PathLike[str], key: ResultKey | None = None) -> None:
-        """Link the journal at `path` so that look-ups of `key` find it. Without a key, only `runs` finds the
-        journal."""
+        """Link the journal at `path`, so that look-ups of `key` find it. Without a key, only `runs` finds it."""
         real = Path(path).resolve()
         if self._owns(real) and (key is None or real.name.startswith(key.text)):
             return
@@ -368,7 +365,7 @@ class ResultCache:
         return len({run.key for run in forgotten} - {run.key for run in self.answers()})
 
     def _tidy(self) -> None:
-        """If journals exceed `MOST_CACHE_BYTES`, delete the oldest, those of a set together. Delete files without a
+        """Delete the oldest journals beyond `MOST_CACHE_BYTES` (the journals of a set together), and files without a
         run.
 
         A file without a run is an empty file that a killed program left, or a link to a deleted journal of the cache. A
@@ -401,8 +398,7 @@ class ResultCache:
         self._delete([*empty, *(link for link in links if self._owns(link.resolve()))])
 
     def _delete(self, paths: Iterable[Path]) -> None:
-        """Delete the links at `paths`, and the cache's journals there or behind links. Skip journals that runs are
-        writing."""
+        """Delete the links at `paths`, and the cache's journals there or behind links. Skip journals being written."""
         for path in paths:
             with contextlib.suppress(OSError):
                 real = path.resolve()
@@ -415,10 +411,7 @@ class ResultCache:
 
     def _remove(self, path: Path) -> None:
         """Remove a link or a journal that is in the cache. With the last journal of a set, also remove the set's
-        folder.
-
-        If other users may write to the journal or its folders, keep the journal and warn. Raises `OSError`.
-        """
+        folder. If other users may write to the journal or its folders, keep the journal and warn. Raises `OSError`."""
         folder = path.parent
         places = [self.folder, self.journals, folder, *([] if path.is_symlink() else [path])]
         for place in places:
@@ -436,10 +429,8 @@ class ResultCache:
     # The folder
 
     def _files(self, folder: str | None = None) -> Iterator[os.DirEntry[str]]:
-        """Yield the journals and the links to journals. Links to folders are not followed.
-
-        `folder`: skip the files in folders that have another name.
-        """
+        """Yield the journals and the links to journals. Does not follow links to folders. `folder`: skip the files of
+        other folders."""
         for entry in self._listed(os.path.realpath(self.journals)):
             if not entry.is_dir(follow_symlinks=False):
                 files: Collection[os.DirEntry[str]] = [entry]
@@ -449,9 +440,7 @@ class ResultCache:
 
     def _keyed(self, key: str = "", work: str = "", kernel: str | None = None) -> Iterator[os.DirEntry[str]]:
         """Yield the files whose names begin with a key, if the key begins with `key` and ends with the hash `work`.
-
-        `kernel`: yield only files in the folder of kernels with this name.
-        """
+        `kernel`: yield only files in the folder of kernels with this name."""
         for file in self._files(None if kernel is None else _file_name(kernel)):
             if file.name.startswith(key) and file.name.startswith(work, 16) and KEYED.match(file.name):
                 yield file
@@ -476,10 +465,8 @@ class ResultCache:
         return [real for _, real in sorted(own, reverse=True)]
 
     def _runs_of(self, key: str = "", work: str = "", kernel: str | None = None) -> list[StoredRun]:
-        """Return the runs whose keys match, the newest first. The parameters are the same as of `_keyed`.
-
-        The key in a file's name is not reliable, because the journal behind a link may belong to another run by now.
-        """
+        """Return the runs whose keys match, the newest first. The parameters are the same as of `_keyed`. The key in a
+        file's name is not reliable, because the journal behind a link may belong to another run by now."""
         runs = (self._run(file.path) for file in self._keyed(key, work, kernel))
         matching = (run for run in runs if run and run.key and run.key.startswith(key) and run.key.startswith(work, 16))
         return sorted(matching, key=lambda run: run.time, reverse=True)
@@ -489,8 +476,7 @@ class ResultCache:
         return [run for run in self._runs_of(key, work, kernel) if run.entry is not None]
 
     def _run(self, path: str) -> StoredRun | None:
-        """Return the run of the journal at `path`. Return None if it has not begun, or, with one warning, if it is
-        damaged."""
+        """Return the run of the journal at `path`. None if the run has not begun, or, with one warning, is damaged."""
         real = _real(path)
         try:
             stamp = _stamp(real)
@@ -556,8 +542,7 @@ def _stamp(path: str) -> tuple[int, int, int]:
 
 
 def _serves(run: StoredRun, header: RunStarted | None) -> bool:
-    """Tell whether a run's winner is valid for `header`. If the default won, `header` must have, and allow, that
-    default."""
+    """Tell whether a run's winner is valid for `header`. If the default won, `header` must allow the same default."""
     if header is None or run.found.winner != BASELINE or run.config is None:
         return True
     return header.baseline is not None and not header.refused and config_key(header.baseline) == config_key(run.config)
@@ -578,11 +563,8 @@ def _served_to(header: RunStarted | None, events: Sequence[Event]) -> list[Event
 
 
 def _continues(past: Sequence[AnyEvent], header: RunStarted, still: Still | None) -> bool:
-    """Tell whether a run of `header` may continue the run with the events `past`.
-
-    Two runs with the same key may do different work or have different kernels. Also, a run may have continued another
-    run.
-    """
+    """Tell whether a run of `header` may continue the run with the events `past`. Two runs with the same key may do
+    different work or have different kernels. Also, a run may have continued another run."""
     first = past[0] if past else None
     names = ("fingerprint", "strategy", "refused")
     return (

@@ -205,8 +205,7 @@ class Parked:
         self._lock = threading.Lock()
 
     def take(self) -> ForkServerProcess | None:
-        """Return the parked server if it is alive and its `surroundings` are the current ones. Otherwise end the
-        server."""
+        """Return the parked server if it is alive and its `surroundings` are current. Otherwise end the server."""
         with self._lock:
             server, self.server = self.server, None
         if server is None:

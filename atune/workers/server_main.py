@@ -251,8 +251,7 @@ class ForkServerMain:
         return number in self.pids
 
     def reap(self, options: int) -> None:
-        """Reap ended processes. If an ended process was a worker, kill the processes that it left, and report its
-        end."""
+        """Reap ended processes. If an ended process was a worker, kill what it left running, and report its end."""
         with suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | options)) is not None:
                 number = next((n for n, pid in self.pids.items() if pid == ended.si_pid), None)

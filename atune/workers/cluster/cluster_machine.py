@@ -60,8 +60,7 @@ class Agent(Protocol):
     """The node's name, which is unique in the run."""
 
     async def ask(self, method: str, *arguments: Any) -> Reply:
-        """Call a method of the agent, and return the reply. If cancelled, end the method on the node. Raises
-        `NodeLost`."""
+        """Call a method of the agent. Return the reply. If cancelled, end the call on the node. Raises `NodeLost`."""
 
     def kill(self) -> None:
         """End the agent and all its processes, without waiting. Open calls raise `NodeLost` immediately."""
@@ -203,8 +202,7 @@ class Node:
         self.discovery, self.compilers = await self.ask("discover", *arguments)
 
     async def watch(self, notice: Callable[[str], None]) -> None:
-        """Pass the agent's messages to `notice` until the node is lost. A node counts as lost after `STALL_S` of
-        silence.
+        """Pass the agent's messages to `notice`, until the node is lost. After `STALL_S` of silence the node is lost.
 
         While this program is stopped, the time does not count.
         """
@@ -405,10 +403,7 @@ class ClusterMachine:
 
     async def _have_compile(self, node: Node, target: Target, why: TargetError | None) -> None:
         """If a node has no device for the run, have it compile for other nodes. If it cannot compile, leave the node
-        out.
-
-        `why`: the error that the node raised about the requested devices; None if it raised no error.
-        """
+        out. `why`: the error that the node raised about the requested devices; None if it raised no error."""
         if why is None and node.discovery.target == target:
             return
         lacks = str(why) if target.kind == "c" else ""  # it has no g++
@@ -439,8 +434,7 @@ class ClusterMachine:
         return installed_versions()
 
     def hints(self, measuring: int) -> CompileHints:
-        """Return the scheduler's hints, which reserve no cores for measuring, because each node itself reserves
-        cores."""
+        """Return the scheduler's hints. The hints reserve no cores for measuring, because each node does so."""
         return compile_hints(self._discovery)
 
     @property
@@ -455,8 +449,7 @@ class ClusterMachine:
         self._wake()
 
     async def _everywhere(self, ask: Callable[[Node], Awaitable[None]]) -> None:
-        """Call `ask` for all living nodes at the same time. If calls fail, raise the error of the first node by
-        name."""
+        """Call `ask` for all living nodes at once. If calls fail, raise the error of the first node by name."""
         errors: dict[str, Exception] = {}
 
         async def ask_node(node: Node) -> None:

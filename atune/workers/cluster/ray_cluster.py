@@ -117,16 +117,14 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         return machine.discovery, len(self._compilers)
 
     async def notices(self) -> list[str]:
-        """Return messages for the user. If there are none yet, wait for the first message, for at most `NOTICE_S`
-        seconds."""
+        """Return messages for the user. If there are none, wait for the first message, for at most `NOTICE_S`."""
         with anyio.move_on_after(NOTICE_S):
             await self._noticed.wait()
         notices, self._notices, self._noticed = self._notices, [], anyio.Event()
         return notices
 
     async def run(self, job: Job[Any], worker: int | str, libraries: Mapping[str, Library]) -> Any:
-        """Have `worker` do `job`, which came with `libraries`. `worker`: a compile worker's number, or a device's
-        id."""
+        """Have `worker` do `job`, which came with `libraries`. `worker`: a compile worker's number or a device's id."""
         job = await arrived(job, libraries, self._machine.run_dir)
         async with self._turns[worker]:
             if isinstance(worker, str):
@@ -159,8 +157,7 @@ class Actor:
         await opened
 
     async def _serve(self, opening: Opening, opened: asyncio.Future[None]) -> None:
-        """Run the agent until the engine ends it. If the agent fails or is cancelled, end this process, and so the
-        node."""
+        """Run the agent until the engine ends it. If the agent fails or is cancelled, exit: the node is lost."""
         try:
             async with NodeAgent(opening) as self._agent:
                 opened.set_result(None)
@@ -221,8 +218,7 @@ class RayAgent:
         soon = loop.run_sync_soon if hasattr(loop, "run_sync_soon") else loop.call_soon_threadsafe  # type: ignore[attr-defined]
 
         def wake(_: object) -> None:
-            """Set `ended`. Called in a thread of Ray that must not wait for the loop, because the loop may wait for
-            Ray."""
+            """Set `ended`. Called in a thread of Ray that must not wait for the loop, as the loop may wait for Ray."""
             with suppress(RuntimeError):  # the loop has ended, and no task waits
                 soon(ended.set)
 
@@ -333,8 +329,7 @@ async def _started(ray: Any, node: Mapping[str, Any], opening: Opening, started:
 
 
 def _differs(there: Mapping[str, str]) -> str:
-    """Return a message with the differences between a node's versions and the versions here; empty if there are
-    none."""
+    """Return a message with the differences between a node's versions and the versions here; empty if none differ."""
     here = versions_here()
     pairs = {name: (here.get(name, "none"), there.get(name, "none")) for name in {**here, **there}}
     differences = [f"{name} {theirs} and not {ours}" for name, (ours, theirs) in pairs.items() if ours != theirs]
@@ -354,9 +349,7 @@ async def _settled(ray: Any, opening: Opening) -> list[dict[str, Any]]:
 
 def _claim(node: Mapping[str, Any], workers: int | None) -> dict[str, Any]:
     """Return the resources of `node` to request for an agent: all free GPUs, and one core for each GPU and each worker.
-
-    If `workers` is None, request all free cores.
-    """
+    If `workers` is None, request all free cores."""
     cores, gpus = (int(node["Free"].get(name, 0)) for name in ("CPU", "GPU"))
     claim: dict[str, Any] = {"num_cpus": cores if workers is None else min(cores, workers + (gpus or 1))}
     return claim | ({"num_gpus": gpus} if gpus else {})
