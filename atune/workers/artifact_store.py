@@ -48,14 +48,14 @@ class ArtifactStore:
         self.max_bytes = max_bytes
 
     def find(self, key: str, index: int) -> Artifact | None:
-        """Return the artifact stored under `key`, for candidate `index`. Return None if it is missing or damaged.
+        """Return the artifact stored under `key`, for candidate `index`; None if the artifact is missing or damaged.
 
         Raises `OSError` if the store cannot be used, for example if it is read-only, or if other users may write to it.
         """
         try:
             _check(self._code(key))
             stored = msgspec.json.decode(self._code(key).read_bytes(), type=Artifact)
-            library = self.folder / Path(stored.path).name  # only the name: a path might lead out of the folder
+            library = self.folder / Path(stored.path).name  # only the name, because a path might lead out of the folder
             _check(library)
             data = library.read_bytes()
             if f"{hashlib.sha256(data).hexdigest()}.so" != library.name:
@@ -146,7 +146,7 @@ def state_of(tools: str, use: str, headers: str) -> str:
 
 
 def key_in(store_key: str, state: str) -> str:
-    """Return the store key of a library that was built in the compiler state `state`; empty for nvcc and g++."""
+    """Return the store key of a library that was built in `state`, which is empty for nvcc and g++."""
     return _digest(store_key, state) if store_key and state else store_key
 
 
@@ -156,7 +156,7 @@ def remember(tools: str, use: str, comparison: StateCheck) -> None:
 
 
 def recall(tools: str, use: str) -> tuple[str, str] | None:
-    """Return the state and the difference of the latest comparison. None if no comparison has the present headers."""
+    """Return the state and the difference of the latest comparison, or None if it is missing or used other headers."""
     try:
         comparison = msgspec.json.decode(_state_file(tools, use).read_bytes(), type=StateCheck)
         _check(_state_file(tools, use))
@@ -211,7 +211,7 @@ class RunStore:
         return self._states[use]
 
     async def find(self, lowered: Lowered) -> Artifact | None:
-        """Return the stored artifact with the code of `lowered`, or None. If there is one, also store `lowered`."""
+        """If the store has an artifact with the code of `lowered`, return the artifact, and also store `lowered`."""
         if not lowered.storable:
             return None
         artifact = await self._do(lambda store: store.find(lowered.store_key, lowered.index))

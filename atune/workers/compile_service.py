@@ -69,7 +69,8 @@ class CompileService:
 
     `start` begins to parse headers while the fork server still imports tilelang. The first candidate that must be
     compiled makes the process prepare to compile for the run, unless `use` got a reason not to use the service. While
-    the service is `warming`, the run lowers candidates but builds none. When the service is `ready`, builds use it.
+    the service is `warming`, the run lowers candidates but builds none. When the service is `ready`, builds use the
+    service.
     """
 
     def __init__(self, settings: CompileSettings, target: str | Target) -> None:
@@ -111,7 +112,7 @@ class CompileService:
             self._begin("" if target is None else target.arch)
 
     def use(self, against: str | None) -> None:
-        """If `against` is None, use the service in this run. Otherwise `against` is the reason not to, or empty."""
+        """If `against` is None, use the service in this run. Otherwise do not: `against` is the reason, or empty."""
         was_off, self._off = self._off, against is not None
         if was_off or self._off:
             self.ready, self.why = False, f"nvcc, because {against}" if against else ""

@@ -36,18 +36,19 @@ COMPILE_NICE = 5
 """Niceness of the compile workers, which gives the user's own programs and the device processes precedence."""
 
 ELABORATE_S = 20.0
-"""Seconds that an elaboration may take: few, because the whole run waits. A lower `compile_timeout_s` takes precedence.
-If elaborating a candidate takes longer, its facts stay unknown, and its lowering still gets the whole deadline."""
+"""Seconds that an elaboration may take. The limit is low, because the whole run waits. A lower `compile_timeout_s`
+takes precedence. If a candidate takes longer, its facts stay unknown, and its lowering still gets the whole
+deadline."""
 SPOILED = (
-    "candidate {index} failed in a process that had run other candidates, but not in a fresh one, because another "
-    "candidate changes what its process shares, such as os.environ. atune repeats these failures in a fresh process"
+    "candidate {index} failed in a process that had run other candidates, but not in a fresh process, because another "
+    "candidate changes shared state of the process, such as os.environ. atune repeats the job in a fresh process"
 )
 PATIENCE = 4.0
 """Factor by which a job's deadline grows if the job is repeated because it got hardly any CPU time."""
 
 
 class CompileProcess(Supervised):
-    """A process of a compile worker, named `role`. A job starts the process if it is not running or has died."""
+    """A process of a compile worker. `role`: the process's name. A job starts the process if it is not running."""
 
     died, raised = "crash", "lower"
 
@@ -78,7 +79,7 @@ class CompileProcess(Supervised):
 
 
 class LocalCompileWorker:
-    """A compile worker with two processes: one elaborates and lowers candidates by running their code, one builds."""
+    """A compile worker with two processes: one runs the code of candidates, and the other builds libraries."""
 
     def __init__(self, workers: Workers, session: Session, store: RunStore, service: CompileService, name: str) -> None:
         self.workers, self.session, self.store, self.service = workers, session, store, service
@@ -119,7 +120,7 @@ class LocalCompileWorker:
         return artifact
 
     async def _build(self, job: BuildJob) -> list[Built] | GroupFailed:
-        """Compile a group. Take the libraries of members without a blob from the store: an earlier run lowered them."""
+        """Compile a group. An earlier run lowered the members without a blob, and the store has their libraries."""
         built = dict[int, Built]()
         for lowered in job.group:
             if not lowered.blob:
@@ -151,7 +152,7 @@ class LocalCompileWorker:
         return [service.explain(member) if isinstance(member, Artifact) else member for member in built]
 
     async def _known(self, built: Built, lowered: Lowered) -> Built:
-        """Return `built`. Mark it if its compiler state was compared. Remove its key if it must not be stored."""
+        """Return `built`. Set `compared` by its compiler state, and clear `store_key` if the store must not keep it."""
         if isinstance(built, Failure):
             return built
         compared = bool(built.state) and await self.store.state(lowered.use) == (built.state, "")

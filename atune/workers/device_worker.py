@@ -125,7 +125,7 @@ class LocalDeviceWorker(Supervised):
         self._right: MeasureJob | None = None
         """The job of the last candidate that was measured. A measured candidate is correct."""
         self._accused = 0
-        """Number of candidates that failed later, although a repetition of `_right` was still correct."""
+        """Number of candidates that have failed since `_right`, although repeating `_right` still succeeded."""
         self._device = info.uuid or info.id
         self._named: set[int] = set()
         """Pids of other users' processes on the device that a warning has already named."""
@@ -244,7 +244,8 @@ class LocalDeviceWorker(Supervised):
         return worker
 
     async def _handed_on(self) -> Worker | None:
-        """Take over a process that another run has left, with its context. Return None if no process is left."""
+        """Take over a process that another run has left, with its context. Return None if no process is left, or if a
+        lost process must be replaced."""
         while self._idle and self._inputs is None:
             if (worker := self._idle.pop()).alive:
                 self.workers.adopt(worker)
@@ -284,8 +285,8 @@ class LocalDeviceWorker(Supervised):
             self.workers.warn_once(message, message)
 
     async def _look(self, *, idle: bool = False) -> None:
-        """Have the process ask NVML for other users of its GPU, and warn of each once. `idle`: no timing has begun. If
-        the request kills the process or takes too long, the next call reports the error."""
+        """Have the process ask NVML for other users of its GPU, and warn of each user once. `idle`: no timing has
+        begun. If the request kills the process or takes too long, the next call reports the error."""
         if not self.info.uuid or self._worker is None or not self._worker.alive:
             return
         question = msgspec.msgpack.encode(Neighbours(program=os.getpid(), uuid=self.info.uuid, idle=idle))
@@ -338,7 +339,7 @@ async def device_lock(
 
     The lock consists of two advisory locks (flock) on files in `folder`, by default below `$TMPDIR/atune-UID`. Only the
     holder of the first lock waits for the second lock, so a run that measures without pause cannot overtake a waiting
-    run. The kernel releases both locks however the program ends. A cancelled wait leaves no lock behind.
+    run. The kernel releases both locks, no matter how the program ends. A cancelled wait leaves no lock behind.
     """
     folder = folder or private_root()
     deadline, began = Deadline(patience_s), time.monotonic()

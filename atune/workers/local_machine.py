@@ -53,7 +53,7 @@ class Shared:
     at_once: int
     """Largest number of concurrent runs."""
     idle: dict[str, list[Worker]] = field(default_factory=dict)
-    """Processes that ended runs leave to later runs, by device and torch's state. A new context takes a second."""
+    """Processes that ended runs leave to later runs, by device and torch's state. A new context would take a second."""
 
 
 @asynccontextmanager
@@ -201,8 +201,8 @@ class LocalMachine:
         """Return one worker for each core, or fewer if memory is short. `CompileSettings.workers` overrides the number.
 
         Workers are not pinned to cores, because other runs on this machine have workers, too. The process of a device
-        takes precedence because of its niceness. While the process of a GPU measures, it needs a core, and `hints`
-        keeps one free.
+        takes precedence because of its niceness. While the process of a GPU measures, it needs a core, so `hints` keeps
+        a core free.
         """
         n, limited = self.most_workers()
         if limited:

@@ -65,7 +65,7 @@ class Discovery(msgspec.Struct, frozen=True):
 
 
 class LoadSpace(msgspec.Struct, frozen=True):
-    """A request to load a workload, before a request for its space. `known`: its description without the space."""
+    """A request to load a workload before its space is requested. `known`: the description without the space."""
 
     ref: WorkloadRef
     known: WorkloadSpec | None

@@ -44,18 +44,18 @@ from atune.workers.server_main import (
 from atune.workers.waiting import Deadline, background
 
 CANCEL_S, GRACE_S, HAMMER_S = 0.3, 0.4, 0.2
-"""Time limits, in seconds, of the steps that clean up after a cancelled run. The sum is less than a second."""
+"""Time limits, in seconds, of the steps that clean up after a cancelled run: together less than a second."""
 START_TIMEOUT_S = CALL_TIMEOUT_S = 300.0
 """Seconds that importing the preload may take, and that forking a worker may take after that. Also the limit of calls
-that set no limit, such as loading the user's file or making a context. Even slow machines need far less."""
+that set no limit, such as loading the user's file or making a context. Even slow machines need far less time."""
 FIRST_TIMEOUT_S = 5.0
-"""Seconds that forking a worker may take, although milliseconds are normal. Then another server replaces the first."""
+"""Seconds without a forked worker after which another server replaces the first one. Forking takes milliseconds."""
 
 TAIL_BYTES = 4096
 READ_BYTES, PRINTED_CHARACTERS = 1 << 16, 2000
 """Largest number of bytes of a call's output to read, and largest number of characters of the output to keep."""
 PF_EXITING = 0x4
-"""Flag of an ending process. The kernel sets it before it closes the process's files (include/linux/sched.h)."""
+"""Flag of an ending process. The kernel sets the flag before closing the process's files (include/linux/sched.h)."""
 STARVED_SHARE = 0.5
 """If a call's processes got less CPU time than this share of the call's duration, and one of these processes still
 waits for a CPU, the machine was too busy for the call."""
@@ -186,7 +186,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         return server + [worker.pid for worker in self._workers.values() if worker.pid]
 
     async def _detach(self, within_s: float = REAP_S) -> bool:
-        """Park the server for the next run. Return False if the server's state does not allow that. The workers get
+        """Park the server for the next run. Return False if the server's state does not allow parking. The workers get
         `within_s` to end. A server that is still importing has no workers yet, and can be parked, too."""
         self._leaving = True
         if self._park is None or self._failure or self.hangs:
@@ -267,8 +267,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 return b""
 
     def _replaced(self, why: str) -> bool:
-        """Replace the lost server if a new server may help. Returns whether a new server was started. A new server does
-        not help if the import itself fails, or after a second loss, because then something kills the processes."""
+        """Replace the lost server, and return whether a new server was started. A new server does not help if the
+        import itself fails. After a second loss, it does not help either, because something kills the processes."""
         may_help = self._ready.is_set() or from_outside(self.process.returncode)
         if self._again is None or not may_help or self._first_loss or self._failure or self._leaving:
             return False
@@ -324,8 +324,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 os.kill(pid, signal.SIGKILL)
 
     async def _stop(self) -> None:
-        """Have the server end and reap all processes, and then call `_kill_all`. The time is bounded, even if
-        cancelled."""
+        """End all processes through the server, which reaps them. Then call `_kill_all`. Shielded and bounded."""
         self._leaving = True
         with anyio.CancelScope(shield=True):
             try:
@@ -349,7 +348,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
 
 
 class Worker:
-    """A worker process, as its parent sees it. It answers one call at a time. `ForkServer.spawn` creates it."""
+    """The parent's view of a worker process, which answers one call at a time. `ForkServer.spawn` creates it."""
 
     def __init__(
         self, server: ForkServer, number: int, name: str, sock: socket.socket, stderr: Path, mark: int

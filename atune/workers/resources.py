@@ -17,7 +17,7 @@ from atune.errors import message_of
 
 
 def usable_cores() -> list[int]:
-    """Return the CPUs of this process' affinity mask, but no more than the quota in ``cpu.max`` (cgroup v2) allows."""
+    """Return the CPUs of this process' affinity mask, but no more CPUs than ``cpu.max`` (cgroup v2) allows."""
     cores = sorted(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -34,7 +34,7 @@ to twelve. The worker used 80 MiB that it does not share with the fork server; c
 
 
 def usable_memory_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return how many bytes of memory are free on the machine (MemAvailable) and in each cgroup of this process.
+    """Return the free bytes of memory: the minimum over the machine (MemAvailable) and each cgroup of this process.
 
     As in MemAvailable, a cgroup's unused page cache (``inactive_file``) counts as free. None if the number is unknown.
     """

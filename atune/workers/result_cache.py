@@ -6,8 +6,8 @@
     journals/<name>-<time>/                the journals of a set's problems
 
 A look-up lists the files whose names begin with the key, and reads the first and the last line of these journals.
-Processes may share the cache, because a run locks its journal, and by this lock the run claims the work. If the folder
-cannot be used, runs continue without it.
+Processes may share the cache: a run locks its journal, and thereby claims the work. If the folder cannot be used, runs
+continue without it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from atune.model.folders import cache_folder, make_private_folder, untrusted
 from atune.workers.result_key import CacheEntry, ResultKey, exported, result_key, same_problem
 
 Begun = tuple[Journal | None, Sequence[AnyEvent]]
-"""The journal for a run, or None if its folder cannot be written; and the events in this journal."""
+"""The journal for a run (None if the journal's folder cannot be written), and the events in this journal."""
 KnownOutcome = tuple[Entry, Outcome]
 """The entry and the outcome that a configuration had in an earlier run."""
 Still = Callable[[Any, Sequence[tuple[Config, str]]], bool]
@@ -117,8 +117,8 @@ class StoredRun:
 def stored_run(path: str, *, whole: bool = False) -> StoredRun | None:
     """Read the run of the journal at `path`. Return None if the journal has no complete header.
 
-    If the run has not ended, `whole` reads the whole journal for the run's findings so far. The journal of an older
-    atune is always read as a whole. Raises `JournalError` and `OSError`.
+    `whole`: if the run has not ended, read its whole journal for the findings so far. The journal of an older atune is
+    always read as a whole. Raises `JournalError` and `OSError`.
     """
     header, last = ends(path)
     if header is None:
@@ -164,7 +164,7 @@ class ResultCache:
         return self.journals / f"{_file_name(name)}-{_moment()}.jsonl"
 
     def open_new(self, name: str = "", at: Path | None = None) -> Journal | None:
-        """Create a journal in the cache, for the kernel `name`, or at the path `at`. If that fails, warn."""
+        """Create a journal in the cache, for kernel `name` or at path `at`. On failure, warn and return None."""
         path = at or self.new_path(name)
         try:
             make_private_folder(str(path.parent))
@@ -195,7 +195,7 @@ class ResultCache:
         elif (begun := self._continued(key, header, still, again))[0] is None:
             begun = self.open_new(at=self._place(key, _moment())), []
         journal = begun[0]
-        # Each run looks after it has locked its own journal, so if two begin together, at least one sees the other.
+        # A run looks for other runs after it has locked its own journal, so of two runs, at least one sees the other.
         if not taken(own if journal is None else journal.path):
             return begun
         if own:
@@ -238,7 +238,7 @@ class ResultCache:
         self._tidy()
 
     def note(self, path: str | os.PathLike[str], key: ResultKey | None = None) -> None:
-        """Link the journal at `path`, so that look-ups of `key` find it. Without a key, only `runs` finds it."""
+        """Link the journal at `path` for look-ups of `key`. Without a key, only `runs` finds the journal."""
         real = Path(path).resolve()
         if self._owns(real) and (key is None or real.name.startswith(key.text)):
             return
@@ -280,7 +280,8 @@ class ResultCache:
     def _search(
         self, key: ResultKey, header: RunStarted | None, still: Still | None
     ) -> tuple[StoredRun | None, StoredRun | None]:
-        """Return the newest run that has the result under `key`; without any, also the newest run of another kernel."""
+        """Return the newest run that has the result under `key`, and None. If there is no such run, return None, and
+        the newest run that has the key but another kernel."""
         other: StoredRun | None = None
         for run in self._answering(key.text):
             if _serves(run, header):
@@ -291,7 +292,7 @@ class ResultCache:
         return None, other
 
     def events(self, run: StoredRun, header: RunStarted | None = None) -> list[Event]:
-        """Return the events of a run. If its journal is damaged, warn and return no events. `header`: as in `find`."""
+        """Return the events of a run; none, with a warning, if the run's journal is damaged. `header`: as in `find`."""
         try:
             return _served_to(header, read(run.path))
         except JournalError as error:
@@ -299,7 +300,7 @@ class ResultCache:
             return []
 
     def result(self, run: StoredRun, header: RunStarted | None = None) -> TuneResult | None:
-        """Return the whole result of a run, with `cache_hit` set. If its journal is damaged, warn and return None."""
+        """Return the whole result of a run, with `cache_hit` set. If the journal is damaged, warn and return None."""
         events = self.events(run, header)
         result = Result.from_events(events, run.path, replayed=True) if events else None
         if isinstance(result, TuneResult):
@@ -328,7 +329,7 @@ class ResultCache:
     def answers(
         self, *, kernel: str | None = None, key: str = "", work: str = "", source: str | None = None
     ) -> list[StoredRun]:
-        """Return the newest run that has a result for each key. Among these runs, the newest comes first.
+        """For each key, return the newest run that has a result. Among these runs, the newest comes first.
 
         `kernel`: the kernel's name. `key`: the beginning of the keys. `work`: the hash of the work. `source`: also
         return runs of kernels that have this source but another name.
@@ -365,8 +366,7 @@ class ResultCache:
         return len({run.key for run in forgotten} - {run.key for run in self.answers()})
 
     def _tidy(self) -> None:
-        """Delete the oldest journals beyond `MOST_CACHE_BYTES` (the journals of a set together), and files without a
-        run.
+        """Delete the oldest journals beyond `MOST_CACHE_BYTES` (those of a set together), and files without a run.
 
         A file without a run is an empty file that a killed program left, or a link to a deleted journal of the cache. A
         broken link to a journal elsewhere stays until a look-up, because the journal's file system may come back. If a
@@ -429,8 +429,8 @@ class ResultCache:
     # The folder
 
     def _files(self, folder: str | None = None) -> Iterator[os.DirEntry[str]]:
-        """Yield the journals and the links to journals. Does not follow links to folders. `folder`: skip the files of
-        other folders."""
+        """Yield the journals and the links to journals. Does not follow links to folders. `folder`: skip the files in
+        folders of another name."""
         for entry in self._listed(os.path.realpath(self.journals)):
             if not entry.is_dir(follow_symlinks=False):
                 files: Collection[os.DirEntry[str]] = [entry]
@@ -465,8 +465,8 @@ class ResultCache:
         return [real for _, real in sorted(own, reverse=True)]
 
     def _runs_of(self, key: str = "", work: str = "", kernel: str | None = None) -> list[StoredRun]:
-        """Return the runs whose keys match, the newest first. The parameters are the same as of `_keyed`. The key in a
-        file's name is not reliable, because the journal behind a link may belong to another run by now."""
+        """Return the runs whose keys match, the newest first. The parameters are those of `_keyed`. The key in a file's
+        name is not reliable, because the journal behind a link may belong to another run by now."""
         runs = (self._run(file.path) for file in self._keyed(key, work, kernel))
         matching = (run for run in runs if run and run.key and run.key.startswith(key) and run.key.startswith(work, 16))
         return sorted(matching, key=lambda run: run.time, reverse=True)
@@ -476,7 +476,8 @@ class ResultCache:
         return [run for run in self._runs_of(key, work, kernel) if run.entry is not None]
 
     def _run(self, path: str) -> StoredRun | None:
-        """Return the run of the journal at `path`. None if the run has not begun, or, with one warning, is damaged."""
+        """Return the run of the journal at `path`. If the run has not begun, or the journal is damaged (this warns
+        once), return None."""
         real = _real(path)
         try:
             stamp = _stamp(real)
@@ -549,7 +550,7 @@ def _serves(run: StoredRun, header: RunStarted | None) -> bool:
 
 
 def _is_same(run: StoredRun, still: Still | None) -> bool:
-    """Tell whether a run's winner is still the kernel that was measured. False if the journal does not identify it."""
+    """Tell whether a run's winner is still the measured kernel. False if the journal does not identify that kernel."""
     digest = run.found.ir_digest
     return still is None or (bool(digest) and still(run.header.arguments, [(run.config or {}, digest)]))
 

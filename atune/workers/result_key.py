@@ -112,7 +112,7 @@ def open_sizes(problem: Any, tuned_for: Any) -> dict[str, Any]:
 
 
 def same_problem(one: Any, other: Any) -> bool:
-    """Tell whether two problems have the same key, in whatever order their names are."""
+    """Tell whether two problems have the same key. The order of the names makes no difference."""
     first, second = (msgspec.json.encode(plain_dtypes(each), order="deterministic") for each in (one, other))
     return first == second
 

@@ -43,7 +43,7 @@ DEFAULT_ENV = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 """Default environment variables. Lowering allocates many small objects, so huge pages make it 6 to 15 % faster."""
 
 WARM_VARIABLE = "ATUNE_WARM"
-"""Environment variable. If it is ``off``, processes start only when a run or a call of `warm` needs them."""
+"""Environment variable. If the variable is ``off``, processes start only when a run or a call of `warm` needs them."""
 SERVER_REAP_S = 0.5
 
 
@@ -60,7 +60,7 @@ def refuse_in_worker() -> None:
     ours = os.path.dirname(server_main.__file__)
     files = [frame for frame in stack if frame.name == "<module>" and os.path.dirname(frame.filename) != ours]
     if not files:
-        raise WorkloadError("a function of the workload tunes in a worker of a tuning: call it outside the workload")
+        raise WorkloadError("a function of the workload tunes in a worker of a run: move the call out of the workload")
     raise WorkloadError(
         f"{files[-1].filename}, line {files[-1].lineno}, tunes while a worker loads the file, and would tune again in "
         'each worker: put the call below `if __name__ == "__main__":`'

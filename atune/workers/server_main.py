@@ -7,13 +7,12 @@ has started. Three mechanisms end all processes when the parent ends:
   every worker's group, even while native code holds the GIL. The lifeline is armed before any heavy module is imported.
   While the server is importing, the kernel also kills the server's own group. When the server is serving, it gets
   SIGCONT instead, so that even a stopped server cleans up after its workers.
-- The server watches the parent's pidfd, because another process that was forked from the parent may also hold the write
-  end.
+- The server watches the parent's pidfd, because a process forked from the parent may also hold the write end.
 - The server and each worker are subreapers. Processes that a worker started stay below the worker, even in another
   session. When the worker ends, these processes become children of the server, which kills and reaps them. No other
   process becomes a child of the server.
 
-The module imports only the standard library, and the server runs it by its path, not as a module of its package. So no
+The module imports only the standard library, and the parent runs it by its path, not as a module of its package. So no
 other module is imported before the lifeline is armed.
 """
 
@@ -43,7 +42,7 @@ from typing import Any, NoReturn
 REQUEST, REPLY = struct.Struct("!QIQ"), struct.Struct("!QIIQ")
 """Headers of frames. A header has the request's number, which the reply repeats, and the sizes of the frame's parts.
 The parts of a request are (entry, payload). The parts of a reply are (empty, empty, result). If the called function
-raised an exception, they are (name of the exception's class, message, tail of the traceback)."""
+raised an exception, the parts are (name of the exception's class, message, tail of the traceback)."""
 
 F_SETSIG = 10
 PR_SET_CHILD_SUBREAPER = 36
@@ -61,8 +60,8 @@ HUNG_UP_WORDS = "closed the socket for its replies"
 OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT})
 """Signals that come from outside. Other signals, such as SIGSEGV, are caused by the code that the process runs."""
 FAULTS = signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT
-"""Signals that faulthandler reports. Workers drop the handlers that preloaded libraries have set for these signals. One
-of them, tvm_ffi's handler, allocates memory, so in a process whose heap is damaged it would hang forever."""
+"""Signals that faulthandler reports. Workers drop the handlers that preloaded libraries have set for these signals. For
+example, tvm_ffi's handler allocates memory, so it would hang forever in a process whose heap is damaged."""
 SWEEP_S = 0.1
 """Longest wait, in seconds, for killed processes to end. SIGKILL takes far less time unless the kernel hangs."""
 END_S = 2
@@ -244,7 +243,7 @@ class ForkServerMain:
         return True
 
     def kill(self, number: int) -> bool:
-        """SIGKILL a worker's process group. Returns False if no worker has this number, or none has it any more."""
+        """SIGKILL a worker's process group. Returns False if no worker has this number (any more)."""
         if number in self.pids:
             with suppress(ProcessLookupError):
                 os.killpg(self.pids[number], signal.SIGKILL)
@@ -266,7 +265,7 @@ class ForkServerMain:
                     self.report(op="exited", id=number, how=describe(code), outside=from_outside(code))
 
     def sweep(self) -> None:
-        """SIGKILL and reap processes that ended workers left, level by level. Their pids cannot be reused before."""
+        """SIGKILL and reap what ended workers left running, level by level. None of these pids can be reused yet."""
         give_up = time.monotonic() + SWEEP_S
         while orphans := children_of(os.getpid()) - self.own - set(self.pids.values()):
             for pid in orphans:
@@ -281,7 +280,7 @@ class ForkServerMain:
 
     def end(self) -> NoReturn:
         """Kill and reap every worker and the processes that it left. Then end all processes of this group."""
-        signal.alarm(END_S)  # ends this process if the kernel hangs while it ends another
+        signal.alarm(END_S)  # ends this process if the kernel hangs while it ends another process
         self.own.clear()
         for number in self.pids:
             self.kill(number)
@@ -345,7 +344,7 @@ def work(replies: socket.socket, libc: ctypes.CDLL) -> NoReturn:
         except BaseException as exc:
             reply = failure(exc)
         for stream in (sys.stdout, sys.stderr):
-            with suppress(BaseException):  # the user's code may have closed or replaced it
+            with suppress(BaseException):  # the user's code may have closed or replaced the stream
                 stream.flush()
         libc.fflush(None)
         if os.getpid() != pid:  # a child that the called code forked; only the worker itself may answer

@@ -33,9 +33,9 @@ class Supervised:
     """
 
     died: FailureKind
-    """The kind of a candidate's failure if the candidate ends the process."""
+    """The kind of failure of a candidate that ends the process."""
     raised: FailureKind
-    """The kind of a candidate's failure if the candidate's job raises an exception."""
+    """The kind of failure of a candidate whose job raises an exception."""
 
     def __init__(self, workers: Workers) -> None:
         self.workers = workers
@@ -61,7 +61,7 @@ class Supervised:
         """
         answer = await self._answered(job, late, limit_s)
         used = self._used_before(late.index)
-        if not isinstance(job, BuildJob):  # its compilers run in processes of their own
+        if not isinstance(job, BuildJob):  # its compilers run in separate processes
             self.ran |= {c.index for c in job.candidates} if isinstance(job, ElaborateJob) else {late.index}
         failure = failure_in(answer)
         if not used or failure is None or failure.doubt or failure.kind == "timeout" or await self._sound(failure):

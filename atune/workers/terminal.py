@@ -120,7 +120,7 @@ def prepare() -> None:
 
 
 def discard(stream: TextIO, number: int) -> None:
-    """Discard the rest of `stream`'s buffer and all later writes, because at exit, Python would fail to write them."""
+    """Discard the rest of `stream`'s buffer and all later writes, because Python would fail to write them at exit."""
     with suppress(OSError, ValueError):
         if stream.fileno() == number:
             fd = os.open(os.devnull, os.O_WRONLY)

@@ -53,7 +53,7 @@ T = TypeVar("T")
 FILE_TIMEOUT_S = 120.0
 """Seconds that running the user's file may take, including the file's imports."""
 ANSWER_TIMEOUT_S = 60.0
-"""Seconds that a call may take of a constraint, a generator, or the function of an axis or of the configurations."""
+"""Seconds that a call of a constraint, a generator, or the function of an axis or of the configurations may take."""
 NO_ANSWER = (
     "did not answer within {:g} s and was ended. It hangs or is too slow, because it is called for every configuration"
 )
@@ -106,7 +106,7 @@ class Workers:
         self._began = time.time()
         self._warned_of = set[str]()
         self.alone = anyio.Lock()
-        """A lock for a job that is repeated because it got hardly any CPU time, or because the fork server was lost."""
+        """A lock for jobs that are repeated because they got hardly any CPU time or lost the fork server."""
 
     def attach(
         self, server: ForkServer, run_dir: str, background: TaskGroup, warn: Callable[[str], None] = ignored
@@ -141,7 +141,7 @@ class Workers:
         self._forked.remove(worker)
 
     async def agree(self, worker: Worker, loaded_as: str) -> None:
-        """If `worker` and the run's first worker loaded different workloads, raise `WorkloadError` with edited files.
+        """Raise `WorkloadError`, naming edited files, if `worker` and the first worker loaded different workloads.
 
         Also raise it if the program itself has a different workload, and a file of the workload was written during the
         run.
@@ -160,7 +160,7 @@ class Workers:
                     "for the workers' version. Pass changed values as arguments, or restart the program",
                 )
             return
-        cause = "no Python file of it was written since, so something else that it reads while loading changed"
+        cause = "none of its Python files was written since, so something else that it reads while loading changed"
         if written:
             cause = f"written since: {', '.join(written)}"
         raise WorkloadError(
@@ -251,7 +251,7 @@ class Workers:
 
     def _check_exists(self, path: str) -> None:
         if not os.path.exists(path):
-            remedy = f"keep programs that clear {tempfile.gettempdir()} from it, or set TMPDIR to another place"
+            remedy = f"stop programs that clear {tempfile.gettempdir()}, or set TMPDIR to another folder"
             raise MachineError(f"{path} was removed while the run used it: {remedy}. {STAYS}")
 
 

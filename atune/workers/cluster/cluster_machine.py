@@ -60,7 +60,7 @@ class Agent(Protocol):
     """The node's name, which is unique in the run."""
 
     async def ask(self, method: str, *arguments: Any) -> Reply:
-        """Call a method of the agent. Return the reply. If cancelled, end the call on the node. Raises `NodeLost`."""
+        """Call a method of the agent, and return its reply. Raises `NodeLost`. Cancelling ends the call on the node."""
 
     def kill(self) -> None:
         """End the agent and all its processes, without waiting. Open calls raise `NodeLost` immediately."""
@@ -100,7 +100,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 def sendable(error: Exception) -> AtuneError:
-    """Return `error` if it is of a class of atune, and otherwise a `WorkerError` with its message and traceback."""
+    """Return `error` if atune defines its class, and otherwise a `WorkerError` with its message and traceback."""
     return error if isinstance(error, AtuneError) else WorkerError(name_and_message(error), traceback_of(error))
 
 
@@ -160,11 +160,8 @@ def with_artifacts(value: T, change: Callable[[Artifact], Artifact]) -> T:
     return cast(T, changed)
 
 
-# ---- nodes and their workers
-
-
 class Node:
-    """A node of a run. `discovery`: the node's target and devices. `compilers`: the number of its compile workers."""
+    """A node of a run. `discovery`: the target and devices. `compilers`: the number of the node's compile workers."""
 
     def __init__(self, agent: Agent, run_dir: str, on_loss: Callable[[Node], None]) -> None:
         self.agent, self.name = agent, agent.name
@@ -202,7 +199,7 @@ class Node:
         self.discovery, self.compilers = await self.ask("discover", *arguments)
 
     async def watch(self, notice: Callable[[str], None]) -> None:
-        """Pass the agent's messages to `notice`, until the node is lost. After `STALL_S` of silence the node is lost.
+        """Pass on the agent's messages until the node is lost. A node that is silent for `STALL_S` counts as lost.
 
         While this program is stopped, the time does not count.
         """
@@ -289,7 +286,7 @@ class ClusterDeviceWorker:
         return cast(A, answer)
 
 
-NO_NVCC = "it has neither a device like the run's nor nvcc to compile with"
+NO_NVCC = "it has no device for this run, and no nvcc for compiling"
 
 
 def target_of(discoveries: Iterable[Discovery]) -> Target:
@@ -403,10 +400,10 @@ class ClusterMachine:
 
     async def _have_compile(self, node: Node, target: Target, why: TargetError | None) -> None:
         """If a node has no device for the run, have it compile for other nodes. If it cannot compile, leave the node
-        out. `why`: the error that the node raised about the requested devices; None if it raised no error."""
+        out. `why`: the error that the node raised about the requested devices; None if there was no error."""
         if why is None and node.discovery.target == target:
             return
-        lacks = str(why) if target.kind == "c" else ""  # it has no g++
+        lacks = str(why) if target.kind == "c" else ""  # the node has no g++
         if not lacks:
             await node.discover(self._fingerprint, target.arch, ())
             lacks = "" if node.discovery.nvcc else NO_NVCC
@@ -434,7 +431,7 @@ class ClusterMachine:
         return installed_versions()
 
     def hints(self, measuring: int) -> CompileHints:
-        """Return the scheduler's hints. The hints reserve no cores for measuring, because each node does so."""
+        """Return the scheduler's hints. The hints keep no cores free for measuring, because each node does that."""
         return compile_hints(self._discovery)
 
     @property
@@ -444,12 +441,12 @@ class ClusterMachine:
     def _lose(self, node: Node) -> None:
         """Continue without a lost node, and warn of the loss in one line."""
         left = len(self._living)
-        rest = f"{left} of {len(self.nodes)} nodes are left, which repeat its unfinished work"
+        rest = f"{left} of {len(self.nodes)} nodes are left, and they repeat the lost node's unfinished work"
         self._warn(f"{node.lost}. {rest if left else 'No node is left'}")
         self._wake()
 
     async def _everywhere(self, ask: Callable[[Node], Awaitable[None]]) -> None:
-        """Call `ask` for all living nodes at once. If calls fail, raise the error of the first node by name."""
+        """Call `ask` for all living nodes at once. Of several errors, raise the error of the first node by name."""
         errors: dict[str, Exception] = {}
 
         async def ask_node(node: Node) -> None:

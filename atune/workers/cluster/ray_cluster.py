@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster: the agent that runs a node's workers, its Ray actor, and the engine's connection to it.
+"""The nodes of a Ray cluster: the agent that runs a node's workers, the agent's Ray actor, and the connection.
 
 All code that may crash or hang runs in processes that the node's own fork server forks. So a node enforces deadlines
 even while the network is down. No process outlives the agent, because the fork server ends with the agent's process.
@@ -68,7 +68,7 @@ def versions_here() -> dict[str, str]:
 
 
 class NodeAgent(anyio.AsyncContextManagerMixin):
-    """The workers of a node. Entering the context starts a fork server. Leaving the context kills all processes."""
+    """The workers of a node. Entering the context starts a fork server. Leaving the context kills every worker."""
 
     def __init__(self, opening: Opening) -> None:
         o = opening
@@ -88,7 +88,7 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
             yield self
 
     async def answer(self, method: str, *arguments: Any) -> Reply:
-        """Call `method`, and reply with the method's answer or error. If cancelled, also cancel the method."""
+        """Call `method`, and reply with the method's answer or error. Cancelling the call also cancels the method."""
         try:
             answer = await getattr(self, method)(*arguments)
             reply = Reply(answer, await libraries_of(answer))
@@ -104,8 +104,8 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
     ) -> tuple[Discovery, int]:
         """Find the node's devices and create its workers. Return the discovery and the number of compile workers.
 
-        `target`: the target of the run. If it is empty, the target and the devices of the `Opening` apply; otherwise
-        `devices` apply. Refuse workers that load a workload with another `fingerprint`.
+        `target`: the target of the run. If `target` is empty, the target and the devices of the `Opening` apply;
+        otherwise `devices` apply. Refuse workers that load a workload with another `fingerprint`.
         """
         machine = self._machine
         machine.workers.loaded_as = fingerprint
@@ -117,7 +117,7 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         return machine.discovery, len(self._compilers)
 
     async def notices(self) -> list[str]:
-        """Return messages for the user. If there are none, wait for the first message, for at most `NOTICE_S`."""
+        """Return the messages for the user, after waiting at most `NOTICE_S` seconds for the first message."""
         with anyio.move_on_after(NOTICE_S):
             await self._noticed.wait()
         notices, self._notices, self._noticed = self._notices, [], anyio.Event()
@@ -157,7 +157,7 @@ class Actor:
         await opened
 
     async def _serve(self, opening: Opening, opened: asyncio.Future[None]) -> None:
-        """Run the agent until the engine ends it. If the agent fails or is cancelled, exit: the node is lost."""
+        """Run the agent until the engine ends it. If the agent fails or is cancelled, end this process."""
         try:
             async with NodeAgent(opening) as self._agent:
                 opened.set_result(None)
@@ -198,7 +198,7 @@ class RayAgent:
     def __init__(self, ray: Any, actor: Any, name: str, local: bool) -> None:
         self._ray, self.actor, self.name, self.local = ray, actor, name, local
         self._calls = set[anyio.Event]()
-        """An event for each running call. It is set when the call ends or when the agent is killed."""
+        """An event for each running call. The event is set when the call ends or the agent is killed."""
         self.killing: threading.Thread | None = None
 
     async def ask(self, method: str, *arguments: Any) -> Reply:
@@ -212,13 +212,13 @@ class RayAgent:
             raise
 
     async def answered(self, reference: Any) -> Any:
-        """Wait for the result of a remote call. This works on any event loop. Raises `NodeLost`."""
+        """Wait, on any event loop, for the result of a remote call. Raises `NodeLost`."""
         ended, loop = anyio.Event(), anyio.lowlevel.current_token().native_token
         soon: Callable[[Callable[[], None]], object]
         soon = loop.run_sync_soon if hasattr(loop, "run_sync_soon") else loop.call_soon_threadsafe  # type: ignore[attr-defined]
 
         def wake(_: object) -> None:
-            """Set `ended`. Called in a thread of Ray that must not wait for the loop, as the loop may wait for Ray."""
+            """Set `ended`. Ray calls this in a thread that must not wait for the loop: the loop may wait for Ray."""
             with suppress(RuntimeError):  # the loop has ended, and no task waits
                 soon(ended.set)
 
@@ -238,7 +238,7 @@ class RayAgent:
 
     def kill(self) -> None:
         def kill() -> None:
-            with suppress(Exception):  # it may be gone
+            with suppress(Exception):  # the actor may be gone
                 self._ray.kill(self.actor, no_restart=True)
 
         if self.killing is None:  # in a thread, because Ray may take seconds
@@ -287,7 +287,7 @@ async def ray_agents(opening: Opening, *, address: str) -> AsyncGenerator[tuple[
 
 
 def _leave(ray: Any, agents: Sequence[RayAgent]) -> None:
-    """Wait until Ray has killed `agents`, and leave the cluster. A later `ray.kill` would join a cluster again."""
+    """Leave the cluster after Ray has killed `agents`, because a later `ray.kill` would join or start a cluster."""
     until = time.monotonic() + NODE_CANCEL_S
     for agent in agents:
         if agent.killing is not None:
@@ -304,7 +304,7 @@ async def _started(ray: Any, node: Mapping[str, Any], opening: Opening, started:
     """Start the agent of a node, and append the agent to `started`. If that fails, raise `NodeLost` with the reason."""
     claim = _claim(node, opening.compile.workers)
     if claim["num_cpus"] < 1:
-        raise NodeLost("other programs of the Ray cluster use all its cores, or Ray got no cores there")
+        raise NodeLost("other programs of the Ray cluster use all its cores, or Ray was started there without cores")
     strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
     remote = ray.remote(Actor).options(
         **claim, max_restarts=0, max_task_retries=0, max_concurrency=100_000, scheduling_strategy=strategy
