@@ -41,7 +41,7 @@ takes precedence. If a candidate takes longer, its facts stay unknown, and its l
 deadline."""
 SPOILED = (
     "candidate {index} failed in a process that had run other candidates, but not in a fresh process, because another "
-    "candidate changes shared state of the process, such as os.environ. atune repeats the job in a fresh process"
+    "candidate changes shared state of the process, such as os.environ. atune repeats failed jobs in a fresh process"
 )
 PATIENCE = 4.0
 """Factor by which a job's deadline grows if the job is repeated because it got hardly any CPU time."""
