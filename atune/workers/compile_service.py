@@ -87,7 +87,7 @@ class CompileService:
         self._request: tuple[bytes, str, str] | None = None
         """The request to the process; None until a candidate must be compiled."""
         self._scope: anyio.CancelScope | None = None
-        """The cancel scope around the run's calls to the process; None if there are no calls."""
+        """The scope of the run's calls of the process; None if there are none."""
         self._wanted: anyio.Event
         self._tasks: anyio.abc.TaskGroup
 
@@ -112,7 +112,7 @@ class CompileService:
             self._begin("" if target is None else target.arch)
 
     def use(self, against: str | None) -> None:
-        """If `against` is None, use the service in this run. Otherwise do not: `against` is the reason, or empty."""
+        """Use the service in this run if `against` is None. Otherwise `against` is the reason not to, perhaps empty."""
         was_off, self._off = self._off, against is not None
         if was_off or self._off:
             self.ready, self.why = False, f"nvcc, because {against}" if against else ""
@@ -136,8 +136,8 @@ class CompileService:
         return msgspec.structs.replace(artifact, why=artifact.why or self.why)
 
     def _begin(self, arch: str | None) -> None:
-        """Begin to parse headers for `arch` before a candidate is known. If `arch` is empty, use the architecture of
-        this machine's GPU. If `arch` is None, wait for the first candidate."""
+        """Have headers for `arch` parsed before a candidate is known. An empty `arch` stands for the architecture of
+        this machine's GPU. If `arch` is None, wait for the candidate."""
         self._wanted, self._scope = anyio.Event(), anyio.CancelScope()
         self._tasks.start_soon(self._run, arch, self._scope)
 

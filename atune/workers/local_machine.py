@@ -53,7 +53,7 @@ class Shared:
     at_once: int
     """Largest number of concurrent runs."""
     idle: dict[str, list[Worker]] = field(default_factory=dict)
-    """Processes that ended runs leave to later runs, by device and torch's state. A new context would take a second."""
+    """Processes, by device and torch's state, that ended runs leave to later ones, because a context takes a second."""
 
 
 @asynccontextmanager
