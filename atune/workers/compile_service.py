@@ -77,7 +77,7 @@ class CompileService:
         self.ready = False
         """Whether builds use the service."""
         self.why = ""
-        """Why nvcc compiles; empty if the service compiles, or if no explanation is needed."""
+        """Why nvcc compiles; empty if another compiler is used, or if no explanation is needed."""
         self.wake: Callable[[], None] = lambda: None
         """Called after each change."""
         self.process: ServiceProcess

@@ -58,7 +58,7 @@ class Shared:
 
 @asynccontextmanager
 async def shared_processes(warn: Callable[[str], None] = ignored, at_once: int = 1) -> AsyncGenerator[Shared, None]:
-    """Start the fork server, or take the warm fork server, for one run or for several runs in the same event loop."""
+    """Start the fork server, or take the warm one, for one run or for several in the same event loop."""
     async with fork_server(warn) as server, ServiceProcess(COMPILE_NICE) as service:
         shared = Shared(server, service, at_once)
         try:
