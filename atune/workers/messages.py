@@ -26,7 +26,6 @@ OPEN_DEVICE = f"{JOBS}open_device"
 REST_DEVICE = f"{JOBS}rest_device"
 NEIGHBOURS = "atune.stages.gpu:neighbours"
 
-SERVICE_HEADER = "atune.stages.cicc_server:header"
 SERVICE_LISTEN = "atune.stages.cicc_server:listen"
 
 
