@@ -16,6 +16,7 @@ import anyio
 import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream
 
+from atune.engine.benchmark_stage import differences
 from atune.engine.interfaces import CompileHints, CompileWorker
 from atune.engine.prior import best_estimate
 from atune.engine.run_state import Run
@@ -242,12 +243,21 @@ class CompileStage:
         self.state.busy += 1
         try:
             if isinstance(job, Lower):
-                await self._lower(worker, self._back.popleft() if self._back else self._proposals.receive_nowait())
+                for candidate in self._row():
+                    await self._lower(worker, candidate)
             else:
                 await self._build(worker, job.group, job.reason)
         finally:
             self.state.busy -= 1
             self.run.wake()
+
+    def _row(self) -> list[Candidate]:
+        """Take the next candidate, and the one after it if they differ in one axis, so their lowering may be shared."""
+        count = 2 if self.state.waiting > self.state.workers else 1
+        row = [self._back.popleft() if self._back else self._proposals.receive_nowait() for _ in range(count)]
+        if count == 2 and differences(row[0].config, row[1].config) != 1:
+            self._back.appendleft(row.pop())
+        return row
 
     async def _lower(self, worker: CompileWorker, candidate: Candidate) -> None:
         self.state.lowering += 1
