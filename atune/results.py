@@ -1,4 +1,4 @@
-"""The parts of a result; `merge`, which makes a single result of several journals; and `save_bundle`."""
+"""The classes of a result, `merge`, which merges several journals into one result, and `save_bundle`."""
 
 from atune.frontends.save_bundle import save_bundle
 from atune.journal.merge import merge

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -101,12 +100,6 @@ def _children() -> list[int]:
 def _children_cpu_s() -> float:
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
-
-
-def forget_results(*caches: Path) -> None:
-    """Empty atune's caches in the folders `caches`, but keep the compiler states that were compared."""
-    for file in (file for cache in caches for file in (cache / "atune").glob("*") if file.name != "states"):
-        shutil.rmtree(file) if file.is_dir() else file.unlink()
 
 
 @contextmanager

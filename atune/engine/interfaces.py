@@ -52,7 +52,7 @@ def ignored(*_: object) -> None:
 
 
 class Machine(Protocol):
-    """Compilers and devices of one run."""
+    """Compilers and devices of one run. `sleep` waits for seconds of the time in which its workers do jobs."""
 
     def open(
         self, warn: Callable[[str], None] = ignored, wake: Callable[[], None] = ignored
@@ -77,5 +77,7 @@ class Machine(Protocol):
         """Return the current hints for the scheduler, while `measuring` devices have a candidate."""
 
     def device_workers(self) -> Sequence[DeviceWorker]: ...
+
+    async def sleep(self, seconds: float, /) -> None: ...
 
     def versions(self) -> dict[str, str]: ...

@@ -88,10 +88,14 @@ class CompileState:
         )
 
     @property
+    def waits(self) -> bool:
+        """Whether nothing can start before a compile under way has ended."""
+        return not (self._more_to_lower or self.ready or self.deferred or self.retry)
+
+    @property
     def finished(self) -> bool:
         """Whether no compile work is left or under way."""
-        left = self.waiting or self.ready or self.deferred or self.retry
-        return not (self.proposing or self.lowering or self.building or left)
+        return self.waits and not (self.proposing or self.building)
 
     def next_job(self) -> Job | None:
         """Return a free worker's next job, and take it out of the queues; None if the worker must wait.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager, nullcontext
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -47,17 +48,34 @@ class Shared:
 
     server: ForkServer
     service: ServiceProcess
-    at_once: int
-    """Largest number of concurrent runs."""
+    at_once: int = 1
+    """Largest number of concurrent runs on a device."""
+    apart: bool = False
+    """Whether each run uses one of the devices, instead of all."""
     idle: dict[str, list[Worker]] = field(default_factory=dict)
     """Processes, by device and torch's state, that ended runs leave to later ones, because a context takes a second."""
+    runs: Counter[str] = field(default_factory=Counter)
+    """Number of runs that use each device."""
+    lost: set[str] = field(default_factory=set)
+    """Devices that a run gave up. Later runs do not use them if others are left."""
+
+    @contextmanager
+    def lent(self, devices: Sequence[DeviceInfo]) -> Iterator[tuple[DeviceInfo, ...]]:
+        """Choose the devices of a run, and count them as used by it: all, or the least used one if runs are `apart`."""
+        left = [device for device in devices if device.id not in self.lost] or devices
+        chosen = tuple(sorted(left, key=lambda device: self.runs[device.id])[: 1 if self.apart else None])
+        self.runs.update(device.id for device in chosen)
+        try:
+            yield chosen
+        finally:
+            self.runs.subtract(device.id for device in chosen)
 
 
 @asynccontextmanager
-async def shared_processes(warn: Callable[[str], None] = ignored, at_once: int = 1) -> AsyncGenerator[Shared, None]:
+async def shared_processes(warn: Callable[[str], None] = ignored) -> AsyncGenerator[Shared, None]:
     """Start the fork server, or take the warm one, for one run or for several in the same event loop."""
     async with fork_server(warn) as server, ServiceProcess(COMPILE_NICE) as service:
-        shared = Shared(server, service, at_once)
+        shared = Shared(server, service)
         try:
             yield shared
         finally:
@@ -72,6 +90,8 @@ class LocalMachine:
     as ``auto`` or ``cuda``. `devices` names devices, or is ``("all",)``. `cores` limits how many of this process's
     cores the run uses. `shared`: the processes that concurrent runs share; None to start own processes.
     """
+
+    sleep = staticmethod(anyio.sleep)
 
     def __init__(
         self,
@@ -166,8 +186,10 @@ class LocalMachine:
         reply = known.get(question) or await self.workers.ask_once("discover", DISCOVER, question)
         known[question] = reply
         discovery = msgspec.msgpack.decode(reply, type=Discovery)
-        discovery = msgspec.structs.replace(discovery, devices=tuple(map(with_peaks, discovery.devices)))
-        self.discovery = discovery
+        devices = tuple(map(with_peaks, discovery.devices))
+        if self.shared is not None:
+            devices = self._ended.enter_context(self.shared.lent(devices))
+        self.discovery = discovery = msgspec.structs.replace(discovery, devices=devices)
         if self._most_cores is None:  # on a node of a cluster, the cluster's machine gives these warnings
             for remark in filter(None, (discovery.untested, discovery.fallback)):
                 self.workers.warn(remark)

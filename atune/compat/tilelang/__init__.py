@@ -1,10 +1,10 @@
-"""The names of `tilelang.autotuner` on atune's engine: a drop-in that needs one changed import line.
+"""The names of `tilelang.autotuner`, on atune's engine: a drop-in replacement that needs one changed import line.
 
     from atune.compat.tilelang import autotune, AutoTuner, set_autotune_inputs
 
-Results are tilelang's own `JITKernel`s, with latency, configuration and reference latency set. A parameter without a
-meaning here warns once (`CompatWarning`), and the warning says what happens instead. docs/migration.md compares both
-tuners. This package may import all of atune but `testing`; `frontends` does the tuning.
+The kernel in a result is tilelang's own `JITKernel`, whose latency, configuration and reference latency are set. If a
+parameter has no meaning here, a `CompatWarning` says once what happens instead. This package may import all of atune
+but `testing`. The tuning is done in `frontends`.
 """
 
 from __future__ import annotations
