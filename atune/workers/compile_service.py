@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
 import anyio
@@ -19,7 +19,7 @@ from atune.model.settings import CompileSettings
 from atune.workers.messages import SERVICE_LISTEN
 from atune.workers.pool import ForkServer, Worker
 from atune.workers.resources import usable_cores
-from atune.workers.server import DRIVER, parked_service, started_service
+from atune.workers.server import DRIVER, parked_service, started, warm_service
 from atune.workers.waiting import background
 from atune.workers.workers import process_folders
 
@@ -29,7 +29,7 @@ NEW_STATE = "nvcc, because the compiler state is new, and the run has few candid
 
 
 class ServiceProcess(anyio.AsyncContextManagerMixin):
-    """The process that keeps the parsed headers, for one run or several concurrent runs. `start` forks it.
+    """The process that keeps the parsed headers, for one run or several concurrent runs. The first call forks it.
 
     It has its own fork server, which imports almost nothing; see `atune.stages.cicc_server`. If that server has parsed
     headers, it is parked for the program's next run.
@@ -45,29 +45,33 @@ class ServiceProcess(anyio.AsyncContextManagerMixin):
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[ServiceProcess, None]:
         self._ended = anyio.Event()
-        async with background(cancel=False) as self._tasks:
-            yield self
-            self._ended.set()
+        try:
+            async with background(cancel=False) as self._tasks:
+                yield self
+                self._ended.set()
+        except BaseException:
+            parked_service.park(None)  # a cancelled run leaves no process
+            raise
 
-    async def start(self, arch: str | None) -> None:
-        """Start the process unless it has started. `arch`: as in `started_service`. Raises `WorkerError`, `OSError`."""
-        async with self._turn:
-            if self.worker is None:
-                self.worker = await self._tasks.start(self._run, arch)
+    @property
+    def begun(self) -> bool:
+        """Whether the process has started, or starts."""
+        return self.worker is not None or self._turn.locked()
 
-    async def listen(self, request: object) -> str:
-        """Serve the run of `request`. Return the reason if that fails, and otherwise an empty text.
+    async def call(self, entry: str, request: object) -> str:
+        """Call `entry` in the process. Return the reason if the call failed, and otherwise an empty text.
 
-        Raises `WorkerError`. Cancelling the call ends the process.
+        Raises `WorkerError` and `OSError`. Cancelling the call ends the process.
         """
         async with self._turn:
-            assert self.worker is not None, "it has started"
-            return (await self.worker.call(SERVICE_LISTEN, msgspec.msgpack.encode(request), PREPARE_TIMEOUT_S)).decode()
+            if self.worker is None:
+                self.worker = await self._tasks.start(self._run)
+            return (await self.worker.call(entry, msgspec.msgpack.encode(request), PREPARE_TIMEOUT_S)).decode()
 
-    async def _run(self, arch: str | None, *, task_status: anyio.abc.TaskStatus[Worker]) -> None:
+    async def _run(self, *, task_status: anyio.abc.TaskStatus[Worker]) -> None:
         before = parked_service.take()
-        park = None if before is None and arch is None else parked_service.park
-        async with ForkServer(before or started_service(arch), park=park) as server:
+        park = None if before is None else parked_service.park  # only a parked server itself has parsed headers
+        async with ForkServer(before or started(("atune.stages.cicc_server",)), park=park) as server:
             folders = process_folders(str(server.run_dir))
             task_status.started(await server.spawn("service", env=folders, nice=self._nice))
             await self._ended.wait()
@@ -100,9 +104,6 @@ class CompileService:
         """Keys of header parts whose new compiler states are compared; see `Lowered.use`."""
         self._request: tuple[bytes, str, str] | None = None
         """The request to the process; None until a candidate must be compiled."""
-        self._scope: anyio.CancelScope | None = None
-        """The scope of the run's calls of the process; None if there are none."""
-        self._wanted: anyio.Event
         self._tasks: anyio.abc.TaskGroup
 
     @property
@@ -122,18 +123,13 @@ class CompileService:
             return  # `discover` reports the error
         settings = self._settings
         cuda = any(map(os.path.exists, DRIVER)) if target is None else target.kind == "cuda"
-        if cuda and settings.cicc and settings.flags is None and len(usable_cores()) > 1:
-            self._begin("" if target is None else target.arch)
+        if cuda and settings.cicc and settings.flags is None and len(usable_cores()) > 1 and not process.begun:
+            with suppress(OSError):  # the first candidate to compile shows the error
+                warm_service("" if target is None else target.arch)
 
     def use(self, against: str | None) -> None:
         """Use the service in this run if `against` is None. Otherwise `against` is the reason not to, perhaps empty."""
-        was_off, self._off = self._off, against is not None
-        if was_off or self._off:
-            self.ready, self.why = False, f"nvcc, because {against}" if against else ""
-        if self._off and self._scope is not None:
-            self._scope.cancel()
-            self._scope = None
-        self.wake()
+        self._off, self.why = against is not None, f"nvcc, because {against}" if against else ""
 
     def saw(self, lowered: Lowered, target: Target, *, known: bool) -> None:
         """Have the service compile for the run, beginning with the first candidate that must be compiled.
@@ -144,9 +140,7 @@ class CompileService:
             return
         self._request = (lowered.blob, target.arch, self._run_dir)
         self.why = NEW_STATE if self.few and not known else ""
-        if self._scope is None:
-            self._begin(None)
-        self._wanted.set()
+        self._tasks.start_soon(self._run)
         self.wake()
 
     def compilers(self, use: str, states: Sequence[tuple[str, str]]) -> Literal["cicc", "nvcc", "both"]:
@@ -166,20 +160,11 @@ class CompileService:
         """Return `artifact` with the reason for nvcc, if nvcc built it and it has no reason yet."""
         return msgspec.structs.replace(artifact, why=artifact.why or self.why) if artifact.plain else artifact
 
-    def _begin(self, arch: str | None) -> None:
-        """Have headers for `arch` parsed before a candidate is known. An empty `arch` stands for the architecture of
-        this machine's GPU. If `arch` is None, wait for the candidate."""
-        self._wanted, self._scope = anyio.Event(), anyio.CancelScope()
-        self._tasks.start_soon(self._run, arch, self._scope)
-
-    async def _run(self, arch: str | None, scope: anyio.CancelScope) -> None:
+    async def _run(self) -> None:
         try:
-            with scope:
-                await self.process.start(arch)
-                await self._wanted.wait()
-                self._settle(await self.process.listen(self._request))
-                if self.ready and self.process.worker is not None:
-                    raise await self.process.worker.ended()
+            self._settle(await self.process.call(SERVICE_LISTEN, self._request))
+            if self.ready and self.process.worker is not None:
+                raise await self.process.worker.ended()
         except (WorkerError, OSError) as error:
             output = getattr(error, "detail", "").strip().splitlines()
             self._settle("; ".join((f"the compile service ended: {error}", *output[-1:])))

@@ -208,7 +208,6 @@ class LocalMachine:
 
     async def prepare(self, candidates: int) -> None:
         self.service.few = self.shared is None and candidates <= FEW_CANDIDATES  # a set shares the comparison
-        self.use(self.discovery.no_cicc)
 
     def use(self, no_cicc: str) -> None:
         """Compile with cicc if `no_cicc` is empty. Otherwise `no_cicc` is the reason to compile without cicc."""

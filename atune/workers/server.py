@@ -245,12 +245,13 @@ def started(preload: Sequence[str] | None = None, **env: str) -> ForkServerProce
     return ForkServerProcess(PRELOAD if preload is None else preload, *server_folder(), env={**SERVER_ENV, **env})
 
 
-def started_service(arch: str | None) -> ForkServerProcess:
-    """Start the compile service's fork server, which parses headers for `arch`; empty for this machine's GPU.
+def warm_service(arch: str = "") -> None:
+    """Park a fork server for the compile service, unless one is parked.
 
-    If `arch` is None, it parses none, because the first candidate to compile shows which headers are needed.
+    It parses headers for `arch`, or else for this machine's GPU. Raises `OSError` if no process can be started.
     """
-    return started((f"atune.stages.cicc_{'server' if arch is None else 'early'}",), **{SERVICE_ARCH: arch or ""})
+    early = ("atune.stages.cicc_early",)
+    parked_service.park(parked_service.take() or started(early, **{SERVICE_ARCH: arch}))
 
 
 def taken() -> ForkServerProcess:
@@ -272,7 +273,7 @@ def warm() -> None:
         return
     parked.park(taken())
     if any(map(os.path.exists, DRIVER)) and len(usable_cores()) > 2:  # two import tilelang: program and fork server
-        parked_service.park(parked_service.take() or started_service(""))
+        warm_service()
 
 
 @functools.cache

@@ -86,16 +86,13 @@ async def test_few_candidates_of_a_new_state_are_compiled_by_nvcc(candidates: in
     assert known.service.why == "" and not known.hints(0).builds
 
 
-@pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize("broken", ["", "cicc is gone"])
-async def test_building_waits_for_a_service_that_will_soon_be_there(early: bool, broken: str) -> None:
+async def test_building_waits_for_a_service_that_will_soon_be_there(broken: str) -> None:
     one, tasks = with_service()
-    if early:
-        one.service._begin("sm_90a")
     assert one.hints(0).builds
     one.service.saw(LOWERED, FOUND.target, known=False)
     one.service.saw(LOWERED, FOUND.target, known=False)  # only the first candidate asks
-    assert tasks.begun == 1 and one.service._wanted.is_set()
+    assert tasks.begun == 1
     assert not one.hints(0).builds
     one.service._settle(broken)
     assert one.hints(0).builds and one.service.ready == (not broken)

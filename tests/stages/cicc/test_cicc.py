@@ -9,6 +9,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import anyio
 import msgspec
 import pytest
 from processes import gone, wait_until
@@ -29,6 +30,7 @@ from atune.stages.codegen import Blob
 from atune.stages.lowering import lower
 from atune.stages.tilelang import paths
 from atune.workers.local_machine import Shared, shared_processes
+from atune.workers.server import parked_service, warm_service
 from atune.workers.server_main import parent_of
 from atune.workload.pickling import FileRef
 
@@ -174,6 +176,22 @@ def test_a_child_that_ends_early_is_a_failure(server: Path, hopper_server: cicc_
             cicc.compile_remotely(LONG, HOPPER, str(server))
         killed.result()
     assert code(cicc.compile_remotely(INCLUDES + KERNEL.format(name="k", factor=2), HOPPER, str(server)))
+
+
+@needs_cicc
+@pytest.mark.anyio
+async def test_a_cancelled_run_leaves_no_parsed_headers() -> None:
+    """Neither before nor after they are used."""
+    for used in (False, True):
+        with anyio.CancelScope() as scope:
+            async with shared_processes() as shared:
+                warm_service("sm_90a")
+                if used:
+                    async with lowered(1, CompileSettings(workers=1), "sm_90a", shared) as (machine, _, _):
+                        assert machine.service.ready and parked_service.server is None
+                scope.cancel()
+                await anyio.sleep_forever()
+        assert parked_service.server is None
 
 
 def test_a_server_whose_headers_were_written_since_is_not_used(
