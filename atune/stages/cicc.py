@@ -240,15 +240,15 @@ def compared(candidate: Candidate, built: Artifact, path: str) -> Compared | Fai
     return Compared(candidate.index, differs)
 
 
-def comparing(lowered: Lowered) -> Compile:
-    """Return a function that compiles by nvcc. Meanwhile, cicc's code for `lowered` is compared with nvcc's.
+def comparing(group: Sequence[Lowered]) -> Compile:
+    """Return a function that compiles `group` by nvcc. Meanwhile, cicc's code is compared with nvcc's.
 
-    The comparison is kept for the compiler state of `lowered`. The function does not wait for it.
+    The comparison is kept for each member's compiler state. The function does not wait for it.
     """
 
     def compile(source: str, pass_configs: Mapping[str, Any]) -> MachineCode:
         plain = Future[bytes]()
-        arguments = lowered, source, flavour_of(session().target.arch, dict(pass_configs)), plain
+        arguments = group, source, flavour_of(session().target.arch, dict(pass_configs)), plain
         threading.Thread(target=_compare, args=arguments, daemon=True).start()
         machine_code = by_nvcc(source, pass_configs)
         plain.set_result(machine_code.code)
@@ -257,17 +257,19 @@ def comparing(lowered: Lowered) -> Compile:
     return compile
 
 
-def _compare(lowered: Lowered, source: str, flavour: Flavour, plain: Future[bytes]) -> None:
+def _compare(group: Sequence[Lowered], source: str, flavour: Flavour, plain: Future[bytes]) -> None:
     """Compile `source` by cicc, and keep the comparison with nvcc's code. If that fails, a later run compares."""
-    server, symbol = os.path.join(session().run_dir, FOLDER), msgspec.msgpack.decode(lowered.blob, type=Blob).symbol
+    server = os.path.join(session().run_dir, FOLDER)
     while not os.path.lexists(server):  # the compile service still parses headers
         time.sleep(POLL_S)
     with contextlib.suppress(OSError, CiccError, ValueError):
         own = compile_remotely(source, flavour, session().run_dir)
         files, headers = headers_read(server, parts(source)[0])
-        binaries = (b"\0" + code for code in (own, plain.result()))  # as if each were in a library
-        differs = _code_difference(*(elf.kernels_code(binary, symbol) for binary in binaries))
-        remember(session().tools, lowered.use, StateCheck(files, headers, differs))
+        binaries = [b"\0" + code for code in (own, plain.result())]  # as if each were in a library
+        symbols = [msgspec.msgpack.decode(lowered.blob, type=Blob).symbol for lowered in group]
+        differ = [_code_difference(*(elf.kernels_code(binary, symbol) for binary in binaries)) for symbol in symbols]
+        for use in {lowered.use for lowered in group if lowered.use}:
+            remember(session().tools, use, StateCheck(files, headers, max(differ)))
 
 
 def difference(measured: Artifact, plain: Artifact) -> str:

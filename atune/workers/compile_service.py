@@ -143,17 +143,18 @@ class CompileService:
         self._tasks.start_soon(self._run)
         self.wake()
 
-    def compilers(self, use: str, states: Sequence[tuple[str, str]]) -> Literal["cicc", "nvcc", "both"]:
-        """Return the compilers for a group; ``both`` only once for each `use`, the key of the first member's headers.
+    def compilers(self, uses: Sequence[str], states: Sequence[tuple[str, str]]) -> Literal["cicc", "nvcc", "both"]:
+        """Return the compilers for a group; ``both`` only once for each new state.
 
-        `states`: the members' compiler states, as `RunStore.state` returns them.
+        `uses`, `states`: the members' `Lowered.use`, and their compiler states, as `RunStore.state` returns them.
         """
-        new, differs = not all(state for state, _ in states), any(difference for _, difference in states)
-        if self.ready and not differs and not (new and self.few):
+        new = {use for use, (state, _) in zip(uses, states, strict=True) if not state}
+        if self.ready and not (new and self.few) and not any(difference for _, difference in states):
             return "cicc"
-        if self._off or not (new and self.few) or use in ("", *self._compared) or len(usable_cores()) == 1:
+        new -= {"", *self._compared}
+        if self._off or not self.few or not new or len(usable_cores()) == 1:
             return "nvcc"
-        self._compared.add(use)
+        self._compared |= new
         return "both"
 
     def explain(self, artifact: Artifact) -> Artifact:

@@ -135,7 +135,7 @@ class LocalCompileWorker:
         """Compile `group` into one library and store it. `service` chooses the compilers for CUDA."""
         store, service = self.store, self.service
         states = [await store.state(lowered.use) for lowered in group]
-        by = "nvcc" if asked.plain else service.compilers(group[0].use, states)
+        by = "nvcc" if asked.plain else service.compilers([lowered.use for lowered in group], states)
         job = msgspec.structs.replace(asked, group=tuple(group), path=self._new_library(), by=by)
         answers = await self._try(job, group[0].index, job.limit_s)
         if isinstance(answers, Failure):
