@@ -134,7 +134,8 @@ class CompileState:
             return Lower()
         if self.hints.builds and not self._coming and self.deferred:
             self.deferred.sort(key=lambda lowered: self.work_of([lowered]), reverse=True)  # the longest compile first
-            reason = "a long loop, alone" if self._is_long(self.deferred[0]) else "deferred by the screen"
+            long = self.group_size is None and self._is_long(self.deferred[0])
+            reason = "a long loop, alone" if long else "deferred by the screen"
             return self._build(self.deferred, self.group_size or self._share(), reason)
         return None
 

@@ -69,8 +69,7 @@ from atune.workload.workload import Workload
 AT_ONCE, WORKERS_EACH = 4, 5
 """Largest number of problems to tune at a time for each device, and least number of compile workers for each problem if
 more than two are tuned. A device then measures another problem while a problem's last candidate compiles, and libraries
-still hold several candidates. On an H100 with 16 cores, a set of 28 problems took 0.81 times as long as with two at a
-time."""
+still hold several candidates. On an H100 with 16 cores, 28 problems took 0.81 times as long as with two at a time."""
 LOAD = 1.5
 """Compile workers per core, over all problems in progress, because a problem often waits for its last compile. On an
 H200 with 16 cores, a set of 11 problems took 0.77 times as long as with a worker per core."""

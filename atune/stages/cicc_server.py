@@ -52,8 +52,7 @@ FOLDER, SOCKET, TOOLS = "cicc", "cicc.sock", "tools.json"
 NAME = "tvm_kernels.cu"
 """tilelang's name for a source."""
 MAIN, HEADERS, LOG, PRELOADED = "kernels.ii", "headers.ii", "log", "server.so"
-"""Files in the server's folder: the source for cicc, the preprocessed headers, cicc's output for them, and the
-preloaded library."""
+"""Files in the server's folder: cicc's source, the preprocessed headers, cicc's output, and the preloaded library."""
 _HOST_ONLY = (
     "_BACKWARD_AUTO_PTR_H", "_GLIBCXX_ALGORITHM", "_GLIBCXX_BITS_SPECFUN_H", "_GLIBCXX_FUNCTIONAL", "_GLIBCXX_IOMANIP",
     "_GLIBCXX_IOS", "_GLIBCXX_IOSTREAM", "_GLIBCXX_ISTREAM", "_GLIBCXX_MEMORY", "_GLIBCXX_MUTEX", "_GLIBCXX_OSTREAM",

@@ -74,9 +74,8 @@ def lower(candidate: Candidate, *, anew: bool = True) -> Lowered:
 
 
 _last: dict[str, tuple[int, Blob, list[Layouts]]] = {}
-"""The kernel that this process lowered last, by its `ir_key` without the block order, if it has one block order, with
-the order's place. A kernel that has another order (`T.use_swizzle`) in this place, or none, takes its lowered halves.
-"""
+"""If it has one block order (`T.use_swizzle`), the kernel that this process lowered last, by its `ir_key` without the
+order, and the order's place. A kernel with another order in this place, or without an order, takes its halves."""
 _ORDER = "threadblock_swizzle_pattern"
 """The attribute that holds a block order. Lowering passes it on, and only printing the source reads it."""
 

@@ -83,8 +83,7 @@ class CompileService:
 
     `start` begins to parse headers while the fork server still imports tilelang. The first candidate that must be
     compiled makes the process prepare to compile for the run, unless `use` got a reason not to use the service. While
-    the service is `warming`, the run lowers candidates but builds none. When the service is `ready`, builds use the
-    service.
+    the service is `warming`, the run lowers candidates but builds none. When it is `ready`, builds use it.
     """
 
     def __init__(self, settings: CompileSettings, target: str | Target) -> None:

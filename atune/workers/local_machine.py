@@ -128,8 +128,7 @@ class LocalMachine:
     ) -> AsyncGenerator[None, None]:
         """Start the fork server, or take the warm fork server of the previous run. On leaving, kill every worker.
 
-        If the run was not cancelled, the fork server stays warm for the next run, with tilelang imported; see
-        `atune.shutdown`.
+        If the run was not cancelled, the fork server stays warm for the next run; see `atune.shutdown`.
         """
         self.service.wake = wake
         with run_folder() as self.run_dir, ExitStack() as self._ended:
@@ -218,8 +217,7 @@ class LocalMachine:
         """Return one worker for each core, or fewer if memory is short. `CompileSettings.workers` overrides the number.
 
         Workers are not pinned to cores, because other runs on this machine have workers, too. The process of a device
-        takes precedence because of its niceness. While the process of a GPU measures, it needs a core, so `hints` keeps
-        a core free.
+        takes precedence because of its niceness. While a GPU's process measures, `hints` keeps a core free for it.
         """
         n, limited = self.most_workers()
         if limited:

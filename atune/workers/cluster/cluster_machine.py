@@ -237,8 +237,7 @@ class Node:
 class ClusterCompileWorker:
     """A compile worker of a node. If the node is lost, a worker of another node repeats the job and does later jobs.
 
-    `places`: for each compile worker of the run, the node, and the worker's number on the node. `index`: the index of
-    this worker's place.
+    `places`: for each compile worker of the run, the node, and the worker's number there. `index`: this worker's place.
     """
 
     def __init__(self, index: int, places: Sequence[tuple[Node, int]]) -> None:
@@ -314,8 +313,7 @@ Connect = Callable[[Opening], AbstractAsyncContextManager[tuple[Sequence[Agent],
 class ClusterMachine:
     """The compile workers and device workers of a run on the nodes where `connect` starts agents.
 
-    The other parameters mean the same as in `LocalMachine`, but `CompileSettings.workers` and `devices` apply to each
-    node.
+    The other parameters are as in `LocalMachine`, but `CompileSettings.workers` and `devices` apply to each node.
     """
 
     sleep = staticmethod(anyio.sleep)
