@@ -180,8 +180,7 @@ def can_run(facts: StaticFacts, figures: Figures) -> bool:
         return True
     for gemm in work.gemms:
         possible = divisions(gemm, work.threads, figures)
-        # The next product reads whole rows. Layout inference fails if several warps share each row.
-        if not possible or (gemm.feeds and possible[-1][1] > 1):
+        if not possible or (gemm.feeds and not passes_on(gemm, *possible[-1], work.threads, figures)):
             return False
         if grouped(gemm, work.threads, figures):
             columns = min(MOST_COLUMNS, gemm.n // split(gemm, work.threads, figures)[1])
@@ -189,6 +188,16 @@ def can_run(facts: StaticFacts, figures: Figures) -> bool:
             if taken > most_registers(facts.threads or work.threads, figures):
                 return False
     return True
+
+
+def passes_on(gemm: Gemm, rows: int, columns: int, threads: int, figures: Figures) -> bool:
+    """Return whether warps that divide a product into these parts hold it as the next product's operand.
+
+    The next product reads whole rows, so several warps must not share a row. The two products deal tiles of 64 rows to
+    several warp groups in different orders, so each group must have a single tile. Else layout inference fails.
+    """
+    tiles = gemm.m // (64 * rows) if grouped(gemm, threads, figures) else 1
+    return columns == 1 and (rows == 1 or tiles == 1)
 
 
 def grouped(gemm: Gemm, threads: int, figures: Figures) -> bool:
@@ -264,7 +273,10 @@ def distinct_bytes(work: BlockWork, grid: tuple[int, ...], blocks: int, figures:
     """Return the bytes that `blocks` concurrent blocks move; bytes that several of them access count once."""
     near = neighbourhood(grid, blocks, work.block_order)
     accesses = (*work.reads, *work.writes)
-    total = sum(access.n_bytes * math.prod(near[axis] for axis in access.axes) for access in accesses)
+    total = 0.0
+    for access in accesses:
+        moved = access.n_bytes * math.prod(near[axis] for axis in access.axes)
+        total += moved if access.tensor_bytes is None else min(moved, access.tensor_bytes)
     if work.tensor_bytes is None or work.tensor_bytes >= figures.l2_bytes:
         return total
     return min(total, work.tensor_bytes * blocks / math.prod(grid))  # L2 fetches each byte once for the whole grid

@@ -175,6 +175,8 @@ class Access(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Number of times that a block makes this access."""
     width: Whole | None = None
     """Bytes per instruction of a thread, as the kernel requests; None if tilelang chooses."""
+    tensor_bytes: Whole | None = None
+    """Bytes of the whole tensor; None if they depend on the call."""
 
 
 class BlockWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

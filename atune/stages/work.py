@@ -85,7 +85,7 @@ class _Reader:
     loops: dict[Any, Any] = field(default_factory=dict)
     """Variables of the loops, and their extents."""
     axes: dict[Any, set[str]] = field(default_factory=dict)
-    """Axes of the grid on which bound variables depend."""
+    """Axes of the grid on which bound variables, and the data of variables that are assigned to, depend."""
     own: set[Any] = field(default_factory=set)
     """Variables that depend on a thread's number."""
     threads: int = 1
@@ -115,15 +115,9 @@ class _Reader:
             stages=self.stages,
             steps=self.pipelined or self.steps,
             threads=self.threads,
-            tensor_bytes=self.tensor_bytes(),
+            tensor_bytes=size_of(self.tensors),
             block_order=self.order,
         )
-
-    def tensor_bytes(self) -> int | None:
-        try:
-            return sum(buffer_bytes(buffer) for buffer in self.tensors)
-        except Unknown:
-            return None
 
     # ---- statements
 
@@ -203,6 +197,8 @@ class _Reader:
 
     def _IfThenElse(self, node: Any, place: _Place) -> None:
         condition = self.value(node.condition)
+        if condition is None and self._guards_an_edge(node.condition, place):
+            condition = 1
         if condition is None:
             raise Unknown(f"a branch on {node.condition}")
         self.expression(node.condition, place)
@@ -210,8 +206,17 @@ class _Reader:
         if node.else_case is not None:
             self.statement(node.else_case, replace(place, serial=place.serial * (1 - condition)))
 
+    def _guards_an_edge(self, condition: Any, place: _Place) -> bool:
+        """Tell whether `condition` keeps a tile's loop below a bound of the block, which most blocks do not reach."""
+        nodes = nodes_of(condition)
+        return any(node in place.parallel for node in variables_of(condition)) and not any(
+            type(node).__name__ == "BufferLoad" for node in nodes
+        )
+
     def _BufferStore(self, node: Any, place: _Place) -> None:
         self.touch(node.buffer, node.indices, place, store=True)
+        if str(node.buffer.scope()) == "local.var":
+            self.axes.setdefault(node.buffer.data, set()).update(self.axes_of(node.value))
         for part in (node.value, *node.indices):
             self.expression(part, place)
 
@@ -320,12 +325,13 @@ class _Reader:
             return
         axes = "".join(sorted(set().union(*(self.axes_of(index) for index in indices))))
         width = None if place.width is None else place.width * element_bits(buffer.dtype) // 8
-        access = Access(n_bytes=n_bytes, axes=axes, steps=place.times, width=width)
+        access = Access(n_bytes=n_bytes, axes=axes, steps=place.times, width=width, tensor_bytes=size_of([buffer]))
         (self.writes if store else self.reads).append(access)
         self.steps = max(self.steps, place.times)
 
     def axes_of(self, node: Any) -> set[str]:
-        return set().union(*(self.axes.get(variable, set()) for variable in variables_of(node)))
+        loads = (child.buffer.data for child in nodes_of(node) if type(child).__name__ == "BufferLoad")
+        return set().union(*(self.axes.get(variable, set()) for variable in (*variables_of(node), *loads)))
 
     def value(self, node: Any) -> Any:
         """Return an expression's value: an int, or an array over the blocks; None if unknown."""
@@ -384,6 +390,14 @@ def elements_of(extents: Any) -> int:
 def buffer_bytes(buffer: Any) -> int:
     """Return the bytes of a buffer. Raises `Unknown` if its shape depends on the call."""
     return elements_of(buffer.shape) * element_bits(buffer.dtype) // 8
+
+
+def size_of(buffers: Sequence[Any]) -> int | None:
+    """Return the bytes of all `buffers`; None if a shape depends on the call."""
+    try:
+        return sum(map(buffer_bytes, buffers))
+    except Unknown:
+        return None
 
 
 def element_bits(dtype: Any) -> int:

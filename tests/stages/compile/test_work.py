@@ -48,9 +48,9 @@ def test_a_product_has_the_work_that_is_counted_by_hand(lowered: Lowering) -> No
     assert one.work.gemms == (Gemm(m=64, n=128, k=32, calls=16.0, dtype="float16"),)
     assert one.work.tensor_flops * 12 == 2 * 256 * 384 * 512  # of all blocks: tiles divide the problem
     a, b = one.work.reads
-    assert a == Access(n_bytes=64 * 512 * FLOAT16, axes="y", steps=16.0)
-    assert b == Access(n_bytes=512 * 128 * FLOAT16, axes="x", steps=16.0)
-    assert one.work.writes == (Access(n_bytes=64 * 128 * FLOAT32, axes="xy"),)
+    assert a == Access(n_bytes=64 * 512 * FLOAT16, axes="y", steps=16.0, tensor_bytes=256 * 512 * FLOAT16)
+    assert b == Access(n_bytes=512 * 128 * FLOAT16, axes="x", steps=16.0, tensor_bytes=512 * 384 * FLOAT16)
+    assert one.work.writes == (Access(n_bytes=64 * 128 * FLOAT32, axes="xy", tensor_bytes=256 * 384 * FLOAT32),)
     assert one.work.read_bytes == 512 * (64 + 128) * FLOAT16 and one.work.write_bytes == 64 * 128 * FLOAT32
     assert one.work.shared_bytes == one.work.read_bytes
     assert one.work.fragment_registers == 64 * 128 // 128 == one.accumulators
@@ -68,9 +68,13 @@ def test_stages_and_block_orders_differ(lowered: Lowering) -> None:
 def test_a_kernel_that_moves_has_its_bytes_and_their_width(lowered: Lowering) -> None:
     narrow, wide = work(lowered("MOVED"))
     x, w = wide.reads
-    assert x == Access(n_bytes=4 * 384 * FLOAT32, axes="x", width=4 * FLOAT32)
-    assert w == Access(n_bytes=384 * FLOAT32, axes="", width=4 * FLOAT32), "the rows of a block share it"
-    assert wide.writes == (Access(n_bytes=4 * 384 * FLOAT16, axes="x", width=4 * FLOAT16),)
+    assert x == Access(n_bytes=4 * 384 * FLOAT32, axes="x", width=4 * FLOAT32, tensor_bytes=256 * 384 * FLOAT32)
+    assert w == Access(n_bytes=384 * FLOAT32, axes="", width=4 * FLOAT32, tensor_bytes=384 * FLOAT32), (
+        "the rows of a block share it"
+    )
+    assert wide.writes == (
+        Access(n_bytes=4 * 384 * FLOAT16, axes="x", width=4 * FLOAT16, tensor_bytes=256 * 384 * FLOAT16),
+    )
     assert narrow.reads[0].width == 2 * FLOAT32
     assert wide.gemms == () and wide.tensor_flops == 0 and wide.stages == 0
     assert wide.scalar_ops >= 2 * 4 * 384 and wide.special_ops == 0
