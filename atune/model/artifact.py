@@ -192,8 +192,10 @@ class BlockWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Arithmetic outside of tensor cores, counted in operations on single elements, without `special_ops`."""
     special_ops: Quantity = 0.0
     """Exponentials, roots, logarithms and divisions, counted in operations on single elements."""
+    exchanges: Quantity = 0.0
+    """Times that a block waits for an exchange of values between the threads that share a row of a reduction."""
     fragment_registers: Whole = 0
-    """32-bit registers per thread for all fragments and local arrays, as if all were live at the same time."""
+    """32-bit registers per thread that hold fragments and local arrays, where most of them are alive."""
     stages: Whole = 0
     """Largest number of stages of a `T.Pipelined` loop; 0 if no loop has stages."""
     steps: Quantity = 1.0

@@ -23,11 +23,16 @@ PARALLEL, VECTORIZED = 1, 2
 """tilelang's kinds of loops: over threads, and over vector lanes."""
 COPIES = frozenset({"tl.tileop.copy", "tl.tileop.async_copy", "tl.tileop.tma_copy"})
 GEMMS = frozenset({"tl.tileop.gemm", "tl.tileop.wgmma_gemm", "tl.tileop.tcgen05_gemm"})
+REDUCE = "tl.tileop.reduce"
 IN_REGISTERS = frozenset({
-    "tl.tileop.fill", "tl.tileop.reduce", "tl.tileop.cumsum", "tl.tileop.cummax", "tl.tileop.reducer_init",
+    "tl.tileop.fill", REDUCE, "tl.tileop.cumsum", "tl.tileop.cummax", "tl.tileop.reducer_init",
     "tl.tileop.finalize_reducer", "tl.tileop.finalize_reducer_v2",
 })  # fmt: skip
 """Operations on tiles that stay within the block's registers and shared memory."""
+MMA_LANES = 4
+"""Threads that share a row of a product's result (PTX ISA, the layouts of mma and wgmma)."""
+SHUFFLE_OPS = 5
+"""Operations that take a multiprocessor as long as a shuffle and a sum (CUDA C++ Programming Guide, throughput)."""
 SPECIAL = frozenset({"exp", "exp2", "exp10", "log", "log2", "log1p", "rsqrt", "sqrt", "tanh", "sin", "cos", "pow",
                      "sigmoid", "erf"})  # fmt: skip
 WARP = 32
@@ -97,7 +102,15 @@ class _Reader:
     shared_bytes: float = 0.0
     ops: float = 0.0
     special: float = 0.0
+    exchanges: float = 0.0
     registers: int = 0
+    """Bytes of arrays of single threads, for all threads together."""
+    clock: int = 0
+    """Number of statements so far."""
+    held: dict[Any, list[int]] = field(default_factory=dict)
+    """Bytes of each fragment, by its data, and the numbers of the first and the last statement that touch it."""
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """Numbers of the statements before each serial loop, and at its end; inner loops come first."""
     stages: int = 0
     steps: float = 1.0
     pipelined: float = 0.0
@@ -111,13 +124,23 @@ class _Reader:
             shared_bytes=self.shared_bytes,
             scalar_ops=self.ops,
             special_ops=self.special,
-            fragment_registers=-(-self.registers // (4 * self.threads)),
+            exchanges=self.exchanges,
+            fragment_registers=-(-(self.registers + self.fragment_bytes()) // (4 * self.threads)),
             stages=self.stages,
             steps=self.pipelined or self.steps,
             threads=self.threads,
             tensor_bytes=size_of(self.tensors),
             block_order=self.order,
         )
+
+    def fragment_bytes(self) -> int:
+        """Return the most bytes of fragments that hold values between two statements."""
+        alive = list[tuple[int, int, int]]()
+        for size, first, last in self.held.values():
+            for begin, end in self.spans:  # the loop's next iteration needs what was there before the loop
+                last = end if first <= begin < last <= end else last
+            alive.append((size, first, last))
+        return max(sum(size for size, first, last in alive if first <= at < last) for at in range(self.clock + 1))
 
     # ---- statements
 
@@ -126,7 +149,17 @@ class _Reader:
         visit = getattr(self, f"_{kind}", None)
         if visit is None:
             raise Unknown(kind)
+        if kind in ("BufferStore", "Evaluate"):
+            self._hold(node)
         visit(node, place)
+
+    def _hold(self, node: Any) -> None:
+        """Note which fragments a statement touches."""
+        self.clock += 1
+        for child in nodes_of(node):
+            buffer = getattr(child, "buffer", None)
+            if buffer is not None and str(buffer.scope()) == "local.fragment":
+                self.held.setdefault(buffer.data, [buffer_bytes(buffer), self.clock, 0])[2] = self.clock
 
     def _SeqStmt(self, node: Any, place: _Place) -> None:
         for statement in node.seq:
@@ -142,7 +175,6 @@ class _Reader:
         for buffer in node.alloc_buffers:
             size = buffer_bytes(buffer)
             scope = str(buffer.scope())
-            self.registers += size if scope == "local.fragment" else 0
             self.registers += size * self.threads if scope == "local" else 0
         self.statement(node.body, place)
 
@@ -178,7 +210,9 @@ class _Reader:
         inner = replace(place, serial=place.serial * times)
         if (stages := node.annotations.get("num_stages")) is not None and int(stages) >= self.stages:
             self.stages, self.pipelined = int(stages), max(self.pipelined, inner.times)
+        before = self.clock
         self.statement(node.body, inner)
+        self.spans.append((before, self.clock))
 
     def _bound(self, node: Any, place: _Place) -> None:
         """Read a loop over the blocks, or threads, of one axis."""
@@ -231,8 +265,22 @@ class _Reader:
             self._copy(call, place)
         elif name in IN_REGISTERS:
             self.ops += place.times * place.all_elements * elements_of(region(call.args[0])[1])
+            if name == REDUCE:
+                self._reduce(call, place)
         else:
             self.expression(call, place)
+
+    def _reduce(self, call: Any, place: _Place) -> None:
+        """Count the exchanges between the threads that share a row; each halves the number of partial results."""
+        source, row, _ = region(call.args[0])
+        rows = elements_of(region(call.args[1])[1])
+        columns = max(1, elements_of(row) // rows)
+        sharing = MMA_LANES if source.data in self.sums else min(WARP, -(-columns // 4))
+        sharing = max(1, self.threads // rows, min(sharing, self.threads))
+        levels = math.ceil(math.log2(min(sharing, columns)))
+        # The threads of a single warp each keep another row's result, so that the rows wait for each other.
+        self.exchanges += place.times * levels * (rows if self.threads <= WARP else 1)
+        self.ops += place.times * rows * sharing * levels * SHUFFLE_OPS
 
     def _gemm(self, call: Any, place: _Place) -> None:
         m, n, k, policy = (self.value(call.args[i]) for i in (5, 6, 7, 8))

@@ -146,8 +146,15 @@ def test_the_last_choice_divides_the_work_in_another_way_if_any_does() -> None:
     def hedged(n: int, most: int = len(DIVISIONS)) -> list[int]:
         return [index for index, _ in prior.hedged(ranked[:most], facts, n)]
 
-    assert [hedged(n) for n in (1, 2, 3, 4, 5, 9)] == [[0], [0, 3], [0, 1, 3], [0, 1, 2, 3], [*range(5)], [*range(5)]]
+    assert [hedged(n) for n in (1, 2, 3, 4, 5, 9)] == [[0], [0, 3], [0, 3, 4], [0, 1, 3, 4], [*range(5)], [*range(5)]]
     assert hedged(2, most=3) == [0, 1] and hedged(3, most=0) == []
+    facts[1] = StaticFacts(smem_bytes=1 << 10, grid=(8,), threads=128)  # more stages, say
+    assert hedged(3) == [0, 1, 3]
+
+
+def test_candidates_within_the_prior_s_error_of_the_first_are_counted() -> None:
+    assert prior.alike([(7, 1.0)]) == 0
+    assert prior.alike([(7, 1.0), (3, 1.0), (4, 1.04), (5, 1.06)]) == 2
 
 
 def test_what_a_block_may_not_have_cannot_run() -> None:

@@ -86,6 +86,20 @@ def test_columns_of_a_tile_cost_the_turns_of_the_banks(lowered: Lowering) -> Non
     assert costs == [32 * word, 1 * word, 4 * word]  # rows 32, 33 and 36 words apart
 
 
+def test_a_grouped_product_is_read_though_a_tensor_says_where_groups_end(lowered: Lowering) -> None:
+    (one,) = work(lowered("GROUPED"))
+    assert [gemm.calls for gemm in one.gemms] == [512 / 64]
+    x, w = (access for access in one.reads if access.tensor_bytes != 2 * 4)
+    assert (x.axes, w.axes) == ("x", "xy"), "the group depends on the block"
+    assert one.write_bytes == 64 * 64 * FLOAT16, "whole tiles"
+
+
+def test_fragments_take_registers_as_long_as_they_are_needed_and_threads_wait_for_each_other(lowered: Lowering) -> None:
+    found = work(lowered("SUMMED"))
+    assert [one.fragment_registers for one in found] == [8, 4, 1]  # the row, and its squares or the scaled row
+    assert [one.exchanges for one in found] == [5, 6, 7]  # 128 values are shared by 32, 64 and 128 threads
+
+
 def test_loops_that_depend_on_the_block_count_with_their_average(lowered: Lowering) -> None:
     all_write, half_write = work(lowered("TRIANGLE"))
     tiles = sum(range(1, 9)) / 8
