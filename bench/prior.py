@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 from common import ROOT, report
-from spaces import FOLDER, PROBLEMS, SPACES, opened
+from spaces import FOLDER, HELD_OUT, PROBLEMS, SPACES, opened
 
 from atune import replay
 from atune.engine.prior import choices, hedged
@@ -40,8 +40,6 @@ REFS = {
     **{name: space.ref for name, space in (SPACES | PROBLEMS).items()},
 }
 TEN = ("gemm288", *SPACES)
-SHAPED = ("gemm288", "gemm_skinny", "attention_causal")
-"""Spaces by which the prior's constants were chosen. It saw all other spaces later."""
 SHARE = 0.05
 """Share of the candidates within which the goal for matrix products is to be met."""
 NEAR = 1.02
@@ -210,7 +208,7 @@ def ranks(values: list[float]) -> list[float]:
 def cells(name: str, judged: Judged) -> list[str]:
     return [
         name,
-        "shaped on" if name in SHAPED else "first seen after",
+        "held out" if name in HELD_OUT else "fitted",
         str(judged.candidates),
         str(judged.near),
         f"{judged.best_at:g}",
@@ -254,9 +252,9 @@ def main(arguments: list[str] | None = None) -> None:
             print(f"{name}: {count} kernels, {ms:.2f} ms each", flush=True)
         latencies = {record.index: record.latency_ms for record in recorded(name).records}
         judged = judge(scores_of(name), picks_of(name), latencies, options.seeds)
-        results[name] = {"shaped": name in SHAPED, **judged._asdict()}
+        results[name] = {"fitted": name not in HELD_OUT, **judged._asdict()}
         rows.append(cells(name, judged))
-    for seen, among in (("all", names), ("first seen after", [name for name in names if name not in SHAPED])):
+    for seen, among in (("all", names), ("held out", [name for name in names if name in HELD_OUT])):
         if among:
             means = (mean(results[name][key] for name in among) for key in ("first_choice", "best_of_three"))
             rows.append(["mean", seen, *[""] * (len(HEAD) - 4), *(f"{share:.1%}" for share in means)])

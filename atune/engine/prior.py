@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from atune.journal.events import SpaceSurveyed
-from atune.model.artifact import BlockWork, Gemm, StaticFacts
+from atune.model.artifact import Access, BlockWork, Gemm, StaticFacts
 from atune.model.device import DeviceInfo, DeviceLimits, Figures, Target, figures_of
 from atune.model.measurement import operand_rate
 
@@ -36,6 +36,10 @@ SAVED_SHARE = 0.1
 """Share of the L2 cache's work that it saves if SMs next to the same partition read the same bytes."""
 OPERATION_INSTRUCTIONS = 1.3
 """Instructions per operation, with the necessary conversions, predicates and addresses. Fitted to recordings."""
+COPY_OPERATIONS = 8.0
+"""Operations with which a thread copies a vector of a tile: addresses, a guard, a load and a store. Fitted."""
+UNEVEN_FACTOR = 4.0
+"""Factor by which they increase if rows cannot be divided by shifts."""
 SPECIAL_LANES = 16
 """Exponentials and similar operations per clock of an SM (CUDA C++ Programming Guide, arithmetic instructions)."""
 LOAD_LATENCY = 900.0
@@ -149,8 +153,8 @@ def residency(facts: StaticFacts, work: BlockWork, figures: Figures) -> int:
     if threads > work.threads:  # producers and consumers divide the registers between them
         registers = most_registers(threads, figures)
     else:
-        more = OPERAND_REGISTERS if work.gemms else 0
-        registers = min(MOST_REGISTERS, held_registers(facts, work) + OTHER_REGISTERS + more)
+        more = (loaded_registers(work) if work.stages == 0 else OPERAND_REGISTERS) if work.gemms else 0
+        registers = min(MOST_REGISTERS, int(held_registers(facts, work) + OTHER_REGISTERS + more))
     most = (
         sm.registers // (max(registers, 1) * threads),
         sm.threads // threads,
@@ -170,13 +174,24 @@ def held_registers(facts: StaticFacts, work: BlockWork) -> int:
     return max(facts.accumulators or 0, work.fragment_registers)
 
 
+def loaded_registers(work: BlockWork) -> float:
+    """Return the number of a thread's 32-bit registers through which a product's operands pass without stages.
+
+    If rows cannot be divided by shifts, the addresses take as many registers again.
+    """
+    loads = (access for access in work.reads if access.steps == work.steps)
+    n_bytes = sum((2 if access.uneven else 1) * access.n_bytes for access in loads) / max(1, len(work.gemms))
+    return n_bytes / work.steps / work.threads / 4
+
+
 def spilling(facts: StaticFacts, work: BlockWork) -> float:
     """Return the factor by which a kernel slows down because its fragments do not fit in registers."""
     consumers = work.threads // 128
     most = MOST_REGISTERS
     if (facts.threads or 1) > work.threads:
         most = 240 if consumers <= 2 else 160  # registers that tilelang gives each consumer thread
-    largest, over = facts.accumulators or 0, held_registers(facts, work) + LEAST_REGISTERS - most
+    needed = held_registers(facts, work) + LEAST_REGISTERS + (loaded_registers(work) if work.stages == 0 else 0)
+    largest, over = facts.accumulators or 0, needed - most
     if largest >= min(most, MOST_REGISTERS):
         return SPILL_FACTOR * largest / most
     return 1.0 + 0.7 * min(over, 16) / 16 + over / 100 if over > 0 else 1.0
@@ -191,12 +206,19 @@ def block_load(work: BlockWork, threads: int, figures: Figures) -> Load:
     operands = sum(operand_bytes(gemm, work.threads, figures) for gemm in work.gemms)
     moved = [*work.reads, *work.writes]
     instructions = sum(access.n_bytes / access.width for access in moved if access.width)
+    copies = 0.0 if threads > work.threads else sum(copy_operations(access) for access in work.reads)
     return Load(
         tensor=flops,
-        arithmetic=OPERATION_INSTRUCTIONS * (work.scalar_ops / arch.lanes + work.special_ops / SPECIAL_LANES),
+        arithmetic=OPERATION_INSTRUCTIONS * (work.scalar_ops / arch.lanes + work.special_ops / SPECIAL_LANES)
+        + copies / arch.lanes,
         shared=(operands + work.shared_bytes) / SHARED_BYTES,
         issue=instructions / 32,
     )
+
+
+def copy_operations(access: Access) -> float:
+    """Return the operations of threads that copy tiles themselves, in vectors of 16 bytes if nothing else is known."""
+    return 0.0 if access.width else access.n_bytes / 16 * COPY_OPERATIONS * (UNEVEN_FACTOR if access.uneven else 1)
 
 
 def exceeded_limit(facts: StaticFacts, limits: DeviceLimits) -> str:

@@ -177,6 +177,8 @@ class Access(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Bytes per instruction of a thread, as the kernel requests; None if tilelang chooses."""
     tensor_bytes: Whole | None = None
     """Bytes of the whole tensor; None if they depend on the call."""
+    uneven: bool = False
+    """Whether rows of a tile that is read have a number of elements that is no power of two, so that threads divide."""
 
 
 class BlockWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -307,7 +307,8 @@ class _Reader:
         elements = min(elements_of(extents) for _, extents, _ in regions)
         for (buffer, _, indices), store in zip(regions, (False, True), strict=True):
             n_bytes = place.times * place.all_elements * elements * element_bits(buffer.dtype) / 8
-            self._moved(buffer, indices, n_bytes, place, store)
+            row = int(max(extents[-1] for _, extents, _ in regions))
+            self._moved(buffer, indices, n_bytes, place, store, uneven=not store and row & (row - 1) != 0)
 
     # ---- expressions
 
@@ -365,7 +366,9 @@ class _Reader:
         words = np.unique(place * bits // 32)
         return float(np.bincount(words % WARP).max() * 32 / bits)
 
-    def _moved(self, buffer: Any, indices: Any, n_bytes: float, place: _Place, store: bool) -> None:
+    def _moved(
+        self, buffer: Any, indices: Any, n_bytes: float, place: _Place, store: bool, uneven: bool = False
+    ) -> None:
         scope = str(buffer.scope())
         if scope.startswith("shared"):
             self.shared_bytes += n_bytes
@@ -373,7 +376,8 @@ class _Reader:
             return
         axes = "".join(sorted(set().union(*(self.axes_of(index) for index in indices))))
         width = None if place.width is None else place.width * element_bits(buffer.dtype) // 8
-        access = Access(n_bytes=n_bytes, axes=axes, steps=place.times, width=width, tensor_bytes=size_of([buffer]))
+        more = {"width": width, "tensor_bytes": size_of([buffer]), "uneven": uneven}
+        access = Access(n_bytes=n_bytes, axes=axes, steps=place.times, **more)
         (self.writes if store else self.reads).append(access)
         self.steps = max(self.steps, place.times)
 

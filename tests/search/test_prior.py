@@ -66,6 +66,28 @@ def test_sums_that_no_thread_can_hold_come_last() -> None:
     assert spilling == sorted(spilling)
 
 
+def test_without_stages_operands_pass_through_registers_and_rows_that_are_no_power_of_two_cost_divisions() -> None:
+    staged, plain = (product(m=64, n=192, k=128, stages=stages, threads=128) for stages in (1, 0))
+    assert plain.work is not None and staged.work is not None
+    assert prior.loaded_registers(plain.work) == (64 + 192) * 128 * 2 / 128 / 4
+    x, w = plain.work.reads
+    uneven = msgspec.structs.replace(plain.work, reads=(x, msgspec.structs.replace(w, uneven=True)))
+    assert prior.loaded_registers(uneven) == (64 + 2 * 192) * 128 * 2 / 128 / 4
+    assert ms(msgspec.structs.replace(plain, work=uneven)) > 1.5 * ms(plain), "registers spill"
+
+
+def test_exchanges_and_launches_take_time() -> None:
+    facts = product(blocks=132)
+    assert facts.work is not None
+    waiting = msgspec.structs.replace(facts.work, exchanges=10_000.0)
+    assert (
+        ms(msgspec.structs.replace(facts, work=waiting)) > ms(facts) + 10_000 * prior.EXCHANGE_LATENCY / 2e9 * 1e3 / 2
+    )
+    shared = [msgspec.structs.replace(access, tensor_bytes=1 << 20) for access in facts.work.reads]
+    overlapping = msgspec.structs.replace(facts.work, reads=tuple(shared))
+    assert prior.requested_bytes(overlapping, facts.grid, 132) < prior.requested_bytes(facts.work, facts.grid, 132)
+
+
 def test_a_product_is_not_faster_than_tensor_cores_nor_a_copy_than_memory() -> None:
     flops = 2 * 128 * 256 * 4096 * 512
     assert ms(product()) >= flops / 989e12 * 1e3

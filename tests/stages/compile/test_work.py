@@ -92,6 +92,8 @@ def test_a_grouped_product_is_read_though_a_tensor_says_where_groups_end(lowered
     x, w = (access for access in one.reads if access.tensor_bytes != 2 * 4)
     assert (x.axes, w.axes) == ("x", "xy"), "the group depends on the block"
     assert one.write_bytes == 64 * 64 * FLOAT16, "whole tiles"
+    (thirds,) = work(lowered("THIRDS"))
+    assert [access.uneven for access in thirds.reads if access.steps == 8] == [False, True]
 
 
 def test_fragments_take_registers_as_long_as_they_are_needed_and_threads_wait_for_each_other(lowered: Lowering) -> None:
