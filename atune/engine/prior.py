@@ -49,6 +49,8 @@ BULK_LATENCY = 1300.0
 """Clocks until data arrives that threads of their own load in bulk, and the others have been told so."""
 HALF_BUSY_WARPS = 10.0
 """Warps of an SM with which its lanes are busy half of the time; the other time they wait for results."""
+PRODUCT_BUSY = 0.7
+"""Share of the time that lanes are busy in kernels with products, whose threads hold many independent values."""
 LAUNCH_CLOCKS = 16.0
 """Clocks in which an SM starts a block. Assumed."""
 BARRIER_LATENCY = 160.0
@@ -333,7 +335,7 @@ def round_clocks(
     alone = BLOCK_OVERHEAD + latency + max(own, waiting)
     # The time of all blocks of an SM together.
     warps = resident * (facts.threads or 1) / 32
-    busy = warps / (warps + HALF_BUSY_WARPS)
+    busy = PRODUCT_BUSY if work.gemms else warps / (warps + HALF_BUSY_WARPS)
     bounds = (load.tensor, load.arithmetic / busy, load.shared, load.issue / busy, cached, memory)
     together = [*(resident * bound for bound in bounds), alone]
     most = max(together)
