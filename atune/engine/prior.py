@@ -42,7 +42,7 @@ UNEVEN_FACTOR = 4.0
 """Factor by which they increase if rows cannot be divided by shifts."""
 SPECIAL_LANES = 16
 """Exponentials and similar operations per clock of an SM (CUDA C++ Programming Guide, arithmetic instructions)."""
-LOAD_LATENCY = 900.0
+LOAD_LATENCY = 1100.0
 """Clocks until data arrives from memory. This and the next two figures were chosen, at the order of magnitude that
 M. Luo et al. measured on an H100, https://arxiv.org/abs/2402.13499."""
 BULK_LATENCY = 1300.0

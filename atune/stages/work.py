@@ -376,8 +376,7 @@ class _Reader:
             return
         axes = "".join(sorted(set().union(*(self.axes_of(index) for index in indices))))
         width = None if place.width is None else place.width * element_bits(buffer.dtype) // 8
-        more = {"width": width, "tensor_bytes": size_of([buffer]), "uneven": uneven}
-        access = Access(n_bytes=n_bytes, axes=axes, steps=place.times, **more)
+        access = Access(n_bytes, axes, place.times, width, size_of([buffer]), uneven)
         (self.writes if store else self.reads).append(access)
         self.steps = max(self.steps, place.times)
 
