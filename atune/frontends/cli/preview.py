@@ -255,9 +255,7 @@ def pick_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     lines = [f"space      {picked.candidates:,} candidates{unfit}; nothing was compiled or measured"]
     lines += [f"device     {picked.gpu or 'no GPU'}", *([f"prior      {picked.why}"] if picked.why else [])]
     if picked.alike >= len(picked.choices):
-        lines.append(
-            f"prior      expects {picked.alike:,} others within {ERROR:.0%}, its error: measure, with --budget 5%"
-        )
+        lines.append(f"prior      {picked.alike:,} others are as good within its error, {ERROR:.0%}: tune --budget 5%")
     for place, choice in enumerate(picked.choices, 1):
         expected = "" if choice.estimate_ms is None else f"about {choice.estimate_ms:.4g} ms: "
         lines.append(f"choice {place:<4}{expected}{describe_config(choice.config)}")
