@@ -24,12 +24,12 @@ from atune.workload.source_locations import ask
 from atune.workload.workload import Workload
 
 GUARD_BYTES = 64 << 10
-"""Bytes in the guard on each side of a tensor. A last block without bounds checks writes at most one tile too far."""
+"""Bytes in the guard on each side of a tensor. A block without bounds checks writes at most one tile past a tensor."""
 ALIGN_BYTES = 512
 """Alignment of tensors in bytes, the same as torch's alignment on a GPU. TMA needs no larger alignment than 128 bytes
 (CUDA C++ Programming Guide, «Asynchronous Data Copies», table of alignments)."""
 POISONS = (0xFF, 0x7F)
-"""Bytes that fill the outputs before a first and a second call. If neither call changes an element, it was not written.
+"""Bytes that fill the outputs before a first and a second call. An element that neither call changes is unwritten.
 The first byte makes NaN in every float format, and -1 in an integer. The second byte makes a large number or NaN, so
 it also reveals a kernel that adds to its output."""
 _LOWEST, _HIGHEST = 0x11, 0x37
@@ -145,7 +145,7 @@ class KernelArguments:
         return value
 
     def _make_outputs(self, given: Sequence[tuple[int, Any]]) -> None:
-        """Allocate the outputs. If only outputs have a symbolic dimension, their `given` tensors determine its size."""
+        """Allocate the outputs. If only outputs have a symbolic dimension, `given` determines the dimension's size."""
         for i, tensor in given:
             for want, got in zip(self.params[i].shape or (), getattr(tensor, "shape", ()), strict=False):
                 if isinstance(want, str):
@@ -228,7 +228,7 @@ class KernelArguments:
         return digest_of_bits([*(self.expected or {}).values(), *pristine])
 
     def restorer(self, changed: Collection[int]) -> Callable[[], None] | None:
-        """Return a function that restores the parameters in `changed` and `named`; None if there are none."""
+        """Return a function that restores the parameters in `changed` and `named`; None if both are empty."""
         wanted = sorted({*changed, *self.named})
         if not wanted:
             return None
@@ -296,7 +296,7 @@ def _given_inputs(work: Workload, in_params: tuple[KernelParam, ...]) -> list[An
         answer = inputs(**named)
         return [answer] if answer is None or getattr(answer, "shape", None) is not None else list(answer)
 
-    hint = "" if work.like_tilelang else f"it can take these by name: {', '.join([*work.arguments, 'parameters'])}"
+    hint = "" if work.like_tilelang else f"available arguments: {', '.join([*work.arguments, 'parameters'])}"
     return ask(f"Workload {work.name}: {user_name(work, 'inputs')}", given, hint)
 
 

@@ -28,7 +28,7 @@ from atune.workload.source_locations import ask
 AFTER_TIMING = " (after it was timed)"
 OVERWRITTEN = "the kernel changed memory outside its arguments: the reference's outputs, or the copies of the inputs"
 EXHAUSTIBLE: Resource = "files"
-"""A resource of the process that candidates can exhaust. If so, the next candidate is tried again in a new process."""
+"""Resource that a process's candidates can exhaust. Without this resource, a candidate is tried in a new process."""
 
 
 class _Device:
@@ -77,7 +77,7 @@ def _recorded(answer: Answer) -> Answer:
 
 
 def _moves_copies_to_host() -> bool:
-    """Keep copies of inputs on the host from now on, and free device memory. Return False if this changes nothing."""
+    """From now on, keep copies on the host, and free device memory. Return False if all copies are on the host."""
     if device.copies_on_host or session().device == "cpu":
         return False
     device.copies_on_host = True
@@ -86,7 +86,7 @@ def _moves_copies_to_host() -> bool:
 
 
 def prepare(job: PrepareJob) -> Prepared:
-    """Make the inputs and run the reference. If the job asks for it, time the reference.
+    """Make the inputs and run the reference. If the job asks for a timing of the reference, time the reference.
 
     Raises `WorkloadError` if the device has too little memory, and `ShortOf` if other processes use the memory.
     """

@@ -62,7 +62,7 @@ def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected | N
     if _judges(work, arguments):
         return None
     out_idx, positions, given = arguments.out_idx, reference_positions(work, arguments), arguments.fresh()
-    hint = f"it gets the kernel's inputs; the kernel has {arguments.described}"
+    hint = f"the function gets the kernel's inputs; the kernel has {arguments.described}"
     name = f"Workload {work.name}: {user_name(work, 'the reference')}"
     answer = ask(name, lambda: reference(*[given[i] for i in positions]), hint)
     tensors = list(answer) if isinstance(answer, (tuple, list)) else [] if answer is None else [answer]
@@ -189,7 +189,7 @@ def _checked(
 
 
 def _accepted(name: str, judge: Any, answer: Any) -> bool | None:
-    """Tell whether a judge's answer accepts the outputs; None for NaN. Raises `WorkloadError` for an unknown answer."""
+    """Tell whether a judge's answer accepts the outputs; None for NaN. Raises `WorkloadError` for other answers."""
 
     def raised(error: BaseException) -> WorkloadError:
         why = f", and converting it to bool raised {name_and_message(error)}"
@@ -204,7 +204,7 @@ def _accepted(name: str, judge: Any, answer: Any) -> bool | None:
 
 
 def _refused(why: str, arguments: KernelArguments, outputs: dict[int, Any], unwritten: Unwritten) -> Mismatch:
-    """Return the mismatch for outputs that a judge rejected. Its message names unwritten and non-finite outputs."""
+    """Return the mismatch for outputs that a judge rejected. The message names any unwritten or non-finite output."""
     import torch
 
     for i, output in outputs.items():

@@ -79,7 +79,7 @@ def tools_or_reason(target: Target) -> tuple[str, str]:
 
 
 def with_use(lowered: Lowered) -> Lowered:
-    """Return `lowered` with a key of the header parts that its source uses. If cicc cannot compile it, omit the key."""
+    """Add a key of the header parts that a source uses to `lowered`. If cicc cannot compile the source, add no key."""
     if session().target.kind != "cuda" or not lowered.blob:
         return lowered
     blob = msgspec.msgpack.decode(lowered.blob, type=Blob)
@@ -223,7 +223,7 @@ def _body(source: str, parsed: Parsed, server: str) -> str:
 
 
 def compared(candidate: Candidate, built: Artifact, path: str) -> Compared | Failure:
-    """Build `candidate` again from its kernel function, but by nvcc, and compare the library with that of `built`.
+    """Build `candidate` again from its kernel function, but with nvcc, and compare the new library with `built`.
 
     If this machine is in the compiler state of `built`, the comparison is stored for that state. Raises the errors of
     elaborating and lowering. Returns a `Failure` if a compiler rejects the source.
@@ -273,8 +273,8 @@ def _compare(lowered: Lowered, source: str, flavour: Flavour, plain: Future[byte
 def difference(measured: Artifact, plain: Artifact) -> str:
     """Name the part in which two libraries of a candidate differ; empty if sources and code sections are the same.
 
-    The function compares the sources of device code and of host code. In CUDA libraries, it also compares the compiled
-    device code. For target ``c``, comparing the sources is enough, because g++ compiles both libraries.
+    The function compares the sources of device code and of host code. For CUDA, the compiled device code is compared as
+    well. For target ``c``, comparing the sources is enough, because g++ compiles both libraries.
     """
     if measured.source_key != plain.source_key:
         return "the generated source"

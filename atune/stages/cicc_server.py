@@ -6,9 +6,9 @@ kernels begin, and each child that cicc forks continues with other kernels. The 
 as nvcc's code. (NVRTC's code would differ, because NVRTC keeps addresses of shared memory in 64 bits. If a parsed
 header is not included by a library, the header may add one-byte variables to the library.)
 
-The parsed text omits the headers of the C++ library that only host code needs. It also omits Hopper's instructions, but
-each library adds the instructions that it uses (see `cicc_source`). If a library needs anything else that is omitted,
-cicc fails, and nvcc compiles the library.
+The parsed text omits the headers of the C++ library that only host code needs. The text also omits instructions of
+Hopper, but each library adds the instructions that it uses (see `cicc_source`). If a library needs anything else that
+is omitted, cicc fails, and nvcc compiles the library.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SERVER = Path(__file__).with_name("cicc_server.c")
 BODY, OUTPUT, MESSAGES = "atune_body.cu", "kernels.ptx", "messages"
 """Files in a request's folder: the kernels, the PTX, and cicc's output. `cicc_server.c` repeats the names."""
 FOLDER, SOCKET, TOOLS = "cicc", "cicc.sock", "tools.json"
-"""Name of the link in a run's folder to a server's folder, and names of the socket and of `Parsed` in the latter."""
+"""Names of the link in a run's folder to a server's folder, and of the socket and `Parsed` in the server's folder."""
 NAME = "tvm_kernels.cu"
 """tilelang's name for a source."""
 MAIN, HEADERS, LOG, PRELOADED = "kernels.ii", "headers.ii", "log", "server.so"

@@ -35,7 +35,7 @@ MICROSOFT = """\
 """
 """Text for Microsoft's compiler, which tilelang writes before the headers of a source."""
 _FALLBACKS = "#ifdef ENABLE_BF16\n#include <tl_templates/cuda/cuda_bf16_fallbacks.cuh>\n#endif\n"
-"""Text that tilelang writes after the headers of a source. Its macro can be defined only by a user's flags."""
+"""Text that tilelang writes after the headers of a source. The text needs a macro that only a user's flags define."""
 _INCLUDE = re.compile(r"[ \t]*#[ \t]*include[ \t]*(<[^>\n]*>)[ \t]*")
 
 
@@ -131,7 +131,7 @@ def uses(source: str) -> frozenset[Instruction] | None:
 
 
 def without_instructions(templates: str, cutlass: str, folder: str) -> str | None:
-    """Write copies of headers without wgmma instructions below `folder`. Return the include folder of these copies.
+    """Below `folder`, write copies of headers without wgmma instructions. Return the include folder of these copies.
 
     `templates`, `cutlass`: tilelang's include folders. Returns None if atune does not know this version of the headers.
     """

@@ -51,7 +51,7 @@ class MachineCode:
 
 
 Compile = Callable[[str, Mapping[str, Any]], MachineCode]
-"""Function that compiles a device source from tilelang. Its second argument is the pass configuration."""
+"""Function that takes a device source from tilelang and a pass configuration, and returns machine code."""
 
 
 def by_nvcc(source: str, pass_configs: Mapping[str, Any]) -> MachineCode:
@@ -161,7 +161,7 @@ def _build_cuda(blobs: Sequence[Blob], path: str, compile: Compile) -> MachineCo
 
 
 def _runtime_module(device: Any, code: bytes) -> Any:
-    """Return tilelang's runtime module of `device`. When tilelang calls nvcc for it, return the binary `code`."""
+    """Return tilelang's runtime module of `device`. When tilelang calls nvcc, the call returns the binary `code`."""
     nvcc = tilelang.tvm.get_global_func(tilelang.NVCC)
     tilelang.tvm.register_global_func(tilelang.NVCC, lambda *_: bytearray(code), override=True)
     try:

@@ -58,8 +58,8 @@ def kernels_code(library: bytes, symbol: str) -> list[dict[str, bytes]]:
     """For each binary in `library` that contains the kernels of a PrimFunc, return the kernels' sections by name.
 
     Each `T.Kernel` of the PrimFunc is a kernel: ``<symbol>_kernel``, ``<symbol>_kernel_1`` and so on. The sections hold
-    a kernel's code, constants, registers per thread and static shared memory, and the binary's own constants. In their
-    names, ``K`` replaces `symbol`. Debug sections and sections that refer to other kernels by number are omitted.
+    a kernel's code, constants, registers per thread and static shared memory, and the binary's own constants. In names
+    of sections, ``K`` replaces `symbol`. Debug sections and sections that refer to kernels by number are omitted.
     """
     own = re.compile(rf"\.(text|nv\.constant\d+|nv\.shared)\.{re.escape(symbol)}_kernel(_\d+)?|\.nv\.constant3")
     binaries = []
@@ -113,7 +113,7 @@ def _parts_of(library: bytes, own: re.Pattern[str]) -> Iterator[tuple[dict[str, 
 
 
 def _registers(code: Section, noted: Mapping[tuple[int, int], int]) -> int:
-    """Return a kernel's number of registers per thread. Before CUDA 13, it is the high byte of ``sh_info``."""
+    """Return a kernel's registers per thread. Before CUDA 13, the high byte of ``sh_info`` holds their number."""
     return noted.get((_REGCOUNT, code.info & _NUMBER), code.info >> 24)
 
 

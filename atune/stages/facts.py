@@ -1,5 +1,5 @@
-"""Facts that are known about a kernel before any compiler runs. They are read from the lowered code and the inferred
-layouts, or predicted from the elaborated kernel."""
+"""Facts that are known about a kernel before any compiler runs. The facts are read from the lowered code and the
+inferred layouts, or predicted from the elaborated kernel."""
 
 from __future__ import annotations
 

@@ -365,10 +365,10 @@ def target_text(target: Any) -> str:
 # code writes and never reads. A parameter that the code reads may hold data, which must not be overwritten.
 
 READ, WRITE = 1, 2
-"""Bits of an access mask. They have the same values as in tilelang."""
+"""Bits of an access mask, with the same values as in tilelang."""
 
 _MASK_AT = {"tl.region": 1, "tl.access_ptr": 2, "tirx.tvm_access_ptr": 4}
-"""Calls that stand for a part of a buffer. The number is the position of the argument with the access mask."""
+"""Calls that stand for a part of a buffer. Each number is the position of the argument that holds the access mask."""
 
 
 def roles_of(
@@ -381,9 +381,9 @@ def roles_of(
     """Return the roles of the parameters of a PrimFunc.
 
     `out_idx`: positions of the outputs that the caller names; None if the function itself may name outputs by returning
-    tensors. `zero`: parameters to set to zero. They are outputs unless `out_idx` omits them. `restore`: parameters that
-    hold data. They are outputs only if they are named as outputs. `every`: whether the user's functions get every
-    parameter if nobody names outputs. Raises `WorkloadError` if the parameter at a position is not a tensor.
+    tensors. `zero`: parameters to set to zero, which are outputs unless `out_idx` omits them. `restore`: parameters
+    that hold data, which are not outputs unless `out_idx` or the function names them. `every`: whether the user's
+    functions get every parameter if nobody names outputs. Raises `WorkloadError` if a position is not of a tensor.
     """
     params, attrs, done = kernel_parameters(function), function.attrs or {}, accesses(function)
     written = {i for i, access in done.items() if access & WRITE}

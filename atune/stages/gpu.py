@@ -208,7 +208,7 @@ def _belongs(pid: int, program: int) -> bool:
 
 
 def _takes_turns(pid: int) -> bool:
-    """Tell whether a process belongs to a run that takes turns with this run, by locks in the same folder."""
+    """Tell whether a process belongs to a run that takes turns with this run, because both keep locks in one folder."""
     with suppress(OSError):
         for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             name, _, value = entry.partition(b"=")

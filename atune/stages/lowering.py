@@ -121,7 +121,7 @@ _USERS_INCLUDE = re.compile(r'^\s*#\s*include\s+"', re.MULTILINE)
 _USERS_KERNEL = "code_block_source"
 """Attribute that holds the text of a `T.CUDASourceCodeKernel`. tilelang prints this text among the kernels."""
 _DIRECTIVE = re.compile(r"^[ \t]*#(?!pragma unroll\b|line \d|ifdef __cplusplus$|endif$)|\b_Pragma\b", re.MULTILINE)
-"""A user's preprocessor directive among the kernels. It would also affect all later kernels in the same library."""
+"""A user's preprocessor directive among the kernels. The directive would also affect later kernels of a library."""
 
 
 def digest(value: Any) -> str:

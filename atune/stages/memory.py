@@ -13,7 +13,7 @@ from atune.stages.observer import Answer, Observer
 from atune.stages.session import session
 
 CONTEXT_BYTES = 600 << 20
-"""Bytes of device memory that a CUDA context takes on an H100. They count as memory that the process uses."""
+"""Bytes of device memory that a CUDA context takes on an H100. The context counts as used memory."""
 OWN_CONTEXT_BYTES = 1 << 30
 """Upper bound in bytes for this process's CUDA context. Memory in use beyond this bound belongs to other processes."""
 

@@ -65,9 +65,9 @@ def loaded_as() -> str:
 PART_S = 0.5
 """Seconds after which a call returns the results that it has so far."""
 PART = 2048
-"""Largest number of candidates that a call lists. It is limited because the program decodes them in its event loop."""
+"""Largest number of candidates that a call lists. The program decodes the candidates of a call in its event loop."""
 EARLY = 0.9
-"""Share of a call's deadline after which the worker writes its stack, because the caller ends it at the deadline."""
+"""Share of a call's deadline after which a worker writes its stack. The caller ends the worker at the deadline."""
 
 
 class _Space:

@@ -122,8 +122,8 @@ def check_arguments(
 ) -> None:
     """Raise `ValueError` or `TypeError` for an argument that the kernel cannot take.
 
-    `device`: torch's type of the device on which tensors must be. If `device` is None, tensors may have no memory, like
-    fake tensors, and any strides. `first`: the position of the first argument.
+    `device`: torch's type of the device on which tensors must be. If `device` is None, strides are ignored, and tensors
+    without memory, such as fake tensors, are accepted. `first`: the position of the first argument.
     """
     for position, (param, tensor) in enumerate(zip(params, arguments, strict=True), first):
         if param.shape is None:

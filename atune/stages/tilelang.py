@@ -1,8 +1,8 @@
 """The contract with tilelang: the names of tilelang that atune uses, their purpose, and the parameters of calls.
 
 No other module of atune imports tilelang. This module imports tilelang when a name such as ``tilelang.tvm`` is first
-used. If atune was not tested with the installed tilelang, this module then checks the contract. From atune, it imports
-only `model` and `errors`.
+used. If atune was not tested with the installed tilelang, this module then checks the contract. The only imports from
+atune are `model` and `errors`.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ REPLACED = {
     "AutoTuneImpl": ("tilelang.autotuner.tuner",),
     "AutotuneResult": ("tilelang.autotuner.param", "tilelang.autotuner.tuner"),
 }
-"""Names that `atune.compat.tilelang.install` replaces, with the modules that have them. Only the drop-in uses this."""
+"""Names that `atune.compat.tilelang.install` replaces, and the modules of each name. Only the drop-in needs these."""
 
 _PLACES = {re.split("[.:]", place)[-1]: place for place in (use.partition("(")[0] for use in NAMES)}
 _PLACES |= {name: f"tilelang:{name}" for name in (re.split(r"\W", part)[0] for part in NAMES["tilelang:"][1:])}
@@ -176,7 +176,7 @@ def _difference(use: str) -> str:
 
 
 def _attribute(place: str) -> Any:
-    """Return the value of ``module:attribute``; None if only instances have it. Raises an error if it is missing."""
+    """Return the value of ``module:attribute``; None for an instance attribute. Raises if the attribute is missing."""
     module, _, path = place.partition(":")
     value: Any = importlib.import_module(module)
     for name in filter(None, path.split(".")):
@@ -189,7 +189,7 @@ def _attribute(place: str) -> Any:
 def paths() -> Any:
     """Return tilelang's module `env`, which locates tilelang's files and CUDA, without importing tilelang itself.
 
-    This saves the compile service seconds. Raises `FileNotFoundError` if tilelang is not installed.
+    The compile service saves seconds without this import. Raises `FileNotFoundError` if tilelang is not installed.
     """
     if "tilelang" in sys.modules:
         return __getattr__("env")

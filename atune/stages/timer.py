@@ -29,7 +29,7 @@ class Timed:
 
     @property
     def in_a_row(self) -> int:
-        """Number of calls per sample: five in a row, as in a CUDA graph, if each must find its data in the cache."""
+        """Number of calls per sample: five, as in a CUDA graph, if each call must find its data in the cache."""
         return 5 if self.warm and self.before is None else 1
 
 
@@ -152,8 +152,8 @@ class CudaTimer(Timer):
     The stream first runs a device sleep. Launches and events are queued during the sleep, so delays of the host cannot
     fall between an event and its launch. If the device wakes before the queue is complete, the batch is discarded and
     repeated with a longer sleep. Before each launch, a buffer of twice the L2 cache's size is read to evict the cache.
-    Reading leaves no dirty lines, so no write-back falls into the timed call. If a call must find its data in the
-    cache, a previous call of the same kernel precedes it instead.
+    Reading leaves no dirty lines, so no write-back falls into the timed call. A call that must find its data in the
+    cache follows another call of the same kernel, without reading the buffer.
 
     A call waits for the device if its host code sets a limit of the context, allocates memory, or copies to the host.
     Nothing can be queued behind a call that waits, so it is timed alone. It is timed on the default stream, because
@@ -181,7 +181,7 @@ class CudaTimer(Timer):
         with stream.current():
             self.flush = torch.zeros(2 * properties.L2_cache_size // 4, dtype=torch.int32, device="cuda")
         self.patience = 1.0
-        """Factor by which all sleeps are longer. It is doubled if the host was late, and reduced otherwise."""
+        """Factor by which all sleeps are longer: doubled whenever the host was late, and reduced otherwise."""
         self._alone: tuple[Any, Any] | None = None
         """Events around the call that is currently timed alone; None if there is no such call."""
         self._windowed = False
@@ -257,7 +257,7 @@ class CudaTimer(Timer):
         return float(begin.elapsed_time(end)) * 1e3
 
     def _after_set(self, set_window: Callable[..., Any], *arguments: Any) -> Any:
-        """Set an L2 window for host code of tilelang. The launch comes next, so start the timing after setting it."""
+        """Set an L2 window for host code of tilelang. Start the timing afterwards, because the launch comes next."""
         done = set_window(*arguments)
         if self._alone is not None and not self._windowed:
             self.torch.cuda._sleep(self.CYCLES_PER_LAUNCH)
@@ -265,7 +265,7 @@ class CudaTimer(Timer):
         return done
 
     def _before_reset(self, reset_window: Callable[..., Any], *arguments: Any) -> Any:
-        """Reset an L2 window for host code of tilelang. The launch came before, so end the timing before the reset."""
+        """Reset an L2 window for host code of tilelang. End the timing before that, because the launch came before."""
         if self._alone is not None:
             self._windowed = True
             self._alone[1].record()
@@ -303,7 +303,7 @@ slower candidate is given up. The fastest sample decides, so that disturbed samp
 KNOWN_WITHIN = 0.005
 """The median is known if its 95 % interval extends to either side by at most this share of the median."""
 MOST_TIMES = 4
-"""While its median is not known, a candidate gets at most this number times `n_repeat` samples."""
+"""While a candidate's median is not known, the candidate gets at most this number times `n_repeat` samples."""
 EXTRA_US = 20_000.0
 """Total microseconds after which a candidate gets no more than `n_repeat` samples: long calls vary little."""
 
@@ -318,7 +318,7 @@ def still_wanted(
 ) -> int:
     """Return the number of samples to take after `samples_us`; 0 if there are enough samples.
 
-    `best_ms`: the best median among first timings so far; None to take all `n_repeat` samples at once. `factor`: replaces
+    `best_ms`: the best median of first timings so far; None to take all `n_repeat` samples at once. `factor`: replaces
     `PLAINLY_SLOW` and `SLOW`. `until_known`: whether to take `n_repeat` more samples while the median is not known.
     """
     have = len(samples_us)

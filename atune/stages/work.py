@@ -81,7 +81,7 @@ class _Reader:
     grid: dict[Any, int] = field(default_factory=dict)
     """Extents of the grid, by variable. Extents that depend on the call are omitted."""
     blocks: dict[Any, Any] = field(default_factory=dict)
-    """Values over the blocks, by variable. The variables are grid variables, and others that are computed from them."""
+    """Values over the blocks, of each grid variable and of each variable that is computed from grid variables."""
     loops: dict[Any, Any] = field(default_factory=dict)
     """Extents of the loops, by loop variable."""
     axes: dict[Any, set[str]] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class _Reader:
     threads: int = 1
     gemms: list[Gemm] = field(default_factory=list)
     sums: dict[Any, int] = field(default_factory=dict)
-    """Index in `gemms` of the product whose result a fragment holds, possibly as a copy, by the fragment's data."""
+    """Index in `gemms` of the product whose result, or a copy of it, a fragment holds. Keys are data of fragments."""
     reads: list[Access] = field(default_factory=list)
     writes: list[Access] = field(default_factory=list)
     shared_bytes: float = 0.0
@@ -328,7 +328,7 @@ class _Reader:
         return set().union(*(self.axes.get(variable, set()) for variable in variables_of(node)))
 
     def value(self, node: Any) -> Any:
-        """Return the value of an expression: an int, or an array over the blocks. Return None if it is unknown."""
+        """Return the value of an expression: an int, an array over the blocks, or None for an unknown value."""
         kind = type(node).__name__
         if kind == "IntImm":
             return int(node.value)
