@@ -219,7 +219,7 @@ class KernelArguments:
         return changed
 
     def digest(self) -> str:
-        """Return the digest of a kernel's outputs and of the inputs that it may write into."""
+        """Return a digest of a kernel's outputs and of the inputs that the kernel may write into."""
         return digest_of_bits([self.values[i] for i in sorted({*self.out_idx, *self.writes})])
 
     def evidence(self) -> str:

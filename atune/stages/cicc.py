@@ -52,7 +52,7 @@ CUT = "#pragma atune_cut"
 VERSION = 1
 """Increase this number with every change of atune that may make cicc generate different code."""
 TILELANG = ("0.1.15",)
-"""Versions of tilelang whose headers and compile commands are known."""
+"""Versions of tilelang whose headers and compile commands atune knows."""
 POLL_S = 0.02
 """Seconds between two checks whether the server is ready."""
 

@@ -108,7 +108,7 @@ def nvcc_command(flavour: Flavour, folders: Sequence[str]) -> list[str]:
 
 
 def tools_of(command: Sequence[str], folder: str) -> Tools:
-    """Return the programs that nvcc runs for `command`. Raises `CiccError` if they are not the known programs."""
+    """Return the programs that nvcc runs for `command`. Raises `CiccError` if nvcc runs unknown programs."""
     source, output = os.path.join(folder, NAME), os.path.join(folder, "kernels.cubin")
     Path(source).touch()
     dry = [command[0], "--dryrun", *command[1:], "-o", output, source]
@@ -239,7 +239,7 @@ class Server:
 
 
 def files_of(preprocessed: Path) -> set[str]:
-    """Return the files that the preprocessor read to make the text `preprocessed`."""
+    """Return the files that the preprocessor read when it wrote the file `preprocessed`."""
     return set(map(os.fsdecode, _READ.findall(preprocessed.read_bytes())))
 
 

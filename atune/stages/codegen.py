@@ -213,7 +213,7 @@ def link(hosts: Sequence[Any], device: Any, path: str, folder: str) -> None:
 
 
 def _link_library(output: str, files: Sequence[str], options: Sequence[str] = (), **_: Any) -> None:
-    """Link the host's C and the file of `_pack_device_code` into a library. Called by tvm's `export_library`.
+    """Link C code for the host and the file from `_pack_device_code` into a library. Called by tvm's `export_library`.
 
     Raises `CompileError` with gcc's output.
     """
@@ -222,7 +222,7 @@ def _link_library(output: str, files: Sequence[str], options: Sequence[str] = ()
 
 
 def _pack_device_code(library: Any, _system_library: bool, prefix: str, folder: str) -> str:
-    """Write an assembler file with the device code of `library`, and return it. Called by tvm's `export_library`.
+    """Write an assembler file with the device code of `library`, and return its path. Called by tvm's `export_library`.
 
     tvm itself would write the same bytes as a C array. Printing the array takes part of a second, and gcc needs more
     time to parse the array than for all other code.

@@ -130,7 +130,7 @@ def build(payload: bytes) -> bytes:
 
 
 def compare(payload: bytes) -> bytes:
-    """Compare cicc's library of a candidate with nvcc's: `CompareJob` → `Compared` or `Failure`."""
+    """Compare a candidate's library, which cicc built, with nvcc's library: `CompareJob` → `Compared` or `Failure`."""
     job = msgspec.msgpack.decode(payload, type=CompareJob)
     return msgspec.msgpack.encode(_guarded(job.candidate, lambda given: cicc.compared(given, job.built, job.path)))
 

@@ -165,7 +165,7 @@ class CompileInputs:
     """Target of the host code; None to let tilelang choose."""
 
     def key(self) -> tuple[Any, ...]:
-        """Return the inputs and the toolchain as a key."""
+        """Return a key that combines the inputs with the toolchain."""
         settings = (self.target, self.flags, self.pass_configs, self.host)
         return (*settings, toolchain(self.kind))
 

@@ -134,7 +134,7 @@ def untested() -> str:
             f"atune does not work with tilelang {version}: {'; '.join(moved)}. "
             f"Install a tested version: pip install 'tilelang{tested}'"
         )
-    return f"atune was not tested with tilelang {version}, only with {tested}; all the names that it uses are there"
+    return f"atune was not tested with tilelang {version}, only with {tested}; all the names that atune uses are there"
 
 
 def breaches() -> list[str]:

@@ -76,7 +76,7 @@ class Timer(ABC):
             return samples
 
     def interleaved(self, calls: Sequence[Timed], rounds: int, n_warmup: int) -> list[list[float]]:
-        """Return the samples of each call, taken in rounds. The order of the calls rotates from round to round."""
+        """Take samples in rounds, and return the samples of each call. The order of calls rotates between rounds."""
         n = len(calls)
         order = [(k + r) % n for r in range(rounds) for k in range(n)]
         samples: list[list[float]] = [[] for _ in calls]
