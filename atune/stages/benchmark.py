@@ -1,4 +1,4 @@
-"""Artifact → Measurement, in the device's own process: load, check against the reference, time, and tell observers."""
+"""Artifact → Measurement, in the device's own process: load, compare with the reference, time, and notify observers."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from atune.workers.resources import Resource, ShortOf, check_machine
 from atune.workload.source_locations import ask
 
 AFTER_TIMING = " (after it was timed)"
-OVERWRITTEN = "it changed memory that is not among its arguments: the reference's outputs, or the copies of the inputs"
+OVERWRITTEN = "the kernel changed memory outside its arguments: the reference's outputs, or the copies of the inputs"
 EXHAUSTIBLE: Resource = "files"
-"""Candidates can exhaust this resource of the process. The next candidate is then tried again in a fresh process."""
+"""Resource that a process's candidates can exhaust. Without this resource, a candidate is tried in a new process."""
 
 
 class _Device:
-    """This process's device. `begin` makes it, and every later call uses it."""
+    """State of this process's device. `begin` creates the state, and all later calls use it."""
 
     stream: DeviceStream
     timer: Timer
     observers: tuple[Observer, ...] = ()
     arguments: KernelArguments | None = None
     copies_on_host = False
-    """Whether inputs are restored from the host's memory, because the device's memory was short."""
+    """Whether inputs are restored from copies on the host, because the device had too little memory for the copies."""
     prepared: tuple[KernelParam, ...] = ()
-    """Parameters for which the workload's inputs and reference are known to work."""
+    """Parameters with which the workload's inputs and reference have already worked."""
 
 
 device = _Device()
 
 
 def begin(info: DeviceInfo) -> str:
-    """Make the device's context, unless it exists, before an artifact makes it. Return the GPU's UUID from CUDA."""
+    """Unless the device's context exists, create it before an artifact does. Return the GPU's UUID, read from CUDA."""
     import torch
 
     if info.id == "cpu":
@@ -60,7 +60,7 @@ def begin(info: DeviceInfo) -> str:
         device.timer = make_timer(device.stream)  # it allocates, which makes the context
     uuid = "" if info.id == "cpu" else f"GPU-{torch.cuda.get_device_properties(0).uuid}"
     if uuid and info.uuid and uuid != info.uuid:
-        raise RuntimeError(f"asked for {info.uuid}, CUDA shows {uuid}")
+        raise RuntimeError(f"atune asked for the GPU {info.uuid}, but CUDA shows {uuid}")
     return uuid
 
 
@@ -77,7 +77,7 @@ def _recorded(answer: Answer) -> Answer:
 
 
 def _moves_copies_to_host() -> bool:
-    """Keep copies on the host from now on, and free the device's memory. Return False if copies are there already."""
+    """From now on, keep copies on the host, and free device memory. Return False if all copies are on the host."""
     if device.copies_on_host or session().device == "cpu":
         return False
     device.copies_on_host = True
@@ -86,7 +86,7 @@ def _moves_copies_to_host() -> bool:
 
 
 def prepare(job: PrepareJob) -> Prepared:
-    """Make the inputs, run the reference, and time it if requested.
+    """Make the inputs and run the reference. If the job asks for a timing of the reference, time the reference.
 
     Raises `WorkloadError` if the device has too little memory, and `ShortOf` if other processes use the memory.
     """
@@ -163,7 +163,7 @@ def _failed_call(error: BaseException, artifact: Artifact) -> Failure:
 
 
 def final(job: FinalJob) -> Finals:
-    """Time all candidates in turn, each round in a different order, and then check them again."""
+    """Time all candidates in rounds, each with a different order. Afterwards, check the outputs of all candidates."""
     calls: list[Timed] = []
     arguments_of: dict[Any, KernelArguments] = {}
     for artifact in job.artifacts:  # candidates may differ in their parameters
@@ -214,7 +214,7 @@ def _expecting(arguments: KernelArguments) -> KernelArguments:
 
 
 def _spoilt(arguments: KernelArguments) -> bool:
-    """Tell whether a candidate has changed the tensors that candidates are judged by."""
+    """Tell whether a candidate has changed the reference's outputs or the copies of the inputs."""
     return session().benchmark.check and arguments.evidence() != arguments.evidence_before
 
 
@@ -275,9 +275,9 @@ def _observe_call(arguments: KernelArguments) -> None:
 def _called_and_judged(
     timed: Timed, arguments: KernelArguments, poisons: Sequence[int]
 ) -> tuple[Mismatch | None, float | None]:
-    """For each byte of `poisons`, fill the outputs and call the kernel. Judge all writes since the guards were renewed.
+    """Fill the outputs with a byte of `poisons`, and call the kernel. Judge all writes since the guards were renewed.
 
-    The second byte is used only if an element still holds the first byte, which the kernel itself may have written.
+    If an element still holds the first byte, repeat with the second byte, because the kernel may write the first byte.
     """
     unwritten: dict[int, Any] | None = None
     for poison in poisons:
@@ -303,7 +303,7 @@ def _called_and_judged(
 
 
 def _samples(timed: Timed, settings: BenchmarkSettings, best_ms: float | None) -> list[float]:
-    """Take samples until the median is known well enough. The checked call was a first warm-up."""
+    """Take samples until the median is precise enough. The call whose outputs were checked is the first warm-up."""
     timer, factor = device.timer, settings.early_stop_factor
     n_warmup, n_repeat = settings.n_warmup, settings.n_repeat
     if settings.warmup_ms is not None or settings.rep_ms is not None:
