@@ -207,7 +207,7 @@ class CompileStage:
     def _is_hopeless(self, group: Sequence[Lowered], began_s: float) -> bool:
         """Return whether a group takes too long, unless the prior expects a member to be faster than all measured."""
         state = self.run.recorder.state
-        limit = limit_s(state, group, self.state.work_of(group, loops=False), self._timeout_s, LAST_FACTOR)
+        limit = limit_s(state, group, self.state.work_of(group), self._timeout_s, LAST_FACTOR)
         others = self._ended.get(group[0].index, set()).difference(lowered.index for lowered in group)
         culprit = bool(others) and all(state.first(i).built or state.outcome(i) for i in others)
         if limit is None or not (culprit or self._passed_s - began_s >= limit):
@@ -331,7 +331,7 @@ class CompileStage:
         self.run.wake()  # for `end_hopeless`
         try:
             plain = self._states is not None and self._states.differs
-            limit = limit_s(self.run.recorder.state, group, self.state.work_of(group, loops=False), self._timeout_s)
+            limit = limit_s(self.run.recorder.state, group, self.state.work_of(group), self._timeout_s)
             with scope:
                 built = await worker.run(BuildJob(group, plain=plain, limit_s=limit))
         finally:

@@ -25,10 +25,8 @@ COSTLY_REGISTERS = 100.0
 """Above this many registers per thread, compile time is proportional to the accumulators. Measured: 0.35 s with few
 registers, 0.9 s with 256, 2.3 s (1.3 to 4) with 512."""
 LONG_LOOP, LONG = 1024, 4
-"""Loops of at least so many iterations per thread, and `LONG` times those of the median kernel, take long to unroll."""
-ITERATIONS = 64.0
-"""Iterations that take as long as one compile. Measured: 0.15 s with 20 to 160 iterations, 4 to 5 s with 2,560, 11 to
-16 s with 5,120, 40 to 50 s with 10,240."""
+"""Loops of at least this many iterations per thread, and `LONG` times those of the median kernel, are long to unroll.
+Measured: 0.15 s with 20 to 160 iterations, 4 to 5 s with 2,560, 11 to 16 s with 5,120, 40 to 50 s with 10,240."""
 
 
 @dataclass(frozen=True)
@@ -87,16 +85,12 @@ class CompileState:
         bisect.insort(self.iterations, _iterations(lowered))
         (self.deferred if deferred else self.ready).append(lowered)
 
-    def work_of(self, group: Sequence[Lowered], *, loops: bool = True) -> float:
-        """Estimate the compile time of `group`. Unit: the compile of a median-length kernel with few accumulators.
-
-        Without `loops`, long loops do not count.
-        """
+    def work_of(self, group: Sequence[Lowered]) -> float:
+        """Estimate the compile time of `group`. Unit: the compile of a median-length kernel with few accumulators."""
         median = self.lengths[(len(self.lengths) - 1) // 2] if self.lengths else math.inf
         return sum(
             max(1.0, (facts.source_bytes or 0) / max(1, median), (facts.accumulators or 0) / COSTLY_REGISTERS)
-            + (_iterations(lowered) / ITERATIONS if loops and self._is_long(lowered) else 0.0)
-            for lowered, facts in ((lowered, lowered.facts) for lowered in group)
+            for facts in (lowered.facts for lowered in group)
         )
 
     def _is_long(self, lowered: Lowered) -> bool:
@@ -133,9 +127,10 @@ class CompileState:
         if self.waiting:
             return Lower()
         if self.hints.builds and not self._coming and self.deferred:
-            self.deferred.sort(key=lambda lowered: self.work_of([lowered]), reverse=True)  # the longest compile first
-            reason = "a long loop, alone" if self._is_long(self.deferred[0]) else "deferred by the screen"
-            return self._build(self.deferred, self.group_size or self._share(), reason)
+            self.deferred.sort(key=lambda m: (-self._is_long(m) * _iterations(m), -self.work_of([m])))  # longest first
+            if self.group_size is None and self._is_long(self.deferred[0]):
+                return self._build(self.deferred, 1, "a long loop, alone")
+            return self._build(self.deferred, self.group_size or self._share(), "deferred by the screen")
         return None
 
     def _build_ready(self) -> Build | None:

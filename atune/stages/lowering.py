@@ -53,7 +53,7 @@ def lower(candidate: Candidate, *, anew: bool = True) -> Lowered:
         configs = tilelang.normalize_pass_configs(dict(how.pass_configs))
         seen: list[Layouts] = []
         instruments, orders = facts.instruments(seen), list[Any]()
-        key = ir_key_of(ir_text(_reordered(function, None, orders)), how)
+        key = "" if how.kind == "c" else ir_key_of(ir_text(_reordered(function, None, orders)), how)
         count, blob, layouts = _last.get(key, (0, None, seen))
         with tilelang.tvm.transform.PassContext(opt_level=3, config=configs, instruments=instruments), context.target:
             if blob is not None and len(orders) <= count == 1:
@@ -65,7 +65,7 @@ def lower(candidate: Candidate, *, anew: bool = True) -> Lowered:
                 host, device, *_ = tilelang.lower_to_host_device_ir(function, context)
             lowered = _generated(candidate, function, bare, host, device, how)
         _last.clear()
-        if how.kind != "c":
+        if key:
             _last[key] = len(orders), msgspec.msgpack.decode(lowered.blob, type=Blob), seen
         with_layouts = msgspec.structs.replace(lowered.facts, layouts=seen[-1] if seen else None)
         lowered = msgspec.structs.replace(lowered, ir_key=ir_key, facts=with_layouts)
