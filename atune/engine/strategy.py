@@ -145,7 +145,7 @@ class Guarded:
             index = -1
         if isinstance(answer, bool) or index not in self._known:
             raise self._error(
-                f"ask() returned {answer!r}, which is not a candidate's index. Return an index, or None to end the search"
+                f"ask() returned {answer!r}, which is not a candidate's index. Return an index, or None to end the run"
             )
         if index in self._asked:
             raise self._error(f"ask() returned {index} a second time. Propose each candidate only once")
