@@ -33,20 +33,20 @@ CHANGE_DECAY, DISTANCE_DECAY = 0.15, 0.35
 NOISE = 1e-3
 """Variance of a measurement, as a share of the variance of all candidates."""
 ERROR_DEVIATION, ERROR_WEIGHT = 0.08, 2.0
-"""Usual deviation of the prior's logarithmic errors, and the number of observed errors that weigh as much (the
+"""Usual deviation of the prior's logarithmic errors, and the number of observed errors with the same weight (the
 conjugate prior of a variance, A. Gelman et al., Bayesian Data Analysis, 3rd ed. 2013, 2.6). The moments of ten recorded
-spaces are 0.075 and 1.6. Without any one space, they are 0.071 to 0.086, and 1.3 to 1.9."""
+spaces are 0.075 and 1.6. Without any one space, the moments are 0.071 to 0.086, and 1.3 to 1.9."""
 NO_ESTIMATE, NUDGE = -1e3, 1e-9
 """Value that puts candidates without an estimate last, and the largest random change that breaks a tie of estimates."""
 MOST_POOL, MOST_ROWS, RENEW_AFTER = 8192, 512, 64
-"""A process considers about `MOST_POOL` candidates at most. It remembers at most `MOST_ROWS` tried candidates: the
-fastest and the latest. After `RENEW_AFTER` candidates, a new process chooses both again."""
+"""A process considers about `MOST_POOL` candidates at most. A process remembers at most `MOST_ROWS` tried candidates:
+the fastest and the latest. After `RENEW_AFTER` candidates, a new process chooses both again."""
 
 
 class Process:
     """A Gaussian process over the candidates in `pool`, which learns of one candidate after another.
 
-    It keeps the rows of a Cholesky factor, and the rows of the factor's product with all covariances. To learn of one
+    It keeps the rows of a Cholesky factor, and the rows of the factor's product with all covariances. Learning of one
     more candidate therefore takes time in proportion to the number of rows times the size of the pool.
     """
 
@@ -238,13 +238,13 @@ def improvement(expected: NDArray[np.float64], deviation: NDArray[np.float64], b
 
 
 def _combined(weights: NDArray[np.float64], rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the weighted sum of rows. BLAS would use all cores, and its results would depend on their number."""
+    """Return the weighted sum of rows. BLAS would use all cores, and its results depend on the number of cores."""
     result: NDArray[np.float64] = np.einsum("i,ij->j", weights, rows)
     return result
 
 
 def _kernel(length: int, *, ordered: bool) -> NDArray[np.float64]:
-    """Return the similarity of candidates with two values of an axis, for each pair of values."""
+    """Return the similarity of two candidates on an axis, for each pair of the axis's values."""
     steps = np.abs(np.subtract.outer(np.arange(length), np.arange(length))) / (length - 1)
     distances = steps if ordered else steps > 0
     result: NDArray[np.float64] = np.exp(-(CHANGE_DECAY * (steps > 0) + DISTANCE_DECAY * distances))

@@ -99,7 +99,7 @@ class BenchmarkStage:
                     self.run.wake()
 
     async def _next(self, worker: DeviceWorker, artifacts: MemoryObjectReceiveStream[Artifact]) -> Artifact | None:
-        """Return an artifact that another device put back, or else the stream's next artifact; None if none is left."""
+        """Return an artifact that a device put back, or else the stream's next; None if no artifact is left."""
         while worker.name not in self._excluded:
             if self._again:
                 return self._again.popleft()
@@ -118,7 +118,8 @@ class BenchmarkStage:
         return None
 
     def _put_back(self, *artifacts: Artifact) -> None:
-        """Queue `artifacts` for other devices. Wake devices that wait for the stream, which may need the outcomes."""
+        """Queue `artifacts` for other devices. Devices that wait for the stream must wake, because the stream may
+        continue only once these artifacts have outcomes."""
         self._again.extend(artifacts)
         for waiting in list(self._waiting):
             waiting.cancel()
@@ -271,7 +272,7 @@ class BenchmarkStage:
         self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=reason, kill_s=kill_s)
 
     async def start(self, worker: DeviceWorker) -> bool:
-        """Start a device's process. Returns False if the device is given up. Raises `DevicesLost` if none is left."""
+        """Start a device's process. Returns False if this fails for good. Raises `DevicesLost` if no device is left."""
         for attempt in range(DEVICE_STARTS):
             began = self.run.recorder.elapsed_s
             try:

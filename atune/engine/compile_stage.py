@@ -373,7 +373,8 @@ class CompileStage:
                 self.run.stop("unlowered")
 
     def _repeats(self, worker: CompileWorker, indices: Sequence[int], doubt: str) -> bool:
-        """Return whether `doubt` is a reason to repeat candidates, and record it. False if all were repeated before."""
+        """Return whether to repeat candidates because of `doubt`, and record the repetition. Returns False if all of
+        the candidates were repeated before."""
         if not doubt or self._repeated.issuperset(indices):
             return False
         self._repeated.update(indices)
@@ -395,7 +396,7 @@ def limit_s(
 ) -> float | None:
     """Return the seconds after which compiling `group` is hopeless; None if the user's limit `most_s` applies.
 
-    The limit depends on each compiled candidate's share of its library's seconds. It also grows with the group's
+    The limit depends on each compiled candidate's share of its library's seconds. The limit grows with the group's
     `weight`, whose unit is one compile. If the default configuration is alone in a group, the user's limit applies,
     because every result is compared with the default. A larger group that exceeds its limit is compiled again in parts.
     """

@@ -20,7 +20,7 @@ from atune.model.measurement import CLOSE, FinalEntry, Timing, ratio_interval
 from atune.model.settings import BenchmarkSettings
 
 ERROR_PROBABILITY = 0.05
-"""Probability of a wrong decision in a final. All comparisons of the `INTERIM_LOOKS` share it (Bonferroni)."""
+"""Probability of a wrong decision in a final, which all comparisons of the `INTERIM_LOOKS` share (Bonferroni)."""
 TIE = 0.002
 """Two finalists are equally fast if the confidence interval of their latencies' ratio is within this distance of 1."""
 SEEDS = (1, 2)
@@ -28,7 +28,7 @@ SEEDS = (1, 2)
 
 
 def unsettled(timings: Mapping[int, Timing], contenders: Sequence[int]) -> list[int]:
-    """Return the contenders to time in further rounds: the leader, and each contender that may be as fast.
+    """Return the contenders to time in further rounds: the leader, and each that may be as fast as the leader.
 
     The list is empty if every other contender is known to be slower than the leader, or as fast as the leader. A
     contender with fewer samples than others was found to be slower in an earlier round, so it is ignored.
@@ -46,8 +46,8 @@ def final_order(
     """Return all entries, with the winner first and the others by latency, and the candidates as fast as the winner.
 
     The winner is the leader if it is faster than all others. Otherwise, among the leader and the candidates that are as
-    fast, the smallest config key wins, so that repeated runs agree. If the `default` is a contender, it wins unless
-    that candidate gains at least `CLOSE`, and the 95 % interval of the gain excludes 1.
+    fast, the smallest config key wins, so that repeated runs agree. The `default`, if it is a contender, loses only to
+    a candidate that gains at least `CLOSE`, with a 95 % interval of the gain that excludes 1.
     """
     playing = _most_timed(timings, contenders)
     leader = min(playing, key=lambda i: (timings[i].latency_ms, keys[i]))
@@ -109,7 +109,7 @@ class _FinalistsFailed(Exception):
 
 
 class FinalStage:
-    """Times finalists again on one device. If an earlier part of the run measured a finalist, gets its library again.
+    """Times finalists again on one device, after getting the libraries of finalists that an earlier part measured.
 
     `candidate`: a function that returns the candidate with a given index.
     """
@@ -138,7 +138,7 @@ class FinalStage:
             await self.run.outcomes.acknowledge()
 
     async def _time_finalists(self, wrong: set[int]) -> bool:
-        """Run the final. Returns whether to run it again, without the finalists that failed."""
+        """Run the final. Returns whether to run another final, without the finalists that failed."""
         reference_ms = {name: timing.latency_ms for name, timing in self.state.references.items()}
         most = max(2, self.benchmark.n_final)
         best = finalists(self.state.admitted(), reference_ms, most)
@@ -167,7 +167,7 @@ class FinalStage:
         return await self._time(worker, chosen, contenders)
 
     async def _recovered(self, wrong: set[int]) -> bool:
-        """Get the winner's library, without a final. Returns whether another candidate may be the winner now."""
+        """Get the winner's library if no final is run. Returns whether another candidate may be the winner now."""
         winner = self.state.winner
         if winner is None:
             return False

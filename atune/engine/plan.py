@@ -133,7 +133,7 @@ class Plan:
 
 def advised(advice: Iterable[Advice], keys: Mapping[int, str], budget: int | None) -> list[int]:
     """Return the indices of candidates to try first: the best of each source, then the second best of each source, and
-    so on. At most half of the `budget`. `keys`: the candidates' configuration keys."""
+    so on, up to half of the `budget`. `keys`: the candidates' configuration keys."""
     at = {key: index for index, key in keys.items()}
     ranks = zip_longest(*([at.get(config_key(config)) for config in each.first] for each in advice))
     indices = [*dict.fromkeys(index for rank in ranks for index in rank if index is not None)]

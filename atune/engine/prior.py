@@ -307,7 +307,7 @@ def figures_for(target: Target | None, devices: Sequence[DeviceInfo]) -> Figures
 
 
 def columns(facts: Mapping[int, StaticFacts], figures: Figures) -> dict[str, Any]:
-    """Return the fields of `SpaceSurveyed` for the candidates' facts. `CAN_RUN` is included if it differs."""
+    """Return the fields of `SpaceSurveyed` for the candidates' facts, with `CAN_RUN` if its values differ."""
     indices, prior = tuple(sorted(facts)), estimates(facts, figures)
     runs = tuple(float(can_run(facts[index], figures)) for index in indices)
     return {

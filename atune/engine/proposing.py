@@ -37,7 +37,7 @@ end together. A worker answers with the candidates that it finished in its time 
 SHARE_OF_TIME = 0.1
 """Share of a time budget after which the survey starts no further candidates."""
 ORDERING_S = 2.0
-"""Seconds after which the survey starts no further candidates if it only orders them, because all will be tried."""
+"""Seconds after which the survey starts no further candidates, if all candidates will be tried in any case."""
 
 
 class Survey:
@@ -165,7 +165,7 @@ class ProposeStage:
             await self._call(partial(strategy.tell_all, outcomes))
 
     async def _retry_likely_losers(self, propose: MemoryObjectSendStream[Candidate]) -> None:
-        """If no candidate works, propose the candidates again that were pruned as likely losers, one for each code."""
+        """If no candidate works, propose one candidate again for each code that was pruned as a likely loser."""
         run, state = self._run, self._run.recorder.state
         self._scheduled.held = True
         run.wake()

@@ -89,7 +89,7 @@ EVENTS_AT_ONCE = 100
 
 
 class Recorder:
-    """Numbers, stamps, writes and folds events, and passes them on. Synchronous, so that all events have one order."""
+    """Numbers, stamps, writes, folds and passes on events. Emitting is synchronous, so that events have one order."""
 
     def __init__(self, journal: Journal | None = None, listeners: tuple[Listener, ...] = ()) -> None:
         self.state = State()
@@ -162,7 +162,7 @@ class Run:
         self.lowered: Lowered | None = None
         """The first lowered candidate, for whose parameters devices make inputs; None until a candidate is lowered."""
         self.default: Lowered | None = None
-        """The lowered default, or None. Devices use its parameters if the inputs do not fit the first candidate."""
+        """The lowered default, or None. Devices use its parameters if the inputs misfit the first lowered candidate."""
         self.roles = Roles()
         """Roles of the parameters in the default or, if it does not elaborate, in the first candidate that does."""
         self.found_roles = anyio.Event()
@@ -182,7 +182,7 @@ class Run:
         self._changed = anyio.Event()
 
     def stop(self, reason: str) -> None:
-        """Start nothing more, but let jobs under way end. If this is called again, the first reason counts."""
+        """Start nothing more, but let jobs under way end. If there are several reasons, the first counts."""
         self.stopping = self.stopping or reason
         self.wake()
 

@@ -59,7 +59,7 @@ class CompileState:
     waiting: int = 0
     """Number of proposed candidates that no worker has taken yet."""
     ready: list[Lowered] = field(default_factory=list)
-    """Candidates that wait to be built, the oldest first. Candidates in `deferred` are built after these."""
+    """Candidates that wait to be built, the oldest first. The candidates in `deferred` are built later."""
     deferred: list[Lowered] = field(default_factory=list)
     retry: list[tuple[Lowered, ...]] = field(default_factory=list)
     """Parts of groups that failed as a whole, and groups whose worker was lost."""

@@ -24,7 +24,8 @@ from atune.workload.workload import WorkloadSpec
 LIKELY = "likely"
 """First word of the reason for pruning a candidate that could run, but is likely to lose."""
 SPILL_REGISTERS = 256
-"""Size of arrays that spill, because a thread has at most 255 registers (CUDA C++ Programming Guide)."""
+"""Accumulators that take this many registers of a thread spill, because a thread has at most 255 registers (CUDA C++
+Programming Guide, compute capabilities)."""
 
 
 @dataclass(frozen=True)

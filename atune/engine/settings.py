@@ -44,7 +44,7 @@ class KnownResult(NamedTuple):
 
 
 Kernels = Callable[[Iterable[Candidate]], Mapping[int, str]]
-"""Has workers elaborate candidates, and returns their `Lowered.ir_digest` by index. Blocks, so call it in a thread."""
+"""Has workers elaborate candidates, and returns `Lowered.ir_digest` by index. It blocks, so call it in a thread."""
 Recall = Callable[[RunStarted, WorkloadSpec, Kernels, str], KnownResult | None]
 """Returns results of earlier runs; None while another run does the same work. The last argument is the journal."""
 
@@ -73,7 +73,7 @@ class EngineSettings:
         check_given(self.strategy, pipeline=self.pipeline)
 
     def strategy_in(self, spec: WorkloadSpec, header: RunStarted | None, figures: Figures | None) -> str:
-        """Return the strategy's name for the header. If a resumed run gets no strategy, the name in `header` stays."""
+        """Return the strategy's name for the header. If a resumed run gets no strategy, `header` decides."""
         if isinstance(self.strategy, Strategy):
             return self.strategy.name
         if self.strategy is not None and self.strategy != AUTO:
@@ -145,7 +145,7 @@ def check_same_work(
 
 
 def all_accepted(changes: Sequence[tuple[str, str]], accept: Sequence[str], why: str, instead: str) -> tuple[str, ...]:
-    """Return `changes` as strings. Each change is a part and a sentence. Raises `JournalError` if any is not accepted.
+    """Return `changes`, each a part and a sentence, as strings. Raises `JournalError` if a change is not accepted.
 
     The error's message begins with `why`, and offers `instead` as the alternative to accepting.
     """

@@ -47,7 +47,7 @@ class Start:
 
     @functools.cached_property
     def compile_workers(self) -> Sequence[CompileWorker]:
-        """The machine's compile workers. They exist only after the machine has found its devices."""
+        """The machine's compile workers, which exist only after the machine has found its devices."""
         return self.machine.compile_workers()
 
     async def begin(self) -> Plan | None:

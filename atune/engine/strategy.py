@@ -106,7 +106,7 @@ class Guarded:
     def full(self, outstanding: int, workers: int) -> bool:
         """Return whether too many candidates are `outstanding` to ask for another candidate.
 
-        The answer then stays True until many candidates may be asked for together, because small groups take longer.
+        The answer then stays True until many candidates may be asked for together, because small groups compile slowly.
         """
         if self.enough is not None and self.enough.full(outstanding):
             return True
@@ -145,7 +145,8 @@ class Guarded:
             index = -1
         if isinstance(answer, bool) or index not in self._known:
             raise self._error(
-                f"ask() returned {answer!r}, which is not a candidate's index. Return an index, or None to end the run"
+                f"ask() returned {answer!r}, which is not a candidate's index. "
+                "Return an index, or None to end the search"
             )
         if index in self._asked:
             raise self._error(f"ask() returned {index} a second time. Propose each candidate only once")
@@ -172,7 +173,7 @@ class Guarded:
 
 
 class Enough:
-    """Ends a search with the budget ``auto`` after a batch that has no candidate clearly better than all before.
+    """Ends a search with the budget ``auto`` after a batch in which no candidate is clearly better than all before.
 
     Decisions depend only on the outcomes of whole batches, so a resumed run makes the same decisions.
     """
@@ -212,7 +213,7 @@ def latency_or_reason(state: State, index: int) -> tuple[float | None, str]:
 
 
 _ABSENT = object()
-"""Value on an axis that a configuration lacks."""
+"""Placeholder for a configuration's value on an axis that the configuration lacks."""
 SPREAD = 4096
 """Number of draws that are spread over the axes. These draws cover all axes, so later draws need not be spread."""
 SPREAD_TRIES = 16

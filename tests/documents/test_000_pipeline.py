@@ -193,7 +193,7 @@ def test_a16_each_gpu_has_inputs_of_its_own() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("slow", ["fake-0", "fake-1", "fake-2"])
 async def test_a17_a_gpu_that_is_not_as_fast_as_the_others_is_left_out(slow: str) -> None:
-    """Each GPU times the reference. If a GPU's time deviates, other GPUs repeat the work of this GPU."""
+    """Each GPU times the reference. If a GPU's time deviates, its figures do not count, and others repeat its work."""
     script = Script(latency_ms=valley(9), slowdown={slow: 0.9}, lower_s=0.01, compile_s=0.01)
     run = await finish(FakeMachine(24, script, devices=3))
     [excluded] = run.of(events.DeviceExcluded)
@@ -355,7 +355,7 @@ def test_a28_each_option_of_the_pull_request_is_taken_or_answered(options: str, 
 
 
 def test_a29_all_configurations_of_the_roller_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All 20 configurations that TileLang's roller recommends for a 4096 product compile and are measured."""
+    """TileLang's roller recommends 20 configurations for a 4096 product: all 20 compile and are measured."""
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     recommended = importlib.import_module("gemm_roller").recommended
     stored = Result(read_state(RESULTS / "roller20" / "atune.jsonl"))
@@ -385,7 +385,7 @@ def test_a30_the_pipeline_ends_a_tuning_earlier() -> None:
 
 
 def test_a31_a_second_gpu_about_halves_the_time_to_measure() -> None:
-    """Two equal GPUs measure about twice as fast as one, but compiling limits how much earlier the run ends."""
+    """Two equal GPUs measure about twice as fast as one GPU, but compiling limits how much earlier the run ends."""
     [most], [few] = (gains(folder, "benchmark_wall_s", "2 devices") for folder in ("gemm288", ROLLER))
     [run], page = gains("gemm288", END, "2 devices"), said(ROOT / "docs" / "concepts.md")
     assert f"288 candidates {most} times as fast" in said() and f"20 candidates {few} times" in said()

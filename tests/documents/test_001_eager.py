@@ -71,7 +71,7 @@ def test_e1_a_kernel_in_eager_style_is_tuned_by_its_first_call(tuned: SimpleName
 
 
 def test_e2_compile_gives_the_tuned_kernel(tuned: SimpleNamespace) -> None:
-    """`compile` takes sizes or tensors, and returns the kernel tuned for them without running it."""
+    """`compile` takes sizes or tensors, tunes for them, and returns the tuned kernel without running it."""
     kernel, A = tuned.eager.compile(n=128, by=4), torch.randn(128)
     assert isinstance(kernel, tilelang.JITKernel) and torch.equal(kernel(A), A + 4)
     assert torch.equal(tuned.eager.compile(tuned.A)(tuned.A), tuned.out)

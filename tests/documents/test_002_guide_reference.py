@@ -287,7 +287,7 @@ def test_b45_configurations_are_compiled_for_a_sweep_of_your_own() -> None:
 
 
 def test_b46_saved_results_go_both_ways(tmp_path: Path) -> None:
-    """TileLang and atune can load the results that the other saved, and saving leaves no other files behind."""
+    """TileLang and atune can load each other's saved results, and saving leaves no other files behind."""
     A, given = torch.randn(64), {"target": "c", "execution_backend": "cython", "out_idx": [-1]}
     ours = cpu_tuner(ref_prog=doubled).run()
     ours.save_to_disk(tmp_path / "ours")

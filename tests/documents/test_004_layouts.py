@@ -164,7 +164,7 @@ def test_l7_a_layout_that_does_not_validate_is_never_chosen() -> None:
 
 
 def test_l8_a_layout_that_contains_another_is_passed_over() -> None:
-    """A layout is rejected if another layout needs only some of its threads in every examined iteration."""
+    """A layout is rejected if, in every examined iteration, another layout needs only some of the same threads."""
     assert better(1, model.CONTAINED, ALL, ONE, own=0) and better(0, model.CONTAINED, ONE, ALL, own=1)
     assert better(1, model.CONTAINED, OWN, FEW_LONG)  # FEW_LONG has few threads, with more iterations each
 

@@ -92,7 +92,7 @@ async def test_c3_each_worker_is_a_process_group_of_its_own(tmp_path: Path) -> N
 
 @pytest.mark.gpu
 def test_c4_each_device_has_a_cuda_stream_of_its_own() -> None:
-    """Each device has its own CUDA stream for inputs, launches and timing, whose handle `device_ready` gives."""
+    """Each device has its own CUDA stream for inputs, launches and timing; `device_ready` gives the stream's handle."""
     import torch
     from guide_kernels import scaled
 
