@@ -76,7 +76,7 @@ def _tune_once(workload: FileRef, arguments: argparse.Namespace, interrupts: Int
 
 
 def _tune_set(workload: FileRef, problems: Problems, arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    """Tune each of `problems` and print the table. Returns 0 if each has a winner."""
+    """Tune each of `problems` and print the table. Returns 0 if each problem has a winner."""
     for option in ("dry_run", "compile_only"):
         if getattr(arguments, option):
             raise UsageError(f"--{option.replace('_', '-')} takes a single problem: give each argument a single value")
@@ -107,7 +107,7 @@ def _options(arguments: argparse.Namespace, journal: str | None) -> dict[str, An
 def drive(
     call: Callable[..., Awaitable[Result]], journal: str, arguments: argparse.Namespace, interrupts: Interrupts
 ) -> int:
-    """Await the run of `call` with progress and log, and print the outcome. Returns the exit status."""
+    """Await the run `call`, show its progress or its log, and print the outcome. Returns the exit status."""
     state, since, log = State(), time.time(), event_log(arguments.verbose and stream_logger())
 
     def on_event(event: Event) -> None:
@@ -172,7 +172,7 @@ async def interruptible(call: Callable[[], Awaitable[Any]], interrupts: Interrup
 def drive_set(
     call: Callable[..., Awaitable[SetResult]], folder: str, arguments: argparse.Namespace, interrupts: Interrupts
 ) -> int:
-    """Await the set of `call` with progress and log, and print the outcome. Returns the exit status."""
+    """Await the set `call`, show its progress or its log, and print the outcome. Returns the exit status."""
     log = arguments.verbose and stream_logger()
     shown = partial(call, log=log, progress=not (arguments.quiet or arguments.verbose))
     with interrupts.counted():
