@@ -1,5 +1,5 @@
 """The entry points of atune (`tune` and similar functions, sets of problems, the decorator), and their options.
 
-These modules may import all of atune except `compat` and `testing`. They turn a call into a run with a journal and a
-result. `engine` carries out the run, and `workers` keeps files that outlive the run. `cli` is the command line.
+This package may import all of atune but `compat` and `testing`. It turns a call into a run with a journal and a result.
+`engine` carries out the run, and `workers` keeps files that outlive the run. `cli` is the command line.
 """

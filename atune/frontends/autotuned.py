@@ -83,7 +83,7 @@ def load_kernel(
 ) -> Any:
     """Return a `tilelang.JITKernel` that calls `artifact`. If `artifact` is None, tilelang compiles `kernel` itself.
 
-    `written`, `config`: arguments and configuration as the user wrote them. `winner`: has the roles and latencies.
+    `written`, `config`: arguments and configuration as the user wrote them. `winner`: gives roles and latencies.
     """
     jit, options = call.options.jit, call.options
     if jit is None:
@@ -169,7 +169,7 @@ class TunedKernel(TunableKernel):
         return self.call_of((), arguments).tuned.workload
 
     def forget(self, meant: Callable[[str], bool] = bool) -> None:
-        """Remove each winner from memory if `meant` returns true for its key as text. By default, remove all."""
+        """Remove each winner from memory if `meant` returns true for its key's text. By default, remove all."""
         self._entries.clear()
         self._kernels.clear()
         self.winners.forget(meant)
@@ -206,7 +206,7 @@ class TunedKernel(TunableKernel):
         raise NotImplementedError
 
     def form_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
-        """Return a key for the form of a call. Every call needs the key, so the key must be made without an analysis.
+        """Return a key for the form of a call. Every call needs the key, so making the key must be fast.
 
         A tensor's form is its dtype, shape and strides. If a compiled kernel takes a number at run time, the number's
         form is its type. Values of different types have different forms, even if Python considers the values equal.
@@ -264,7 +264,7 @@ class TunedKernel(TunableKernel):
                 self.winners.pass_over(tuning, winner, error)
 
     def _tuning_call(self, call: Call) -> TunedCall:
-        """Return the tuning for a call. If `tune_on` is set, it replaces arguments of the call."""
+        """Return the tuning for a call. If `tune_on` is set, the tuning uses the arguments that `tune_on` returns."""
         if call.options.tune_on is None:
             return call.tuned
         other = call.ask("tune_on", call.options.tune_on)
@@ -275,7 +275,7 @@ class TunedKernel(TunableKernel):
     def kernel_of(self, tuned: TunedCall, winner: Winner) -> Any:
         """Return the compiled kernel for a call with the winner's configuration, preferably from the measured library.
 
-        If the library is gone or was tuned for other arguments, the artifact store or a compile worker provides one.
+        If that library is gone or is for other arguments, the artifact store or a compile worker provides a library.
         """
         name = typed_text([tuned.arguments, winner.config], tuned.written)
         if (known := self._kernels.get(name)) is not None:
@@ -313,7 +313,7 @@ class Autotuned(TunedKernel):
 
     A call behaves like a call of the plain kernel, but uses the fastest configuration for the call's key. A call of a
     lazy kernel (which returns a PrimFunc) returns the compiled kernel. A call of an eager kernel (which has tensor
-    annotations) runs the kernel and returns the outputs. The first call with a new key tunes.
+    annotations) runs the kernel and returns the outputs. The first call with a new key tunes the kernel.
     """
 
     def __init__(self, kernel: Any, options: Options) -> None:
@@ -337,7 +337,7 @@ class Autotuned(TunedKernel):
         return self.compile(*args, **kwargs).as_op(name)
 
     def tune(self, *args: Any, refresh: bool = False, **kwargs: Any) -> TuneResult:
-        """Return the whole result for a call, and tune if it is unknown. A result from the cache has `cache_hit` set.
+        """Return the whole result for a call. If no result is known, tune. A result from the cache has `cache_hit` set.
 
         `refresh`: tune again even if the result is known. Tuning never changes the call's tensors.
         """
@@ -392,7 +392,7 @@ class Autotuned(TunedKernel):
         return 0 if cache is None else cache.clear(mine)
 
     def has_result(self) -> bool:
-        """Tell whether the result cache has a result of any problem for the kernel's current source."""
+        """Tell whether the result cache has a result, for any problem, of the kernel's current source."""
         cache, name = self.options.cache, self.options.workload.get("name") or self.__name__
         with suppress(Exception):  # the call will report the error
             return cache is not None and any(map(self._is_mine(), cache.entries(kernel=name)))
@@ -473,8 +473,8 @@ def autotune(kernel: Any = None, **options: Any) -> Any:
 class Tuned(Winner, frozen=True, kw_only=True):
     """A winner that a decorated kernel uses in this program.
 
-    `kernel`: the kernel's name. `key`: the tuning's key, usually arguments by name. `source`: ``tuned`` (by this
-    program), ``cache`` (the result cache) or ``shipped`` (a file). `result`: the result of the whole tuning, if known.
+    `kernel`: the kernel's name. `key`: the tuning's key, usually a dictionary of arguments. `source`: ``tuned`` (by
+    this program), ``cache`` (the result cache) or ``shipped`` (a file). `result`: the tuning's result, if known.
     """
 
     kernel: str

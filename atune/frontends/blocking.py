@@ -89,7 +89,7 @@ T = TypeVar("T")
 
 
 def importing() -> bool:
-    """Tell whether this thread is importing a module. An importing thread that waits for another one could deadlock."""
+    """Tell whether this thread is importing a module. Waiting for another importing thread could then deadlock."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
         frame = frame.f_back

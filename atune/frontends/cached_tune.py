@@ -110,7 +110,7 @@ def history(header: RunStarted, configs: Mapping[int, Config], known: Mapping[st
 
 
 async def tune_work(work: CachedWork, cache: ResultCache, *, refresh: bool = False) -> TuneResult:
-    """Return the result of this work from `cache`, with `cache_hit` set. If it is unknown, tune and keep the journal.
+    """Return the result of this work from `cache`, with `cache_hit` set. If none is known, tune and keep the journal.
 
     If an earlier run of the same work already measured a configuration, even in another space, this configuration is
     measured again only in the final benchmark. If a tuning was interrupted, the next call resumes the tuning.

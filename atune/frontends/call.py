@@ -231,7 +231,6 @@ class Call:
 
     @functools.cached_property
     def tuned(self) -> TunedCall:
-        """The tuning for the call."""
         return TunedCall(self)
 
 
@@ -318,7 +317,7 @@ class TunedCall:
         """Return the sizes of symbolic dimensions, and choose the tuning's inputs. `sizes`: names of dimensions."""
         call, options, stage = self.call, self.options, self.owner.frontend
         self.params: Sequence[KernelParam] = ()
-        """The kernel's parameters. Empty if no parameter needs to be known before the tuning."""
+        """The kernel's parameters, or an empty sequence if no parameter must be known before the tuning."""
         symbols: dict[str, int] = {}
         if call.eager or any(isinstance(v, dict) and DYNAMIC in v for v in self.arguments.values()):
             params = self.params = stage.parameters_of(self.kernel, self.written, self._admitted())

@@ -173,7 +173,7 @@ def _percentage(text: str) -> float:
 
 
 def _of(group: type[Any], *names: str, unset: str = "") -> Parser:
-    """Return a parent parser with the named options of a group. `unset`: the words for the default of all options."""
+    """Return a parent parser with the named options of a group. `unset`: how the help describes the default."""
     parser = Parser(add_help=False)
     for name in names:
         add_option(parser, parser, options_of(group)[name], unset)
@@ -206,7 +206,7 @@ def with_flags(group: type[Any]) -> list[Option]:
 
 
 def add_option(parser: Parser, heading: Any, option: Option, unset: str = "") -> None:
-    """Add an option under a heading of a parser's help. `unset`: the words for the option's default."""
+    """Add an option under a heading of a parser's help. `unset`: how the help describes the default."""
     flags, how = option.flag.split("|"), dict[str, Any](default=None if unset else option.default)
     if option.repeat:
         how = {"action": "append", "default": [], "metavar": option.metavar}
@@ -235,7 +235,7 @@ def skips(option: Option) -> bool:
 
 
 def help_of(option: Option, unset: str = "") -> str:
-    """Return the first sentence of an option's text, and the option's default. `unset`: the words for the default."""
+    """Return the first sentence of an option's text, and the option's default. `unset`: how to describe the default."""
     sentence = re.split(r"\.(?: |$)", option.doc)[0].replace("`", "")
     if not sentence[1:2].isupper():
         sentence = sentence[0].lower() + sentence[1:]

@@ -85,7 +85,7 @@ NO_WINNER, USAGE = 1, 2
 
 
 def report_error(error: BaseException, *, debug: bool, json: bool = False, result: Result | None = None) -> int:
-    """Print the error on stderr and return the exit status. For a caller's mistake, print one line and the place.
+    """Print `error` and return the exit status. For a caller's mistake, print one line and the place in the code.
 
     `json`: as the last line of stdout, also print a JSON object with the error and the summary of `result`.
     """

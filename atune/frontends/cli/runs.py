@@ -60,7 +60,7 @@ def find_journal(text: str) -> str:
 def _listed() -> dict[Path, list[tuple[Path, float]]]:
     """Return the runs in the result cache, the newest first, by the path of the run's journal or of the set's folder.
 
-    The value of each run is a list of its journals, with the time of the last write to each journal.
+    Each run is a list of the run's journals, with the time of the last write to each journal.
     """
     runs: dict[Path, list[tuple[Path, float]]] = {}
     for path, written in ResultCache().runs():

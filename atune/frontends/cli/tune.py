@@ -63,7 +63,6 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _tune_once(workload: FileRef, arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    """Tune a single problem, and return the exit status."""
     journal = ResultCache().new_path(Path(workload.path).stem) if arguments.journal is None else arguments.journal
     if not journal:
         raise UsageError("--journal: the path is empty: give a file")
