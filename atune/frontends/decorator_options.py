@@ -137,7 +137,7 @@ def checked_options(given: Mapping[str, Any]) -> Options:
     cache, key, hints, tuning = options["cache"], options["key"], dict(options["hints"] or {}), options["tuning"]
     preset = tuning.get("preset") if isinstance(tuning, Mapping) else tuning
     if key is not None and options["do_not_specialize"]:
-        raise UsageError("give key or do_not_specialize, not both: name the arguments to use, or to leave out")
+        raise UsageError("give either key or do_not_specialize: name the arguments to use, or to leave out")
     check_hints({name: value for name, value in hints.items() if not inspect.isfunction(value)})
     event_log(False if options["log"] is None else options["log"])
     space, where = options["space"], options["where"]

@@ -133,7 +133,7 @@ def _rows(given: Any) -> list[tuple[str, Mapping[str, Any]]]:
             raise UsageError(f"{entry}: {wrong[0]!r} cannot be the name of an argument; {table}")
         for name in sorted(row.keys() ^ rows[0].keys()):
             lacking, having = (1, number) if name in row else (number, 1)
-            raise UsageError(f"{where}, entry {lacking} has no {name!r}, but entry {having} has")
+            raise UsageError(f"{where}, entry {lacking} has no {name!r}, but entry {having} has it")
     columns = {name: _column(where, name, [row[name] for row in rows], in_file) for name in (rows[0] if rows else ())}
     return [(f"{where}, entry {n + 1}", {name: columns[name][n] for name in row}) for n, row in enumerate(rows)]
 

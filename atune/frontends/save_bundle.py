@@ -102,11 +102,11 @@ def _check(results: Sequence[Result]) -> None:
         header, problem = result.header, named(plain_problem(result.header))
         where = f" ({result.journal})" if result.journal else ""
         if header.kernel != first.kernel:
-            raise UsageError(f"a bundle holds one kernel, but {problem}{where} has a kernel other than the first")
+            raise UsageError(f"a bundle holds one kernel, but {problem}{where} is of a different kernel")
         if header.target != first.target:
-            raise UsageError(f"the bundle is for {first.target}, like the first result, but {problem}{where} is not")
+            raise UsageError(f"the first result is for {first.target}, but {problem}{where} is for another target")
         if problem in seen:
-            raise UsageError(f"two results are for the problem {problem}: give one of them")
+            raise UsageError(f"two results are for the problem {problem}: leave one of the two out")
         seen.add(problem)
 
 

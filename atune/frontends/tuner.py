@@ -310,7 +310,7 @@ class Tuner:
             ended = error is self._listeners.raised or isinstance(error, anyio.get_cancelled_exc_class())
             if ended and (state := self.state) is not None:
                 path, count = self._journal_path, state.counts["measured"]
-                kept = f"{count} measured, and no journal kept"
+                kept = f"{count} candidates measured, but no journal kept"
                 if path is not None and path.exists():  # an empty journal was removed
                     then = "to continue, tune again with journal=, or call the decorated kernel again"
                     then += ", or use atune resume" if state.header is not None and state.header.origin else ""
@@ -337,7 +337,7 @@ class Tuner:
             heard = error is self._listeners.raised
             self._error = of_the_machine(error) if isinstance(error, OSError) and not heard else error
             if not (heard or isinstance(error, Exception)):
-                self._error = AtuneError("the run was cancelled; its journal, if it has one, has the measurements")
+                self._error = AtuneError("the run was cancelled; its journal (if there is one) has the measurements")
                 patience_s = 0.3
                 raise
         finally:

@@ -81,11 +81,11 @@ def dry_run_lines(spec: WorkloadSpec, to_do: str) -> Iterator[str]:
     yield f"workload   {spec.name}: {describe_config(spec.arguments) or 'without arguments'}"
     yield f"space      {counts['points']:,} points, of which {spec.total:,} are candidates"
     if spec.points is not None:
-        yield f"           drawn with the seed: {counts['looked_at']:,} points were examined"
+        yield f"           the candidates are drawn with the seed: {counts['looked_at']:,} points were examined"
     for constraint, count in spec.refusals:
         yield f"           {count:,} refused by {constraint}"
     yield f"to do      {to_do}"
-    yield "           fewer are measured, because lowering drops candidates with the same code,"
+    yield "           a run measures fewer candidates: lowering drops candidates with the same code,"
     yield "           and candidates that do not fit the device"
 
 
@@ -139,7 +139,6 @@ def _layout_lines(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _compile_lines(data: Mapping[str, Any], failures: list[Record]) -> Iterator[str]:
-    """Yield the outcome of compiling a space as lines of text."""
     counts = "{compiled} of {total} candidates, {codes} distinct, {failed} failed".format_map(data)
     counts += f", {data['passed']} passed over" if data["passed"] else ""
     yield f"compiled   {counts}; {duration(data['wall_s'])}"

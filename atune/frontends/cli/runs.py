@@ -78,7 +78,7 @@ def runs_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     if arguments.json:
         print_out(json.dumps({"runs": runs}))
     elif not runs:
-        print_out("no runs yet: atune tune FILE.py")
+        print_out("no runs yet; start with: atune tune FILE.py")
     else:
         print_lines(map(Line, aligned([_HEADS, *map(_row, runs)], numbers=1).splitlines()))
         if len(chosen) < len(all_runs):
@@ -183,8 +183,8 @@ def _finished(journal: str, header: RunStarted | None) -> str:
     from atune.workload.pickling import edited_since
 
     file = edited_since(header.origin, header.time) if header else ""
-    text = f"the run of {journal} is finished: nothing is left to do, and this is its result"
-    anew = f". {file} was edited since: atune tune {shlex.quote(file)} tunes the new version"
+    text = f"the run of {journal} is finished, so there is nothing left to do; its result:"
+    anew = f". {file} was edited after the run: atune tune {shlex.quote(file)} tunes the new version"
     return text + (anew if file else "")
 
 

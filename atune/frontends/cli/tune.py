@@ -69,7 +69,7 @@ def _tune_once(workload: FileRef, arguments: argparse.Namespace, interrupts: Int
     journal = str(Path(journal))
     options = _options(arguments, journal)
     if os.path.isfile(journal) and os.path.getsize(journal):
-        print_message(f"{journal} exists: its run is resumed if the work is the same", kind="")
+        print_message(f"{journal} exists: if the work is the same, its run is resumed", kind="")
 
     return drive(partial(tune, workload, **options), journal, arguments, interrupts)
 
@@ -82,7 +82,7 @@ def _tune_set(workload: FileRef, problems: Problems, arguments: argparse.Namespa
     folder = arguments.journal or str(ResultCache().new_path(Path(workload.path).stem).with_suffix(""))
     options = _options(arguments, folder)
     if is_set(Path(folder)):
-        print_message(f"{folder} exists: its problems are continued if the work is the same", kind="")
+        print_message(f"{folder} exists: if the work is the same, its problems are continued", kind="")
     return drive_set(partial(tune_set, workload, problems, **options), folder, arguments, interrupts)
 
 
