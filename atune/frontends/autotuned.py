@@ -116,7 +116,7 @@ def explicit_kernel(call: Call) -> Any:
 def _roles(call: Call, kernel: Any, written: Mapping[str, Any], config: Config, winner: Winner | None) -> Roles:
     """Return the roles of the kernel's parameters. The tuning's roles are used if they are known and fit.
 
-    Each call of an eager kernel passes all of its tensors, outputs included.
+    Each call of an eager kernel passes all tensors of the kernel, including the outputs.
     """
     tuned = None if winner is None else winner.roles
     if tuned is not None and call.eager:
@@ -154,7 +154,7 @@ class TunedKernel(TunableKernel):
         self._kernels: dict[str, Any] = {}
         self.winners = Winners(self.__name__, self._entries.clear)
         self._building = threading.Lock()
-        """Held while a worker compiles for a call, so that only one thread starts the worker."""
+        """A lock that is held while a worker compiles for a call, so that only one thread starts the worker."""
         self._tensor: Any = importlib.import_module("torch").Tensor
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -47,7 +47,7 @@ def compile_all(
     If the target names an architecture, such as ``sm_90a``, no GPU is needed.
 
     Compiles all configurations, and then raises `CompileFailed` if any of them failed to compile. Raises `UsageError`
-    for arguments that cannot work.
+    for invalid arguments.
 
     Parameters
     ----------

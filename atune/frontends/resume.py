@@ -94,7 +94,7 @@ def known_options(where: str, given: Mapping[str, object]) -> dict[str, Any]:
 
 
 def read_state(journal: str | os.PathLike[str]) -> State:
-    """Return the state that `journal` folds to. Raises `JournalError`."""
+    """Fold all events of `journal`, and return the state. Raises `JournalError`."""
     return State.of(JournalReader(Path(journal)))
 
 

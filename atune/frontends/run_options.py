@@ -185,7 +185,7 @@ class SetOptions(TuneOptions, total=False):
 
 
 class CompileAllOptions(TypedDict, total=False):
-    """Options of `compile_all`. All but `ignore_errors` are shared with `Workload` and `tune`."""
+    """Options of `compile_all`. All options except `ignore_errors` are also options of `Workload` or `tune`."""
 
     # fmt: off
     arguments: Annotated[Mapping[str, Any] | None, described(WorkloadOptions, "arguments")]

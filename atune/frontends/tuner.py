@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class EventHistory:
-    """All events of a run so far. Readers wait for more until the run has ended."""
+    """All events of a run so far. Readers wait for further events until the run ends."""
 
     def __init__(self) -> None:
         self.past: list[Event] = []
@@ -96,7 +96,7 @@ NOT_ENTERED = "enter the Tuner first, which starts the run: `async with Tuner(..
 
 
 def find_target(target: str, devices: str | Sequence[str | int]) -> tuple[Target, list[DeviceInfo]]:
-    """Return the target and the devices of a run on this machine. Asks NVML, and makes no CUDA context.
+    """Return the target and the devices of a run on this machine. Queries NVML, and creates no CUDA context.
 
     Raises `UsageError` and `TargetError` like `tune`.
     """
@@ -411,7 +411,7 @@ class Tuner:
             await anyio.to_thread.run_sync(self._keep_recalled, kept.path, engine.recalled)
 
     def _keep(self, journal: Journal, event: Event) -> None:
-        """Write an event into the default journal. If that fails, warn and let the run go on."""
+        """Write an event into the default journal. If writing fails, warn, and let the run go on."""
         recorder = self._recorder
         assert recorder is not None, "the recorder emitted the event"
         try:

@@ -74,7 +74,8 @@ class Winners:
     """
 
     def __init__(self, name: str, tuned: Callable[[], None]) -> None:
-        """`name`: the kernel's name. `tuned`: called after a tuning that replaces the winners of earlier calls."""
+        """`name`: the kernel's name. `tuned`: a function to call after a tuning that replaces winners of earlier
+        calls."""
         self._name, self._tuned = name, tuned
         self.known: dict[str, dict[str, Winner]] = {}
         """The winners in memory, by the text of the key, and then by the text of the problem that was tuned."""
@@ -83,7 +84,7 @@ class Winners:
         self._picks: dict[str, tuple[Config, ...]] = {}
         """The prior's choices by the text of the problem, the best first, or none if the prior has no estimates."""
         self._picking = threading.Lock()
-        """Held by the thread that asks the prior."""
+        """A lock that a thread holds while the thread asks the prior."""
         self._settled: set[str] = set()
         """The texts of problems that this program tuned and does not tune again, even if no winner can be used."""
         self._running: dict[str, tuple[int, object]] = {}

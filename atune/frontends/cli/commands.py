@@ -15,7 +15,7 @@ from atune.workers.terminal import Interrupts
 SHOWN = 20
 """Number of runs to list without ``--all``."""
 _JOURNAL = "a journal's path, or a run in the list of atune runs: latest, its number, or the start of its name"
-_WORKLOAD = "a file or package.module; if it has several workloads or decorated kernels, add the name"
+_WORKLOAD = "a file or package.module; add the name if there are several workloads or decorated kernels"
 _EXAMPLES = """\
 examples:
   atune tune gemm.py                      # tune the workload in a file
@@ -82,7 +82,7 @@ def add_commands(parser: Parser) -> None:
     kernel = _taking("--kernel", metavar="NAME", help="only results for kernels with this name")
     key = _taking("--key", metavar="KEY", help="only results whose key starts with KEY")
     add_kept("ls", "runs:ls_results_command", "List the results, newest first", kernel, key)
-    text = "Remove results and their journals from the cache; without --kernel or --key, remove all"
+    text = "Remove results and their journals from the cache; without --kernel or --key, remove all results"
     add_kept("clear", "runs:clear_results_command", text, kernel, key)
     text = "Write results as JSON, to ship with a program"
     add_kept("export", "runs:export_results_command", text, kernel, key, output(help="the file [default: stdout]"))

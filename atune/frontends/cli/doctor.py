@@ -1,6 +1,6 @@
 """``atune doctor``: compile and run a kernel for each target, and give advice about everything that is missing.
 
-This process imports neither tilelang nor torch, and makes no CUDA context.
+This process imports neither tilelang nor torch, and creates no CUDA context.
 """
 
 from __future__ import annotations
