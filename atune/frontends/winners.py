@@ -74,8 +74,7 @@ class Winners:
     """
 
     def __init__(self, name: str, tuned: Callable[[], None]) -> None:
-        """`name`: the kernel's name. `tuned`: a function to call after a tuning that replaces winners of earlier
-        calls."""
+        """`name`: the kernel's name. `tuned`: a function to call after a tuning that replaces winners."""
         self._name, self._tuned = name, tuned
         self.known: dict[str, dict[str, Winner]] = {}
         """The winners in memory, by the text of the key, and then by the text of the problem that was tuned."""

@@ -152,6 +152,6 @@ def test_eager_on_a_gpu(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_only_kernels_are_decorated() -> None:
     for wrong in (3, atune.autotune(scale_jit, space={"block": [1]})):
-        with pytest.raises(UsageError, match=r"above @tilelang\.jit"):
+        with pytest.raises(UsageError, match=r"give a @tilelang\.jit kernel"):
             atune.autotune(wrong, space={"block": [1]})
     assert isinstance(atune.autotune(space={"block": [1]})(scale_jit), Autotuned)

@@ -53,7 +53,7 @@ def test_a_file_lists_problems(name: str, text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Problems(), "none given"),
+        (lambda: Problems(), "the set is empty"),
         (lambda: Problems({"M": [1]}), "give a list of dictionaries"),
         (lambda: Problems([{"M": 1}, {"N": 1}]), "Problems, entry 2 has no 'M', but entry 1 has it"),
         (lambda: Problems(M=[object()]), "M"),
