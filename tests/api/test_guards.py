@@ -122,7 +122,7 @@ async def test_a_tuner_is_one_run() -> None:
     tuner = Tuner(machine=FakeMachine(2))
     async with tuner:
         first = await tuner.result()
-    with pytest.raises(UsageError, match="it was entered before, and carries out a single run: make another"):
+    with pytest.raises(UsageError, match="this Tuner was entered before, and carries out a single run: make another"):
         async with tuner:
             pass
     assert await tuner.result() is first

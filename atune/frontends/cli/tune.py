@@ -63,27 +63,26 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _tune_once(workload: FileRef, arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    """Tune a single problem, and return the exit status."""
     journal = ResultCache().new_path(Path(workload.path).stem) if arguments.journal is None else arguments.journal
     if not journal:
         raise UsageError("--journal: the path is empty: give a file")
     journal = str(Path(journal))
     options = _options(arguments, journal)
     if os.path.isfile(journal) and os.path.getsize(journal):
-        print_message(f"{journal} exists: its run is resumed if the work is the same", kind="")
+        print_message(f"{journal} exists: if the work is the same, its run is resumed", kind="")
 
     return drive(partial(tune, workload, **options), journal, arguments, interrupts)
 
 
 def _tune_set(workload: FileRef, problems: Problems, arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    """Tune each of `problems` and print the table. Returns 0 if each has a winner."""
+    """Tune each of `problems` and print the table. Returns 0 if each problem has a winner."""
     for option in ("dry_run", "compile_only"):
         if getattr(arguments, option):
             raise UsageError(f"--{option.replace('_', '-')} takes a single problem: give each argument a single value")
     folder = arguments.journal or str(ResultCache().new_path(Path(workload.path).stem).with_suffix(""))
     options = _options(arguments, folder)
     if is_set(Path(folder)):
-        print_message(f"{folder} exists: its problems are continued if the work is the same", kind="")
+        print_message(f"{folder} exists: if the work is the same, its problems are continued", kind="")
     return drive_set(partial(tune_set, workload, problems, **options), folder, arguments, interrupts)
 
 
@@ -107,7 +106,7 @@ def _options(arguments: argparse.Namespace, journal: str | None) -> dict[str, An
 def drive(
     call: Callable[..., Awaitable[Result]], journal: str, arguments: argparse.Namespace, interrupts: Interrupts
 ) -> int:
-    """Await the run of `call` with progress and log, and print the outcome. Returns the exit status."""
+    """Await the run `call`, show its progress or its log, and print the outcome. Returns the exit status."""
     state, since, log = State(), time.time(), event_log(arguments.verbose and stream_logger())
 
     def on_event(event: Event) -> None:
@@ -172,7 +171,7 @@ async def interruptible(call: Callable[[], Awaitable[Any]], interrupts: Interrup
 def drive_set(
     call: Callable[..., Awaitable[SetResult]], folder: str, arguments: argparse.Namespace, interrupts: Interrupts
 ) -> int:
-    """Await the set of `call` with progress and log, and print the outcome. Returns the exit status."""
+    """Await the set `call`, show its progress or its log, and print the outcome. Returns the exit status."""
     log = arguments.verbose and stream_logger()
     shown = partial(call, log=log, progress=not (arguments.quiet or arguments.verbose))
     with interrupts.counted():
