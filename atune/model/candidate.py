@@ -20,6 +20,8 @@ PASS_CONFIGS = "pass_configs"
 """Reserved config key: the candidate's TileLang pass configuration, which the kernel does not get. It may be None."""
 COMPILE_FLAGS = "compile_flags"
 """Reserved config key: the candidate's compiler flags, instead of `CompileSettings.flags`."""
+FOREIGN = "$kernel"
+"""Name in a configuration, between processes only, under which the elaborated kernel of a stranger stands."""
 BASELINE = -1
 """Index of the default configuration if the space does not list it. It is measured as a baseline, but it is not counted
 as a candidate of the space, and does not count towards a budget."""

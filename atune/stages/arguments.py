@@ -199,6 +199,17 @@ class KernelArguments:
                 masks[i] = mask
         return masks
 
+    def take(self, other: KernelArguments) -> bool:
+        """Copy the inputs of `other`, and return whether any differ. Raises `WorkloadError` if shapes differ."""
+        differ = False
+        for i, pristine in self._pristine.items():
+            if pristine.shape != other._pristine[i].shape:
+                raise WorkloadError(f"Workload {self._work.name}: inputs must have the same shapes in each call")
+            differ |= not same_bits(pristine, other._pristine[i])
+            pristine.copy_(other._pristine[i])
+            self._memory[i].copy_(pristine)
+        return differ
+
     def fill_outputs(self, byte: int) -> None:
         """Set every byte of the outputs to `byte`, but zero the outputs that `zero` names."""
         import torch

@@ -24,6 +24,7 @@ JOBS = "atune.stages.entry_points:"
 DISCOVER = f"{JOBS}discover"
 OPEN_DEVICE = f"{JOBS}open_device"
 REST_DEVICE = f"{JOBS}rest_device"
+ELABORATE_FOREIGN = "atune.stages.foreign:elaborate"
 NEIGHBOURS = "atune.stages.gpu:neighbours"
 
 SERVICE_HEADER = "atune.stages.cicc_server:header"
@@ -43,6 +44,8 @@ class Session(msgspec.Struct, frozen=True):
     device: str = ""
     tools: str = ""
     """The compilers' part of the compiler state; empty if cicc is not used."""
+    allow: tuple[str, ...] | None = None
+    """Code that strangers' kernels may bring, by name, in a run that measures them; None in any other run."""
     memory_bytes: int | None = None
     """Bytes of device memory that a device's process may use; None for no limit."""
 

@@ -86,7 +86,7 @@ def test_an_assertion_and_a_trap_on_the_device_are_named_and_the_good_ones_measu
 
 def measuring(monkeypatch: pytest.MonkeyPatch, fit: Any, device: str, limit: int | None = None) -> None:
     """Make this process a device's, in which `fit` makes the inputs."""
-    monkeypatch.setattr(benchmark, "_fit_arguments", fit)
+    monkeypatch.setattr(benchmark, "fit_arguments", fit)
     monkeypatch.setattr(benchmark, "workload", lambda: atune.Workload(lambda x: None, [{"x": 1}]))
     monkeypatch.setattr(benchmark, "session", lambda: SimpleNamespace(device=device, memory_bytes=limit))
 

@@ -1,0 +1,117 @@
+"""Kernels of strangers: elaborate them in a sandbox, and admit the result, which is data, into a trusted process.
+
+A stranger's Python runs in `elaborate` and nowhere else. Only the elaborated kernel leaves the sandbox, as TVM's JSON.
+`admitted` reads it, and refuses whatever could bring code that tilelang did not generate.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection
+from types import FunctionType
+from typing import Any
+
+import msgspec
+
+from atune.errors import AtuneError, in_one_line
+from atune.model.candidate import with_tuples
+from atune.model.device import Target
+from atune.stages import sandbox, tilelang
+from atune.stages.codegen import context_of, load_ir
+from atune.stages.frontend import elaborated, kernel_parameters
+from atune.workload.fingerprint import function_of
+from atune.workload.pickling import run_file
+from atune.workload.source_locations import detail_of
+
+CALLS = re.compile(r"extern|packed|call_|backend|tvm_struct|static_handle|anylist|profile|param|^(?!tl\.|tirx\.)", re.I)
+"""Operators that call code that tilelang did not generate, by a part of their names."""
+OWN = frozenset({"DP4A"})
+"""External functions that tilelang's own frontend calls."""
+NODES = re.compile(r"None|ffi\.(String|Array|Map|Int|Float|Bool)|(ir|tirx|tl|relax)\.(?!GlobalVar|IRModule)[\w.]+")
+TEXT = re.compile(r"[\w.:<>,* /$\[\]-]{0,200}")
+"""Texts in a kernel. Generators print names and texts as they are, so none may form a statement."""
+HOST = frozenset({
+    "SBlock", "SBlockRealize", "SeqStmt", "Bind", "IfThenElse", "Var", "SizeVar", "IntImm", "Cast", "Add", "Sub", "Mul",
+    "FloorDiv", "FloorMod", "Min", "Max", "LT", "LE", "GT", "GE", "EQ", "NE", "And", "Or", "Not",
+})  # fmt: skip
+"""Statements and expressions that may stand outside of the launches, where they run on the host."""
+
+
+class Refused(AtuneError):
+    """A stranger's kernel may bring code of its own, or has other parameters than the task's."""
+
+
+def elaborate(payload: bytes) -> bytes:
+    """Entry point: msgpack of (text, kernel's name or ``""``, task's name, arguments, target, scratch folder) → JSON.
+
+    The answer is the reason that the code could not be isolated, a line feed, and the kernel, or ``-`` and (message,
+    detail). Raises `Crashed` if the stranger's code ends its process.
+    """
+    given = msgspec.msgpack.decode(payload, type=tuple[str, str, str, dict[str, Any], Target, str])
+    why = sandbox.isolate(given[-1])
+    return f"{why}\n".encode() + sandbox.answer_of(lambda: _elaborated(*given))
+
+
+def _elaborated(text: str, name: str, task: str, arguments: dict[str, Any], target: Target, folder: str) -> bytes:
+    try:
+        with open(os.path.join(folder, "candidate.py"), "w") as file:
+            file.write(text)
+        names = vars(run_file(file.name))
+        own = [n for n, v in names.items() if isinstance(f := function_of(v), FunctionType) and f.__globals__ is names]
+        chosen = name or (own[0] if len(own) == 1 else task)
+        if chosen not in names:
+            raise LookupError(f"the program has no kernel function {chosen!r}, but {', '.join(own) or 'none'}")
+        function = elaborated(names[chosen], with_tuples(arguments), {}, context_of(target, None).target)
+        return str(tilelang.tvm.ir.save_json(function)).encode()
+    except BaseException as error:
+        return b"-" + msgspec.json.encode((in_one_line(error), detail_of(error)))
+
+
+def admitted(text: bytes, own: Any, allow: Collection[str], *, on_cpu: bool) -> Any:
+    """Return the stranger's kernel `text` as a PrimFunc, in a trusted process. Raises `Refused`.
+
+    `own`: the task's kernel, whose parameters it must have. `allow`: names of external functions; ``source`` also
+    allows texts that could be code.
+    """
+    graph = msgspec.json.decode(text)
+    _check_graph(graph["nodes"], allow)
+    function = load_ir(msgspec.json.encode(graph).decode())
+    if not isinstance(function, tilelang.tvm.tirx.PrimFunc):
+        raise Refused("its kernel is not a PrimFunc")
+    for i, (theirs, ours) in enumerate(zip(kernel_parameters(function), kernel_parameters(own), strict=False)):
+        if theirs != ours:
+            raise Refused(f"parameter {i} is {theirs}, but must be {ours} as in the task")
+    if len(function.params) != len(own.params):
+        raise Refused(f"it has {len(function.params)} parameters, but the task's kernel has {len(own.params)}")
+    if not on_cpu:  # on the CPU, all code runs on the host
+        tilelang.tvm.tirx.stmt_functor.pre_order_visit(function.body, _check_host)
+    return function
+
+
+def _check_graph(nodes: list[dict[str, Any]], allow: Collection[str]) -> None:
+    """Check the nodes of a kernel's JSON before TVM reads it, and remove the names of source files."""
+    for node in nodes:
+        kind, data = node["type"], node.get("data", "")
+        if not NODES.fullmatch(kind):
+            raise Refused(f"it holds a {kind[:80]!r}")
+        if kind == "ir.SourceName":
+            node["data"] = ""
+        elif kind == "tirx.Call" and CALLS.search(name := str(nodes[data["op"]].get("data"))):
+            for argument in (nodes[i] for i in reversed(nodes[data["args"]]["data"])):
+                name = str(nodes[argument["data"]["value"]]["data"]) if argument["type"] == "tirx.StringImm" else name
+            if name not in {*OWN, *allow}:
+                raise Refused(f"it calls {name[:80]!r}, which is not tilelang's. The judge can allow it by name")
+        texts = [*data.values()] if isinstance(data, dict) else [node.get("data", "")]
+        if "source" not in allow and (code := [t for t in texts if isinstance(t, str) and not TEXT.fullmatch(t)]):
+            raise Refused(f"it holds the text {code[0][:80]!r}, which could be code. The judge can allow source")
+
+
+def _check_host(node: Any) -> bool:
+    """Refuse a statement outside of the launches. Returns whether to look into it."""
+    kind, bound = type(node).__name__, getattr(node, "thread_binding", None)
+    if bound is not None and str(bound.thread_tag).startswith(("blockIdx.", "threadIdx.")):
+        return False
+    if kind not in HOST and not (kind == "Call" and str(node.op.name) == "tl.launch_thread_idx"):
+        raise Refused(f"a {kind} outside of T.Kernel would run on the host")
+    return True

@@ -1,0 +1,89 @@
+"""A machine that measures strangers' kernels beside the default configuration of a task.
+
+The default takes the usual way. A stranger's kernel is first elaborated in a sandbox. The compile workers then get the
+elaborated kernel as data, and never run the stranger's Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from atune.errors import RemoteError, WorkerLost, WorkerTimeout
+from atune.model.artifact import Failure
+from atune.model.candidate import BASELINE, FOREIGN
+from atune.model.folders import TILELANG_FOLDER, made_folder
+from atune.model.jobs import A, Job, RolesJob
+from atune.workers.compile_worker import COMPILE_NICE, LocalCompileWorker
+from atune.workers.device_worker import LocalDeviceWorker
+from atune.workers.local_machine import LocalMachine
+from atune.workers.messages import ELABORATE_FOREIGN, Session
+from atune.workers.supervised import STARVED
+from atune.workers.workers import how_it_ended
+
+
+class ForeignMachine(LocalMachine):
+    """Measures the kernels of `programs`, each with its text and the name of its kernel function or ``""``.
+
+    Candidate n of its space is program n, and the baseline is the workload's default. `allow`: code that programs may
+    bring, by name.
+    """
+
+    def __init__(self, *given: Any, programs: Sequence[tuple[str, str]], allow: Sequence[str], **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._programs, self._allow, self._kernels = programs, tuple(allow), dict[int, bytes]()
+        self.not_isolated = ""
+        """The reason that strangers' Python could not be isolated; empty if it was."""
+
+    def compile_workers(self) -> list[LocalCompileWorker]:
+        for worker in (workers := super().compile_workers()):
+            worker.prepare = self._prepare
+        return workers
+
+    def device_workers(self) -> list[LocalDeviceWorker]:
+        workers = super().device_workers()
+        self._devices = [] if self._on_cpu else workers  # no other run gets a process that ran a stranger's native code
+        return workers
+
+    def _session(self) -> Session:
+        return msgspec.structs.replace(super()._session(), allow=self._allow)
+
+    async def _prepare(self, job: Job[A]) -> Job[A] | Failure:
+        """Return `job` with a stranger's elaborated kernel in the configuration, or the failure of elaborating it."""
+        candidate = getattr(job, "candidate", None)
+        if candidate is None or candidate.index == BASELINE:
+            return job
+        assert self.spec is not None, "the run has described its work"
+        config = dict(self.spec.baseline or {})
+        if not isinstance(job, RolesJob):  # a stranger's kernel has the roles of the task's
+            kernel = self._kernels.get(candidate.index) or await self._elaborated(candidate.index)
+            if isinstance(kernel, Failure):
+                return kernel
+            self._kernels[candidate.index] = config[FOREIGN] = kernel
+        return msgspec.structs.replace(job, candidate=msgspec.structs.replace(candidate, config=config))
+
+    async def _elaborated(self, index: int) -> bytes | Failure:
+        folder, limit_s = made_folder(self.run_dir, f"foreign-{index}"), self.compile.compile_timeout_s
+        env = {"TMPDIR": folder, TILELANG_FOLDER: folder, "CUDA_VISIBLE_DEVICES": ""}
+        worker = await self.workers.spawn(f"foreign-{index}", env=env, nice=COMPILE_NICE)
+        assert self.spec is not None, "the run has described its work"
+        given = *self._programs[index], self.spec.name, self.spec.arguments, self.discovery.target, folder
+        try:
+            answer = await worker.call(ELABORATE_FOREIGN, msgspec.msgpack.encode(given), limit_s)
+        except WorkerTimeout as error:
+            doubt = STARVED if error.starved else ""
+            return Failure(index, "timeout", f"elaborating ran past {limit_s:g} s", error.detail, doubt)
+        except WorkerLost as error:
+            doubt = f"its process was lost: {how_it_ended(error)}" if error.outside else ""
+            return Failure(index, "crash", f"elaborating ended its process: {how_it_ended(error)}", error.detail, doubt)
+        except RemoteError as error:
+            return Failure(index, "crash", str(error), error.detail)
+        finally:
+            await worker.kill()
+        why, _, kernel = answer.partition(b"\n")
+        self.not_isolated = why.decode()
+        if kernel[:1] == b"-":
+            return Failure(index, "lower", *msgspec.json.decode(kernel[1:], type=tuple[str, str]))
+        return kernel
