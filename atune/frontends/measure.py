@@ -41,7 +41,7 @@ STATUSES: Mapping[str, Status] = {
 """The status for each kind of failure; ``crashed`` for the others."""
 Interval = tuple[float, float, float]
 """Low, median and high: a median with its 95 % confidence interval."""
-BATCH = 64
+BATCH = 128
 """Largest number of candidates in a run."""
 NATIVE = "not isolated: its machine code runs in the process that checks and times it (target c)"
 NO_FINAL = "no final"
@@ -204,7 +204,9 @@ async def _run(
     )  # fmt: skip
     journal = next(path for n in count() if not (path := plan.journal / f"{n:04}.jsonl").exists())
     plan = replace(plan, machine=machine, journal=journal, log=False, progress=False)
-    plan = plan.with_settings(benchmark=benchmark, strategy="exhaustive", prior=False, cached=False, recall=None)
+    plan = plan.with_settings(
+        benchmark=benchmark, strategy="exhaustive", prior=False, looks=1, cached=False, recall=None
+    )
     async with Tuner.planned(None, plan) as tuner:
         try:
             result: Result = await tuner.result()

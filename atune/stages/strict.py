@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import functools
 import os
 import secrets
 from contextlib import suppress
+from functools import partial
 
 from atune.errors import WorkloadError
 from atune.model.artifact import Artifact, Failure, fitting
@@ -66,54 +66,55 @@ def final(job: FinalJob) -> Finals:
 
     Nothing is warmed up on the inputs of a timed call, so the first round does not count.
     """
-    first, timer, limit_s = job.artifacts[0], benchmark.device.timer, session().benchmark.benchmark_timeout_s
+    first, timer = job.artifacts[0], benchmark.device.timer
     arguments = benchmark.fit_arguments(first.params, fitting(first.roles, job.roles))
-    calls = [functools.partial(load(artifact), *arguments.values) for artifact in job.artifacts]
+    # With a step before each call, although an empty one, the CPU's timer makes a single call.
+    calls = [Timed(partial(load(artifact), *arguments.values), lambda: None) for artifact in job.artifacts]
     samples: list[list[float]] = [[] for _ in calls]
-    failures, reference, fresh = dict[int, Failure](), list[float](), True
+    failures, reference, fresh, waits = dict[int, Failure](), list[float](), True, None
     for number in range(job.rounds + 1):
         fresh &= renew(arguments)
         for i in sorted(range(len(calls)), key=lambda i: (i + number) % len(calls)):
-            faulthandler.dump_traceback_later(limit_s, exit=True)
             wrong = None if i in failures else _sample(job.artifacts[i], calls[i], arguments, samples[i])
             if wrong is not None:
                 failures[i] = wrong
                 if wrong.kind in ("fault", "out_of_bounds"):
                     return Finals((), None, tuple(failures.values()))  # the process is spoilt
         if (timed := benchmark.timed_reference()) is not None:
+            timed.waits = waits
             reference += timer.samples(timed, 0, 1)
-    faulthandler.cancel_dump_traceback_later()
-    method = f"{timer.method(Timed(calls[0]))}, each call checked{FRESH * fresh}"
+            waits = timed.waits
+    method = f"{timer.method(calls[0])}, each call checked{FRESH * fresh}"
     pairs = [] if failures else zip(job.artifacts, samples, strict=True)
     entries = tuple(FinalEntry(artifact.index, Timing.of(us[1:], method)) for artifact, us in pairs)
     of_reference = Timing.of(reference[1:], method) if reference else None
     return benchmark.recorded(Finals(entries, of_reference, tuple(failures.values())))
 
 
-def _sample(
-    artifact: Artifact, call: functools.partial[None], arguments: KernelArguments, samples: list[float]
-) -> Failure | None:
+def _sample(artifact: Artifact, call: Timed, arguments: KernelArguments, samples: list[float]) -> Failure | None:
     """Take a sample, and judge the outputs of the timed call and what else it wrote. Returns the failure."""
-    taken, timer, on_cpu = list[float](), benchmark.device.timer, session().device == "cpu"
-
-    def free_l2() -> None:
-        with suppress(OSError, AttributeError):  # the CPU, or an old driver, under which L2 keeps nothing
-            None if on_cpu else ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache()
-
-    def timed() -> None:
-        taken.extend(timer.samples(Timed(call, free_l2), 0, 1))
-
+    taken, threads = list[float](), len(os.listdir("/proc/self/task"))
+    work = Timed(lambda: taken.extend(benchmark.device.timer.samples(call, 0, 1)), arguments.restorer(arguments.writes))
     arguments.guards.renew()
-    threads, poisons = len(os.listdir("/proc/self/task")), secrets.SystemRandom().sample(POISONS, 2)
+    _free_l2()
+    faulthandler.dump_traceback_later(session().benchmark.benchmark_timeout_s, exit=True)
     try:
-        work = Timed(timed, arguments.restorer(arguments.writes))
-        wrong, _ = benchmark.called_and_judged(work, arguments, poisons)
+        wrong, _ = benchmark.called_and_judged(work, arguments, secrets.SystemRandom().sample(POISONS, 2))
         wrong = wrong or _changed(arguments.restore_inputs())
     except WorkloadError:
         raise  # the reference or the check made a mistake
     except Exception as error:
         return benchmark.failed_call(error, artifact)
-    if on_cpu and len(os.listdir("/proc/self/task")) > threads:
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    if session().device == "cpu" and len(os.listdir("/proc/self/task")) > threads:
         wrong = Mismatch("refused", "it left threads behind, which could do its work after the call")
-    samples.append(max(taken))  # of two, if elements of the output held the first poison
+    samples.append(max(taken))  # of two calls, if elements of the output held the first poison
     return None if wrong is None else Failure(artifact.index, wrong.kind, f"{wrong.message} (in a timed call)")
+
+
+def _free_l2() -> None:
+    """Give back the part of the L2 cache in which an earlier kernel may have kept data."""
+    if session().device != "cpu":
+        with suppress(OSError, AttributeError):  # an old driver, under which the cache has no such part
+            ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache()

@@ -1,0 +1,66 @@
+"""Judge fifty kernels, of which three are bad, or a hundred, or one: python bench/measure.py fifty|hundred|one [TARGET]"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from itertools import product
+from typing import Any
+
+import anyio
+import msgspec
+import tilelang.language as T
+
+import atune
+
+
+def scaled(rows: int, columns: int, block: int = 8, threads: int = 128) -> Any:
+    @T.prim_func
+    def main(A: T.Tensor((rows, columns), "float32"), B: T.Tensor((rows, columns), "float32")):
+        with T.Kernel(T.ceildiv(rows, block), threads=threads) as bx:
+            for i, j in T.Parallel(block, columns):
+                B[bx * block + i, j] = A[bx * block + i, j] * 2.0
+
+    return main
+
+
+SIZES = {"rows": 4096, "columns": 1024}
+TASK = atune.Workload(scaled, {"block": [8]}, arguments=SIZES, reference=lambda A: A * 2, bytes=2.0 * 4 * 4096 * 1024)
+TEXT = """import tilelang.language as T
+
+def scaled(rows, columns):
+    {before}
+    @T.prim_func
+    def main(A: T.Tensor((rows, columns), "float32"), B: T.Tensor((rows, columns), "float32")):
+        with T.Kernel(T.ceildiv(rows, {block}), threads={threads}) as bx:
+            for i, j in T.Parallel({block}, columns):
+                B[bx * {block} + i, j] = {value}
+
+    return main
+"""
+ELEMENT = "A[bx * {block} + i, j]"
+VALUES = f"{ELEMENT} * 2.0", f"{ELEMENT} + {ELEMENT}", f"{ELEMENT} * 4.0 * 0.5", f"{ELEMENT} * 3.0 - {ELEMENT}"
+SHAPES = product(VALUES, (1, 2, 4, 8, 16), (32, 64, 128, 256, 512))
+GOOD = [TEXT.format(before="pass", value=v.format(block=b), block=b, threads=t) for v, b, t in SHAPES]
+BAD = {
+    "wrong": GOOD[0].replace("2.0", "3.0"),
+    "crashed": GOOD[0].replace("pass", "import ctypes; ctypes.string_at(0)"),
+    "timeout": GOOD[0].replace("pass", "while True: pass"),
+}
+
+
+async def main(which: str, target: str) -> None:
+    texts = GOOD[: {"fifty": 47, "hundred": 100, "one": 1}[which]] + [*BAD.values()] * (which == "fifty")
+    settings: Any = {"target": target, "compile": atune.CompileSettings(compile_timeout_s=20)}
+    await atune.measure(GOOD[50], TASK, **settings)  # so that the task is warm, and its default was compiled
+    began = time.perf_counter()
+    results = await atune.measure_many(texts, TASK, **settings)
+    seconds, statuses = time.perf_counter() - began, Counter(result.status for result in results)
+    for result in (results[0], *results[47:50]):
+        print(msgspec.json.encode(result).decode()[:2500])
+    print(which, dict(statuses), f"{seconds:.1f} s")
+
+
+if __name__ == "__main__":
+    anyio.run(main, sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "auto")
