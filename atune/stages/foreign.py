@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Collection
 from types import FunctionType
 from typing import Any
@@ -17,6 +18,7 @@ import msgspec
 from atune.errors import AtuneError, in_one_line
 from atune.model.candidate import with_tuples
 from atune.model.device import Target
+from atune.model.folders import TILELANG_FOLDER
 from atune.stages import sandbox, tilelang
 from atune.stages.codegen import context_of, load_ir
 from atune.stages.frontend import elaborated, kernel_parameters
@@ -29,7 +31,7 @@ CALLS = re.compile(r"extern|packed|call_|backend|tvm_struct|static_handle|anylis
 OWN = frozenset({"DP4A"})
 """External functions that tilelang's own frontend calls."""
 NODES = re.compile(r"None|ffi\.(String|Array|Map|Int|Float|Bool)|(ir|tirx|tl|relax)\.(?!GlobalVar|IRModule)[\w.]+")
-TEXT = re.compile(r"[\w.:<>,* /$\[\]-]{0,200}")
+TEXT = re.compile(r"[\w.:<>,* /$\[\]-]{0,200}", re.ASCII)
 """Texts in a kernel. Generators print names and texts as they are, so none may form a statement."""
 HOST = frozenset({
     "SBlock", "SBlockRealize", "SeqStmt", "Bind", "IfThenElse", "Var", "SizeVar", "IntImm", "Cast", "Add", "Sub", "Mul",
@@ -43,14 +45,17 @@ class Refused(AtuneError):
 
 
 def elaborate(payload: bytes) -> bytes:
-    """Entry point: msgpack of (text, kernel's name or ``""``, task's name, arguments, target, scratch folder) → JSON.
+    """Entry point: msgpack of (text, kernel's name or ``""``, task's name, arguments, target, own folder) → JSON.
 
     The answer is the reason that the code could not be isolated, a line feed, and the kernel, or ``-`` and (message,
     detail). Raises `Crashed` if the stranger's code ends its process.
     """
-    given = msgspec.msgpack.decode(payload, type=tuple[str, str, str, dict[str, Any], Target, str])
-    why = sandbox.isolate(given[-1])
-    return f"{why}\n".encode() + sandbox.answer_of(lambda: _elaborated(*given))
+    *given, folder = msgspec.msgpack.decode(payload, type=tuple[str, str, str, dict[str, Any], Target, str])
+    why, folder = sandbox.isolate(
+        folder, os.path.dirname(os.path.dirname(folder))
+    )  # which has other processes' sockets
+    tempfile.tempdir = os.environ["TMPDIR"] = os.environ[TILELANG_FOLDER] = folder
+    return f"{why}\n".encode() + sandbox.answer_of(lambda: _elaborated(*given, folder))
 
 
 def _elaborated(text: str, name: str, task: str, arguments: dict[str, Any], target: Target, folder: str) -> bytes:
@@ -102,9 +107,9 @@ def _check_graph(nodes: list[dict[str, Any]], allow: Collection[str]) -> None:
                 name = str(nodes[argument["data"]["value"]]["data"]) if argument["type"] == "tirx.StringImm" else name
             if name not in {*OWN, *allow}:
                 raise Refused(f"it calls {name[:80]!r}, which is not tilelang's. The judge can allow it by name")
-        texts = [*data.values()] if isinstance(data, dict) else [node.get("data", "")]
-        if "source" not in allow and (code := [t for t in texts if isinstance(t, str) and not TEXT.fullmatch(t)]):
-            raise Refused(f"it holds the text {code[0][:80]!r}, which could be code. The judge can allow source")
+        for text in re.findall(r'"((?:[^"\\]|\\.)*)"', msgspec.json.encode(node).decode()):
+            if not TEXT.fullmatch(text) and "source" not in allow:
+                raise Refused(f"it holds the text {text[:80]!r}, which could be code. The judge can allow source")
 
 
 def _check_host(node: Any) -> bool:

@@ -21,12 +21,13 @@ class Crashed(Exception):
     """The code in the sandbox ended its process."""
 
 
-def isolate(folder: str) -> str:
-    """Isolate this process, and the children that it forks later, except for `folder`. Return the reason if it fails.
+def isolate(folder: str, instead: str) -> tuple[str, str]:
+    """Isolate this process, and the children that it forks later. Return the reason if it fails, and their only folder.
 
-    The children neither see nor signal other processes. Memory and the size of files are limited in any case.
+    That is `folder`, and stands in the place of `instead`, which it hides. The children neither see nor signal other
+    processes. Memory and the size of files are limited in any case.
     """
-    uid, gid, scratch = os.geteuid(), os.getegid(), folder.encode()
+    uid, gid, scratch = os.geteuid(), os.getegid(), instead.encode()
     with open("/proc/self/statm") as file:
         _limit(resource.RLIMIT_AS, int(file.read().split()[0]) * resource.getpagesize() + MEMORY_BYTES)
     _limit(resource.RLIMIT_FSIZE, FILE_BYTES)
@@ -37,15 +38,15 @@ def isolate(folder: str) -> str:
                 file.write(text)
         _limit(resource.RLIMIT_NPROC, PROCESSES)
         _call("mount", None, b"/", None, MS_REC_PRIVATE, None)
-        _call("mount", scratch, scratch, None, MS_BIND, None)
+        _call("mount", folder.encode(), scratch, None, MS_BIND, None)
         for gpu in (path for path in glob.glob("/dev/nvidia*") if not os.path.isdir(path)):
             _call("mount", b"/dev/null", gpu.encode(), None, MS_BIND, None)
         for path, flags, sets, clears in ((b"/", AT_RECURSIVE, READ_ONLY, 0), (scratch, 0, 0, READ_ONLY)):
             attributes = (ctypes.c_uint64 * 4)(sets, clears, 0, 0)
             _call("syscall", MOUNT_SETATTR, AT_FDCWD, path, flags, attributes, ctypes.sizeof(attributes))
     except OSError as error:
-        return f"{error.filename}: {error.strerror}"
-    return ""
+        return f"{error.filename}: {error.strerror}", folder
+    return "", instead
 
 
 def answer_of(work: Callable[[], bytes]) -> bytes:

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from atune.errors import RemoteError, WorkerLost, WorkerTimeout
+from atune.errors import DETAIL_CHARACTERS, MESSAGE_CHARACTERS, RemoteError, WorkerLost, WorkerTimeout
 from atune.model.artifact import Failure
 from atune.model.candidate import BASELINE, FOREIGN
-from atune.model.folders import TILELANG_FOLDER, made_folder
+from atune.model.folders import made_folder
 from atune.model.jobs import A, Job, RolesJob
 from atune.workers.compile_worker import COMPILE_NICE, LocalCompileWorker
 from atune.workers.device_worker import LocalDeviceWorker
@@ -66,8 +66,7 @@ class ForeignMachine(LocalMachine):
 
     async def _elaborated(self, index: int) -> bytes | Failure:
         folder, limit_s = made_folder(self.run_dir, f"foreign-{index}"), self.compile.compile_timeout_s
-        env = {"TMPDIR": folder, TILELANG_FOLDER: folder, "CUDA_VISIBLE_DEVICES": ""}
-        worker = await self.workers.spawn(f"foreign-{index}", env=env, nice=COMPILE_NICE)
+        worker = await self.workers.spawn(f"foreign-{index}", env={"CUDA_VISIBLE_DEVICES": ""}, nice=COMPILE_NICE)
         assert self.spec is not None, "the run has described its work"
         given = *self._programs[index], self.spec.name, self.spec.arguments, self.discovery.target, folder
         try:
@@ -84,6 +83,10 @@ class ForeignMachine(LocalMachine):
             await worker.kill()
         why, _, kernel = answer.partition(b"\n")
         self.not_isolated = why.decode()
-        if kernel[:1] == b"-":
-            return Failure(index, "lower", *msgspec.json.decode(kernel[1:], type=tuple[str, str]))
-        return kernel
+        if kernel[:1] != b"-":
+            return kernel
+        try:
+            message, detail = msgspec.json.decode(kernel[1:], type=tuple[str, str])
+        except msgspec.MsgspecError as error:
+            message, detail = "its answer is not valid", str(error)
+        return Failure(index, "lower", message[:MESSAGE_CHARACTERS], detail[-DETAIL_CHARACTERS:])
