@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import secrets
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -186,7 +187,7 @@ def final(job: FinalJob) -> Finals:
             expecting(arguments)
         arguments.guards.renew()  # damage after the call below is this candidate's
         arguments.restore_inputs()
-        wrong, _ = called_and_judged(timed, arguments, POISONS[::-1])
+        wrong, _ = _called_and_judged(timed, arguments, POISONS[::-1])
         if wrong is not None:
             failures.append(Failure(artifact.index, wrong.kind, f"{wrong.message}{AFTER_TIMING}"))
         arguments.restore_inputs()
@@ -220,8 +221,10 @@ def _spoilt(arguments: KernelArguments) -> bool:
 
 def make_arguments(params: tuple[KernelParam, ...], roles: Roles, seed: int = 0) -> KernelArguments:
     """Return arguments for kernels of the workload, on the device of this process."""
-    where = "cpu" if session().device == "cpu" else "cuda"
-    return KernelArguments(workload(), params, roles, where, seed, copies_on_host=device.copies_on_host)
+    where, strict = "cpu" if session().device == "cpu" else "cuda", session().allow is not None
+    on_host = device.copies_on_host or (strict and where == "cuda")  # where a kernel cannot change them
+    seed = secrets.randbits(62) if strict else seed
+    return KernelArguments(workload(), params, roles, where, seed, copies_on_host=on_host)
 
 
 def timed_reference() -> Timed | None:
@@ -246,7 +249,7 @@ def _checked_and_timed(
     arguments.guards.renew()
     for observer in device.observers:
         observer.before()
-    wrong, worst = called_and_judged(Timed(call), arguments, POISONS)
+    wrong, worst = _called_and_judged(Timed(call), arguments, POISONS)
     if wrong is None:
         _observe_call(arguments)
     changed = arguments.restore_inputs()
@@ -254,7 +257,7 @@ def _checked_and_timed(
         return Failure(artifact.index, wrong.kind, wrong.message)
     timed = _timed(call, arguments.restorer(changed))
     timing = _timing(_samples(timed, settings, best_ms if settings.adaptive else None), timed)
-    wrong, worst_again = called_and_judged(timed, arguments, POISONS[::-1])
+    wrong, worst_again = _called_and_judged(timed, arguments, POISONS[::-1])
     if wrong is None:
         _observe_call(arguments)
     arguments.restore_inputs()
@@ -272,7 +275,7 @@ def _observe_call(arguments: KernelArguments) -> None:
         observer.after_call(arguments)
 
 
-def called_and_judged(
+def _called_and_judged(
     timed: Timed, arguments: KernelArguments, poisons: Sequence[int]
 ) -> tuple[Mismatch | None, float | None]:
     """For each byte of `poisons`, fill the outputs and call the kernel. Judge all writes since the guards were renewed.

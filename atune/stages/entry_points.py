@@ -38,7 +38,6 @@ from atune.stages.foreign import Refused
 from atune.stages.frontend import elaborated, roles_of
 from atune.stages.gpu import find_devices, holders, kind_of
 from atune.stages.memory import MemoryObserver
-from atune.stages.observer import Observer
 from atune.stages.session import session, workload
 from atune.workers.resources import ShortOf, check_machine
 from atune.workload.source_locations import detail_of
@@ -170,10 +169,8 @@ def open_device(payload: bytes) -> bytes:
         if kind_of(error) != "out_of_memory":
             raise
         raise ShortOf(f"device memory: {in_one_line(error)} ({holders(info.uuid)})") from error
-    first: Observer = BitsObserver()
-    if session().allow is not None:
-        first, benchmark.device.copies_on_host = strict.FreshInputs(), bool(uuid)  # out of a kernel's reach
-    benchmark.device.observers = (first, MemoryObserver(uuid), ClocksObserver(uuid)) if uuid else (first,)
+    observers = (BitsObserver(), MemoryObserver(uuid), ClocksObserver(uuid)) if uuid else (BitsObserver(),)
+    benchmark.device.observers = observers
     return msgspec.msgpack.encode(Started(info, benchmark.device.stream.handle))
 
 

@@ -10,6 +10,8 @@ import os
 import re
 import tempfile
 from collections.abc import Collection
+from itertools import zip_longest
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -33,11 +35,8 @@ OWN = frozenset({"DP4A"})
 NODES = re.compile(r"None|ffi\.(String|Array|Map|Int|Float|Bool)|(ir|tirx|tl|relax)\.(?!GlobalVar|IRModule)[\w.]+")
 TEXT = re.compile(r"[\w.:<>,* /$\[\]-]{0,200}", re.ASCII)
 """Texts in a kernel. Generators print names and texts as they are, so none may form a statement."""
-HOST = frozenset({
-    "SBlock", "SBlockRealize", "SeqStmt", "Bind", "IfThenElse", "Var", "SizeVar", "IntImm", "Cast", "Add", "Sub", "Mul",
-    "FloorDiv", "FloorMod", "Min", "Max", "LT", "LE", "GT", "GE", "EQ", "NE", "And", "Or", "Not",
-})  # fmt: skip
-"""Statements and expressions that may stand outside of the launches, where they run on the host."""
+HOST = ("SBlock", "SBlockRealize", "SeqStmt", "Bind", "IfThenElse")
+"""Statements that may stand outside of the launches."""
 
 
 class Refused(AtuneError):
@@ -50,19 +49,19 @@ def elaborate(payload: bytes) -> bytes:
     The answer is the reason that the code could not be isolated, a line feed, and the kernel, or ``-`` and (message,
     detail). Raises `Crashed` if the stranger's code ends its process.
     """
-    *given, folder = msgspec.msgpack.decode(payload, type=tuple[str, str, str, dict[str, Any], Target, str])
-    why, folder = sandbox.isolate(
-        folder, os.path.dirname(os.path.dirname(folder))
-    )  # which has other processes' sockets
+    kind = tuple[str, str, str, dict[str, Any], Target, str]
+    text, name, task, arguments, target, folder = msgspec.msgpack.decode(payload, type=kind)
+    all_runs = os.path.dirname(os.path.dirname(folder))  # hidden, because it has sockets of other processes
+    why, folder = sandbox.isolate(folder, all_runs)
     tempfile.tempdir = os.environ["TMPDIR"] = os.environ[TILELANG_FOLDER] = folder
-    return f"{why}\n".encode() + sandbox.answer_of(lambda: _elaborated(*given, folder))
+    file = os.path.join(folder, "candidate.py")
+    Path(file).write_text(text)
+    return f"{why}\n".encode() + sandbox.answer_of(lambda: _elaborated(file, name, task, arguments, target))
 
 
-def _elaborated(text: str, name: str, task: str, arguments: dict[str, Any], target: Target, folder: str) -> bytes:
+def _elaborated(file: str, name: str, task: str, arguments: dict[str, Any], target: Target) -> bytes:
     try:
-        with open(os.path.join(folder, "candidate.py"), "w") as file:
-            file.write(text)
-        names = vars(run_file(file.name))
+        names = vars(run_file(file))
         own = [n for n, v in names.items() if isinstance(f := function_of(v), FunctionType) and f.__globals__ is names]
         chosen = name or (own[0] if len(own) == 1 else task)
         if chosen not in names:
@@ -84,13 +83,11 @@ def admitted(text: bytes, own: Any, allow: Collection[str], *, on_cpu: bool) -> 
     function = load_ir(msgspec.json.encode(graph).decode())
     if not isinstance(function, tilelang.tvm.tirx.PrimFunc):
         raise Refused("its kernel is not a PrimFunc")
-    for i, (theirs, ours) in enumerate(zip(kernel_parameters(function), kernel_parameters(own), strict=False)):
-        if theirs != ours:
-            raise Refused(f"parameter {i} is {theirs}, but must be {ours} as in the task")
-    if len(function.params) != len(own.params):
-        raise Refused(f"it has {len(function.params)} parameters, but the task's kernel has {len(own.params)}")
-    if not on_cpu:  # on the CPU, all code runs on the host
-        tilelang.tvm.tirx.stmt_functor.pre_order_visit(function.body, _check_host)
+    pairs = zip_longest(kernel_parameters(function), kernel_parameters(own))
+    if (wrong := next(((i, *pair) for i, pair in enumerate(pairs) if pair[0] != pair[1]), None)) is not None:
+        raise Refused("parameter {} is {}, but must be {} as in the task".format(*wrong))
+    if not on_cpu and (outside := _outside(function.body)):  # on the CPU, all code runs on the host
+        raise Refused(f"a {outside[0]} outside of T.Kernel would run on the host")
     return function
 
 
@@ -112,11 +109,16 @@ def _check_graph(nodes: list[dict[str, Any]], allow: Collection[str]) -> None:
                 raise Refused(f"it holds the text {text[:80]!r}, which could be code. The judge can allow source")
 
 
-def _check_host(node: Any) -> bool:
-    """Refuse a statement outside of the launches. Returns whether to look into it."""
-    kind, bound = type(node).__name__, getattr(node, "thread_binding", None)
-    if bound is not None and str(bound.thread_tag).startswith(("blockIdx.", "threadIdx.")):
-        return False
-    if kind not in HOST and not (kind == "Call" and str(node.op.name) == "tl.launch_thread_idx"):
-        raise Refused(f"a {kind} outside of T.Kernel would run on the host")
-    return True
+def _outside(root: Any) -> list[str]:
+    """Return the kinds of memory accesses, calls and others outside of the launches, which the host does."""
+    kinds = list[str]()
+
+    def look(node: Any) -> bool:
+        kind, bound = type(node).__name__, getattr(node, "thread_binding", None)
+        if bound is not None and str(bound.thread_tag).startswith(("blockIdx.", "threadIdx.")):
+            return False
+        kinds.extend([kind] if kind in ("BufferLoad", "Call") or not (kind in HOST or hasattr(node, "dtype")) else [])
+        return True
+
+    tilelang.tvm.tirx.stmt_functor.pre_order_visit(root, look)
+    return kinds

@@ -44,12 +44,12 @@ def lower(candidate: Candidate, *, anew: bool = True) -> Lowered:
     started, work = time.perf_counter(), workload()
     context, symbol = backend_context(), SYMBOL.format(key=candidate.key)
     how = how_of(candidate.config, session().target, session().compile, work.pass_configs)
-    config, text = dict(candidate.config), candidate.config.get(FOREIGN)
-    config.pop(FOREIGN, None)
+    config = dict(candidate.config)
+    foreign = config.pop(FOREIGN, None)
     function = elaborated(work.kernel, work.kernel_arguments, work.as_written(config), context.target)
     roles = roles_of(function, work.out_idx, work.zero, work.restore, work.like_tilelang)
-    if text is not None:
-        function = admitted(text, function, session().allow or (), on_cpu=how.kind == "c")
+    if foreign is not None:  # in place of the task's kernel, whose roles its parameters have
+        function = admitted(foreign, function, session().allow or (), on_cpu=how.kind == "c")
     function = function.with_attr("global_symbol", symbol)
     bare = ir_text(function)
     ir_key = ir_key_of(bare, how)

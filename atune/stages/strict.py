@@ -1,8 +1,4 @@
-"""Measurements of strangers' kernels, which may cheat: new inputs for each checked call, and every timed call checked.
-
-The seeds are unpredictable. The first timing takes the usual way, with new inputs before each check. In the final, each
-round has new inputs, and the outputs of each timed call are compared with the reference's.
-"""
+"""The final for strangers' kernels, which may cheat: each round has new inputs, and every timed call is checked."""
 
 from __future__ import annotations
 
@@ -10,66 +6,35 @@ import ctypes
 import faulthandler
 import os
 import secrets
-from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 
 from atune.errors import WorkloadError
 from atune.model.artifact import Artifact, Failure, fitting
 from atune.model.jobs import FinalJob, Finals
-from atune.model.measurement import FinalEntry, Measurement, Timing
+from atune.model.measurement import FinalEntry, Timing
 from atune.stages import benchmark
 from atune.stages.arguments import POISONS, KernelArguments
 from atune.stages.check import Mismatch, judged
 from atune.stages.loader import load
-from atune.stages.observer import Answer, Observer
 from atune.stages.session import session, workload
 from atune.stages.timer import Timed
 
 
-def renew(arguments: KernelArguments) -> bool:
-    """Make new inputs by an unpredictable seed, in the same memory. Return whether any differ from the former."""
-    return arguments.take(benchmark.make_arguments(arguments.params, arguments.roles, secrets.randbits(62)))
-
-
-class FreshInputs(Observer):
-    """Makes new inputs before the calls that are checked, and refuses a kernel that writes into other inputs."""
-
-    def before(self) -> None:
-        if benchmark.device.arguments is not None:
-            renew(benchmark.device.arguments)
-            benchmark.expecting(benchmark.device.arguments)
-
-    def after(self, timing: Timing) -> Timing:
-        self.before()  # for the check after the timing
-        return timing
-
-    def record(self, answer: Answer) -> Answer:
-        arguments = benchmark.device.arguments
-        if isinstance(answer, Measurement) and arguments is not None and (wrong := _changed(arguments, answer.writes)):
-            return Failure(answer.index, wrong.kind, wrong.message)  # type: ignore[return-value]
-        return answer
-
-
-def _changed(arguments: KernelArguments, written: Iterable[int]) -> Mismatch | None:
-    """Return the mismatch if `written` has an input that neither the task's kernel nor the reference writes into."""
-    others = {*written} - {*arguments.writes, *arguments.named, *(arguments.expected or ())}
-    return Mismatch("mismatch", f"it changed the input at parameter {min(others)}") if others else None
-
-
 def final(job: FinalJob) -> Finals:
-    """Time `artifacts` and the reference in turn, each round with new inputs, and check each call.
+    """Time `artifacts` and the reference in turn, each round with new inputs by an unpredictable seed.
 
     Nothing is warmed up on the inputs of a timed call, so the first round does not count.
     """
     first, timer = job.artifacts[0], benchmark.device.timer
-    arguments = benchmark.fit_arguments(first.params, fitting(first.roles, job.roles))
+    form = first.params, fitting(first.roles, job.roles)
+    arguments = benchmark.fit_arguments(*form)
     restore = arguments.restorer(arguments.writes) or (lambda: None)  # with a step before it, a call is timed alone
     calls = [Timed(partial(load(artifact), *arguments.values), restore) for artifact in job.artifacts]
     samples: list[list[float]] = [[] for _ in (*calls, None)]
     failures, fresh, waits = dict[int, Failure](), True, None
     for number in range(job.rounds + 1):
-        fresh &= renew(arguments)
+        fresh &= arguments.take(benchmark.make_arguments(*form))
         for i in sorted(range(len(calls)), key=lambda i: (i + number) % len(calls)):
             if i not in failures and (wrong := _sample(job.artifacts[i], calls[i], arguments, samples[i])) is not None:
                 failures[i] = wrong
@@ -91,7 +56,7 @@ def _sample(artifact: Artifact, call: Timed, arguments: KernelArguments, samples
 
     The reference runs after the call, so that its outputs cannot be found in memory.
     """
-    wrong, arguments.expected = None, None
+    arguments.expected = None
     arguments.guards.renew()
     arguments.fill_outputs(secrets.choice(POISONS))
     if session().device != "cpu":
@@ -101,14 +66,16 @@ def _sample(artifact: Artifact, call: Timed, arguments: KernelArguments, samples
     threads = len(os.listdir("/proc/self/task"))
     try:
         samples += benchmark.device.timer.samples(call, 0, 1)
-        if session().device == "cpu" and len(os.listdir("/proc/self/task")) > threads:
-            wrong = Mismatch("refused", "it left threads behind, which could do its work after the call")
-        elif damage := arguments.guards.damage():
+        damage, left = arguments.guards.damage(), len(os.listdir("/proc/self/task")) - threads
+        benchmark.expecting(arguments)
+        wrong, _ = judged(workload(), arguments, arguments.expected, {})
+        others = arguments.restore_inputs() - {*arguments.writes, *arguments.named, *(arguments.expected or ())}
+        if damage:
             wrong = Mismatch("out_of_bounds", damage)
-        else:
-            benchmark.expecting(arguments)
-            wrong, _ = judged(workload(), arguments, arguments.expected, {})
-            wrong = wrong or _changed(arguments, arguments.restore_inputs())
+        elif left > 0 and session().device == "cpu":
+            wrong = Mismatch("refused", "it left threads behind, which could do its work after the call")
+        elif others:
+            wrong = wrong or Mismatch("mismatch", f"it changed the input at parameter {min(others)}")
     except WorkloadError:
         raise  # the reference or the check made a mistake
     except Exception as error:

@@ -45,7 +45,7 @@ class Session(msgspec.Struct, frozen=True):
     tools: str = ""
     """The compilers' part of the compiler state; empty if cicc is not used."""
     allow: tuple[str, ...] | None = None
-    """Code that strangers' kernels may bring, by name, in a run that measures them; None in any other run."""
+    """Code that strangers' kernels may bring, by name, in a run that judges them; None in any other run."""
     memory_bytes: int | None = None
     """Bytes of device memory that a device's process may use; None for no limit."""
 

@@ -1,4 +1,4 @@
-"""Judge fifty kernels, of which three are bad, or a hundred, or one: python bench/measure.py fifty|hundred|one [TARGET]"""
+"""Judge fifty kernels, three of them bad, or a hundred, or one: python bench/judge.py fifty|hundred|one [TARGET]"""
 
 from __future__ import annotations
 
