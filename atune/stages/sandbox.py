@@ -6,6 +6,7 @@ import ctypes
 import glob
 import os
 import resource
+import struct
 from collections.abc import Callable
 
 MEMORY_BYTES, FILE_BYTES, PROCESSES, ANSWER_BYTES = 8 << 30, 64 << 20, 64, 16 << 20
@@ -13,7 +14,10 @@ MEMORY_BYTES, FILE_BYTES, PROCESSES, ANSWER_BYTES = 8 << 30, 64 << 20, 64, 16 <<
 NAMESPACES = 0x10000000 | 0x20000 | 0x20000000 | 0x40000000 | 0x8000000
 """CLONE_NEWUSER, NEWNS, NEWPID, NEWNET and NEWIPC. The process must have a single thread, as after a fork."""
 MS_BIND, MS_REC_PRIVATE, MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE, READ_ONLY = 0x1000, 0x44000, 442, -100, 0x8000, 1
-CAPABILITIES, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 0x20080522, 24, 38
+CAPABILITIES, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 0x20080522, 22, 24, 38
+ARCHITECTURES = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
+"""Number of the architecture in seccomp, and of the system call ``socket``. A network namespace does not separate
+sockets that have a path, behind which a daemon could act for the stranger."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -44,6 +48,7 @@ def isolate(folder: str, instead: str) -> tuple[str, str]:
         for path, flags, sets, clears in ((b"/", AT_RECURSIVE, READ_ONLY, 0), (scratch, 0, 0, READ_ONLY)):
             attributes = (ctypes.c_uint64 * 4)(sets, clears, 0, 0)
             _call("syscall", MOUNT_SETATTR, AT_FDCWD, path, flags, attributes, ctypes.sizeof(attributes))
+        _refuse_sockets()
     except OSError as error:
         return f"{error.filename}: {error.strerror}", folder
     return "", instead
@@ -54,6 +59,8 @@ def answer_of(work: Callable[[], bytes]) -> bytes:
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
         try:
+            os.closerange(3, writing)  # the worker's socket, through which a stranger could answer in its name
+            os.closerange(writing + 1, os.sysconf("SC_OPEN_MAX"))
             for capability in range(64):
                 _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails beyond the kernel's last capability
             _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
@@ -69,6 +76,15 @@ def answer_of(work: Callable[[], bytes]) -> bytes:
     if code == 1 and 0 < len(answer) <= ANSWER_BYTES:
         return answer
     raise Crashed("its kernel is too large" if answer else f"elaborating ended its process with status {code}")
+
+
+def _refuse_sockets() -> None:
+    """Let the system calls that make sockets fail: ``socket``, ``io_uring_setup`` and any of another architecture."""
+    architecture, socket = ARCHITECTURES.get(os.uname().machine, (0, 0))
+    steps = (0x20, 0, 0, 4), (0x15, 0, 5, architecture), (0x20, 0, 0, 0), (0x15, 3, 0, socket), (0x15, 2, 0, 425)
+    steps += (0x35, 1, 0, 0x40000000), (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x50001)  # the end: allow, or EPERM
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+    _call("prctl", PR_SET_SECCOMP, 2, struct.pack("HP", len(steps), ctypes.addressof(code)), 0, 0)
 
 
 def _limit(kind: int, most: int) -> None:
