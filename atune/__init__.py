@@ -6,8 +6,8 @@
     result = await atune.tune(workload)     # or atune.run(workload) in blocking code
     result.kernel(A, B)
 
-Import the parts of a result from `atune.results`, the events of a run from `atune.events`, exceptions from
-`atune.errors`, layouts as axes from `atune.layout`, and tuned kernels that need no tilelang from `atune.bundle`.
+Import the classes of a result from `atune.results`, a run's events from `atune.events`, exceptions from `atune.errors`
+and axes of layouts from `atune.layout`. `atune.bundle` loads tuned kernels without tilelang.
 Importing atune imports neither tilelang nor torch, configures no logging and writes no file.
 """
 

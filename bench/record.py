@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 from common import ROOT
 from counted import Finished, empty_caches, run_counted
-from spaces import FOLDER, SPACES, SUFFIX, journal_in, opened
+from spaces import FAMILIES, FOLDER, PROBLEMS, SPACES, SUFFIX, journal_in, opened
 
 from atune import replay
 from atune.errors import AtuneError
@@ -61,7 +61,8 @@ class Work(NamedTuple):
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--spaces", default=",".join(SPACES), help=f"of {', '.join(SPACES)}, or FILE.py:NAME (all)")
+    places = f"of {', '.join(SPACES)} (all), of {', '.join(FAMILIES)} or their problems, or FILE.py:NAME"
+    made.add_argument("--spaces", default=",".join(SPACES), help=places)
     made.add_argument("--target", default="cuda", help="as of atune tune (cuda)")
     made.add_argument("--devices", help="as of atune tune (all)")
     made.add_argument("--space-limit", type=float, default=math.inf, metavar="S", help="seconds for one space")
@@ -77,12 +78,14 @@ def works_of(text: str) -> list[Work]:
     works = []
     for word in filter(None, map(str.strip, text.split(","))):
         path, _, name = word.rpartition(":")
-        if word in SPACES:
-            works.append(Work(word, SPACES[word].ref))
+        if word in SPACES | PROBLEMS:
+            works.append(Work(word, (SPACES | PROBLEMS)[word].ref))
+        elif word in FAMILIES:
+            works += [Work(name, space.ref) for name, space in PROBLEMS.items() if name.startswith(f"{word}_")]
         elif Path(path).is_file():
             works.append(Work(f"{Path(path).stem}_{name.lower()}", f"{Path(path).resolve()}:{name}"))
         else:
-            raise SystemExit(f"--spaces: {word!r} is neither FILE.py:NAME nor any of {', '.join(SPACES)}")
+            raise SystemExit(f"--spaces: {word!r} is neither FILE.py:NAME nor any of {', '.join([*SPACES, *FAMILIES])}")
     return works
 
 

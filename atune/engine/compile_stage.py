@@ -2,7 +2,7 @@
 
 First, one worker finds the roles of the kernel's parameters. This module then takes a candidate from *lowered* to
 *built*: `Screen` judges the lowered candidate, the scheduler decides when to build it, and `deliver` hands its artifact
-on. If nothing else can start, a worker compares cicc's library with nvcc's for a compiler state not compared before.
+on. Meanwhile, a worker compares cicc's library with nvcc's for a compiler state that was not compared before.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from atune.engine.interfaces import CompileHints, CompileWorker
+from atune.engine.prior import best_estimate
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState, Job, Lower, halves
 from atune.engine.screen import Verdict, reason_to_defer
@@ -31,9 +32,9 @@ from atune.journal.events import (
     Warned,
 )
 from atune.journal.state import COMPILED_BEFORE, State
-from atune.model.artifact import Artifact, Failure, Lowered, Roles
+from atune.model.artifact import Artifact, Built, Failure, Lowered, Roles
 from atune.model.candidate import Candidate
-from atune.model.jobs import BuildJob, CompareJob, FindJob, GroupFailed, LowerJob, RolesJob
+from atune.model.jobs import HOPELESS, BuildJob, CompareJob, FindJob, GroupFailed, LowerJob, RolesJob
 from atune.workload.source_locations import place_in
 
 
@@ -117,8 +118,13 @@ LEAST_COMPILED = 8
 QUANTILE = 0.9
 FACTOR = 5.0
 """A compile may take this many times the `QUANTILE` of the other compiles' times."""
+LAST_FACTOR, LAST_SHARE = 2.0, 1 / 3
+"""The factor for the last candidates, at most this share of all, when the run waits for nothing else. Kernels that an
+H100 and an H200 compiled for so long were 3 to 80 times slower than the winner."""
 FLOOR_S = 10.0
 """The shortest limit in seconds, because a busy machine may delay any compile by this long."""
+STEP_S = 1.0
+"""Seconds after which the compiles under way are examined again."""
 
 Deliver = Callable[[Artifact], Awaitable[None]]
 """Hands a candidate's artifact on, as soon as the queue has room."""
@@ -147,6 +153,11 @@ class CompileStage:
         self.run, self.state, self.emit = run, state, run.recorder.emit
         self._proposals, self._judge, self._deliver, self._states = proposals, judge, deliver, states
         self._hints, self._timeout_s = hints, timeout_s
+        self._building: dict[anyio.CancelScope, tuple[Sequence[Lowered], float]] = {}
+        """The groups that are being compiled, and when each began, on the clock `_passed_s`."""
+        self._passed_s = 0.0
+        self._ended: dict[int, set[int]] = {}
+        """For each member of a group that was ended as hopeless, the group's members."""
         self._back: deque[Candidate] = deque()
         """Candidates that were put back, to be lowered again."""
         self._undecided: dict[int, Lowered] = {}
@@ -179,18 +190,45 @@ class CompileStage:
         self.run.compiled.set()
         self.run.wake()
 
+    async def end_hopeless(self, sleep: Callable[[float], Awaitable[None]]) -> None:
+        """End compiles for which the whole run waits in vain, until cancelled. `sleep`: as in `Machine`."""
+        while True:
+            while not self._building:
+                await self.run.changed()
+            await sleep(STEP_S)
+            self._passed_s += STEP_S  # one step, even if this program was stopped for longer
+            left = sum(len(group) for group, _ in self._building.values())
+            few = left <= LAST_SHARE * (left + len(self.run.recorder.state.compile_s))
+            for scope, (group, began_s) in self._building.items():
+                if few and self.state.waits and not self.run.measuring and self._is_hopeless(group, began_s):
+                    scope.cancel()
+
+    def _is_hopeless(self, group: Sequence[Lowered], began_s: float) -> bool:
+        """Return whether a group takes too long, unless the prior expects a member to be faster than all measured."""
+        state = self.run.recorder.state
+        limit = limit_s(state, group, self.state.work_of(group), self._timeout_s, LAST_FACTOR)
+        others = self._ended.get(group[0].index, set()).difference(lowered.index for lowered in group)
+        culprit = bool(others) and all(state.first(i).built or state.outcome(i) for i in others)
+        if limit is None or not (culprit or self._passed_s - began_s >= limit):
+            return False
+        measured = [state.entry(measured.index).facts for measured in state.ranked()]
+        own = [lowered.facts for lowered in group]
+        return best_estimate(own, self.run.figures) >= best_estimate(measured, self.run.figures)
+
     @property
     def _all_compiled(self) -> bool:
         return self.state.finished and not self.state.busy
 
     def _next(self) -> Callable[[CompileWorker], Awaitable[None]] | None:
-        """Return a free worker's next step: a job, or the comparison of a state if no job can start."""
+        """Return a free worker's next step: a job, or the comparison of a state. The final waits for the comparison, so
+        it starts once each worker has had a group, or once no job can start."""
         self._update()
-        if (job := self.state.next_job()) is not None:
-            return partial(self._do, job)
-        if self._states is None or not self._states.due:
-            return None
-        return self._states.compare if self.state.busy < self.state.workers - self.state.hints.resting else None
+        free = self.state.busy < self.state.workers - self.state.hints.resting
+        compare = self._states.compare if self._states is not None and self._states.due and free else None
+        if compare is None or self.state.groups < self.state.workers:
+            job = self.state.next_job()
+            return compare if job is None else partial(self._do, job)
+        return compare
 
     def _update(self) -> None:
         """Bring the scheduler's state up to date."""
@@ -277,12 +315,22 @@ class CompileStage:
 
     async def _build(self, worker: CompileWorker, group: tuple[Lowered, ...], reason: str) -> None:
         self.state.building += 1
+        scope = anyio.CancelScope()
+        built: list[Built] | GroupFailed = []
+        self._building[scope] = group, self._passed_s
+        self.run.wake()  # for `end_hopeless`
         try:
             plain = self._states is not None and self._states.differs
             limit = limit_s(self.run.recorder.state, group, self.state.work_of(group), self._timeout_s)
-            built = await worker.run(BuildJob(group, plain=plain, limit_s=limit))
+            with scope:
+                built = await worker.run(BuildJob(group, plain=plain, limit_s=limit))
         finally:
+            _, began_s = self._building.pop(scope)
             self.state.building -= 1
+        if scope.cancelled_caught:
+            self._ended.update(dict.fromkeys(members := {lowered.index for lowered in group}, members))
+            why = HOPELESS.format(limit_s=self._passed_s - began_s)
+            built = GroupFailed(why) if len(group) > 1 else [Failure(group[0].index, "hopeless", why)]
         if isinstance(built, GroupFailed):
             indices = tuple(lowered.index for lowered in group)
             if self._repeats(worker, indices, built.doubt):
@@ -340,7 +388,9 @@ class CompileStage:
                 break
 
 
-def limit_s(state: State, group: Sequence[Lowered], weight: float, most_s: float | None) -> float | None:
+def limit_s(
+    state: State, group: Sequence[Lowered], weight: float, most_s: float | None, factor: float = FACTOR
+) -> float | None:
     """Return the seconds after which compiling `group` is hopeless; None if the user's limit `most_s` applies.
 
     The limit is computed from each compiled candidate's share of its library's seconds, and grows with the group's
@@ -353,5 +403,7 @@ def limit_s(state: State, group: Sequence[Lowered], weight: float, most_s: float
     if most_s is None or len(seen) < LEAST_COMPILED or firsts == [default]:
         return None
     usual_s = seen[math.ceil(QUANTILE * len(seen)) - 1]
-    limit_s = max(FLOOR_S, FACTOR * usual_s * weight)
+    usual_s += (len(group) - 1) * seen[len(seen) // 2]  # not all members are among the slowest
+    leader_s = state.entry(state.best[0]).compile_s if state.best is not None else 0.0
+    limit_s = max(FLOOR_S, FACTOR * leader_s * len(group), factor * usual_s * weight / len(group))
     return round(limit_s, 1) if limit_s < most_s else None

@@ -114,6 +114,7 @@ class Engine:
 
         async with anyio.create_task_group() as until_ended:
             until_ended.start_soon(run.outcomes.keep_synced)
+            until_ended.start_soon(compiling.end_hopeless, self.machine.sleep)
             until_ended.start_soon(self._find_and_compile, plan, workers[0], compiling)
             for compile_worker in workers[1:]:  # they may still compare compiler states after all is measured
                 until_ended.start_soon(compiling.serve, compile_worker)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Literal, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -16,9 +16,8 @@ from atune.workload.workload import WorkloadSpec
 class CompileHints(msgspec.Struct, frozen=True):
     """Hints from the compilers to the scheduler."""
 
-    builds: Literal["all", "first", "none"] = "all"
-    """The groups that may start. ``first``: only groups that devices wait for, because building will soon be cheaper.
-    ``none``: no group, because building will be cheaper in a moment."""
+    builds: bool = True
+    """Whether groups may start. Otherwise building will soon be so much cheaper that even a waiting device gains."""
     resting: int = 0
     """Number of workers that start no new job, because measuring devices need their cores."""
     alike: int = 0
@@ -53,7 +52,7 @@ def ignored(*_: object) -> None:
 
 
 class Machine(Protocol):
-    """Compilers and devices of one run."""
+    """Compilers and devices of one run. `sleep` waits for seconds of the time in which its workers do jobs."""
 
     def open(
         self, warn: Callable[[str], None] = ignored, wake: Callable[[], None] = ignored
@@ -78,5 +77,7 @@ class Machine(Protocol):
         """Return the current hints for the scheduler, while `measuring` devices have a candidate."""
 
     def device_workers(self) -> Sequence[DeviceWorker]: ...
+
+    async def sleep(self, seconds: float, /) -> None: ...
 
     def versions(self) -> dict[str, str]: ...

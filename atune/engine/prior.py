@@ -10,7 +10,7 @@ milliseconds may be far off.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from atune.journal.events import SpaceSurveyed
@@ -58,6 +58,12 @@ def estimates(facts: Mapping[int, StaticFacts], figures: Figures) -> dict[int, f
     """Return the estimates in milliseconds of all candidates with sufficient facts."""
     by_index = {index: estimate(of_index, figures) for index, of_index in facts.items()}
     return {index: ms for index, ms in by_index.items() if ms is not None}
+
+
+def best_estimate(facts: Iterable[StaticFacts | None], figures: Figures | None) -> float:
+    """Return the least of the estimates in milliseconds; infinite if there is none."""
+    known = [] if figures is None else [estimate(of_one, figures) for of_one in facts if of_one is not None]
+    return min((ms for ms in known if ms is not None), default=math.inf)
 
 
 def choices(facts: Mapping[int, StaticFacts], figures: Figures) -> list[tuple[int, float]]:

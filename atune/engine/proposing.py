@@ -217,7 +217,7 @@ class ProposeStage:
             if self._learns:  # importing numpy takes as long as the survey
                 tasks.start_soon(partial(anyio.to_thread.run_sync, import_module, "numpy", abandon_on_cancel=True))
             await survey.run(workers, run.found_roles)
-        figures = self._start.figures
+        figures = run.figures
         assert figures is not None, "without figures there is no survey"
         fields = await anyio.to_thread.run_sync(columns, survey.facts, figures, abandon_on_cancel=True)
         for index, failure in survey.failures.items():

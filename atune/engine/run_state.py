@@ -19,7 +19,7 @@ from atune.journal.events import ArtifactBuilt, BestChanged, CandidateMeasured, 
 from atune.journal.state import State
 from atune.journal.writer import Journal
 from atune.model.artifact import Artifact, Lowered, Roles
-from atune.model.device import DeviceLimits
+from atune.model.device import DeviceLimits, Figures
 from atune.reporting.log import Log, event_log
 from atune.workload.workload import WorkloadSpec
 
@@ -168,6 +168,8 @@ class Run:
         self.found_roles = anyio.Event()
         self.limits = DeviceLimits()
         """Hard limits of every device."""
+        self.figures: Figures | None = None
+        """The devices' figures, for the prior; None if it does not know them."""
         self.spec: WorkloadSpec
         self.stopping = ""
         """The reason that nothing more is started; empty unless the run is stopping."""

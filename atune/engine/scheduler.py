@@ -88,10 +88,14 @@ class CompileState:
         )
 
     @property
+    def waits(self) -> bool:
+        """Whether nothing can start before a compile under way has ended."""
+        return not (self._more_to_lower or self.ready or self.deferred or self.retry)
+
+    @property
     def finished(self) -> bool:
         """Whether no compile work is left or under way."""
-        left = self.waiting or self.ready or self.deferred or self.retry
-        return not (self.proposing or self.lowering or self.building or left)
+        return self.waits and not (self.proposing or self.building)
 
     def next_job(self) -> Job | None:
         """Return a free worker's next job, and take it out of the queues; None if the worker must wait.
@@ -108,20 +112,20 @@ class CompileState:
             return build
         if self.waiting:
             return Lower()
-        if self.hints.builds == "all" and not self._coming and self.deferred:
+        if self.hints.builds and not self._coming and self.deferred:
             self.deferred.sort(key=lambda lowered: self.work_of([lowered]), reverse=True)  # the longest compile first
             return self._build(self.deferred, self.group_size or self._share(), "deferred by the screen")
         return None
 
     def _build_ready(self) -> Build | None:
         """Return the next group of `ready` candidates; None if it is too early for a group."""
-        ready, builds = self.ready, self.hints.builds
-        if builds != "none" and self.pipeline and self.groups < self.devices and self.group_size is None:
+        ready = self.ready
+        if not self.hints.builds:
+            return None
+        if self.pipeline and self.groups < self.devices and self.group_size is None:
             size = min(FIRST_GROUP, self._even(), self.total)
             if len(ready) >= size:
                 return self._build(ready, size, "small, because a device waits")
-        if builds != "all":
-            return None
         if self.group_size is not None:
             if len(ready) >= self.group_size or not self._more_to_lower:
                 return self._build(ready, self.group_size, "group size as requested")

@@ -23,7 +23,7 @@ from atune.journal.events import BenchmarkFailed, JournalRepaired, RunResumed, R
 from atune.journal.state import State, finished
 from atune.model.artifact import Elaborated
 from atune.model.candidate import Advice, Candidate
-from atune.model.device import DeviceInfo, DeviceLimits, Figures, Target
+from atune.model.device import DeviceInfo, DeviceLimits, Target
 from atune.model.jobs import ElaborateJob
 from atune.workload.workload import WorkloadSpec
 
@@ -38,7 +38,6 @@ class Start:
         self.machine, self.run, self.recorder, self.settings = machine, run, run.recorder, settings
         self.strategy: Guarded | None = None
         """None until the survey of the space, if there is one, has ended."""
-        self.figures: Figures | None = None
         self.recalled = ""
         """The journal of an earlier run that already has the result; empty if this run has work to do."""
         self.layouts: LayoutChoice | None = None
@@ -56,8 +55,8 @@ class Start:
         state, settings, resumes = self.recorder.state, self.settings, self.recorder.state.header is not None
         spec, target, devices = await self._describe()
         self.run.spec, self.run.limits = spec, devices[0].limits if devices else DeviceLimits()
-        self.figures = figures_for(target, devices)
-        strategy = settings.strategy_in(spec, state.header, self.figures)
+        self.run.figures = figures_for(target, devices)
+        strategy = settings.strategy_in(spec, state.header, self.run.figures)
         header = settings.header(spec, target, devices, self.machine.versions(), strategy)
         now, known = RunStarted(seq=0, time=0, mono=0.0, **header), KnownResult()
         if settings.recall is not None and not resumes:
@@ -141,7 +140,7 @@ class Start:
             budget=settings.budget,
             default=spec.default if state.header is None else state.header.default,
             advice=advice,
-            prior=settings.prior and self.figures is not None,
+            prior=settings.prior and self.run.figures is not None,
         )
         self.layouts = layout_choice(spec, plan.candidates, settings.compile.layouts)
         if not plan.to_survey:

@@ -254,6 +254,9 @@ class TunedCall:
             refuse(f"{owner.__name__}: argument {name!r}", tensor)
             if not (hasattr(tensor, "stride") or isinstance(tensor, Number)):
                 raise UsageError(f"{owner.__name__}: {name} must be a tensor, got {type_of(tensor)}")
+        if call.eager:  # a tensor cannot be the size of a dimension
+            sizes_by_name = {name for name, value in call.given.items() if not hasattr(value, "stride")}
+            call.refuse_unknown(owner.signature.parameters.keys() | sizes_by_name, "")
         plain = {n: v for n, v in call.values.items() if n not in call.names and n not in call.tunables}
         plain |= call.own_hints
         self.arguments, self.written, sizes = dict[str, Any](), dict[str, Any](), dict[str, Any]()

@@ -140,7 +140,7 @@ async def measure_many(
     programs = [(os.fspath(each), _program(os.fspath(each))) for each in candidates]
     judged: dict[Program, list[Evaluation]] = {program: [] for _, program in programs}
     folder = Path(given["journal"] or ResultCache().new_path(name).with_suffix(""))
-    await anyio.to_thread.run_sync(make_private_folder, str(folder))
+    await anyio.to_thread.run_sync(make_private_folder, str(folder), abandon_on_cancel=True)
     async with shared_processes() if len(judged) * len(problems) > 1 else nullcontext() as shared:
         plan = replace(plan, journal=folder, shared=shared, log=False, progress=False)
         for arguments in problems:
@@ -175,7 +175,7 @@ async def _described(work: Any, plan: RunPlan, arguments: Mapping[str, Any] | No
     if arguments is not None:
         whole = isinstance(work, Workload)
         work = work.at(arguments) if whole else msgspec.structs.replace(work, arguments=dict(arguments))
-    machine: Any = await anyio.to_thread.run_sync(plan.machine_for, work)
+    machine: Any = await anyio.to_thread.run_sync(plan.machine_for, work, abandon_on_cancel=True)
     async with machine.open():
         await machine.discover()
         spec = await machine.describe()

@@ -28,6 +28,7 @@ from atune.errors import (
     MachineError,
     NoSuchWorkload,
     NoWinner,
+    TargetError,
     UnknownArgument,
     UsageError,
 )
@@ -36,9 +37,9 @@ from atune.frontends.problems import Given, Problems
 from atune.frontends.resume import completed_by, known_options, origin_of
 from atune.frontends.run_options import RunOptions, SetOptions
 from atune.frontends.save_bundle import save_bundle
-from atune.frontends.tuner import RunPlan, Tuner, named_work
+from atune.frontends.tuner import RunPlan, Tuner, find_target, named_work
 from atune.frontends.warm_start import Warm, adviser
-from atune.journal.events import Event, RunStarted
+from atune.journal.events import DeviceLost, Event, RunStarted
 from atune.journal.result import Result
 from atune.journal.set_folder import (
     TunedProblem,
@@ -66,14 +67,17 @@ from atune.workload.pickling import FileRef
 from atune.workload.workload import Workload
 
 AT_ONCE, WORKERS_EACH = 4, 5
-"""Largest number of problems to tune at a time, and least number of compile workers for each if more than two are
-tuned. The devices then measure another problem while a problem's last candidate compiles, and libraries still hold
-several candidates. On an H100 with 16 cores, a set of 28 problems took 0.81 times as long as with two at a time."""
+"""Largest number of problems to tune at a time for each device, and least number of compile workers for each problem if
+more than two are tuned. A device then measures another problem while a problem's last candidate compiles, and libraries
+still hold several candidates. On an H100 with 16 cores, a set of 28 problems took 0.81 times as long as with two at a
+time."""
 LOAD = 1.5
 """Compile workers per core, over all problems in progress, because a problem often waits for its last compile. On an
 H200 with 16 cores, a set of 11 problems took 0.77 times as long as with a worker per core."""
 OF_ALL = (ArgumentMissing, NoSuchWorkload, JournalError, MachineError, DevicesLost)
 """Errors of a problem that end the whole set."""
+PROBLEMS_EACH = 2
+"""Least number of problems per device for which each problem gets a device of its own, instead of a part of all."""
 ADVISERS = 2
 """Number of nearest problems whose winners a new problem tries first."""
 
@@ -162,8 +166,9 @@ async def tune_set(
         results = await atune.tune_set(workload, atune.Problems(M=[1, 64, 4096], N=4096))
         print(results)
 
-    Up to four problems are tuned at a time, or two if there are few cores. Each has its own inputs on the devices, and
-    the problems take turns in measuring. Candidates with the same code are compiled once. Each problem begins with the
+    Up to four problems are tuned at a time on each device, or two in all if there are few cores. A problem is measured
+    on one of the devices, or on all of them if there are fewer than two problems per device. Problems on the same
+    device take turns in measuring. Candidates with the same code are compiled once. Each problem begins with the
     winners of the two nearest finished problems, and has its own default, final benchmark, winner and journal.
 
     A problem without a winner does not end the others; the result gives the reason. Raises `NoWinner` if all lack a
@@ -210,7 +215,8 @@ class _SetRun:
         self._listeners = Listeners(plan.on_event, plan.log)
         self._next_line = time.monotonic() + (min(self._every_s, INTERVAL_S) if self._every_s < math.inf else math.inf)
         self._fit = workers_that_fit(int(LOAD * (len(usable_cores()) - 1)), usable_memory_bytes())
-        self._at_once = self._most_at_once()
+        self._at_once = 1
+        self._devices = set[str]()
         self._shared: Shared | None = None
         """The processes that the runs share; None on a cluster."""
         self._rows: dict[int, TunedProblem] = {}
@@ -241,10 +247,15 @@ class _SetRun:
         self._print(f"[0/{len(self._problems)}] journals in {self._folder}")
         if (header := header_of_set(self._folder)) is not None:
             self._same_work(header)
-        free = anyio.CapacityLimiter(self._at_once)
         async with AsyncExitStack() as stack:
             if self._plan.cluster is None:
-                self._shared = await stack.enter_async_context(shared_processes(at_once=self._at_once))
+                shared = await stack.enter_async_context(shared_processes())
+                self._devices = await self._found_devices()  # while the fork server imports
+                apart = len(self._problems) >= PROBLEMS_EACH * len(self._devices)
+                places = len(self._devices) if apart else 1
+                self._at_once = self._most_at_once(places)
+                self._shared = replace(shared, at_once=math.ceil(self._at_once / places), apart=apart)
+            free = anyio.CapacityLimiter(self._at_once)
             try:
                 async with anyio.create_task_group() as tasks:
                     for index in range(len(self._problems)):
@@ -262,18 +273,23 @@ class _SetRun:
             raise NoWinner(f"none of {len(result)} problems has a winner\n{result}", tried)
         return result
 
-    def _most_at_once(self) -> int:
-        if self._plan.cluster is not None:
-            return 1
+    async def _found_devices(self) -> set[str]:
+        find = partial(find_target, self._plan.target, self._plan.devices)
+        with suppress(TargetError):
+            return {device.id for device in (await anyio.to_thread.run_sync(find, abandon_on_cancel=True))[1]}
+        return {""}  # the first run raises the error
+
+    def _most_at_once(self, devices: int) -> int:
+        """Return how many problems to tune at a time on `devices`, each on one of them."""
         timed = self._plan.settings.budget.seconds is not None  # a wait for a device counts towards the limit
-        most = 2 if timed else max(2, min(AT_ONCE, self._fit // WORKERS_EACH))
+        most = 2 * devices if timed else max(2, min(AT_ONCE * devices, self._fit // WORKERS_EACH))
         return min(most, len(self._problems))
 
     async def _one(self, index: int, free: anyio.CapacityLimiter) -> None:
         result: Result | None = None
         async with free:  # in the order of the problems
             try:
-                result = await self._tuned(index)
+                result = await self._on_devices(index)
             except NoWinner as error:
                 result = error.result
             except AtuneError as error:
@@ -290,6 +306,16 @@ class _SetRun:
             self._next_line = now + self._every_s
             Output(sys.stderr).write(f"{shown(line)}\n")
 
+    async def _on_devices(self, index: int) -> Result:
+        """Tune a problem, and continue it on other devices if its own are lost. Raises as `_tuned` does."""
+        while True:
+            lost = set() if self._shared is None else {*self._shared.lost}
+            try:
+                return await self._tuned(index)
+            except DevicesLost:
+                if self._shared is None or not lost < self._shared.lost < self._devices:
+                    raise
+
     async def _tuned(self, index: int) -> Result:
         """Start or continue the run of a problem. Raises as `tune` does, and `JournalError` for other work."""
         problem, journal = self._problems[index], self._journals[index]
@@ -298,6 +324,8 @@ class _SetRun:
         def heard(event: Event) -> None:
             if not self._same_work(event):
                 scope.cancel()
+            if isinstance(event, DeviceLost) and event.final and self._shared is not None:
+                self._shared.lost.add(event.device)
             if self._every_s:
                 self._print(f"[{len(self._rows)}/{len(self._problems)}] {problem} is being tuned")
             self._listeners.of = tuner.state, f"{self._folder.name}/{journal.name}"

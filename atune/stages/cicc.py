@@ -12,7 +12,10 @@ import hashlib
 import os
 import shutil
 import tempfile
+import threading
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +43,7 @@ from atune.stages.cicc_server import (
     tools_of,
 )
 from atune.stages.cicc_source import Flavour, flavour_of, nvcc_only_reason, parts
-from atune.stages.codegen import Blob, MachineCode, answer, by_nvcc, flags_config
+from atune.stages.codegen import Blob, Compile, MachineCode, answer, by_nvcc, flags_config
 from atune.stages.lowering import digest, lower, toolchain
 from atune.stages.session import session
 from atune.workers.artifact_store import StateCheck, contents_of, key_in, remember, state_of
@@ -50,6 +53,8 @@ VERSION = 1
 """Increase this number with every change after which cicc may generate different code."""
 TILELANG = ("0.1.15",)
 """Versions of tilelang whose headers and compile commands are known."""
+POLL_S = 0.02
+"""Seconds between two checks whether the server is ready."""
 
 
 def tools_or_reason(target: Target) -> tuple[str, str]:
@@ -235,6 +240,36 @@ def compared(candidate: Candidate, built: Artifact, path: str) -> Compared | Fai
     return Compared(candidate.index, differs)
 
 
+def comparing(lowered: Lowered) -> Compile:
+    """Return a function that compiles by nvcc. Meanwhile, cicc's code for `lowered` is compared with nvcc's.
+
+    The comparison is kept for the compiler state of `lowered`. The function does not wait for it.
+    """
+
+    def compile(source: str, pass_configs: Mapping[str, Any]) -> MachineCode:
+        plain = Future[bytes]()
+        arguments = lowered, source, flavour_of(session().target.arch, dict(pass_configs)), plain
+        threading.Thread(target=_compare, args=arguments, daemon=True).start()
+        machine_code = by_nvcc(source, pass_configs)
+        plain.set_result(machine_code.code)
+        return machine_code
+
+    return compile
+
+
+def _compare(lowered: Lowered, source: str, flavour: Flavour, plain: Future[bytes]) -> None:
+    """Compile `source` by cicc, and keep the comparison with nvcc's code. If that fails, a later run compares."""
+    server, symbol = os.path.join(session().run_dir, FOLDER), msgspec.msgpack.decode(lowered.blob, type=Blob).symbol
+    while not os.path.lexists(server):  # the compile service still parses headers
+        time.sleep(POLL_S)
+    with contextlib.suppress(OSError, CiccError, ValueError):
+        own = compile_remotely(source, flavour, session().run_dir)
+        files, headers = headers_read(server, parts(source)[0])
+        binaries = (b"\0" + code for code in (own, plain.result()))  # as if each were in a library
+        differs = _code_difference(*(elf.kernels_code(binary, symbol) for binary in binaries))
+        remember(session().tools, lowered.use, StateCheck(files, headers, differs))
+
+
 def difference(measured: Artifact, plain: Artifact) -> str:
     """Name the part in which two libraries of a candidate differ; empty if sources and code sections are the same.
 
@@ -245,7 +280,11 @@ def difference(measured: Artifact, plain: Artifact) -> str:
         return "the generated source"
     if plain.target != "cuda":
         return ""
-    own, other = (elf.kernels_code(Path(a.path).read_bytes(), a.symbol) for a in (measured, plain))
+    return _code_difference(*(elf.kernels_code(Path(a.path).read_bytes(), a.symbol) for a in (measured, plain)))
+
+
+def _code_difference(own: Sequence[dict[str, bytes]], other: Sequence[dict[str, bytes]]) -> str:
+    """Name the part in which the code of kernels, as `kernels_code` returns it, differs; empty if it is the same."""
     if not other:
         return "no code under the kernel's name in nvcc's library"
     if not own:

@@ -13,16 +13,18 @@ fails, and nvcc compiles the library.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import select
 import shlex
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -41,7 +43,6 @@ from atune.stages.cicc_source import (
     without_instructions,
 )
 from atune.stages.codegen import Blob, flags_config
-from atune.stages.gpu import visible_gpus
 
 SERVER = Path(__file__).with_name("cicc_server.c")
 BODY, OUTPUT, MESSAGES = "atune_body.cu", "kernels.ptx", "messages"
@@ -161,7 +162,7 @@ class Server:
     """
 
     def __init__(self, flavour: Flavour, includes: Sequence[str], folder: str) -> None:
-        self.folder, where = folder, tilelang.paths()
+        self.folder, self._began, where = folder, time.time(), tilelang.paths()
         folders = [where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR]
         if f"<{WGMMA}>" in includes:
             without = without_instructions(where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR, folder)
@@ -180,10 +181,15 @@ class Server:
             self.parsed = msgspec.structs.replace(self.parsed, defined=())
             self._start()
         Path(folder, TOOLS).write_bytes(msgspec.json.encode(self.parsed))
+        self._read = [file for file in files_of(Path(folder, HEADERS)) if not file.startswith(f"{folder}/")]
 
     def fits(self, flavour: Flavour, includes: Sequence[str]) -> bool:
-        """Tell whether this server has parsed the headers that a source includes."""
-        return flavour == self.parsed.flavour and {*includes} <= {*self.parsed.includes}
+        """Tell whether this server lives and has parsed the headers that a source includes, as they are now.
+
+        Raises `OSError` if a header is gone.
+        """
+        lives = os.path.exists(f"/proc/{self.process.pid}") and max(map(os.path.getctime, self._read)) < self._began
+        return lives and flavour == self.parsed.flavour and {*includes} <= {*self.parsed.includes}
 
     def _start(self) -> None:
         """Start cicc, and wait until it has parsed the headers and can compile. cicc's output goes to the folder."""
@@ -230,11 +236,6 @@ class Server:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
-
-    def wait(self) -> str:
-        """Wait until cicc ends, which it never does by itself, and describe its end."""
-        status = self.process.wait()
-        return f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
 
 
 def files_of(preprocessed: Path) -> set[str]:
@@ -295,24 +296,7 @@ def ask(server: str, body: str, folder: str) -> bytes:
 
 
 _servers: list[Server] = []
-"""Servers that this process has started. Each serves the runs whose sources it fits."""
-
-
-def header(payload: bytes) -> bytes:
-    """Entry point: parse the headers that most kernels include, for an arch as msgpack. Return the reason if it fails.
-
-    An empty arch stands for the architecture of this machine's first GPU. The parsed headers serve all runs.
-    """
-    arch = msgspec.msgpack.decode(payload, type=str)
-    try:
-        if not _servers:
-            gpus = [] if arch else visible_gpus()
-            if not (arch or gpus):
-                raise CiccError("no GPU is visible")
-            _parse(Flavour(arch or gpus[0].arch))
-    except (CiccError, OSError) as error:
-        return str(error)[:500].encode()
-    return b""
+"""Servers that this process, or the fork server before it, has started. Each serves the runs whose sources it fits."""
 
 
 def listen(payload: bytes) -> bytes:
@@ -327,20 +311,28 @@ def listen(payload: bytes) -> bytes:
         if reason := nvcc_only_reason({**blob.pass_configs, **flags_config(blob.flags)}):
             raise CiccError(reason)
         includes, _ = parts(blob.source)
-        server = next((s for s in _servers if s.fits(flavour, includes)), None) or _parse(flavour, includes)
+        server = next((s for s in _servers if s.fits(flavour, includes)), None) or parse(flavour, includes)
+        _end_with(server.process.pid)
         server.link(folder)
     except (CiccError, OSError, ValueError) as error:
         return str(error)[:500].encode()
     return b""
 
 
-def _end_with(server: Server) -> None:
-    """Wait until cicc ends, then end this process, which is useless without it."""
-    print(f"cicc ended: {server.wait()}", file=sys.stderr, flush=True)
-    os._exit(1)
+@functools.cache
+def _end_with(cicc: int) -> None:
+    """From now on, end this process, which is useless without the process `cicc`, when that ends."""
+    ended = os.pidfd_open(cicc)
+
+    def wait() -> None:
+        select.select([ended], [], [])
+        print("cicc ended", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
-def _parse(flavour: Flavour, includes: Sequence[str] = ()) -> Server:
+def parse(flavour: Flavour, includes: Sequence[str] = ()) -> Server:
     """Parse `includes`, and the headers that most kernels include.
 
     Raises `CiccError` or `OSError` if cicc cannot be used.
@@ -351,6 +343,5 @@ def _parse(flavour: Flavour, includes: Sequence[str] = ()) -> Server:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    threading.Thread(target=_end_with, args=(server,), daemon=True).start()
     _servers.append(server)
     return server

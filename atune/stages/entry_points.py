@@ -125,7 +125,8 @@ def build(payload: bytes) -> bytes:
     If a group with one member fails, the answer has its `Failure`. A larger group raises: the faulty member is unknown.
     """
     job = msgspec.msgpack.decode(payload, type=BuildJob)
-    built = answer(job.group, job.path, cicc.compile if job.service else by_nvcc)
+    compilers = {"cicc": cicc.compile, "nvcc": by_nvcc, "both": cicc.comparing(job.group[0])}
+    built = answer(job.group, job.path, compilers[job.by])
     pairs = zip(job.group, built, strict=True)
     return msgspec.msgpack.encode([cicc.with_state(low, a) if isinstance(a, Artifact) else a for low, a in pairs])
 

@@ -50,7 +50,8 @@ def find_devices(text: str | Target, wanted: tuple[str, ...]) -> Discovery:
     if "cpu" in wanted:
         raise TargetError("target cuda does not run on device 'cpu': use target c, or all devices")
     if not gpus:
-        raise TargetError(f"target cuda: there is no CUDA GPU ({no_gpu_reason()}): use target c for the CPU")
+        instead = "use target c for the CPU, or compile without measuring: atune tune --compile-only, or compile_all"
+        raise TargetError(f"target cuda: there is no CUDA GPU ({no_gpu_reason()}): {instead}")
     ids = [g.id for g in gpus]
     if missing := [d for d in wanted if d != "all" and d not in ids]:
         raise TargetError(f"device {missing[0]!r} does not exist: choose from {', '.join(ids)}")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Callable
+import shutil
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Literal
 
 import anyio
 import anyio.abc
@@ -14,54 +16,62 @@ from atune.errors import UsageError, WorkerError
 from atune.model.artifact import Artifact, Lowered
 from atune.model.device import Target, parse_target
 from atune.model.settings import CompileSettings
-from atune.workers.messages import SERVICE_HEADER, SERVICE_LISTEN
+from atune.workers.messages import SERVICE_LISTEN
 from atune.workers.pool import ForkServer, Worker
 from atune.workers.resources import usable_cores
-from atune.workers.server import started
+from atune.workers.server import DRIVER, parked_service, started_service
 from atune.workers.waiting import background
 from atune.workers.workers import process_folders
 
-DRIVER = ("/dev/nvidiactl", "/dev/dxg")
-"""Device files of CUDA's driver. If the driver is installed, at least one of them exists."""
-SERVICE = ("atune.stages.cicc_server",)
 PREPARE_TIMEOUT_S = 120.0
+NEW_STATE = "nvcc, because the compiler state is new, and the run has few candidates"
+"""The reason for nvcc in a run that compares its compiler state while nvcc compiles."""
 
 
 class ServiceProcess(anyio.AsyncContextManagerMixin):
-    """The process that keeps the parsed headers, for one run or several concurrent runs. The first call forks it.
+    """The process that keeps the parsed headers, for one run or several concurrent runs. `start` forks it.
 
-    It has its own fork server, which imports almost nothing; see `atune.stages.cicc_server`.
+    It has its own fork server, which imports almost nothing; see `atune.stages.cicc_server`. If that server has parsed
+    headers, it is parked for the program's next run.
     """
 
     def __init__(self, nice: int = 0) -> None:
         self._nice = nice
         self.worker: Worker | None = None
         """The process; None before it starts."""
-        self.parsed = False
-        """Whether the process has parsed headers, and compiled with them."""
         self._turn = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[ServiceProcess, None]:
-        async with background() as self._tasks:
+        self._ended = anyio.Event()
+        async with background(cancel=False) as self._tasks:
             yield self
+            self._ended.set()
 
-    async def call(self, entry: str, request: object) -> str:
-        """Call `entry` in the process. Return the reason if the call failed, and otherwise an empty text.
-
-        Raises `WorkerError` and `OSError`. Cancelling the call ends the process.
-        """
+    async def start(self, arch: str | None) -> None:
+        """Start the process unless it has started. `arch`: as in `started_service`. Raises `WorkerError`, `OSError`."""
         async with self._turn:
             if self.worker is None:
-                self.worker = await self._tasks.start(self._run)
-            return (await self.worker.call(entry, msgspec.msgpack.encode(request), PREPARE_TIMEOUT_S)).decode()
+                self.worker = await self._tasks.start(self._run, arch)
 
-    async def _run(self, *, task_status: anyio.abc.TaskStatus[Worker]) -> None:
-        async with ForkServer(started(SERVICE)) as server:
-            worker = await server.spawn("service", env=process_folders(str(server.run_dir)), nice=self._nice)
-            task_status.started(worker)
-            await worker.ended()
+    async def listen(self, request: object) -> str:
+        """Serve the run of `request`. Return the reason if that fails, and otherwise an empty text.
+
+        Raises `WorkerError`. Cancelling the call ends the process.
+        """
+        async with self._turn:
+            assert self.worker is not None, "it has started"
+            return (await self.worker.call(SERVICE_LISTEN, msgspec.msgpack.encode(request), PREPARE_TIMEOUT_S)).decode()
+
+    async def _run(self, arch: str | None, *, task_status: anyio.abc.TaskStatus[Worker]) -> None:
+        before = parked_service.take()
+        park = None if before is None and arch is None else parked_service.park
+        async with ForkServer(before or started_service(arch), park=park) as server:
+            folders = process_folders(str(server.run_dir))
+            task_status.started(await server.spawn("service", env=folders, nice=self._nice))
+            await self._ended.wait()
+            shutil.rmtree(folders["TMPDIR"], ignore_errors=True)  # for headers that only this run needed
 
 
 class CompileService:
@@ -83,6 +93,10 @@ class CompileService:
         self._settings, self._target = settings, target
         self._run_dir = ""
         self._off = False
+        self.few = False
+        """Whether the run has so few candidates that nvcc compiles them if their compiler state is new."""
+        self._compared = set[str]()
+        """Keys of header parts whose new compiler states are compared; see `Lowered.use`."""
         self._request: tuple[bytes, str, str] | None = None
         """The request to the process; None until a candidate must be compiled."""
         self._scope: anyio.CancelScope | None = None
@@ -95,8 +109,8 @@ class CompileService:
         """Whether the service will soon be `ready`."""
         return self._request is not None and not (self.ready or self.why or self._off)
 
-    def start(self, process: ServiceProcess, tasks: anyio.abc.TaskGroup, run_dir: str, *, early: bool) -> None:
-        """Have `process` serve the run. If `early`, and if a core is free, begin to parse headers that a run may need.
+    def start(self, process: ServiceProcess, tasks: anyio.abc.TaskGroup, run_dir: str) -> None:
+        """Have `process` serve the run. If a core is free, begin to parse headers that the run may need.
 
         `run_dir`: the folder in which workers look for the service.
         """
@@ -107,7 +121,7 @@ class CompileService:
             return  # `discover` reports the error
         settings = self._settings
         cuda = any(map(os.path.exists, DRIVER)) if target is None else target.kind == "cuda"
-        if early and cuda and settings.cicc and settings.flags is None and len(usable_cores()) > 1:
+        if cuda and settings.cicc and settings.flags is None and len(usable_cores()) > 1:
             self._begin("" if target is None else target.arch)
 
     def use(self, against: str | None) -> None:
@@ -120,19 +134,36 @@ class CompileService:
             self._scope = None
         self.wake()
 
-    def saw(self, lowered: Lowered, target: Target) -> None:
-        """Have the service compile for the run, beginning with the first candidate that must be compiled."""
+    def saw(self, lowered: Lowered, target: Target, *, known: bool) -> None:
+        """Have the service compile for the run, beginning with the first candidate that must be compiled.
+
+        `known`: whether the candidate's compiler state was compared before.
+        """
         if self._request is not None or self._off:
             return
         self._request = (lowered.blob, target.arch, self._run_dir)
+        self.why = NEW_STATE if self.few and not known else ""
         if self._scope is None:
             self._begin(None)
         self._wanted.set()
         self.wake()
 
+    def compilers(self, use: str, states: Sequence[tuple[str, str]]) -> Literal["cicc", "nvcc", "both"]:
+        """Return the compilers for a group; ``both`` only once for each `use`, the key of the first member's headers.
+
+        `states`: the members' compiler states, as `RunStore.state` returns them.
+        """
+        new, differs = not all(state for state, _ in states), any(difference for _, difference in states)
+        if self.ready and not differs and not (new and self.few):
+            return "cicc"
+        if self._off or not (new and self.few) or use in ("", *self._compared) or len(usable_cores()) == 1:
+            return "nvcc"
+        self._compared.add(use)
+        return "both"
+
     def explain(self, artifact: Artifact) -> Artifact:
-        """Return `artifact` with the reason for the choice of its compiler, unless it already has a reason."""
-        return msgspec.structs.replace(artifact, why=artifact.why or self.why)
+        """Return `artifact` with the reason for nvcc, if nvcc built it and it has no reason yet."""
+        return msgspec.structs.replace(artifact, why=artifact.why or self.why) if artifact.plain else artifact
 
     def _begin(self, arch: str | None) -> None:
         """Have headers for `arch` parsed before a candidate is known. An empty `arch` stands for the architecture of
@@ -143,10 +174,9 @@ class CompileService:
     async def _run(self, arch: str | None, scope: anyio.CancelScope) -> None:
         try:
             with scope:
-                if arch is not None:
-                    await self.process.call(SERVICE_HEADER, arch)
+                await self.process.start(arch)
                 await self._wanted.wait()
-                self._settle(await self.process.call(SERVICE_LISTEN, self._request))
+                self._settle(await self.process.listen(self._request))
                 if self.ready and self.process.worker is not None:
                     raise await self.process.worker.ended()
         except (WorkerError, OSError) as error:
@@ -155,6 +185,5 @@ class CompileService:
 
     def _settle(self, broken: str) -> None:
         """From now on use the service, or use nvcc if `broken` gives a reason."""
-        self.ready, self.why = not broken, f"nvcc, because {broken}" if broken else ""
-        self.process.parsed |= self.ready
+        self.ready, self.why = not broken, f"nvcc, because {broken}" if broken else self.why
         self.wake()

@@ -28,12 +28,9 @@ from atune.workers.artifact_store import RunStore
 from atune.workers.compile_service import CompileService
 from atune.workers.messages import Session
 from atune.workers.pool import Worker
-from atune.workers.resources import CompilerKilled, ShortOf, space_is_short
+from atune.workers.resources import COMPILE_NICE, CompilerKilled, ShortOf, space_is_short
 from atune.workers.supervised import DOING, NOT_ALONE, STARVED, Supervised, failure_in
 from atune.workers.workers import Workers, shortage
-
-COMPILE_NICE = 5
-"""Niceness of the compile workers, which gives the user's own programs and the device processes precedence."""
 
 ELABORATE_S = 20.0
 """Time limit of an elaboration, because the whole run waits for it. A lower `compile_timeout_s` takes precedence. The
@@ -119,7 +116,8 @@ class LocalCompileWorker:
     async def _find(self, job: FindJob) -> Artifact | None:
         artifact = await self.store.find(job.lowered)
         if artifact is None:
-            self.service.saw(job.lowered, self.session.target)  # only the first call has an effect
+            state, _ = await self.store.state(job.lowered.use)
+            self.service.saw(job.lowered, self.session.target, known=bool(state))  # only the first call has an effect
         return artifact
 
     async def _build(self, job: BuildJob) -> list[Built] | GroupFailed:
@@ -137,12 +135,11 @@ class LocalCompileWorker:
         return [built[lowered.index] for lowered in job.group]
 
     async def _compile(self, group: Sequence[Lowered], asked: BuildJob) -> list[Built] | GroupFailed:
-        """Compile `group` into one library and store it. Use cicc unless its code is known to differ from nvcc's."""
+        """Compile `group` into one library and store it. `service` chooses the compilers for CUDA."""
         store, service = self.store, self.service
-        use_service = service.ready and not asked.plain
-        for lowered in group:
-            use_service = use_service and not (await store.state(lowered.use))[1]
-        job = msgspec.structs.replace(asked, group=tuple(group), path=self._new_library(), service=use_service)
+        states = [await store.state(lowered.use) for lowered in group]
+        by = "nvcc" if asked.plain else service.compilers(group[0].use, states)
+        job = msgspec.structs.replace(asked, group=tuple(group), path=self._new_library(), by=by)
         answers = await self._try(job, group[0].index, job.limit_s)
         if isinstance(answers, Failure):
             return _of_group(answers, len(group))

@@ -16,10 +16,11 @@ from atune.model.artifact import Failure
 from atune.model.candidate import BASELINE, FOREIGN
 from atune.model.folders import made_folder
 from atune.model.jobs import A, Job, RolesJob
-from atune.workers.compile_worker import COMPILE_NICE, LocalCompileWorker
+from atune.workers.compile_worker import LocalCompileWorker
 from atune.workers.device_worker import LocalDeviceWorker
 from atune.workers.local_machine import LocalMachine
 from atune.workers.messages import ELABORATE_FOREIGN, Session
+from atune.workers.resources import COMPILE_NICE
 from atune.workers.supervised import STARVED
 from atune.workers.workers import how_it_ended
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager, nullcontext
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Literal
 
 import anyio
 import anyio.to_thread
@@ -25,11 +25,11 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.version import installed_versions
 from atune.workers.artifact_store import ArtifactStore, RunStore
 from atune.workers.compile_service import CompileService, ServiceProcess
-from atune.workers.compile_worker import COMPILE_NICE, LocalCompileWorker
+from atune.workers.compile_worker import LocalCompileWorker
 from atune.workers.device_worker import LocalDeviceWorker, MemoryClaim
 from atune.workers.messages import DISCOVER, GPUS, Discovery, Session
 from atune.workers.pool import ForkServer, Worker
-from atune.workers.resources import WORKER_BYTES, usable_cores, usable_memory_bytes, workers_that_fit
+from atune.workers.resources import COMPILE_NICE, WORKER_BYTES, usable_cores, usable_memory_bytes, workers_that_fit
 from atune.workers.waiting import background
 from atune.workers.workers import Workers, described, fork_server, killed
 from atune.workload.packing import LARGE_BYTES, write
@@ -37,11 +37,9 @@ from atune.workload.pickling import PickleRef, WorkloadRef
 from atune.workload.workload import WorkloadSpec
 
 FEW_CANDIDATES = 4
-"""nvcc alone compiles a run of at most this many candidates, because parsing headers for cicc takes as long. On an H100
-with 16 workers, runs of 8 candidates took 0.91 times as long with cicc as with nvcc, and 1.08 times if the compiler
-state was new; runs of 15 candidates took 0.70 times as long (bench/results/states)."""
-WHY_PLAIN = "preparing cicc takes longer than it saves for so few candidates"
-"""The reason not to use cicc for so few candidates."""
+"""If the compiler state is new, nvcc compiles a run of at most this many candidates, because the run would wait for the
+comparison. On an H100 with 16 workers, runs of 8 candidates in a new state took 1.08 times as long with cicc as with
+nvcc (bench/results/states)."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +48,34 @@ class Shared:
 
     server: ForkServer
     service: ServiceProcess
-    at_once: int
-    """Largest number of concurrent runs."""
+    at_once: int = 1
+    """Largest number of concurrent runs on a device."""
+    apart: bool = False
+    """Whether each run uses one of the devices, instead of all."""
     idle: dict[str, list[Worker]] = field(default_factory=dict)
     """Processes, by device and torch's state, that ended runs leave to later ones, because a context takes a second."""
+    runs: Counter[str] = field(default_factory=Counter)
+    """Number of runs that use each device."""
+    lost: set[str] = field(default_factory=set)
+    """Devices that a run gave up. Later runs do not use them if others are left."""
+
+    @contextmanager
+    def lent(self, devices: Sequence[DeviceInfo]) -> Iterator[tuple[DeviceInfo, ...]]:
+        """Choose the devices of a run, and count them as used by it: all, or the least used one if runs are `apart`."""
+        left = [device for device in devices if device.id not in self.lost] or devices
+        chosen = tuple(sorted(left, key=lambda device: self.runs[device.id])[: 1 if self.apart else None])
+        self.runs.update(device.id for device in chosen)
+        try:
+            yield chosen
+        finally:
+            self.runs.subtract(device.id for device in chosen)
 
 
 @asynccontextmanager
-async def shared_processes(warn: Callable[[str], None] = ignored, at_once: int = 1) -> AsyncGenerator[Shared, None]:
+async def shared_processes(warn: Callable[[str], None] = ignored) -> AsyncGenerator[Shared, None]:
     """Start the fork server, or take the warm one, for one run or for several in the same event loop."""
     async with fork_server(warn) as server, ServiceProcess(COMPILE_NICE) as service:
-        shared = Shared(server, service, at_once)
+        shared = Shared(server, service)
         try:
             yield shared
         finally:
@@ -75,6 +90,8 @@ class LocalMachine:
     as ``auto`` or ``cuda``. `devices` names devices, or is ``("all",)``. `cores` limits how many of this process's
     cores the run uses. `shared`: the processes that concurrent runs share; None to start own processes.
     """
+
+    sleep = staticmethod(anyio.sleep)
 
     def __init__(
         self,
@@ -122,8 +139,7 @@ class LocalMachine:
             async with nullcontext(self.shared) if self.shared else own as shared, background() as tasks:
                 self.server = shared.server
                 self.workers.attach(self.server, self.run_dir, tasks, warn)
-                early = self.shared is not None or self.server.process.preload_s is None  # importing uses only one core
-                self.service.start(shared.service, tasks, self.run_dir, early=early)
+                self.service.start(shared.service, tasks, self.run_dir)
                 store = ArtifactStore() if self.compile.store else None
                 if store is not None and (why := untrusted(store.folder)):
                     store = None
@@ -170,8 +186,10 @@ class LocalMachine:
         reply = known.get(question) or await self.workers.ask_once("discover", DISCOVER, question)
         known[question] = reply
         discovery = msgspec.msgpack.decode(reply, type=Discovery)
-        discovery = msgspec.structs.replace(discovery, devices=tuple(map(with_peaks, discovery.devices)))
-        self.discovery = discovery
+        devices = tuple(map(with_peaks, discovery.devices))
+        if self.shared is not None:
+            devices = self._ended.enter_context(self.shared.lent(devices))
+        self.discovery = discovery = msgspec.structs.replace(discovery, devices=devices)
         if self._most_cores is None:  # on a node of a cluster, the cluster's machine gives these warnings
             for remark in filter(None, (discovery.untested, discovery.fallback)):
                 self.workers.warn(remark)
@@ -188,8 +206,8 @@ class LocalMachine:
         return target
 
     async def prepare(self, candidates: int) -> None:
-        few = self.shared is None and candidates <= FEW_CANDIDATES  # a set shares the parsed headers
-        self.use(WHY_PLAIN if few else self.discovery.no_cicc)
+        self.service.few = self.shared is None and candidates <= FEW_CANDIDATES  # a set shares the comparison
+        self.use(self.discovery.no_cicc)
 
     def use(self, no_cicc: str) -> None:
         """Compile with cicc, unless `no_cicc` is a reason against it."""
@@ -253,9 +271,7 @@ class LocalMachine:
 
     def hints(self, measuring: int) -> CompileHints:
         resting = 0 if self._cores_left is None else max(0, measuring - self._cores_left)
-        builds: Literal["all", "first", "none"] = "all"
-        if self.service.warming:  # warming takes long only if no header is parsed yet
-            builds = "none" if self.service.process.parsed else "first"
+        builds = not self.service.warming
         return msgspec.structs.replace(compile_hints(self.discovery), builds=builds, resting=resting)
 
     @property

@@ -27,7 +27,6 @@ REST_DEVICE = f"{JOBS}rest_device"
 ELABORATE_FOREIGN = "atune.stages.foreign:elaborate"
 NEIGHBOURS = "atune.stages.gpu:neighbours"
 
-SERVICE_HEADER = "atune.stages.cicc_server:header"
 SERVICE_LISTEN = "atune.stages.cicc_server:listen"
 
 

@@ -28,6 +28,8 @@ def usable_cores() -> list[int]:
     return cores
 
 
+COMPILE_NICE = 5
+"""Niceness of the compile workers, which gives the user's own programs and the device processes precedence."""
 WORKER_BYTES = 1 << 30
 """Memory set aside for a compile worker: twice what a worker used for bf16 GEMMs in groups of up to twelve. It used
 80 MiB itself (it shares its imports with the fork server), and nvcc's cicc used 450 MiB, or NVRTC 300 MiB."""

@@ -28,9 +28,14 @@ import anyio
 from atune.errors import AtuneError, WorkloadError
 from atune.model.folders import CACHE_VARIABLE, SERVER_FOLDER, TILELANG_FOLDER, server_folder, working_folder
 from atune.workers import server_main
+from atune.workers.resources import usable_cores
 
 PRELOAD = ("torch", "tilelang", "atune.stages.entry_points")
 """Modules that the fork server imports once for all workers."""
+SERVICE_ARCH = "ATUNE_SERVICE_ARCH"
+"""Environment variable of the compile service's fork server: the architecture for which it parses headers."""
+DRIVER = ("/dev/nvidiactl", "/dev/dxg")
+"""Device files of CUDA's driver. If the driver is installed, at least one of them exists."""
 
 SERVER_ENV = {
     "TILELANG_DISABLE_CACHE": "1",
@@ -230,14 +235,23 @@ class Parked:
             self.server = None
 
 
-parked = Parked()
-atexit.register(parked.park, None)
-os.register_at_fork(after_in_child=parked.forget)
+parked, parked_service = Parked(), Parked()
+for _place in (parked, parked_service):
+    atexit.register(_place.park, None)
+    os.register_at_fork(after_in_child=_place.forget)
 
 
-def started(preload: Sequence[str] | None = None) -> ForkServerProcess:
+def started(preload: Sequence[str] | None = None, **env: str) -> ForkServerProcess:
     """Start a fork server, and return while it is still importing `preload`, or `PRELOAD` by default."""
-    return ForkServerProcess(PRELOAD if preload is None else preload, *server_folder(), env=SERVER_ENV)
+    return ForkServerProcess(PRELOAD if preload is None else preload, *server_folder(), env={**SERVER_ENV, **env})
+
+
+def started_service(arch: str | None) -> ForkServerProcess:
+    """Start the compile service's fork server, which parses headers for `arch`; empty for this machine's GPU.
+
+    If `arch` is None, it parses none, because the first candidate to compile shows which headers are needed.
+    """
+    return started((f"atune.stages.cicc_{'server' if arch is None else 'early'}",), **{SERVICE_ARCH: arch or ""})
 
 
 def taken() -> ForkServerProcess:
@@ -248,14 +262,18 @@ def taken() -> ForkServerProcess:
 def warm() -> None:
     """Start the processes that the next tuning needs, in the background, and return immediately.
 
-    They import torch and tilelang while the program continues, and then wait. A tuning takes them over if its
-    environment, working folder, limits, niceness and cores are the same. Otherwise it ends them and starts its own.
-    They end with the program, however it ends, or at `shutdown`. A second call, or a call in a worker, does nothing.
+    They import torch and tilelang, and parse CUDA's headers, while the program continues, and then wait. A tuning takes
+    them over if its environment, working folder, limits, niceness and cores are the same. Otherwise it ends them and
+    starts its own. They end with the program, however it ends, or at `shutdown`. A second call, or a call in a worker,
+    does nothing.
 
     Raises `UsageError` if ``$TMPDIR`` cannot be used, and `OSError` if no process can be started.
     """
-    if not in_worker():
-        parked.park(taken())
+    if in_worker():
+        return
+    parked.park(taken())
+    if any(map(os.path.exists, DRIVER)) and len(usable_cores()) > 2:  # two import tilelang: program and fork server
+        parked_service.park(parked_service.take() or started_service(""))
 
 
 @functools.cache
@@ -276,3 +294,4 @@ def shutdown() -> None:
     They also end with the program, however it ends. Blocks for half a second at most.
     """
     parked.park(None)
+    parked_service.park(None)

@@ -28,7 +28,7 @@ class Space(NamedTuple):
     @property
     def ref(self) -> str:
         """``FILE.py:NAME``, for ``atune tune``."""
-        return f"{FOLDER / self.file}:{self.name}"
+        return f"{(FOLDER / self.file).resolve()}:{self.name}"
 
 
 SPACES = {
@@ -44,11 +44,26 @@ SPACES = {
 }
 """A space, its workload and its recording have the same name."""
 
+FAMILIES = {
+    "gemm": (576, "256_4096_4096 1024_4096_4096 1024_4096_14336 4096_4096_4096 4096_14336_4096"),
+    "fp8": (432, "256_4096_4096 1024_4096_4096 1024_4096_14336 4096_4096_4096 4096_14336_4096"),
+    "grouped": (192, "4_15_2048_7168 8_256_2048_7168 4_512_2048_7168 3_768_7168_2048 4_531_7168_2048"),
+    "attention": (240, "1_512_32_64_causal 2_2048_16_64_causal 1_4096_32_128 1_4096_32_128_causal "
+                       "1_8192_16_128_causal"),
+    "kda": (320, "1_1024_32 1_2048_16 2_2048_32 1_4096_64 1_8192_32"),
+}  # fmt: skip
+"""The number of configurations and the problems of each family in bench/families.py."""
+PROBLEMS = {
+    f"{family}_{problem}": Space("../families.py", f"{family}_{problem}".upper(), total)
+    for family, (total, problems) in FAMILIES.items()
+    for problem in problems.split()
+}
+
 
 @contextmanager
 def opened(recording: Path | str) -> Iterator[Path]:
-    """Unpack a recording, and yield its journal in a temporary file. `recording`: a path, or a name in `SPACES`."""
-    path = FOLDER / f"{recording}{SUFFIX}" if recording in SPACES else Path(recording)
+    """Unpack a recording, and yield its journal in a temporary file. `recording`: a path, or a name."""
+    path = FOLDER / f"{recording}{SUFFIX}" if recording in SPACES | PROBLEMS else Path(recording)
     with tempfile.TemporaryDirectory(prefix="recording-") as folder:
         journal = Path(folder) / path.name.removesuffix(".xz")
         with lzma.open(path) as packed, journal.open("wb") as plain:

@@ -72,6 +72,14 @@ def test_a_candidate_is_explained_for_the_problem_of_its_journal(
     assert "bx < 32" in capsys.readouterr().out
 
 
+def test_a_failing_candidate_of_a_journal_keeps_its_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stream = Stream(total=8).ready().candidate(7, 1.0, rows="no").finished()
+    stream.events[0] = msgspec.structs.replace(stream.events[0], origin=WEIGHTED, arguments={})
+    write_journal(str(tmp_path / "j.jsonl"), stream.events)  # type: ignore[arg-type]
+    assert main(["explain", str(tmp_path / "j.jsonl"), "7", "--target", "sm_90a"]) == 1
+    assert "for example, candidate 7: rows='no'" in capsys.readouterr().err
+
+
 def test_a_configuration_is_read_from_text() -> None:
     config = {"tile": (64, 32), "order": "row-major", "swizzle": True, "k": -2}
     assert parse_config("tile=(64, 32), order=row-major,swizzle=True,k=-2") == config and parse_config("") == {}

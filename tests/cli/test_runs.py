@@ -222,5 +222,5 @@ def test_an_interrupted_set_says_how_it_goes_on(set_folder: Path, capsys: Any) -
 @pytest.mark.parametrize("command", ["show", "explain", "watch"])
 def test_where_one_journal_is_wanted_a_set_names_one(set_folder: Path, command: str, capsys: Any) -> None:
     assert main([command, NAME]) == 2
-    why = f"is not a journal, it is a folder: give a journal in it, such as {set_folder / '0000.jsonl'}"
+    why = f"is a folder and not a journal: give a journal in it, such as {set_folder / '0000.jsonl'}"
     assert why in capsys.readouterr().err

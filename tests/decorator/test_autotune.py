@@ -85,6 +85,8 @@ def test_symbolic_dimensions_by_name(tuned: Any) -> None:
     assert torch.equal(inside.compile(m=64)(A), A + 1) and inside.tune(torch.zeros(64)).cache_hit
     with pytest.raises(TypeError, match="takes no argument 'n'; it takes A, by, block, and by name the dimensions m"):
         inside.compile(n=64)
+    with pytest.raises(TypeError, match="takes no argument 'B'; it takes A, by, block"):
+        inside(A, B=A)
     with pytest.raises(UsageError, match=r"^shift_any: m must be a whole number, got '64'$"):
         inside.compile(m="64")
     with pytest.raises(UsageError, match=r"symbols=\{…\}"):

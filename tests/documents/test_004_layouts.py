@@ -289,7 +289,7 @@ def test_l20_a_vector_divides_its_loop(width: Any) -> None:
     """Widths of `layout.loops` must be powers of two that divide the last extent of the loop."""
     with pytest.raises(SpaceError, match=f"layout.loops: width {width!r} is not a power of two"):
         layout.loops(2, width)
-    with pytest.raises(ValueError, match=r"vectors of 8 do not divide .* 100"):
+    with pytest.raises(ValueError, match=r"vectors of 8 elements do not divide .* 100"):
         layout.loop("vector8", 4, 100, threads=256)
 
 
@@ -300,7 +300,7 @@ def test_l20_a_vector_divides_its_loop(width: Any) -> None:
 def test_l21_repeated_work_is_warned_of(slots: int, stores: str, warns: bool) -> None:
     """`atune explain`, `atune show` and the page warn of a loop that stores values which many threads compute."""
     found = Layouts(loops=(LoopFacts((512,), slots, redundant=slots - 4, stores=(stores,)),))
-    warning = "warning: loop 0: each thread does 16 times its even share, and stores Out (global)"
+    warning = "warning: loop 0: each thread does 16 times an even share of the iterations, and stores Out (global)"
     assert (warning in told(found)) is warns
 
 
@@ -309,7 +309,7 @@ async def test_l22_a_summary_says_how_much_slower_the_compilers_own_layouts_are(
     """A run's summary, replay and page say how much slower the compiler's own layouts are, and name `explain`."""
     result = replay(STORED / "wide.jsonl")
     first = {one.index: one.timing.latency_ms for one in result.measurements}  # 24 was not in the final
-    line = f"he compiler's own layouts are at best {first[24] / first[28]:.2f} times slower; "
+    line = f"he compiler's own layouts are at least {first[24] / first[28]:.2f} times slower; "
     line += f"to see the difference: atune explain {STORED / 'wide.jsonl'} 24 28"
     assert f"layouts    t{line}\n" in summary_text(result) and f"T{line}" in card(result)["notes"]
     for gain, says in ((1.1, False), (3.0, True), (0.5, False)):

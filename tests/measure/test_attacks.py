@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 TASK = f"{HERE / 'tasks.py'}:DOUBLE"
 ATTACKS = JUDGED | PYTHON | SANDBOX
 MARK, HANG = "atune-left-behind", "atune-left-hanging"
+FEW_ROUNDS = atune.BenchmarkSettings(n_repeat=5, n_final_rounds=5)
 Judged = dict[str, MeasureResult]
 
 
@@ -50,8 +51,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 def judged(place: dict[str, str]) -> Judged:
     """Judge all attacks, and a candidate that has nothing to hide."""
     texts = {"honest": program()} | {name: filled(attack.text, place) for name, attack in ATTACKS.items()}
-    settings: Any = {"target": "c", "compile": atune.CompileSettings(compile_timeout_s=30)}
-    results = anyio.run(partial(atune.measure_many, texts.values(), TASK, **settings))
+    settings = {"compile": atune.CompileSettings(compile_timeout_s=30), "benchmark": FEW_ROUNDS}
+    results = anyio.run(partial(atune.measure_many, texts.values(), TASK, target="c", **settings))
     return dict(zip(texts, results, strict=True))
 
 

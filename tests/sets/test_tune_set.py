@@ -164,7 +164,7 @@ def test_a_value_that_cannot_be_is_named_with_file_and_entry(tmp_path: Path, cap
     ("name", "sizes", "told"),
     [
         ("SCALE", "m=1,2,3,4", "Workload scale: the kernel takes no argument 'm'; it takes n, block"),
-        ("BARE", "n=256,512,1024,2048", "lacks 'mode', which the kernel needs; add it there or to arguments"),
+        ("BARE", "n=256,512,1024,2048", "lacks 'mode', which the kernel needs; add it to the config or to arguments"),
         ("SCAEL", "n=256,512", "has no 'SCAEL'; it has SCALE"),
     ],
 )

@@ -32,7 +32,7 @@ from atune.frontends.tuner import RunPlan
 from atune.journal.reader import replay
 from atune.journal.result import Record
 from atune.model.artifact import Artifact, source_path
-from atune.model.candidate import Config, describe_config, normalise, numbered
+from atune.model.candidate import Candidate, Config, describe_config, normalise, numbered, with_tuples
 from atune.model.device import parse_target
 from atune.model.settings import Budget, CompileSettings
 from atune.reporting.export import aligned, outcome, record_data, record_lines
@@ -177,9 +177,9 @@ def parse_config(text: str) -> Config:
 
 
 def explain_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    ref, configs, target = _to_explain(arguments)
-    settings = CompileSettings(compile_timeout_s=arguments.compile_timeout_s, cicc=False, workers=len(configs))
-    compiled, machine = anyio.run(_compile_configs, ref, configs, target, settings)
+    ref, candidates, target = _to_explain(arguments)
+    settings = CompileSettings(compile_timeout_s=arguments.compile_timeout_s, cicc=False, workers=len(candidates))
+    compiled, machine = anyio.run(_compile_all, ref, candidates, target, settings)
     if machine.fallback:
         print_message("no GPU found, so this is for the CPU; for a GPU, give its arch: --target sm_90a", "warning: ")
     arch, two = machine.target.arch, len(compiled) == 2
@@ -195,12 +195,12 @@ def explain_command(arguments: argparse.Namespace, interrupts: Interrupts) -> in
     return 0
 
 
-async def _compile_configs(
-    ref: FileRef, configs: list[Config], target: str, settings: CompileSettings
+async def _compile_all(
+    ref: FileRef, candidates: list[Candidate], target: str, settings: CompileSettings
 ) -> tuple[list[tuple[Record, str]], Discovery]:
-    """Compile configurations. Returns their records and sources, and the machine's devices. Raises `CompileFailed`."""
+    """Compile candidates. Returns their records and sources, and the machine's devices. Raises `CompileFailed`."""
     async with compilers(ref, target, settings) as (machine, run):
-        compiled = await compile_candidates(machine, numbered(configs), run, 1)
+        compiled = await compile_candidates(machine, candidates, run, 1)
         raise_failures([record for record, _ in compiled])
         return [(record, _source(artifact)) for record, artifact in compiled if artifact is not None], machine.discovery
 
@@ -211,8 +211,8 @@ def _source(artifact: Artifact) -> str:
     return text.replace(f"{artifact.symbol}_kernel", "kernel").replace(artifact.symbol, "kernel")
 
 
-def _to_explain(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
-    """Return the workload, the configurations, and the target. Raises `UsageError`."""
+def _to_explain(arguments: argparse.Namespace) -> tuple[FileRef, list[Candidate], str]:
+    """Return the workload, the candidates, numbered as in the journal, and the target. Raises `UsageError`."""
     what, indices, target = arguments.what, arguments.index, arguments.target
     given = None if arguments.workload is None else parse_file_ref(arguments.workload, "--workload")
     if (n := max(len(indices), len(arguments.config))) > 2:
@@ -224,19 +224,20 @@ def _to_explain(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], s
             raise UsageError(f"an INDEX needs a journal, but {what} is a workload: give --config a=1,b=2")
         ref, problem = parse_file_ref(what, "atune explain"), one_problem(arguments.arg, "explain")
         ref, target = msgspec.structs.replace(ref, arguments=problem), target or "auto"
-        configs = [*map(parse_config, arguments.config)] or [{}]
+        candidates = numbered([*map(parse_config, arguments.config)] or [{}])
     elif arguments.config or arguments.arg:
         raise UsageError("--config and --arg work with FILE.py:NAME only: for a journal, give the candidate's INDEX")
     else:
         result = replay(find_journal(what))
-        configs = [record_at(result, index).config for index in indices or [None]]
-        for config in configs:
-            check_code(CompileSettings(), config, check_parts(arguments.accept))
+        records = [record_at(result, index) for index in dict.fromkeys(indices or [None])]
+        candidates = [Candidate(record.index, record.key, with_tuples(record.config)) for record in records]
+        for candidate in candidates:
+            check_code(CompileSettings(), candidate.config, check_parts(arguments.accept))
         ref = origin_of(result.header, say=partial(print_message, kind="")) if given is None else given
         ref = msgspec.structs.replace(ref, arguments=result.header.arguments)
         target = target or options_of(result.header)["target"]
     parse_target(target)
-    return ref, configs, target
+    return ref, candidates, target
 
 
 # atune pick

@@ -319,6 +319,8 @@ class ClusterMachine:
     The other parameters are as in `LocalMachine`. `CompileSettings.workers` and `devices` apply to each node.
     """
 
+    sleep = staticmethod(anyio.sleep)
+
     def __init__(
         self,
         connect: Connect,

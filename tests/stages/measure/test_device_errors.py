@@ -193,7 +193,7 @@ def test_bits_are_compared_in_the_memory_that_there_is(monkeypatch: pytest.Monke
     monkeypatch.setattr(bits, "load", lambda artifact: lambda: None)
     monkeypatch.setattr(bits, "workload", lambda: SimpleNamespace(inputs=None))
     monkeypatch.setattr(benchmark, "workload", lambda: SimpleNamespace(inputs=None))
-    monkeypatch.setattr(benchmark, "session", lambda: SimpleNamespace(device="cpu"))
+    monkeypatch.setattr(benchmark, "session", lambda: SimpleNamespace(device="cpu", allow=None))
     monkeypatch.setattr(benchmark.device, "timer", SimpleNamespace(synchronise=lambda: None), raising=False)
     monkeypatch.setattr(benchmark.device, "copies_on_host", True)
     one, other = (Artifact(n, "a.so", "f", (KernelParam("float32", (4,)),) * n, "c") for n in (1, 2))
