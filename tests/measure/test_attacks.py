@@ -49,8 +49,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def judged(place: dict[str, str]) -> Judged:
-    """Judge all attacks, and a candidate that has nothing to hide."""
-    texts = {"honest": program()} | {name: filled(attack.text, place) for name, attack in ATTACKS.items()}
+    """Judge all attacks."""
+    texts = {name: filled(attack.text, place) for name, attack in ATTACKS.items()}
     settings = {"compile": atune.CompileSettings(compile_timeout_s=30), "benchmark": FEW_ROUNDS}
     results = anyio.run(partial(atune.measure_many, texts.values(), TASK, target="c", **settings))
     return dict(zip(texts, results, strict=True))
@@ -68,16 +68,16 @@ def isolated(result: MeasureResult) -> bool:
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_what_becomes_of_an_attack(judged: Judged, place: dict[str, str], name: str) -> None:
-    """Of an attack that passes, the kernel is as slow as an honest one: nothing was gained."""
-    attack, result, honest = ATTACKS[name], judged[name], judged["honest"]
+    """An attack that passes has gained nothing: its kernel is hardly faster than the baseline."""
+    attack, result = ATTACKS[name], judged[name]
     if name in SANDBOX and not isolated(result):
         pytest.skip(result.problems[0].python)
     assert (result.status, attack.why in result.reason) == (attack.status, True), result
     assert REACHED not in result.reason
     assert not Path(place["LEFT"]).exists()
     if result.status == "passed":
-        assert result.latency_ms is not None and honest.latency_ms is not None
-        assert result.latency_ms[1] > honest.latency_ms[0] / 4
+        assert result.speedup is not None
+        assert result.speedup[0] < 3
 
 
 def test_no_process_of_a_candidate_is_left(judged: Judged) -> None:
