@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Unpack, cast
+from typing import Any, Literal, Unpack, cast
 
 import anyio.to_thread
 import msgspec
@@ -46,6 +46,8 @@ BATCH = 128
 """Largest number of candidates in a run."""
 NATIVE = "not isolated: it runs in the process that checks and times it (target c)"
 NO_FINAL = "no final"
+Program = tuple[str, str]
+"""A candidate: its text, and the name of its kernel function or ``""``."""
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,13 +92,6 @@ class MeasureResult(msgspec.Struct, frozen=True, kw_only=True):
     latency_ms: Interval | None = None
     speedup: Interval | None = None
     reference_speedup: Interval | None = None
-
-
-class Program(NamedTuple):
-    """A candidate: its text, and the name of its kernel function or ``""``."""
-
-    text: str
-    name: str
 
 
 @documents(MeasureOptions)
@@ -161,13 +156,13 @@ def _program(given: str) -> Program:
     file, _, name = given.rpartition(":")
     file, name = (file, name) if file and name.isidentifier() else (given, "")
     try:
-        return Program(given, "") if "\n" in given else Program(Path(file).read_text(errors="replace"), name)
+        return (given, "") if "\n" in given else (Path(file).read_text(errors="replace"), name)
     except OSError as error:
         raise UsageError(f"candidate {given}: {error.strerror}: give FILE.py or FILE.py:NAME") from error
 
 
 def _digest(program: Program) -> str:
-    return hashlib.sha256(program.text.encode(errors="replace")).hexdigest()
+    return hashlib.sha256(program[0].encode(errors="replace")).hexdigest()
 
 
 async def _described(work: Any, plan: RunPlan, arguments: Mapping[str, Any] | None) -> LocalMachine:

@@ -1,4 +1,4 @@
-"""The final for strangers' kernels, which may cheat: each round has new inputs, and every timed call is checked."""
+"""The final for strangers' kernels, which may cheat: each timed call has new inputs, and its outputs are checked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from atune.stages.timer import Timed
 
 
 def final(job: FinalJob) -> Finals:
-    """Time `artifacts` and the reference in turn, each round with new inputs by an unpredictable seed.
+    """Time `artifacts` and the reference in turn, each call with new inputs by an unpredictable seed.
 
     Nothing is warmed up on the inputs of a timed call, so the first round does not count.
     """
@@ -34,9 +34,9 @@ def final(job: FinalJob) -> Finals:
     samples: list[list[float]] = [[] for _ in (*calls, None)]
     failures, fresh, waits = dict[int, Failure](), True, None
     for number in range(job.rounds + 1):
-        fresh &= arguments.take(benchmark.make_arguments(*form))
-        for i in sorted(range(len(calls)), key=lambda i: (i + number) % len(calls)):
-            if i not in failures and (wrong := _sample(job.artifacts[i], calls[i], arguments, samples[i])) is not None:
+        for i in sorted({*range(len(calls))} - failures.keys(), key=lambda i: (i + number) % len(calls)):
+            fresh &= arguments.take(benchmark.make_arguments(*form))
+            if (wrong := _sample(job.artifacts[i], calls[i], arguments, samples[i])) is not None:
                 failures[i] = wrong
                 if wrong.kind in ("fault", "out_of_bounds"):
                     return Finals((), None, tuple(failures.values()))  # the process is spoilt
@@ -82,6 +82,4 @@ def _sample(artifact: Artifact, call: Timed, arguments: KernelArguments, samples
         return benchmark.failed_call(error, artifact)
     finally:
         faulthandler.cancel_dump_traceback_later()
-        for tensor in (arguments.expected or {}).values():
-            tensor.zero_()
     return None if wrong is None else Failure(artifact.index, wrong.kind, f"{wrong.message} (in a timed call)")

@@ -138,7 +138,7 @@ def add_commands(parser: Parser) -> None:
     task = _taking("--task", required=True, metavar="FILE.py[:NAME]", help=f"the trusted workload: {_WORKLOAD}")
     told = _of(MeasureOptions, "problems", "allow", "target", "devices", "journal")
     within_s = _of(BenchmarkSettings, "benchmark_timeout_s")
-    add("measure", "measure:measure_command", text, files, task, told, limit_s, within_s)
+    add("measure", "tune:measure_command", text, files, task, told, limit_s, within_s)
     add("doctor", "doctor:doctor_command", "Show what this machine can tune, and what is missing")
 
 
