@@ -29,8 +29,15 @@ def final(job: FinalJob) -> Finals:
     first, timer = job.artifacts[0], benchmark.device.timer
     form = first.params, fitting(first.roles, job.roles)
     arguments = benchmark.fit_arguments(*form)
-    restore = arguments.restorer(arguments.writes) or (lambda: None)  # with a step before it, a call is timed alone
-    calls = [Timed(partial(load(artifact), *arguments.values), restore) for artifact in job.artifacts]
+    restore = arguments.restorer(arguments.writes)
+
+    def before() -> None:
+        """Leave no outputs of an earlier call: the timer may need several calls for a sample."""
+        arguments.fill_outputs(secrets.choice(POISONS))
+        if restore is not None:
+            restore()
+
+    calls = [Timed(partial(load(artifact), *arguments.values), before) for artifact in job.artifacts]
     samples: list[list[float]] = [[] for _ in (*calls, None)]
     failures, fresh, waits = dict[int, Failure](), True, None
     for number in range(job.rounds + 1):
@@ -58,7 +65,6 @@ def _sample(artifact: Artifact, call: Timed, arguments: KernelArguments, samples
     """
     arguments.expected = None
     arguments.guards.renew()
-    arguments.fill_outputs(secrets.choice(POISONS))
     if session().device != "cpu":
         with suppress(OSError, AttributeError):  # an old driver, under which L2 keeps no data
             ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache()
