@@ -81,8 +81,8 @@ def answer_of(work: Callable[[], bytes]) -> bytes:
 def _refuse_sockets() -> None:
     """Let the system calls that make sockets fail: ``socket``, ``io_uring_setup`` and any of another architecture."""
     architecture, socket = ARCHITECTURES.get(os.uname().machine, (0, 0))
-    steps = (0x20, 0, 0, 4), (0x15, 0, 5, architecture), (0x20, 0, 0, 0), (0x15, 3, 0, socket), (0x15, 2, 0, 425)
-    steps += (0x35, 1, 0, 0x40000000), (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x50001)  # the end: allow, or EPERM
+    steps = [(0x20, 0, 0, 4), (0x15, 0, 5, architecture), (0x20, 0, 0, 0), (0x15, 3, 0, socket), (0x15, 2, 0, 425)]
+    steps += [(0x35, 1, 0, 0x40000000), (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x50001)]  # the end: allow, or EPERM
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
     _call("prctl", PR_SET_SECCOMP, 2, struct.pack("HP", len(steps), ctypes.addressof(code)), 0, 0)
 
