@@ -123,6 +123,13 @@ async def test_what_the_judge_allows_by_name_is_measured() -> None:
     assert result.status == "wrong"
 
 
+async def test_a_latency_that_the_device_cannot_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atune.frontends.measure.fastest_ms", lambda *_: 1e6)
+    result = await atune.measure(program(), TASK, **HERE)
+    assert (result.status, result.latency_ms) == ("refused", None)
+    assert "peaks" in result.reason
+
+
 async def test_a_task_without_a_reference_is_the_callers_mistake() -> None:
     with pytest.raises(UsageError, match="has no reference"):
         await atune.measure(program(), TASK.replace("DOUBLE", "UNJUDGED"), target="c")
