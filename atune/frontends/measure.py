@@ -204,9 +204,8 @@ async def _run(
     assert tuner.state is not None, "the run has begun"
     if result.default is None or result.default.kind:
         raise UsageError(f"the task {spec.name} does not work: {result.no_default}")
-    python = f"not isolated: {machine.not_isolated}" if machine.not_isolated else "isolated"
     native = NATIVE if machine.discovery.target.kind == "c" else "only on the device"
-    say = partial(Evaluation, problem=spec.arguments, python=python, native=native, journal=str(journal))
+    say = partial(Evaluation, problem=spec.arguments, python=machine.isolation, native=native, journal=str(journal))
     return [_evaluation(index, result, tuner.state, say) for index in range(len(programs))]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import random
 import secrets
 import statistics
 import time
@@ -223,7 +225,10 @@ def make_arguments(params: tuple[KernelParam, ...], roles: Roles, seed: int = 0)
     """Return arguments for kernels of the workload, on the device of this process."""
     where, strict = "cpu" if session().device == "cpu" else "cuda", session().allow is not None
     on_host = device.copies_on_host or (strict and where == "cuda")  # where a kernel cannot change them
-    seed = secrets.randbits(62) if strict else seed
+    if strict:
+        seed = secrets.randbits(62)
+        random.seed(seed)  # a stranger's process was forked with the same generators as this process
+        importlib.import_module("numpy").random.seed(seed % 2**32)
     return KernelArguments(workload(), params, roles, where, seed, copies_on_host=on_host)
 
 

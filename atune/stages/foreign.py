@@ -6,10 +6,12 @@ A stranger's Python runs in `elaborate` and nowhere else. Only the elaborated ke
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
 import re
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from types import FunctionType
@@ -32,7 +34,11 @@ CALLS = re.compile(r"extern|packed|call_|backend|tvm_struct|static_handle|anylis
 """Operators that call code that tilelang did not generate, by a part of their names."""
 OWN = frozenset({"DP4A"})
 """External functions that tilelang's own frontend calls."""
-NODES = re.compile(r"None|ffi\.(String|Array|Map|Int|Float|Bool)|(ir|tirx|tl|relax)\.(?!GlobalVar|IRModule)[\w.]+")
+NODES = re.compile(
+    r"None|ffi\.(String|Array|Map|Int|Float|Bool)|(tirx|tl)\.\w+|relax\.(\w+StructInfo|expr\.ShapeExpr)"
+    r"|ir\.(Span|SourceName|IntImm|FloatImm|PrimType|PointerType|TupleType|DictAttrs|Op|Range)"
+)
+"""Types of the nodes of a kernel."""
 TEXT = re.compile(r"[\w.:<>,* /$\[\]-]{0,200}", re.ASCII)
 """Texts in a kernel. Generators print names and texts as they are, so none may form a statement."""
 HOST = ("SBlock", "SBlockRealize", "SeqStmt", "Bind", "IfThenElse")
@@ -80,6 +86,7 @@ def admitted(text: bytes, own: Any, allow: Collection[str], *, on_cpu: bool) -> 
     """
     graph = msgspec.json.decode(text)
     _check_graph(graph["nodes"], allow)
+    graph["root_index"] = len(graph["nodes"]) - 1
     function = load_ir(msgspec.json.encode(graph).decode())
     if not isinstance(function, tilelang.tvm.tirx.PrimFunc):
         raise Refused("its kernel is not a PrimFunc")
@@ -92,11 +99,11 @@ def admitted(text: bytes, own: Any, allow: Collection[str], *, on_cpu: bool) -> 
 
 
 def _check_graph(nodes: list[dict[str, Any]], allow: Collection[str]) -> None:
-    """Check the nodes of a kernel's JSON before TVM reads it, and remove the names of source files."""
-    for node in nodes:
+    """Check the nodes of a kernel's JSON before TVM, which trusts it, reads it. Remove the names of source files."""
+    for place, node in enumerate(nodes):
         kind, data = node["type"], node.get("data", "")
-        if not NODES.fullmatch(kind):
-            raise Refused(f"it holds a {kind[:80]!r}")
+        if not NODES.fullmatch(kind) or not _well_formed(nodes, place):
+            raise Refused(f"its node {place} is not a valid {kind[:80]!r}")
         if kind == "ir.SourceName":
             node["data"] = ""
         elif kind == "tirx.Call" and CALLS.search(name := str(nodes[data["op"]].get("data"))):
@@ -107,6 +114,51 @@ def _check_graph(nodes: list[dict[str, Any]], allow: Collection[str]) -> None:
         for text in re.findall(r'"((?:[^"\\]|\\.)*)"', msgspec.json.encode(node).decode()):
             if not TEXT.fullmatch(text) and "source" not in allow:
                 raise Refused(f"it holds the text {text[:80]!r}, which could be code. The judge can allow source")
+
+
+@functools.cache
+def _type(name: str) -> tuple[set[str], dict[str, Any]]:
+    """Return the names of a type of TVM and its ancestors, and the schema of each field."""
+    assert tilelang.tvm is not None, "it registers the types"
+    names, fields = set[str](), dict[str, Any]()
+    info = importlib.import_module("tvm_ffi.core")._lookup_or_register_type_info_from_type_key(name)
+    while info is not None:
+        names.add(info.type_key)
+        fields |= {field.name: msgspec.json.decode(field.metadata["type_schema"]) for field in info.fields}
+        info = info.parent_type_info
+    return names, fields
+
+
+def _well_formed(nodes: Sequence[Mapping[str, Any]], place: int) -> bool:
+    """Tell whether a node refers only to nodes before it, and has fields and values as its type has them."""
+    kind, data = nodes[place]["type"], nodes[place].get("data", ())
+    if kind in ("ffi.Array", "ffi.Map"):
+        return all(_fits(nodes, i, place, {"type": "Any"}) for i in data)
+    if not isinstance(data, dict):
+        return True
+    fields = _type(kind)[1]
+    plain = ("int", "float", "bool", "DataType")
+    return all(
+        name in fields and (fields[name]["type"] in plain or _fits(nodes, value, place, fields[name]))
+        for name, value in data.items()
+    )
+
+
+def _fits(nodes: Sequence[Mapping[str, Any]], index: Any, place: int, schema: Mapping[str, Any]) -> bool:
+    """Tell whether the node `index` is before `place` and has the type `schema`. Apart from texts, it may be None."""
+    if type(index) is not int or not 0 <= index < place:
+        return False
+    kind, data, want, parts = nodes[index]["type"], nodes[index].get("data"), schema["type"], schema.get("args", ())
+    if want in ("Any", "ffi.Object") or (kind == "None" and want != "ffi.String"):
+        return True
+    if want in ("Optional", "Union", "Variant"):
+        return any(_fits(nodes, index, place, part) for part in parts)
+    if want in ("ffi.Array", "ffi.Map"):
+        step = len(parts) or 1
+        return kind == want and all(
+            _fits(nodes, i, index, parts[n % step] if parts else {"type": "Any"}) for n, i in enumerate(data or ())
+        )
+    return want in _type(kind)[0]
 
 
 def _outside(root: Any) -> list[str]:

@@ -35,8 +35,8 @@ class ForeignMachine(LocalMachine):
     def __init__(self, *given: Any, programs: Sequence[tuple[str, str]], allow: Sequence[str], **options: Any) -> None:
         super().__init__(*given, **options)
         self._programs, self._allow, self._kernels = programs, tuple(allow), dict[int, bytes]()
-        self.not_isolated = ""
-        """The reason that strangers' Python could not be isolated; empty if it was."""
+        self.isolation = "unknown, because no process answered"
+        """How strangers' Python was isolated."""
 
     def compile_workers(self) -> list[LocalCompileWorker]:
         for worker in (workers := super().compile_workers()):
@@ -83,7 +83,7 @@ class ForeignMachine(LocalMachine):
         finally:
             await worker.kill()
         why, _, kernel = answer.partition(b"\n")
-        self.not_isolated = why.decode()
+        self.isolation = f"not isolated: {why.decode()}" if why else "isolated"
         if kernel[:1] != b"-":
             return kernel
         try:

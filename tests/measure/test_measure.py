@@ -6,6 +6,7 @@ import io
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import msgspec
@@ -17,6 +18,7 @@ from atune.errors import UsageError
 from atune.frontends.cli.main import main
 from atune.frontends.measure import STATUSES, MeasureResult
 from atune.model.artifact import FailureKind
+from atune.stages import foreign
 
 TASK = f"{Path(__file__).parent / 'tasks.py'}:DOUBLE"
 HERE = {"target": "c", "compile": atune.CompileSettings(compile_timeout_s=20)}
@@ -121,9 +123,59 @@ async def test_what_the_judge_allows_by_name_is_measured() -> None:
     assert result.status == "wrong"
 
 
+async def test_a_latency_that_the_device_cannot_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atune.frontends.measure.fastest_ms", lambda *_: 1e6)
+    result = await atune.measure(program(), TASK, **HERE)
+    assert (result.status, result.latency_ms) == ("refused", None)
+    assert "peaks" in result.reason
+
+
 async def test_a_task_without_a_reference_is_the_callers_mistake() -> None:
     with pytest.raises(UsageError, match="has no reference"):
         await atune.measure(program(), TASK.replace("DOUBLE", "UNJUDGED"), target="c")
+
+
+WHOLE: list[dict[str, Any]] = [
+    {"type": "ffi.String", "data": "n"},
+    {"type": "None"},
+    {"type": "ir.PrimType", "data": {"span": 1, "dtype": "int32"}},
+    {"type": "tirx.Var", "data": {"span": 1, "dtype": "int32", "name": 0, "type_annotation": 2}},
+    {"type": "ffi.Array", "data": [3, 3]},
+]
+"""A variable, and an array that holds it twice, in TVM's JSON."""
+
+
+@pytest.mark.parametrize(
+    ("place", "data"),
+    [
+        (3, {"span": 1, "dtype": "int32", "name": 99, "type_annotation": 2}),
+        (3, {"span": 1, "dtype": "int32", "name": -1, "type_annotation": 2}),
+        (3, {"span": 1, "dtype": "int32", "name": 2, "type_annotation": 2}),
+        (3, {"span": 1, "dtype": "int32", "name": 1, "type_annotation": 2}),
+        (3, {"span": 1, "dtype": "int32", "name": 0, "type_annotation": 0}),
+        (3, {"span": 1, "dtype": "int32", "name": 0, "type_annotation": 2, "more": 1}),
+        (3, {"span": 1, "dtype": "int32; f();", "name": 0, "type_annotation": 2}),
+        (4, [3, 4]),
+        (4, [True]),
+        (0, "x; system()"),
+        (0, "x\\"),
+    ],
+)
+def test_a_graph_that_tvm_would_misread_or_print_as_code_is_refused(place: int, data: Any) -> None:
+    """TVM's reader checks neither places nor types, so wrong ones would be read as memory."""
+    foreign._check_graph([dict(node) for node in WHOLE], ())
+    nodes = [dict(node) for node in WHOLE]
+    nodes[place]["data"] = data
+    with pytest.raises(foreign.Refused):
+        foreign._check_graph(nodes, ())
+
+
+@pytest.mark.parametrize(
+    "kind", ["ir.GlobalVar", "ir.EnvFunc", "ir.IRModule", "target.Target", "ffi.Module", "relax.Call"]
+)
+def test_a_graph_with_a_node_that_is_no_part_of_a_kernel_is_refused(kind: str) -> None:
+    with pytest.raises(foreign.Refused, match=kind):
+        foreign._check_graph([{"type": kind, "data": {}}], ())
 
 
 def test_each_kind_of_failure_has_a_status() -> None:
