@@ -1,7 +1,7 @@
 """Attacks on a judge of kernels, each as a candidate's program for the task `DOUBLE`, and what becomes of it.
 
-The names are those of the table in docs/how/measure.md. A program that only tries something in Python goes on with a
-right kernel. If it reaches what it should not, it raises `REACHED`.
+The table in docs/how/measure.md has the same names. A program whose Python attacks the sandbox returns a right kernel
+afterwards, but raises `REACHED` if the attack succeeded.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ if reached:
 """)
 
 
-def view(store: str, size: int = 1 << 30, offset: int = 0, of: str = "A") -> str:
-    """Return a program with a buffer V that begins at `offset` from parameter `of`, and is far larger."""
-    line = f'V = T.decl_buffer(({size},), "float32", data={of}.data, elem_offset={offset})'
+def view(store: str, of: str = "A") -> str:
+    """Return a program with a buffer V, which begins at parameter `of` and is far larger."""
+    line = f'V = T.decl_buffer((1 << 30,), "float32", data={of}.data)'
     return program(store).replace("            for j", f"            {line}\n            for j")
 
 

@@ -41,6 +41,7 @@ def isolate(folder: str, instead: str) -> tuple[str, str]:
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
         _limit(resource.RLIMIT_NPROC, PROCESSES)
+        _refuse_sockets()
         _call("mount", None, b"/", None, MS_REC_PRIVATE, None)
         _call("mount", folder.encode(), scratch, None, MS_BIND, None)
         for gpu in (path for path in glob.glob("/dev/nvidia*") if not os.path.isdir(path)):
@@ -48,9 +49,8 @@ def isolate(folder: str, instead: str) -> tuple[str, str]:
         for path, flags, sets, clears in ((b"/", AT_RECURSIVE, READ_ONLY, 0), (scratch, 0, 0, READ_ONLY)):
             attributes = (ctypes.c_uint64 * 4)(sets, clears, 0, 0)
             _call("syscall", MOUNT_SETATTR, AT_FDCWD, path, flags, attributes, ctypes.sizeof(attributes))
-        _refuse_sockets()
     except OSError as error:
-        return f"{error.filename}: {error.strerror}", folder
+        return f"{error.filename}: {error.strerror}", folder if os.path.exists(folder) else instead
     return "", instead
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 import socket
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from attack_programs import DAEMON, JUDGED, ON_A_GPU, PYTHON, REACHED, SANDBOX, copying, does
 from judged_programs import program
@@ -48,12 +51,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def judged(place: dict[str, str]) -> Judged:
-    """Judge all attacks."""
-    texts = {name: filled(attack.text, place) for name, attack in ATTACKS.items()}
-    settings = {"compile": atune.CompileSettings(compile_timeout_s=30), "benchmark": FEW_ROUNDS}
-    results = anyio.run(partial(atune.measure_many, texts.values(), TASK, target="c", **settings))
-    return dict(zip(texts, results, strict=True))
+def judged(place: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Judged:
+    """Judge all attacks, once for all of pytest's processes."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    with open(folder / "attacks.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (file := folder / "attacks.json").exists():
+            texts = [filled(attack.text, place) for attack in ATTACKS.values()]
+            settings = {"compile": atune.CompileSettings(compile_timeout_s=30), "benchmark": FEW_ROUNDS}
+            results = anyio.run(partial(atune.measure_many, texts, TASK, target="c", **settings))
+            assert not Path(place["LEFT"]).exists() or not isolated(results[0])
+            file.write_bytes(msgspec.json.encode(results))
+    return dict(zip(ATTACKS, msgspec.json.decode(file.read_bytes(), type=list[MeasureResult]), strict=True))
 
 
 def filled(text: str, place: dict[str, str]) -> str:
@@ -67,14 +77,13 @@ def isolated(result: MeasureResult) -> bool:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_what_becomes_of_an_attack(judged: Judged, place: dict[str, str], name: str) -> None:
+def test_what_becomes_of_an_attack(judged: Judged, name: str) -> None:
     """An attack that passes has gained nothing: its kernel is hardly faster than the baseline."""
     attack, result = ATTACKS[name], judged[name]
     if name in SANDBOX and not isolated(result):
         pytest.skip(result.problems[0].python)
     assert (result.status, attack.why in result.reason) == (attack.status, True), result
     assert REACHED not in result.reason
-    assert not Path(place["LEFT"]).exists()
     if result.status == "passed":
         assert result.speedup is not None
         assert result.speedup[0] < 3
