@@ -29,8 +29,7 @@ def final(job: FinalJob) -> Finals:
     first, timer = job.artifacts[0], benchmark.device.timer
     form = first.params, fitting(first.roles, job.roles)
     arguments = benchmark.fit_arguments(*form)
-    restore = arguments.restorer(arguments.writes) or (lambda: None)  # with a step before it, a call is timed alone
-    calls = [Timed(partial(load(artifact), *arguments.values), restore) for artifact in job.artifacts]
+    calls = [Timed(partial(load(artifact), *arguments.values)) for artifact in job.artifacts]
     samples: list[list[float]] = [[] for _ in (*calls, None)]
     failures, fresh, waits = dict[int, Failure](), True, None
     for number in range(job.rounds + 1):
@@ -57,6 +56,7 @@ def _sample(artifact: Artifact, call: Timed, arguments: KernelArguments, samples
     The reference runs after the call, so that its outputs cannot be found in memory.
     """
     arguments.expected = None
+    call.before = arguments.restorer(arguments.writes) or (lambda: None)  # with a step before it, a call is timed alone
     arguments.guards.renew()
     arguments.fill_outputs(secrets.choice(POISONS))
     if session().device != "cpu":
