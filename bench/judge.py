@@ -25,8 +25,8 @@ def scaled(rows: int, columns: int, block: int = 8, threads: int = 128) -> Any:
     return main
 
 
-SIZES = {"rows": 4096, "columns": 1024}
-TASK = atune.Workload(scaled, {"block": [8]}, arguments=SIZES, reference=lambda A: A * 2, bytes=2.0 * 4 * 4096 * 1024)
+SIZES = {"rows": 1024, "columns": 1024}
+TASK = atune.Workload(scaled, {"block": [8]}, arguments=SIZES, reference=lambda A: A * 2, bytes=2.0 * 4 * 1024 * 1024)
 TEXT = """import tilelang.language as T
 
 def scaled(rows, columns):

@@ -69,7 +69,7 @@ EXAMPLES = {
     "dynamic.py": r"True\n",
     "logs.py": "run_finished",
     "task.py": "",
-    "candidate.py": "",
+    "faster.py": "",
     "ranks.py": r"(?=.*rank 0: (\w{64})).*rank 1: \1",
 }
 """The files of the pages, and what each prints."""

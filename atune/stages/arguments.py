@@ -200,14 +200,13 @@ class KernelArguments:
         return masks
 
     def take(self, other: KernelArguments) -> bool:
-        """Copy the inputs of `other`, and return whether any differ. Raises `WorkloadError` if shapes differ."""
-        differ = False
-        for i, pristine in self._pristine.items():
-            if pristine.shape != other._pristine[i].shape:
+        """Take over the inputs of `other`, and return whether any differ. Raises `WorkloadError` if shapes differ."""
+        differ, self._pristine = False, other._pristine
+        for i in self._pristine:
+            if self._memory[i].shape != other._memory[i].shape:
                 raise WorkloadError(f"Workload {self._work.name}: inputs must have the same shapes in each call")
-            differ |= not same_bits(pristine, other._pristine[i])
-            pristine.copy_(other._pristine[i])
-            self._memory[i].copy_(pristine)
+            differ |= not same_bits(self._memory[i], other._memory[i])
+            self._memory[i].copy_(other._memory[i])
         return differ
 
     def fill_outputs(self, byte: int) -> None:

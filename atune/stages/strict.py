@@ -29,15 +29,7 @@ def final(job: FinalJob) -> Finals:
     first, timer = job.artifacts[0], benchmark.device.timer
     form = first.params, fitting(first.roles, job.roles)
     arguments = benchmark.fit_arguments(*form)
-    restore = arguments.restorer(arguments.writes)
-
-    def before() -> None:
-        """Leave no outputs of an earlier call: the timer may need several calls for a sample."""
-        arguments.fill_outputs(secrets.choice(POISONS))
-        if restore is not None:
-            restore()
-
-    calls = [Timed(partial(load(artifact), *arguments.values), before) for artifact in job.artifacts]
+    calls = [Timed(partial(load(artifact), *arguments.values)) for artifact in job.artifacts]
     samples: list[list[float]] = [[] for _ in (*calls, None)]
     failures, fresh, waits = dict[int, Failure](), True, None
     for number in range(job.rounds + 1):
@@ -63,7 +55,15 @@ def _sample(artifact: Artifact, call: Timed, arguments: KernelArguments, samples
 
     The reference runs after the call, so that its outputs cannot be found in memory.
     """
-    arguments.expected = None
+    arguments.expected, restore = None, arguments.restorer(arguments.writes)
+
+    def before() -> None:
+        """Leave no outputs of an earlier call: the timer may need several calls for a sample."""
+        arguments.fill_outputs(secrets.choice(POISONS))
+        if restore is not None:
+            restore()
+
+    call.before = before
     arguments.guards.renew()
     if session().device != "cpu":
         with suppress(OSError, AttributeError):  # an old driver, under which L2 keeps no data
