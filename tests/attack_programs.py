@@ -299,8 +299,12 @@ ENDLESS = """x = T.alloc_local((1,), "float32")
             for a, b in T.grid(1 << 20, 1 << 20):
                 x[0] = x[0] * 0.5 + A[a % n]
             B[0] = x[0]"""
+KEPT = "T.annotate_l2_hit_ratio({A: 1.0, B: 1.0})"
+PLACE = "B[bx * 1024 + j]"
+SKIPPED = POISONED.replace("B[i]", PLACE).replace("A[i]", "A[bx * 1024 + j]")
 ON_A_GPU = {
-    "persisting": Attack(copying("T.annotate_l2_hit_ratio({A: 1.0, B: 1.0})"), "passed"),
+    "persisting": Attack(copying(KEPT), "passed"),
+    "window": Attack(copying(KEPT).replace(f"{PLACE} = A[bx * 1024 + j] * 2.0", SKIPPED), "passed"),
     "host": Attack(copying(before="B[0] = 1.0"), "refused", "outside of T.Kernel"),
     "endless": Attack(copying(ENDLESS), "timeout"),
     "fault": Attack(view("B[i] = V[i + 500000000]"), "crashed"),

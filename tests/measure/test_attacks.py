@@ -151,11 +151,14 @@ def test_attacks_cost_honest_candidates_nothing_on_a_gpu(judged_on_a_gpu: Judged
 @pytest.mark.gpu
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_persisting_l2_gains_nothing(anyio_backend: str) -> None:
-    texts = [copying(), ON_A_GPU["persisting"].text]
-    plain, persisting = await atune.measure_many(texts, TASK, problems=[{"n": LARGE}], **GPU)
-    assert plain.latency_ms is not None and persisting.latency_ms is not None, (plain, persisting)
-    assert persisting.latency_ms[1] > plain.latency_ms[1] * 0.9
+async def test_a_window_of_l2_gains_nothing(anyio_backend: str) -> None:
+    """Calls of a kernel with such a window are timed alone, and the timer may need several calls for a sample."""
+    texts = [copying(), ON_A_GPU["persisting"].text, ON_A_GPU["window"].text]
+    plain, *windows = await atune.measure_many(texts, TASK, problems=[{"n": LARGE}], **GPU)
+    assert plain.latency_ms is not None, plain
+    for result in windows:
+        assert result.latency_ms is not None, result
+        assert result.latency_ms[1] > plain.latency_ms[1] * 0.9
 
 
 @pytest.mark.gpu
