@@ -186,7 +186,7 @@ async def _run(
 ) -> list[Evaluation]:
     """Measure `programs` for one problem, in one run of the engine. Raises `UsageError` if the task does not work."""
     assert described.spec is not None and plan.journal is not None, "both are known"
-    configs = tuple({"candidate": number, "digest": _digest(each)} for number, each in enumerate(programs))
+    configs = tuple({"candidate": number, "digest": _digest(each)[:12]} for number, each in enumerate(programs))
     spec, compile = msgspec.structs.replace(described.spec, configs=configs), plan.settings.compile
     benchmark = msgspec.structs.replace(plan.settings.benchmark, n_final=len(programs) + 1, check=True, l2="cold")
     where = {"target": plan.target, "devices": plan.devices, "shared": plan.shared}
