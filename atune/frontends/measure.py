@@ -25,7 +25,7 @@ from atune.journal.result import Result
 from atune.journal.state import State
 from atune.model.candidate import BASELINE
 from atune.model.folders import make_private_folder
-from atune.model.measurement import Timing, fastest_ms, median_interval, ratio_interval
+from atune.model.measurement import IN_FINAL, Timing, fastest_ms, median_interval, ratio_interval
 from atune.model.options import complete, documents, refuse_unknown
 from atune.workers.foreign import ForeignMachine
 from atune.workers.local_machine import LocalMachine, shared_processes
@@ -186,7 +186,7 @@ async def _run(
 ) -> list[Evaluation]:
     """Measure `programs` for one problem, in one run of the engine. Raises `UsageError` if the task does not work."""
     assert described.spec is not None and plan.journal is not None, "both are known"
-    configs = tuple({"candidate": number, "digest": _digest(each)} for number, each in enumerate(programs))
+    configs = tuple({"candidate": number, "digest": _digest(each)[:12]} for number, each in enumerate(programs))
     spec, compile = msgspec.structs.replace(described.spec, configs=configs), plan.settings.compile
     benchmark = msgspec.structs.replace(plan.settings.benchmark, n_final=len(programs) + 1, check=True, l2="cold")
     where = {"target": plan.target, "devices": plan.devices, "shared": plan.shared}
@@ -202,7 +202,7 @@ async def _run(
         except NoWinner as error:
             result = error.result
     assert tuner.state is not None, "the run has begun"
-    if result.default is None or result.default.kind:
+    if result.default is None or (result.default.kind and not result.default.message.endswith(IN_FINAL)):
         raise UsageError(f"the task {spec.name} does not work: {result.no_default}")
     native = NATIVE if machine.discovery.target.kind == "c" else "only on the device"
     say = partial(Evaluation, problem=spec.arguments, python=machine.isolation, native=native, journal=str(journal))
@@ -212,13 +212,14 @@ async def _run(
 def _evaluation(index: int, result: Result, state: State, say: partial[Evaluation]) -> Evaluation:
     """Return the judgement about a candidate of a run, made by `say`. Raises `UsageError` if nothing was checked."""
     record, default, outcome = result.records[index], result.default, state.outcome(index)
-    if not isinstance(outcome, CandidateMeasured) or default is None or default.timing is None or record.timing is None:
+    if not isinstance(outcome, CandidateMeasured) or default is None or record.timing is None:
         kind = record.kind or "lower"  # without a kind, the device lacks shared memory for it
         return say(status=STATUSES.get(kind, "crashed"), kind=kind, reason=record.message, detail=record.detail)
     if not outcome.checked:
         raise UsageError(f"the task {result.header.workload} has no reference: give reference=, or check=")
-    if "each call checked" not in record.timing.method and record.credited != default.credited:
-        return say(status="crashed", kind=NO_FINAL, reason=next(iter(state.warnings), NO_FINAL))
+    lost = "each call checked" not in record.timing.method and record.credited != default.credited
+    if lost or default.timing is None:  # also if the default failed beside it
+        return say(status="crashed", kind=NO_FINAL, reason=default.message or next(iter(state.warnings), NO_FINAL))
     own, base, reference = record.timing, default.timing, None if state.final is None else state.final.reference
     device = next(device for device in result.devices if device.id == record.device)
     floor = fastest_ms(device, result.header.flops, result.header.bytes)

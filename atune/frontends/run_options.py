@@ -195,7 +195,7 @@ class MeasureOptions(TypedDict, total=False):
     )]
     allow: Annotated[Sequence[str], option(
         "Names of external functions that candidates may call. ``source`` allows source text in a kernel.",
-        default=(), flag="--allow", metavar="NAME", repeat=True,
+        default=(), flag="--allow", metavar="NAME", repeat=True, unset="none",
     )]
     target: Annotated[str, described(EngineOptions, "target")]
     devices: Annotated[str | Sequence[str | int], described(EngineOptions, "devices")]

@@ -9,10 +9,12 @@ import secrets
 from contextlib import suppress
 from functools import partial
 
+import msgspec
+
 from atune.errors import WorkloadError
 from atune.model.artifact import Artifact, Failure, fitting
 from atune.model.jobs import FinalJob, Finals
-from atune.model.measurement import FinalEntry, Timing
+from atune.model.measurement import IN_FINAL, FinalEntry, Timing
 from atune.stages import benchmark
 from atune.stages.arguments import POISONS, KernelArguments
 from atune.stages.check import Mismatch, judged
@@ -85,7 +87,8 @@ def _sample(artifact: Artifact, call: Timed, arguments: KernelArguments, samples
     except WorkloadError:
         raise  # the reference or the check made a mistake
     except Exception as error:
-        return benchmark.failed_call(error, artifact)
+        failure = benchmark.failed_call(error, artifact)
+        return msgspec.structs.replace(failure, message=f"{failure.message}{IN_FINAL}")
     finally:
         faulthandler.cancel_dump_traceback_later()
-    return None if wrong is None else Failure(artifact.index, wrong.kind, f"{wrong.message} (in a timed call)")
+    return None if wrong is None else Failure(artifact.index, wrong.kind, f"{wrong.message}{IN_FINAL}")

@@ -22,7 +22,6 @@ from atune.workers.local_machine import LocalMachine
 from atune.workers.messages import ELABORATE_FOREIGN, Session
 from atune.workers.resources import COMPILE_NICE
 from atune.workers.supervised import STARVED
-from atune.workers.workers import how_it_ended
 
 
 class ForeignMachine(LocalMachine):
@@ -75,11 +74,10 @@ class ForeignMachine(LocalMachine):
         except WorkerTimeout as error:
             doubt = STARVED if error.starved else ""
             return Failure(index, "timeout", f"elaborating ran past {limit_s:g} s", error.detail, doubt)
-        except WorkerLost as error:
-            doubt = f"its process was lost: {how_it_ended(error)}" if error.outside else ""
-            return Failure(index, "crash", f"elaborating ended its process: {how_it_ended(error)}", error.detail, doubt)
-        except RemoteError as error:
-            return Failure(index, "crash", str(error), error.detail)
+        except (WorkerLost, RemoteError) as error:
+            outside = isinstance(error, WorkerLost) and error.outside
+            doubt = "its process was lost" if outside else ""
+            return Failure(index, "crash", f"elaborating failed: {error}", error.detail, doubt)
         finally:
             await worker.kill()
         why, _, kernel = answer.partition(b"\n")
