@@ -1,8 +1,8 @@
-"""Judge fifty kernels, three of them bad, or a hundred, or one: python bench/judge.py fifty|hundred|one [TARGET]"""
+"""Judge fifty kernels, of which three are bad, or a hundred, or one of a task that is warm."""
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from collections import Counter
 from itertools import product
@@ -44,12 +44,12 @@ VALUES = f"{ELEMENT} * 2.0", f"{ELEMENT} + {ELEMENT}", f"{ELEMENT} * 4.0 * 0.5",
 SHAPES = product(VALUES, (1, 2, 4, 8, 16), (32, 64, 128, 256, 512))
 GOOD = [TEXT.format(before="pass", value=v.format(block=b), block=b, threads=t) for v, b, t in SHAPES]
 BAD = [GOOD[0].replace("pass", f) for f in ("import ctypes; ctypes.string_at(0)", "while True: pass")]
+BAD.append(GOOD[0].replace("2.0", "3.0"))
+COUNTS = {"fifty": 47, "hundred": 100, "one": 1}
 
 
 async def main(which: str, target: str) -> None:
-    texts = GOOD[: {"fifty": 47, "hundred": 100, "one": 1}[which]] + [GOOD[0].replace("2.0", "3.0"), *BAD] * (
-        which == "fifty"
-    )
+    texts = GOOD[: COUNTS[which]] + BAD * (which == "fifty")
     settings: Any = {"target": target, "compile": atune.CompileSettings(compile_timeout_s=20)}
     await atune.measure(GOOD[50], TASK, **settings)  # so that the task is warm, and its default was compiled
     began = time.perf_counter()
@@ -59,4 +59,7 @@ async def main(which: str, target: str) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "auto")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("which", choices=COUNTS)
+    parser.add_argument("target", nargs="?", default="auto")
+    anyio.run(main, *vars(parser.parse_args()).values())
