@@ -1,8 +1,8 @@
-"""Judge fifty kernels, three of them bad, or a hundred, or one: python bench/judge.py fifty|hundred|one [TARGET]"""
+"""Judge fifty kernels, of which three are bad, or a hundred, or one of a task that is warm."""
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from collections import Counter
 from itertools import product
@@ -43,24 +43,23 @@ ELEMENT = "A[bx * {block} + i, j]"
 VALUES = f"{ELEMENT} * 2.0", f"{ELEMENT} + {ELEMENT}", f"{ELEMENT} * 4.0 * 0.5", f"{ELEMENT} * 3.0 - {ELEMENT}"
 SHAPES = product(VALUES, (1, 2, 4, 8, 16), (32, 64, 128, 256, 512))
 GOOD = [TEXT.format(before="pass", value=v.format(block=b), block=b, threads=t) for v, b, t in SHAPES]
-BAD = {
-    "wrong": GOOD[0].replace("2.0", "3.0"),
-    "crashed": GOOD[0].replace("pass", "import ctypes; ctypes.string_at(0)"),
-    "timeout": GOOD[0].replace("pass", "while True: pass"),
-}
+BAD = [GOOD[0].replace("pass", f) for f in ("import ctypes; ctypes.string_at(0)", "while True: pass")]
+BAD.append(GOOD[0].replace("2.0", "3.0"))
+COUNTS = {"fifty": 47, "hundred": 100, "one": 1}
 
 
 async def main(which: str, target: str) -> None:
-    texts = GOOD[: {"fifty": 47, "hundred": 100, "one": 1}[which]] + [*BAD.values()] * (which == "fifty")
+    texts = GOOD[: COUNTS[which]] + BAD * (which == "fifty")
     settings: Any = {"target": target, "compile": atune.CompileSettings(compile_timeout_s=20)}
     await atune.measure(GOOD[50], TASK, **settings)  # so that the task is warm, and its default was compiled
     began = time.perf_counter()
     results = await atune.measure_many(texts, TASK, **settings)
-    seconds, statuses = time.perf_counter() - began, Counter(result.status for result in results)
-    for result in (results[0], *results[47:50]):
-        print(msgspec.json.encode(result).decode()[:2500])
-    print(which, dict(statuses), f"{seconds:.1f} s")
+    print(which, dict(Counter(result.status for result in results)), f"{time.perf_counter() - began:.1f} s")
+    print(*[msgspec.json.encode(result).decode()[:2500] for result in (results[0], *results[47:50])], sep="\n")
 
 
 if __name__ == "__main__":
-    anyio.run(main, sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "auto")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("which", choices=COUNTS)
+    parser.add_argument("target", nargs="?", default="auto")
+    anyio.run(main, *vars(parser.parse_args()).values())

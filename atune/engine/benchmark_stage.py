@@ -334,12 +334,12 @@ def implausible(
     """
     if floor_ms is not None and latency_ms < floor_ms:
         return f"{latency_ms:.4g} ms is faster than the device's peak allows for the workload ({floor_ms:.4g} ms)"
-    near = [ms for other, ms in measured if _differences(config, other) == 1]
+    near = [ms for other, ms in measured if differences(config, other) == 1]
     if len(near) >= N_NEIGHBOURS and latency_ms < DOUBTFUL_SHARE * min(near):
         return f"{latency_ms:.4g} ms is far below the fastest of {len(near)} neighbours ({min(near):.4g} ms)"
     return ""
 
 
-def _differences(a: Config, b: Config) -> int:
+def differences(a: Config, b: Config) -> int:
     missing: Any = object()
     return sum(a.get(name, missing) != b.get(name, missing) for name in a.keys() | b.keys())

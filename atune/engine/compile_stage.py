@@ -16,6 +16,7 @@ import anyio
 import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream
 
+from atune.engine.benchmark_stage import differences
 from atune.engine.interfaces import CompileHints, CompileWorker
 from atune.engine.prior import best_estimate
 from atune.engine.run_state import Run
@@ -206,7 +207,7 @@ class CompileStage:
     def _is_hopeless(self, group: Sequence[Lowered], began_s: float) -> bool:
         """Return whether a group takes too long, unless the prior expects a member to be faster than all measured."""
         state = self.run.recorder.state
-        limit = limit_s(state, group, self.state.work_of(group), self._timeout_s, LAST_FACTOR)
+        limit = limit_s(state, group, self.state.work_of(group, loops=False), self._timeout_s, LAST_FACTOR)
         others = self._ended.get(group[0].index, set()).difference(lowered.index for lowered in group)
         culprit = bool(others) and all(state.first(i).built or state.outcome(i) for i in others)
         if limit is None or not (culprit or self._passed_s - began_s >= limit):
@@ -242,12 +243,21 @@ class CompileStage:
         self.state.busy += 1
         try:
             if isinstance(job, Lower):
-                await self._lower(worker, self._back.popleft() if self._back else self._proposals.receive_nowait())
+                for candidate in self._row():
+                    await self._lower(worker, candidate)
             else:
                 await self._build(worker, job.group, job.reason)
         finally:
             self.state.busy -= 1
             self.run.wake()
+
+    def _row(self) -> list[Candidate]:
+        """Take the next candidate, and the one after it if they differ in one axis, so their lowering may be shared."""
+        count = 2 if self.state.waiting > self.state.workers else 1
+        row = [self._back.popleft() if self._back else self._proposals.receive_nowait() for _ in range(count)]
+        if count == 2 and differences(row[0].config, row[1].config) != 1:
+            self._back.appendleft(row.pop())
+        return row
 
     async def _lower(self, worker: CompileWorker, candidate: Candidate) -> None:
         self.state.lowering += 1
@@ -321,7 +331,7 @@ class CompileStage:
         self.run.wake()  # for `end_hopeless`
         try:
             plain = self._states is not None and self._states.differs
-            limit = limit_s(self.run.recorder.state, group, self.state.work_of(group), self._timeout_s)
+            limit = limit_s(self.run.recorder.state, group, self.state.work_of(group, loops=False), self._timeout_s)
             with scope:
                 built = await worker.run(BuildJob(group, plain=plain, limit_s=limit))
         finally:
@@ -405,5 +415,5 @@ def limit_s(
     usual_s = seen[math.ceil(QUANTILE * len(seen)) - 1]
     usual_s += (len(group) - 1) * seen[len(seen) // 2]  # not all members are among the slowest
     leader_s = state.entry(state.best[0]).compile_s if state.best is not None else 0.0
-    limit_s = max(FLOOR_S, FACTOR * leader_s * len(group), factor * usual_s * weight / len(group))
+    limit_s = max(FLOOR_S, FACTOR * leader_s, factor * usual_s * weight / len(group))
     return round(limit_s, 1) if limit_s < most_s else None

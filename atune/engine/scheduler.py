@@ -24,6 +24,11 @@ FIRST_GROUP = 2
 COSTLY_REGISTERS = 100.0
 """Above this many registers per thread, compile time is proportional to the accumulators. Measured: 0.35 s with few
 registers, 0.9 s with 256, 2.3 s (1.3 to 4) with 512."""
+LONG_LOOP, LONG = 1024, 4
+"""Loops of at least so many iterations per thread, and `LONG` times those of the median kernel, take long to unroll."""
+ITERATIONS = 64.0
+"""Iterations that take as long as one compile. Measured: 0.15 s with 20 to 160 iterations, 4 to 5 s with 2,560, 11 to
+16 s with 5,120, 40 to 50 s with 10,240."""
 
 
 @dataclass(frozen=True)
@@ -73,19 +78,31 @@ class CompileState:
     comparing: int = 0
     lengths: list[int] = field(default_factory=list)
     """Lengths of the device sources seen, in bytes, sorted."""
+    iterations: list[int] = field(default_factory=list)
+    """Iterations per thread of the kernels seen, sorted."""
 
     def add(self, lowered: Lowered, *, deferred: bool = False) -> None:
         if lowered.facts.source_bytes is not None:
             bisect.insort(self.lengths, lowered.facts.source_bytes)
+        bisect.insort(self.iterations, _iterations(lowered))
         (self.deferred if deferred else self.ready).append(lowered)
 
-    def work_of(self, group: Sequence[Lowered]) -> float:
-        """Estimate the compile time of `group`. Unit: the compile of a median-length kernel with few accumulators."""
+    def work_of(self, group: Sequence[Lowered], *, loops: bool = True) -> float:
+        """Estimate the compile time of `group`. Unit: the compile of a median-length kernel with few accumulators.
+
+        Without `loops`, long loops do not count.
+        """
         median = self.lengths[(len(self.lengths) - 1) // 2] if self.lengths else math.inf
         return sum(
             max(1.0, (facts.source_bytes or 0) / max(1, median), (facts.accumulators or 0) / COSTLY_REGISTERS)
-            for facts in (lowered.facts for lowered in group)
+            + (_iterations(lowered) / ITERATIONS if loops and self._is_long(lowered) else 0.0)
+            for lowered, facts in ((lowered, lowered.facts) for lowered in group)
         )
+
+    def _is_long(self, lowered: Lowered) -> bool:
+        """Tell whether compiling a kernel takes far longer than usual because of its loops."""
+        iterations, known = _iterations(lowered), self.iterations
+        return iterations >= LONG_LOOP and iterations >= LONG * known[(len(known) - 1) // 2]
 
     @property
     def waits(self) -> bool:
@@ -108,13 +125,17 @@ class CompileState:
             return None
         if self.retry:
             return Build(self.retry.pop(), "after a failed or lost group")
+        if self.group_size is None and any(map(self._is_long, self.ready)):
+            self.deferred += filter(self._is_long, self.ready)
+            self.ready = [lowered for lowered in self.ready if not self._is_long(lowered)]
         if self.ready and (build := self._build_ready()) is not None:
             return build
         if self.waiting:
             return Lower()
         if self.hints.builds and not self._coming and self.deferred:
             self.deferred.sort(key=lambda lowered: self.work_of([lowered]), reverse=True)  # the longest compile first
-            return self._build(self.deferred, self.group_size or self._share(), "deferred by the screen")
+            reason = "a long loop, alone" if self._is_long(self.deferred[0]) else "deferred by the screen"
+            return self._build(self.deferred, self.group_size or self._share(), reason)
         return None
 
     def _build_ready(self) -> Build | None:
@@ -196,6 +217,11 @@ class CompileState:
         queue[:] = left
         self.groups += 1
         return Build(tuple(group), reason)
+
+
+def _iterations(lowered: Lowered) -> int:
+    layouts = lowered.facts.layouts
+    return 0 if layouts is None else sum(loop.slots for loop in layouts.loops)
 
 
 def halves(group: Sequence[Lowered]) -> tuple[tuple[Lowered, ...], tuple[Lowered, ...]]:

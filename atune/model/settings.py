@@ -93,7 +93,7 @@ class CompileSettings(Settings, frozen=True, kw_only=True):
 
     # fmt: off
     workers: Annotated[Count | None, option(
-        "Number of compile processes, at most one per GiB of free memory. One core is left for measuring.",
+        "Number of compile processes. There is at most one per GiB of free memory, and one core is left for measuring.",
         flag="--workers", metavar="N", unset="by the cores",
     )] = None
     group_size: Annotated[Count | None, option(

@@ -25,7 +25,7 @@ from atune.model.folders import artifacts_folder, store_file
 from atune.model.layouts import Layouts, LoopFacts
 from atune.model.settings import CompileSettings
 from atune.stages import facts, tilelang
-from atune.stages.codegen import Blob, backend_context, context_of, printed
+from atune.stages.codegen import Blob, backend_context, context_of, load_ir, printed
 from atune.stages.foreign import admitted
 from atune.stages.frontend import elaborated, frontend_lock, kernel_parameters, roles_of
 from atune.stages.session import session, workload
@@ -57,14 +57,45 @@ def lower(candidate: Candidate, *, anew: bool = True) -> Lowered:
     if lowered is None:
         configs = tilelang.normalize_pass_configs(dict(how.pass_configs))
         seen: list[Layouts] = []
-        instruments = facts.instruments(seen)
+        instruments, orders = facts.instruments(seen), list[Any]()
+        key = ir_key_of(ir_text(_reordered(function, None, orders)), how)
+        count, blob, layouts = _last.get(key, (0, None, seen))
         with tilelang.tvm.transform.PassContext(opt_level=3, config=configs, instruments=instruments), context.target:
-            host, device, *_ = tilelang.lower_to_host_device_ir(function, context)
+            if blob is not None and len(orders) <= count == 1:
+                host, device = (load_ir(text.replace(blob.symbol, symbol)) for text in (blob.host, blob.device))
+                order, kernels = orders[0] if orders else None, device.functions.items()
+                device = tilelang.tvm.IRModule({n: _reordered(k, order, []) for n, k in kernels}, attrs=device.attrs)
+                seen = layouts
+            else:
+                host, device, *_ = tilelang.lower_to_host_device_ir(function, context)
             lowered = _generated(candidate, function, bare, host, device, how)
+        _last.clear()
+        if how.kind != "c":
+            _last[key] = len(orders), msgspec.msgpack.decode(lowered.blob, type=Blob), seen
         with_layouts = msgspec.structs.replace(lowered.facts, layouts=seen[-1] if seen else None)
         lowered = msgspec.structs.replace(lowered, ir_key=ir_key, facts=with_layouts)
     kernel, seconds = ir_digest(function) if lowered.storable else "", round(time.perf_counter() - started, 4)
     return msgspec.structs.replace(lowered, index=candidate.index, ir_digest=kernel, roles=roles, seconds=seconds)
+
+
+_last: dict[str, tuple[int, Blob | None, list[Layouts]]] = {}
+"""The kernel that this process lowered last, by its `ir_key` without block orders, and the number of its block orders.
+A kernel that differs from it only in the block order (`T.use_swizzle`) takes its lowered halves."""
+_ORDER = "threadblock_swizzle_pattern"
+"""The attribute that holds a block order. Lowering passes it on, and only printing the source reads it."""
+
+
+def _reordered(function: Any, order: Any, own: list[Any]) -> Any:
+    """Return a kernel with another block order, or without one for None. Add its own orders to `own`."""
+
+    def replaced(node: Any) -> Any:
+        if node.attr_key != _ORDER:
+            return None
+        own.append(node.value)
+        return node.body if order is None else tilelang.tvm.tirx.AttrStmt(node.node, _ORDER, order, node.body)
+
+    transform = tilelang.tvm.tirx.stmt_functor.ir_transform
+    return function.with_body(transform(function.body, None, replaced, ["tirx.AttrStmt"]))
 
 
 def _generated(candidate: Candidate, function: Any, bare: str, host: Any, device: Any, how: CompileInputs) -> Lowered:

@@ -75,18 +75,19 @@ class ServiceProcess(anyio.AsyncContextManagerMixin):
 
 
 class CompileService:
-    """Has `process` compile a run's candidates.
+    """The compile service, as one run uses it: `process` compiles the run's candidates.
 
     `start` begins to parse headers while the fork server still imports tilelang. The first candidate that must be
-    compiled makes the process compile for the run, unless `use` got a reason against that. While the service is
-    `warming`, lowering continues and building waits. Once it is `ready`, builds use it.
+    compiled makes the process prepare to compile for the run, unless `use` got a reason not to use the service. While
+    the service is `warming`, the run lowers candidates but builds none. When the service is `ready`, builds use the
+    service.
     """
 
     def __init__(self, settings: CompileSettings, target: str | Target) -> None:
         self.ready = False
-        """Whether the service compiles."""
+        """Whether builds use the service."""
         self.why = ""
-        """Why nvcc compiles; empty if nvcc does not compile, or if no explanation is needed."""
+        """Why nvcc compiles; empty if another compiler is used, or if no explanation is needed."""
         self.wake: Callable[[], None] = lambda: None
         """Called after each change."""
         self.process: ServiceProcess
@@ -106,7 +107,7 @@ class CompileService:
 
     @property
     def warming(self) -> bool:
-        """Whether the service will soon be `ready`."""
+        """Whether the service is being prepared, and will soon be `ready`."""
         return self._request is not None and not (self.ready or self.why or self._off)
 
     def start(self, process: ServiceProcess, tasks: anyio.abc.TaskGroup, run_dir: str) -> None:

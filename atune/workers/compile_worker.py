@@ -33,18 +33,19 @@ from atune.workers.supervised import DOING, NOT_ALONE, STARVED, Supervised, fail
 from atune.workers.workers import Workers, shortage
 
 ELABORATE_S = 20.0
-"""Time limit of an elaboration, because the whole run waits for it. A lower `compile_timeout_s` takes precedence. The
-facts of a candidate that takes longer stay unknown, and its lowering still gets the whole deadline."""
+"""Seconds that an elaboration may take. The limit is low, because the whole run waits. A lower `compile_timeout_s`
+takes precedence. If a candidate takes longer, its facts stay unknown, and its lowering still gets the whole
+deadline."""
 SPOILED = (
-    "candidate {index} failed in a process that had run other candidates, but not in a fresh one, because another "
-    "candidate changes what its process shares, such as os.environ. atune repeats these failures in a fresh process"
+    "candidate {index} failed in a process that had run other candidates, but not in a fresh process, because another "
+    "candidate changes shared state of the process, such as os.environ. atune repeats failed jobs in a fresh process"
 )
 PATIENCE = 4.0
-"""Factor that extends the deadline of a job that is repeated because it got hardly any CPU before its deadline."""
+"""Factor by which a job's deadline grows if the job is repeated because it got hardly any CPU time."""
 
 
 class CompileProcess(Supervised):
-    """A process of a compile worker. It starts when it is needed, and again if it has died. `role`: its name."""
+    """A process of a compile worker. `role`: the process's name. A job starts the process if it is not running."""
 
     died, raised = "crash", "lower"
 
@@ -59,7 +60,7 @@ class CompileProcess(Supervised):
         return self._worker
 
     async def _send(self, job: Job[Any], limit_s: float) -> bytes:
-        """Send `job` as `Supervised` does. Also raises `WorkerLost` if a compiler was killed."""
+        """Send `job` as `Supervised` does, but raise `WorkerLost` also if a compiler was killed."""
         try:
             return await super()._send(job, limit_s)
         except RemoteError as error:
@@ -75,7 +76,7 @@ class CompileProcess(Supervised):
 
 
 class LocalCompileWorker:
-    """A compile worker: a process that runs candidates' code to elaborate and lower them, and a process that builds."""
+    """A compile worker with two processes: one runs the code of candidates, and the other builds libraries."""
 
     def __init__(self, workers: Workers, session: Session, store: RunStore, service: CompileService, name: str) -> None:
         self.workers, self.session, self.store, self.service = workers, session, store, service
@@ -121,7 +122,7 @@ class LocalCompileWorker:
         return artifact
 
     async def _build(self, job: BuildJob) -> list[Built] | GroupFailed:
-        """Compile a group. Members without a blob were lowered by an earlier run, and come from the store."""
+        """Compile a group. An earlier run lowered the members without a blob, and the store has their libraries."""
         built = dict[int, Built]()
         for lowered in job.group:
             if not lowered.blob:
@@ -152,7 +153,7 @@ class LocalCompileWorker:
         return [service.explain(member) if isinstance(member, Artifact) else member for member in built]
 
     async def _known(self, built: Built, lowered: Lowered) -> Built:
-        """Return `built`, marked if its compiler state was compared, and without a key if it must not be stored."""
+        """Return `built`. Set `compared` by its compiler state, and clear `store_key` if the store must not keep it."""
         if isinstance(built, Failure):
             return built
         compared = bool(built.state) and await self.store.state(lowered.use) == (built.state, "")
@@ -160,10 +161,8 @@ class LocalCompileWorker:
         return msgspec.structs.replace(built, store_key=key, compared=compared)
 
     async def _compare(self, job: CompareJob) -> Compared | Failure:
-        """Compile a candidate with nvcc, and compare it with cicc's library. A crash or a timeout is a `Failure`.
-
-        Raises `WorkerLost` if the worker was killed from outside.
-        """
+        """Compile a candidate with nvcc, and compare the result with cicc's library. A crash or a timeout gives a
+        `Failure`. Raises `WorkerLost` if the worker was killed from outside."""
         await self._code.kill()  # no other candidate may influence the result
         job, limit_s = msgspec.structs.replace(job, path=self._new_library()), 2 * self._limit_s  # to lower and compile
         answer = await self._try(job, job.candidate.index, limit_s)
@@ -172,11 +171,11 @@ class LocalCompileWorker:
         return answer
 
     async def _try(self, job: Job[A], index: int, limit_s: float | None = None, *, before: str = "") -> A | Failure:
-        """Have a process do `job` within `limit_s` or the settings' deadline, and return its answer.
+        """Have a process do `job` within `limit_s`, by default within the settings' deadline, and return the answer.
 
-        If there is no answer, return the failure of candidate `index`. A doubtful failure is repeated once in a fresh
-        process, with the reason as `before`. If the worker was killed from outside, the failure has a doubt, so
-        that the engine repeats the work.
+        If there is no answer, return the failure of candidate `index`. If the failure is in doubt, repeat the job once
+        in a fresh process, where `before` is the reason for the doubt. If the worker was killed from outside, return
+        the failure with its doubt, so that the engine repeats the work.
         """
         process = self._builds if isinstance(job, BuildJob) else self._code
         most_s = (limit_s or self._limit_s) * (PATIENCE if before == STARVED else 1)
@@ -194,7 +193,7 @@ class LocalCompileWorker:
         return await self._try(job, index, limit_s, before=failure.doubt)
 
     def _late(self, job: Job[Any], index: int) -> Failure:
-        """Return the failure of a candidate whose `job` misses its deadline."""
+        """Return the failure for the candidate `index` if `job` misses its deadline."""
         if isinstance(job, BuildJob) and job.limit_s is not None:
             return Failure(index, "hopeless", HOPELESS.format(limit_s=job.limit_s))
         return Failure(index, "timeout", f"{DOING[type(job)]} ran past compile_timeout_s={self._limit_s:g}")
@@ -210,5 +209,5 @@ class LocalCompileWorker:
 
 
 def _of_group(failure: Failure, members: int) -> list[Any] | GroupFailed:
-    """Return `failure` as the answer of a group: as a list if the group has one member, else as a `GroupFailed`."""
+    """Return `failure` as the answer for a group: a list if the group has one member, and otherwise a `GroupFailed`."""
     return GroupFailed(failure.message, failure.doubt) if members > 1 else [failure]

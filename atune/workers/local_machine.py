@@ -1,4 +1,4 @@
-"""The compile workers and the device processes of a run on this machine, forked from one fork server."""
+"""The compile workers and device workers of a run on this machine, whose processes come from one fork server."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ async def shared_processes(warn: Callable[[str], None] = ignored) -> AsyncGenera
 
 
 class LocalMachine:
-    """Compile workers and device workers of one run, as processes on this machine.
+    """The compile workers and device workers of one run, as processes on this machine.
 
-    `workload` is a reference that the workers can load. `spec` is its description if the caller has one,
-    so that describing it needs no loading. If `spec` lacks the space, only the space is loaded. `target` is a text such
-    as ``auto`` or ``cuda``. `devices` names devices, or is ``("all",)``. `cores` limits how many of this process's
-    cores the run uses. `shared`: the processes that concurrent runs share; None to start own processes.
+    `workload`: a reference that the workers can load. `spec`: the workload's description if the caller has it, so that
+    `describe` loads nothing; if `spec` lacks the space, `describe` loads only the space. `target`: also a text such as
+    ``auto`` or ``cuda``. `devices`: names of devices, or ``("all",)``. `cores`: how many of this process's cores the
+    run may use. `shared`: the processes that concurrent runs share; None if the run starts its own processes.
     """
 
     sleep = staticmethod(anyio.sleep)
@@ -117,18 +117,19 @@ class LocalMachine:
         self.store = RunStore()
         self.run_dir = ""
         self.discovery: Discovery
-        """The target and the devices, after `discover` or `assume` has set them."""
+        """The run's target and devices. `discover` or `assume` sets this attribute."""
         self._devices: list[LocalDeviceWorker] = []
         self._cores_left: int | None = None
-        """Number of cores without a compile worker. None if measuring needs no free core."""
+        """Number of cores that have no compile worker; None if measuring needs no free core."""
 
     @asynccontextmanager
     async def open(
         self, warn: Callable[[str], None] = ignored, wake: Callable[[], None] = ignored
     ) -> AsyncGenerator[None, None]:
-        """Start the fork server, or take the warm one that the previous run left. Kill every worker on leaving.
+        """Start the fork server, or take the warm fork server of the previous run. On leaving, kill every worker.
 
-        A run that is not cancelled leaves the server, with tilelang imported, to the next run; see `atune.shutdown`.
+        If the run was not cancelled, the fork server stays warm for the next run, with tilelang imported; see
+        `atune.shutdown`.
         """
         self.service.wake = wake
         with run_folder() as self.run_dir, ExitStack() as self._ended:
@@ -161,7 +162,7 @@ class LocalMachine:
             await anyio.to_thread.run_sync(partial(shutil.rmtree, self.run_dir, ignore_errors=True))
 
     async def _put_aside(self, workload: WorkloadRef) -> WorkloadRef:
-        """Return `workload`. If it is large and the disk has room, move it into a file that all workers map."""
+        """Return `workload`. If it is large and the disk has room, first move it into a file that all workers map."""
         if not isinstance(workload, PickleRef) or workload.packed.size < LARGE_BYTES:
             return workload
         path = os.path.join(self.run_dir, "workload.pickle")
@@ -197,7 +198,7 @@ class LocalMachine:
         return discovery.target, list(discovery.devices)
 
     async def assume(self, device: DeviceInfo | None) -> Target:
-        """Use `device`, without `discover`, in a run that builds nothing. None: the first GPU here, or the CPU."""
+        """For a run that builds nothing, use `device` without `discover`; by default, the first GPU or the CPU."""
         if device is None:
             reply = await self.workers.ask_once("gpus", GPUS, b"")
             device = next(iter(msgspec.msgpack.decode(reply, type=list[DeviceInfo])), None)
@@ -210,15 +211,16 @@ class LocalMachine:
         self.use(self.discovery.no_cicc)
 
     def use(self, no_cicc: str) -> None:
-        """Compile with cicc, unless `no_cicc` is a reason against it."""
+        """Compile with cicc if `no_cicc` is empty. Otherwise `no_cicc` is the reason to compile without cicc."""
         self.service.use("" if self._on_cpu else no_cicc or None)
         self.store.tools = "" if no_cicc else self.discovery.tools
 
     def compile_workers(self) -> list[LocalCompileWorker]:
-        """Return one worker per core, or as many as fit into memory. `CompileSettings.workers` overrides the number.
+        """Return one worker for each core, or fewer if memory is short. `CompileSettings.workers` overrides the number.
 
-        Workers are not pinned to cores, because other runs on this machine have workers, too. A device's process takes
-        precedence by its niceness. The process of a GPU needs a core while it measures, and `hints` then keep one free.
+        Workers are not pinned to cores, because other runs on this machine have workers, too. The process of a device
+        takes precedence because of its niceness. While the process of a GPU measures, it needs a core, so `hints` keeps
+        a core free.
         """
         n, limited = self.most_workers()
         if limited:
@@ -228,7 +230,7 @@ class LocalMachine:
         return [LocalCompileWorker(*parts, f"compile-{i}") for i in range(n)]
 
     def most_workers(self) -> tuple[int, str]:
-        """Return the number of compile workers, and a warning if memory limits it."""
+        """Return the number of compile workers, and a warning if too little memory is free for one worker per core."""
         cores, memory = len(self._cores), usable_memory_bytes()
         # On a node of a cluster no worker rests while a device measures (see `hints`), so cores stay free throughout.
         devices_apart = self._on_cpu or self._most_cores is not None
@@ -284,5 +286,5 @@ class LocalMachine:
 
 
 def compile_hints(discovery: Discovery) -> CompileHints:
-    """Return the scheduler's hints that follow from the target, on this machine or on a cluster."""
+    """Return the scheduler's hints that are the same on one machine and on a cluster."""
     return CompileHints(alike=COMMON_FAILURES if discovery.fallback else 0)

@@ -1,7 +1,7 @@
-"""The fork server's process, which may be started early, and stays warm for the next run.
+"""The fork server's process, which may be started early, and which stays warm for the next run.
 
-No event loop owns it. A run attaches to it and, unless the run was cancelled, parks it for the next run, which may use
-another loop or thread.
+The process belongs to no event loop. A run attaches to the process. Unless the run is cancelled, it then parks the
+process for the next run, which may use another loop or thread.
 """
 
 from __future__ import annotations
@@ -45,11 +45,10 @@ SERVER_ENV = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 DEFAULT_ENV = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""Defaults of the environment. Transparent huge pages make lowering 6 to 15 % faster, because it allocates many small
-objects."""
+"""Default environment variables. Lowering allocates many small objects, so huge pages make it 6 to 15 % faster."""
 
 WARM_VARIABLE = "ATUNE_WARM"
-"""Environment variable. ``off`` means that no process starts before a run or a call of `warm` needs it."""
+"""Environment variable. If the variable is ``off``, processes start only when a run or a call of `warm` needs them."""
 SERVER_REAP_S = 0.5
 
 
@@ -59,14 +58,14 @@ def in_worker() -> bool:
 
 
 def refuse_in_worker() -> None:
-    """Raise `WorkloadError` in a worker, because a file that tunes while it is loaded would load itself forever."""
+    """In a worker, raise `WorkloadError`, because a file that tunes while it is loaded would load itself forever."""
     if not in_worker():
         return
     stack = traceback.extract_stack(sys._current_frames().get(threading.main_thread().ident or 0))
     ours = os.path.dirname(server_main.__file__)
     files = [frame for frame in stack if frame.name == "<module>" and os.path.dirname(frame.filename) != ours]
     if not files:
-        raise WorkloadError("a function of the workload tunes in a worker of a tuning: call it outside the workload")
+        raise WorkloadError("a function of the workload tunes in a worker of a run: move the call out of the workload")
     raise WorkloadError(
         f"{files[-1].filename}, line {files[-1].lineno}, tunes while a worker loads the file, and would tune again in "
         'each worker: put the call below `if __name__ == "__main__":`'
@@ -76,9 +75,9 @@ def refuse_in_worker() -> None:
 class ForkServerProcess:
     """A fork server: its process, the control socket, and the lifeline, whose write end only this program holds.
 
-    Starting takes milliseconds, after which the server imports `preload` on its own. Its log and the stderr of its
-    workers go to `folder`. `remove_folder` is called after the process has ended. `env` is added to its environment.
-    `facts` holds answers that runs keep for later runs. Raises `WorkloadError` in a worker.
+    Starting the process takes milliseconds. Then the server imports `preload` on its own. The server's log and its
+    workers' stderr go to `folder`. `remove_folder` is called after the process has ended. `env` is added to the
+    process's environment. `facts` holds answers that runs keep for later runs. Raises `WorkloadError` in a worker.
     """
 
     def __init__(
@@ -155,7 +154,7 @@ class ForkServerProcess:
         return self.returncode
 
     def hang_up(self) -> None:
-        """Close the lifeline, so that the kernel SIGKILLs the server and every worker, and SIGKILL the server, too."""
+        """Close the lifeline, so that the kernel SIGKILLs the server and every worker. Then SIGKILL the server, too."""
         if self.lifeline >= 0:
             os.close(self.lifeline)
             self.lifeline = -1
@@ -165,19 +164,19 @@ class ForkServerProcess:
                     kill(self.pid, signal.SIGKILL)
 
     def reap(self) -> None:
-        """Wait for the process after `hang_up`. Blocks for milliseconds, at most for half a second."""
+        """After `hang_up`, wait until the process has ended. Blocks for milliseconds, and for half a second at most."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(SERVER_REAP_S)
         self._remove_folder()
 
     def destroy(self) -> None:
-        """End the server, to which no run is attached. Blocks for half a second at most."""
+        """End a server to which no run is attached. Blocks for half a second at most."""
         self.hang_up()
         self.reap()
         self.control.close()
 
     def forget(self) -> None:
-        """In a forked child: release the parent's resources, so that the child does not keep the server alive."""
+        """In a forked child, release the parent's resources, so that the child does not keep the server alive."""
         os.close(self.lifeline)
         self.lifeline = -1
         self.control.close()
@@ -193,10 +192,10 @@ _NOT_INHERITED = {
 
 
 def surroundings() -> tuple[object, ...]:
-    """Return the settings that a process started now inherits: environment, working folder, limits, niceness and cores.
+    """Return the settings that a new process would inherit: environment, working folder, limits, niceness and cores.
 
-    Processes with equal settings are interchangeable. Variables that importing tilelang sets are left out, so that a
-    process that was started before the import can be used after it.
+    Processes with equal settings are interchangeable. Variables that the import of tilelang sets are left out, so that
+    a process that was started before the import can be used after the import.
     """
     environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     limits = [resource.getrlimit(value) for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
@@ -204,14 +203,14 @@ def surroundings() -> tuple[object, ...]:
 
 
 class Parked:
-    """The program's idle fork server, which the next run takes."""
+    """A place for an idle fork server of the program, which the next run takes."""
 
     def __init__(self) -> None:
         self.server: ForkServerProcess | None = None
         self._lock = threading.Lock()
 
     def take(self) -> ForkServerProcess | None:
-        """Return the parked server if it lives and was started in the present surroundings; otherwise end it."""
+        """Return the parked server if it is alive and its `surroundings` are current. Otherwise end the server."""
         with self._lock:
             server, self.server = self.server, None
         if server is None:
@@ -222,7 +221,7 @@ class Parked:
         return None
 
     def park(self, server: ForkServerProcess | None) -> None:
-        """Keep `server` for the next run, and end the server that was parked before. None: only end the latter."""
+        """Keep `server` for the next run, and end the server that was parked before. None: only end that server."""
         with self._lock:
             before, self.server = self.server, server
         if before is not None:
@@ -278,9 +277,9 @@ def warm() -> None:
 
 @functools.cache
 def warm_early() -> None:
-    """Call `warm` once per program, because something shows that it will tune. Ignore failures.
+    """Call `warm` once in a program, because something shows that the program will tune. Ignore failures.
 
-    Do nothing in a child of `multiprocessing`, which runs the program's file only to load its functions.
+    In a child of `multiprocessing`, do nothing, because the child runs the program's file only to load its functions.
     """
     process = sys.modules.get("multiprocessing.process")
     if os.environ.get(WARM_VARIABLE) != "off" and (process is None or process.parent_process() is None):
@@ -289,9 +288,9 @@ def warm_early() -> None:
 
 
 def shutdown() -> None:
-    """End the idle processes that `tune` and `run` keep warm for the next call. The next call starts new ones.
+    """End the idle processes that `tune` and `run` keep warm for the next call. The next call starts new processes.
 
-    They also end with the program, however it ends. Blocks for half a second at most.
+    Without `shutdown`, the idle processes end when the program ends. Blocks for half a second at most.
     """
     parked.park(None)
     parked_service.park(None)

@@ -74,7 +74,7 @@ class SharedOptions(TypedDict, total=False):
         must="must be a function of the outputs",
     )]
     supply: Annotated[Any, option(
-        "tilelang's name of the supply type that draws the inputs, such as ``'integer'`` or ``'uniform'``.",
+        "Name of the supply type (of tilelang) that draws the inputs, such as ``'integer'`` or ``'uniform'``.",
         check=_supply,
     )]
     setup: Annotated[Callable[..., Any] | None, option(

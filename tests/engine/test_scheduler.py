@@ -20,6 +20,7 @@ from atune.engine.scheduler import (
     halves,
 )
 from atune.model.artifact import Lowered, StaticFacts
+from atune.model.layouts import Layouts, LoopFacts
 
 
 def lowered(index: int, merge_key: str = "") -> Lowered:
@@ -67,6 +68,25 @@ def test_the_deferred_come_last_the_longest_first_by_a_workers_share() -> None:
     one = state(proposing=False, workers=4, deferred=deferred)
     groups = [indices(one.next_job()) for _ in range(8)]
     assert groups == [[1], [3], [5], [7], [0], [2], [4], [6]]
+
+
+def with_loop(index: int, iterations: int) -> Lowered:
+    layouts = Layouts(loops=(LoopFacts(extents=(iterations,), slots=iterations),))
+    return msgspec.structs.replace(lowered(index), facts=StaticFacts(layouts=layouts))
+
+
+def test_kernels_with_far_longer_loops_than_others_come_last_each_one_alone() -> None:
+    one = state(proposing=False, devices=0)
+    for index, iterations in enumerate([10240, 40, 2560, 80, 40, 80]):
+        one.add(with_loop(index, iterations))
+    assert [indices(one.next_job()) for _ in range(5)] == [[1, 3], [4], [5], [0], [2]]
+
+
+def test_loops_that_are_all_long_defer_nothing() -> None:
+    one = state(proposing=False, devices=0, workers=1)
+    for index in range(4):
+        one.add(with_loop(index, 2560))
+    assert indices(one.next_job()) == [0, 1, 2, 3]
 
 
 def test_members_of_a_group_share_a_merge_key_and_the_oldest_goes_first() -> None:
