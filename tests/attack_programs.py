@@ -242,6 +242,7 @@ JUDGED = {
     "search": Attack(search(1 << 14), "wrong"),
     "precision": Attack(program('B[i] = T.cast(T.cast(A[i], "float16") * T.float16(2), "float32")'), "wrong", "differ"),
     "replay": Attack(program(POISONED), "passed"),
+    "beyond": Attack(view("B[i] = T.if_then_else(V[n + j] == 0.25, 0.0, A[i] * 2.0)"), "passed"),
     "tolerance": Attack(program("B[i] = A[i] * 2.0001"), "passed"),
     "range": Attack(program("B[i] = T.if_then_else(A[i] < 100.0, A[i] * 2.0, 0.0)"), "passed"),
     "extern": Attack(program('T.call_extern("int32", "system", A.data); B[i] = 0.0'), "refused", "system"),
