@@ -1,4 +1,4 @@
-"""``python -m atune``, and the entry point of the ``atune`` command."""
+"""The entry point of the ``atune`` command and of ``python -m atune``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from atune.workers.terminal import end_at_once
 
 
 def main() -> int:
-    """Run the command line of this process and return the exit status."""
+    """Run the command that this process's arguments give, and return its exit status."""
     signal.signal(signal.SIGINT, end_at_once)
     from atune.frontends.cli.main import main as run  # a slow import, during which Ctrl-C must work already
 

@@ -1,8 +1,8 @@
 """The exceptions that atune raises to its callers.
 
-A candidate that fails never raises: it becomes a `Failure` record. An exception means either that the caller made a
-mistake (`UsageError` and its subclasses: fix the call, nothing was lost), or that machinery broke (`WorkerError`,
-`MachineError`).
+A candidate's failure is never raised: it is recorded as a `Failure`. `UsageError` and its subclasses mean that the
+caller made a mistake, so fix the call; nothing was lost. `WorkerError` and `MachineError` mean that a worker or the
+machine broke down.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
     "WorkerError",
     "WorkloadError",
 ]
-"""The exceptions that reach a caller. Other names in this module are for atune itself."""
+"""The exceptions that reach a caller. The other names in this module are internal to atune."""
 
 
 def __dir__() -> list[str]:
@@ -52,18 +52,19 @@ MESSAGE_CHARACTERS = 500
 DETAIL_CHARACTERS = 4000
 """Largest number of characters that atune keeps of a candidate's traceback or output."""
 _CHECK = re.compile(r"Check failed: .*?(?: is false:|\(.*? vs\. .*?\) ?:) *(?=\S+ )")
-"""TVM's text before the sentence that explains a failed check. A single word after it is a value instead."""
+"""The prefix of TVM's message about a failed check. If a sentence follows that explains the failure, the prefix is
+removed. If a single word follows, which is a value, the prefix is kept."""
 _NO_SENTENCE = re.compile(
     r"[\s|^~-]*$"  # a caret, alone or in a margin
     r"|\s*\d* \| |\s*-->"  # a line of source in a diagnostic, and its place
     r"|\s*\d+: \S*(?:::|0x)|\s*(?:\[bt\]|at (?:0x|/)|#\d+ )"  # a C++ frame
     r'|\s*File "|\s*(?:Traceback|Stack trace|Backtrace)\b|\s*collect2: error: ld returned'
 )
-"""Lines of a message that show where something happened instead of explaining it."""
+"""Lines of an error message that show where an error occurred, but do not explain the error."""
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message of `error` as text that can be encoded. Never fails, even if its `__str__` raises."""
+    """Return the message of `error` as text that can be encoded. Never raises, even if the error's `__str__` does."""
     try:
         return _encodable(str(error))
     except BaseException as broken:
@@ -76,7 +77,7 @@ def name_of(error: BaseException) -> str:
 
 
 def type_of(value: object) -> str:
-    """Return the name of a value's class with its article, such as ``an int``, or None."""
+    """Return the name of a value's class with an article, such as ``an int``. The value None is called ``None``."""
     if value is None:
         return "None"
     name = _encodable(type(value).__name__)
@@ -84,22 +85,22 @@ def type_of(value: object) -> str:
 
 
 def name_and_message(error: BaseException) -> str:
-    """Return an exception's class and message, as Python shows them. Never fails."""
+    """Return an exception's class and message in the form that Python prints. Never raises."""
     return f"{name_of(error)}: {message_of(error)}"
 
 
 T = TypeVar("T")
 asking: dict[int, tuple[float, Callable[[BaseException], BaseException]] | None] = {}
-"""For each thread that runs a function of the user's: the function's start (monotonic), and `raised` of `asked`."""
+"""The user's function that each thread runs now: its start on the monotonic clock, and the `raised` of `asked`."""
 _PASSING = frozenset({"KeyboardInterrupt", "CancelledError", "Cancelled", "GeneratorExit"})
-"""Exceptions that interrupt a function of the user's, as opposed to errors in it."""
+"""Exceptions that interrupt the user's function and do not mean that the function has an error."""
 
 
 def asked(question: Callable[[], T], raised: Callable[[BaseException], BaseException], *, passes: bool = True) -> T:
-    """Return the answer to `question`, which calls a function of the user's and may test its answer for truth.
+    """Call `question`, which runs the user's function and may test whether its answer is true. Return its result.
 
-    `raised` turns an exception of the function into the error to raise. If `passes`, interrupts and cancellations pass
-    unchanged, except in processes that ignore SIGINT, such as workers.
+    `raised` converts an exception of that function into the error to raise. If `passes` is true, an interrupt or a
+    cancellation propagates unchanged, except in a process that ignores SIGINT, such as a worker.
     """
     me = threading.get_ident()
     outer, asking[me] = asking.get(me), (time.monotonic(), raised)
@@ -114,14 +115,14 @@ def asked(question: Callable[[], T], raised: Callable[[BaseException], BaseExcep
 
 
 def cause_in(text: str) -> str:
-    """Return the sentence that names the cause: the message's first line that is not source, a caret or a C++ frame."""
+    """Return the first line of a message that explains the error: no source line, no caret and no C++ frame."""
     lines = text.splitlines()
     sentence = next((line for line in lines if not _NO_SENTENCE.match(line)), "")
     return _CHECK.sub("", sentence).strip().removesuffix(":")
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return an exception's class and the sentence that names its cause. TVM's class, `InternalError`, is left out."""
+    """Return an exception's class and the line that explains it. TVM's class `InternalError` is omitted."""
     cause, name = cause_in(message_of(error)), name_of(error)
     return (cause if cause and name == "InternalError" else f"{name}: {cause}")[:MESSAGE_CHARACTERS]
 
@@ -133,7 +134,7 @@ def whole_message(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException, limit: int | None = None) -> str:
-    """Return the traceback as Python prints it; `limit` as in `traceback.format_exception`. Never fails."""
+    """Return the traceback that Python would print. `traceback.format_exception` explains `limit`. Never raises."""
     try:
         return _encodable("".join(traceback.format_exception(error, limit=limit)))
     except BaseException:
@@ -145,7 +146,7 @@ def _encodable(text: str) -> str:
 
 
 class AtuneError(Exception):
-    """Base class of every exception that atune raises on purpose. It can be copied, and sent to other processes."""
+    """The base class of the exceptions that atune raises on purpose. The exceptions can be copied and pickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The copy is made without __init__, whose parameters may be fields instead of args.
@@ -153,30 +154,28 @@ class AtuneError(Exception):
 
 
 class UsageError(AtuneError):
-    """The call cannot work as given. The message says what is wrong, where, and what to do."""
+    """The call has a mistake. The message says what is wrong, where it is wrong, and what to do."""
 
 
 class UnknownOption(UsageError, TypeError):
-    """A call names an unknown option. The message suggests the right name. As in Python, this is also a TypeError."""
+    """A call names an unknown option. The message suggests the right name. As in Python, the error is a TypeError."""
 
 
 class SpaceError(UsageError):
-    """The space is empty, malformed, or does not fit the kernel. Fix the space; nothing was started."""
+    """The space is empty or malformed, or does not fit the kernel. Nothing was started. Fix the space."""
 
 
 class ArgumentMissing(SpaceError):
-    """Neither the space nor the problem gives an argument that the kernel needs. No problem of the set can be tuned."""
+    """Neither the space nor the problem gives an argument that the kernel needs, so no problem of a set is tuned."""
 
 
 class WorkloadError(UsageError):
-    """The workload cannot be loaded, described or sent to the workers, or it changed during the run.
-
-    Fix the workload. The journal keeps all measurements.
-    """
+    """The workload cannot be loaded, described or sent to the workers, or it changed during the run. Fix the workload.
+    The journal keeps all measurements."""
 
 
 class NoSuchWorkload(WorkloadError):
-    """The file cannot be loaded, or lacks the named workload, so no problem of a set can be tuned."""
+    """The file cannot be loaded or does not contain the named workload, so no problem of a set can be tuned."""
 
 
 class UnknownArgument(NoSuchWorkload):
@@ -188,15 +187,15 @@ class InputsMisfit(WorkloadError):
 
 
 class InputsMissing(WorkloadError):
-    """A scalar parameter of the kernel has no value, and atune cannot invent it. Give the workload `inputs`."""
+    """The value of a scalar parameter is unknown, and atune cannot guess the value. Pass `inputs` to the workload."""
 
 
 class TargetError(UsageError):
-    """The target or device is missing or not supported. Choose another: `atune doctor` lists them."""
+    """The target or device is missing or not supported. Choose a target or device that `atune doctor` lists."""
 
 
 class StrategyError(UsageError):
-    """A search strategy raised an error or made a forbidden proposal. Fix or replace it. The journal keeps results."""
+    """A search strategy raised an error or made an invalid proposal. Fix or replace it. The journal keeps results."""
 
 
 class JournalError(UsageError):
@@ -204,7 +203,7 @@ class JournalError(UsageError):
 
 
 class WorkerError(AtuneError):
-    """A worker failed to do its job. `detail` is the tail of its stderr, with the compiler's or the device's output."""
+    """A worker failed to do its job. `detail` is the end of the worker's stderr, such as the compiler's output."""
 
     def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(message)
@@ -212,41 +211,41 @@ class WorkerError(AtuneError):
 
 
 class WorkerTimeout(WorkerError):
-    """The call ran past its deadline; the worker's whole process group was killed."""
+    """A job missed its deadline, so all processes of its worker were killed."""
 
     def __init__(self, message: str, detail: str = "", *, starved: bool = False) -> None:
         super().__init__(message, detail)
         self.starved = starved
-        """Whether the call got hardly any CPU time because the machine was busy. The work itself may then be fast."""
+        """Whether the job got so little CPU time, because the machine was busy, that the job itself may be fast."""
 
 
 class WorkerLost(WorkerError):
-    """The worker's process ended before it answered: a crash, a kill from outside, or out of memory."""
+    """A worker's process ended before the worker answered: it crashed, was killed, or ran out of memory."""
 
     def __init__(self, message: str, detail: str = "", *, outside: bool = False) -> None:
         super().__init__(message, detail)
         self.outside = outside
-        """Whether the cause is outside of the work: a signal that faulty code does not raise, such as SIGKILL."""
+        """Whether the job is not to blame, because faulty code does not cause the signal, such as SIGKILL."""
 
 
 class ServerLost(WorkerLost):
-    """The worker ended because its fork server ended."""
+    """A worker ended because the worker's fork server had ended."""
 
     def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(message, detail, outside=True)
 
 
 class RemoteError(WorkerError):
-    """The job raised an exception inside the worker, which lives on. `detail` is the traceback."""
+    """A job raised an exception in a worker, and the worker still runs. `detail` is the traceback."""
 
     def __init__(self, message: str, detail: str = "", kind: str = "") -> None:
         super().__init__(message, detail)
         self.kind = kind
-        """The exception's class name in the worker, such as ``WorkloadError``."""
+        """The name of the exception's class, such as ``WorkloadError``."""
 
 
 def translated(error: RemoteError) -> AtuneError:
-    """Return the exception that a worker reported. A class of atune's is kept; any other becomes `WorkerError`."""
+    """Return the exception that a worker reported, or a `WorkerError` if the exception's class is not from atune."""
     kind, message = globals().get(error.kind), str(error)
     if not (isinstance(kind, type) and issubclass(kind, AtuneError)) or kind in (NoWinner, CompileFailed):
         return WorkerError(message, error.detail)
@@ -254,18 +253,19 @@ def translated(error: RemoteError) -> AtuneError:
 
 
 class MachineError(AtuneError):
-    """The machine, not a candidate, failed: its disk is full, for example, or something kills the run's processes.
+    """The machine is at fault, not a candidate: for example, a disk is full, or something kills the run's processes.
 
-    The message says what happened, where, and what to do. The journal keeps the measurements; `resume` continues.
+    The message says what happened, where, and what to do. The journal keeps all measurements, and `resume` continues
+    the run.
     """
 
 
 class DevicesLost(AtuneError):
-    """The process of every device failed to start, or died too often. The journal keeps the measurements."""
+    """All devices are lost: their processes failed to start or died too often. The journal keeps all measurements."""
 
 
 class NoWinner(AtuneError):
-    """No candidate of the space worked. The message groups and counts the reasons; `result` holds every record."""
+    """No candidate worked. The message groups and counts the reasons, and `result` has a record of every candidate."""
 
     def __init__(self, message: str, result: Result) -> None:
         super().__init__(message)
@@ -273,7 +273,7 @@ class NoWinner(AtuneError):
 
 
 class CompileFailed(AtuneError):
-    """Configurations failed to compile. The message counts the reasons; `failures` has their records."""
+    """Some configurations failed to compile. The message counts the reasons, and `failures` has the records."""
 
     def __init__(self, message: str, failures: list[Record]) -> None:
         super().__init__(message)
@@ -281,11 +281,11 @@ class CompileFailed(AtuneError):
 
 
 class CacheMiss(AtuneError):
-    """No result is known for a call or a workload, and `on_miss="error"` forbids tuning. Tune, or ship a result."""
+    """A call or a workload has no known result, and `on_miss="error"` forbids tuning. Tune it, or ship a result."""
 
 
 def calling() -> tuple[FrameType, int]:
-    """Return the user's frame that called atune, and the number of levels from the caller's frame up to that frame."""
+    """Return the user's frame that called atune, and how many levels that frame is above the caller's frame."""
     own = ("atune", "functools")  # functools calls cached properties
     frame, level = sys._getframe(2), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in own:
@@ -294,5 +294,5 @@ def calling() -> tuple[FrameType, int]:
 
 
 def warn_caller(message: str, category: type[Warning]) -> None:
-    """Warn at the user's line that called atune, because the user has to act on the warning."""
+    """Show a warning at the line of the user's code that called atune, because the user has to act on the warning."""
     warnings.warn(message, category, stacklevel=calling()[1])

@@ -1,4 +1,4 @@
-"""The events of a run, which `on_event=` and `Tuner.events` receive and a journal stores."""
+"""The events of a run. `on_event=` and `Tuner.events` receive events, and a journal stores them."""
 
 # ruff: noqa: F403, F405 - `__all__` lists each name, and nothing else repeats it
 from atune.journal.events import *

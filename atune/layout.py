@@ -1,4 +1,4 @@
-"""Layouts as axes: a space declares the alternatives in a line, and the kernel applies the chosen layout.
+"""Layouts as axes of a space: the space lists the layouts to try, and the kernel applies the layout that it is given.
 
     from atune import layout
 
@@ -7,9 +7,9 @@
     layout.hold(held, s, threads=threads)                       # in the kernel, where s is a fragment
     for i, j in layout.parallel(loop, rows, columns, threads=threads):
 
-Values are texts and numbers, so a journal can store them; the value `COMPILER` of any axis leaves the choice to
-tilelang. A layout that does not suit a shape raises `ValueError` in the kernel, and the candidate fails with this
-reason. The module imports tilelang only when a kernel calls it.
+The values of these axes are strings, so a journal can store them. With the value `COMPILER`, tilelang chooses the
+layout. If a layout does not suit a shape, the kernel raises `ValueError`, and the candidate fails with this message.
+This module imports tilelang only when a kernel calls one of its functions.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ def __dir__() -> list[str]:
 
 
 REPLICATED = "replicated"
-"""The layout in which every thread holds the whole fragment."""
+"""The name of the layout in which every thread holds the whole fragment."""
 
 
 def fragments(*own: str) -> tuple[str, ...]:
-    """Return alternatives for `hold`: the compiler's layout, the whole fragment in every thread, and your own layouts.
+    """Return an axis with layouts for `hold`: the compiler's layout, the whole fragment in every thread, and `own`.
 
-    `own`: names of your layouts, whose functions the kernel passes to `hold` as keywords. Raises `SpaceError` for a
-    name that cannot be such a keyword.
+    `own`: names of your own layouts. The kernel passes the function of each layout to `hold` as a keyword argument.
+    Raises `SpaceError` if a name cannot be used as a keyword argument.
     """
     for name in own:
         if not str(name).isidentifier() or name in (COMPILER, REPLICATED, "how", "threads") or own.count(name) > 1:
             raise SpaceError(
-                f"layout.fragments: {name!r} cannot name a layout of yours; use a name such as layout.fragments('rows')"
+                f"layout.fragments: {name!r} cannot be a layout's name; use a name such as layout.fragments('rows')"
             )
     return LayoutAxis((COMPILER, REPLICATED, *own))
 
 
 def loops(*widths: int) -> tuple[str, ...]:
-    """Return alternatives for `parallel`: the compiler's layout, and a layout for each of `widths`.
+    """Return an axis for `parallel`: the compiler's layout, and a layout for each width. The default is 1, 2, 4 and 8.
 
-    Widths count a thread's neighbouring elements. The default is 1, 2, 4, 8. Raises `SpaceError` if not powers of two.
+    A width is the number of neighbouring elements that a thread takes. Raises `SpaceError` if a width is no power of 2.
     """
     for width in widths:
         if isinstance(width, bool) or not isinstance(width, int) or width < 1 or width & (width - 1):
@@ -60,10 +60,10 @@ def loops(*widths: int) -> tuple[str, ...]:
 
 
 def hold(how: str, *buffers: Any, threads: int, **own: Callable[[Any, int], Any]) -> Any:
-    """Lay out the fragments `buffers` in a kernel. `how`: the layout, which is a value of `fragments`.
+    """Set the layout of the fragments `buffers` in a kernel. `how`: the layout, as named by `fragments`.
 
-    `threads`: threads per block. `own`: your layouts by name, each a function that takes a buffer and `threads` and
-    returns the buffer's `T.Fragment`. Raises `ValueError` for an unknown `how`.
+    `threads`: threads per block. `own`: the function of each of your layouts, as a keyword with the layout's name. The
+    function takes a buffer and `threads`, and returns the buffer's `T.Fragment`. Raises `ValueError` for unknown `how`.
     """
     if how not in (known := (COMPILER, REPLICATED, *own)):
         raise ValueError(f"layout.hold: unknown layout {how!r}; use {', '.join(map(repr, known))}")
@@ -74,9 +74,9 @@ def hold(how: str, *buffers: Any, threads: int, **own: Callable[[Any, int], Any]
 
 
 def parallel(how: str, *extents: int, threads: int, coalesced_width: int = 0) -> Any:
-    """Return `T.Parallel` over `extents` for a loop of a kernel. `how`: the loop's layout, which is a value of `loops`.
+    """Return `T.Parallel` over `extents` for a loop of a kernel. `how`: the layout of the loop, as named by `loops`.
 
-    Raises `ValueError` if a width does not divide the last extent, or the threads do not share the loop evenly.
+    Raises `ValueError` if the width does not divide the last extent, or if the threads cannot evenly share the loop.
     """
     if coalesced_width & (coalesced_width - 1):  # tilelang would round it down
         raise ValueError(f"layout.parallel: coalesced_width {coalesced_width} is not a power of two: give 1, 2, 4 or 8")
@@ -86,10 +86,11 @@ def parallel(how: str, *extents: int, threads: int, coalesced_width: int = 0) ->
 
 
 def loop(how: str, *extents: int, threads: int) -> Any:
-    """Return the `T.Fragment` for a ``loop_layout=`` in a kernel, or None for the compiler's. Raises as `parallel`.
+    """Return the `T.Fragment` to pass as ``loop_layout=`` in a kernel, or None if the compiler chooses the layout.
 
-    Each thread takes vectors of neighbouring elements, whose length `how` gives. A row has the last extent; the other
-    extents count the rows. A row's vectors go to as many threads as share them evenly; other threads take other rows.
+    The last extent is the length of a row, and the product of the other extents is the number of rows. `how` gives the
+    width of the vectors into which a row is divided. As many threads as possible evenly share the vectors of a row, and
+    the other threads take other rows. Raises `ValueError` in the same cases as `parallel`.
     """
     if how == COMPILER:
         return None
@@ -99,7 +100,7 @@ def loop(how: str, *extents: int, threads: int) -> Any:
     *outer, columns = map(int, extents)
     rows, vectors = math.prod(outer), columns // width
     if columns % width:
-        raise ValueError(f"layout: vectors of {width} do not divide the loop's last extent, {columns}")
+        raise ValueError(f"layout: vectors of {width} elements do not divide the loop's last extent, {columns}")
     side = math.gcd(vectors, threads)
     groups = threads // side
     if rows % groups:

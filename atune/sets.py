@@ -1,6 +1,7 @@
-"""Functions over results for several problems of a kernel.
+"""Functions that take the results for several problems of a kernel.
 
-`cover` chooses few configurations for all problems, `dispatch_rule` serves new problems, and `compare` shows changes.
+`cover` chooses a few configurations that serve all problems. `dispatch_rule` chooses a configuration for a new problem.
+`compare` compares the latencies of two sets of results.
 """
 
 from atune.reporting.sets import (

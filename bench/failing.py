@@ -1,6 +1,6 @@
 """A space for the CPU in which 190 of 1,080 configurations fail, half of them in lowering, the others in g++.
 
-python bench/checkouts.py ../before --target c --rows failing --pairs 2
+python bench/first.py --target c --rows failing --other ../before
 """
 
 from __future__ import annotations

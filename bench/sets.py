@@ -14,10 +14,13 @@ how far the set's winners are from the best. `--ways set` leaves out the other w
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import sys
 import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,8 @@ from counted import empty_caches, run_counted
 from vs_tilelang import machine
 
 import atune
-from atune import Problems
+from atune import Problems, events
+from atune.journal.reader import JournalReader
 from atune.model.candidate import config_key
 from atune.workload.pickling import FileRef
 
@@ -35,6 +39,46 @@ LAYERS = {"qkv": (12288, 4096), "o": (4096, 4096), "gate and up": (22016, 4096),
 BATCHES = [2**i for i in range(14)]
 PROBLEMS = [{"M": m, "N": n, "K": k} for m in BATCHES for n, k in LAYERS.values()]
 FILE = FileRef(f"{ROOT}/bench/kernels.py", "SHAPES")
+
+
+def breakdown(journals: Sequence[Path], began: float) -> dict[str, Any]:
+    """Return where the seconds of a run or of a set's runs went. `began`: `time.time()` when their process started.
+
+    `first_s`: seconds from there to the first event of each kind. `last_s`: seconds from a run's start to its last
+    event of the kind, the median of the runs. `runs` and `workers`: how many runs and compile workers were at work on
+    average, from the first run's start to the end. `devices`: the seconds of each device's process starts,
+    measurements, waits for other runs before them, and finals.
+    """
+    first, last, total = dict[str, float](), defaultdict[str, list[float]](list), Counter[str]()
+    devices, end = defaultdict[str, Counter[str]](Counter), began
+    for journal in journals:
+        seen, begun = dict[str, float](), dict[str, float]()
+        for event in JournalReader(str(journal)):
+            kind = type(event).__name__
+            seen[kind], end = event.time, max(end, event.time)
+            first[kind] = min(event.time, first.get(kind, math.inf))
+            if isinstance(event, (events.CandidateLowered, events.ArtifactBuilt)):
+                total["workers"] += event.seconds
+            elif isinstance(event, events.DeviceReady):
+                devices[event.worker]["start"] += event.start_s
+            elif isinstance(event, (events.BenchmarkStarted, events.FinalStarted)):
+                begun[event.worker] = event.time
+            elif isinstance(event, events.CandidateMeasured):
+                devices[event.worker]["measuring"] += event.seconds
+                devices[event.worker]["waiting"] += event.time - begun[event.worker] - event.seconds
+            elif isinstance(event, events.FinalOrdered):
+                devices[event.worker]["final"] += event.time - begun[event.worker]
+        start = seen["RunStarted"]
+        total["runs"] += seen.get("RunFinished", start) - start
+        for kind, at in seen.items():
+            last[kind].append(at - start)
+    span_s = max(1e-9, end - first["RunStarted"])
+    return {
+        "first_s": {kind: round(at - began, 2) for kind, at in first.items()}, "end_s": round(end - began, 2),
+        "last_s": {kind: round(statistics.median(seconds), 2) for kind, seconds in last.items()},
+        **{name: round(seconds / span_s, 2) for name, seconds in total.items()},
+        "devices": {name: {k: round(v, 2) for k, v in seconds.items()} for name, seconds in devices.items()},
+    }  # fmt: skip
 
 
 def child(job: dict[str, Any]) -> dict[str, Any]:
@@ -77,6 +121,9 @@ def tuned(
         result: dict[str, Any] = json.loads(answer.read_bytes())
         measured = sum(row.get("measured", 0) for row in result["rows"])
         print(f"{way}: {len(problems)} problems, {measured} measured, {result['wall_s']:.1f} s", flush=True)
+        if way != "one by one":
+            result["stages"] = breakdown(sorted(journals.glob("*.jsonl")), done.started)
+            print(json.dumps(result["stages"]), flush=True)
         return {**result, "cpu_s": round(done.cpu_s, 1), "measured": measured}
 
 

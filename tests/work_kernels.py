@@ -236,6 +236,7 @@ def workload(kernel: Any, **axes: Any) -> atune.Workload:
 
 
 CROWDED = workload(crowded, occupancy=[1, 2])
+ORDERS = atune.Workload(product, atune.Space(num_stages=[0, 1, 3], order=[10, 4, 0]))
 PRODUCT = workload(product, num_stages=[0, 3], order=[0, 4])
 CHAINED = workload(chained, block_M=[64, 128, 256], threads=[128, 256])
 MOVED = workload(moved, width=[2, 4])

@@ -9,10 +9,10 @@
     <sha256>.so       a library, named by the digest of its content
     runtime/          for CUDA: the libraries of tilelang's runtime, with their licences
 
-This package imports no other part of atune. It needs torch, and for CUDA ``apache-tvm-ffi``. It neither unpickles nor
-imports any part of a bundle, but the libraries are machine code, so load only bundles from people whom you trust.
+This package imports no other part of atune. Bundles need torch, and for CUDA ``apache-tvm-ffi``. Loading a bundle
+neither unpickles nor imports any part of it, but its libraries are machine code, so load only bundles that you trust.
 
-`stages` and decorated kernels also call libraries through the module `launch`, so all calls refuse the same arguments.
+`stages` and decorated kernels also call libraries through `launch`, so that all calls refuse the same arguments.
 """
 
 from atune.bundle.bundle import Bundle, load

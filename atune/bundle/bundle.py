@@ -1,4 +1,4 @@
-"""A bundle as a callable, which chooses a kernel by the sizes in a call."""
+"""A bundle that can be called, and then chooses a kernel by the sizes in the call."""
 
 from __future__ import annotations
 
@@ -33,43 +33,43 @@ from atune.bundle.manifest import (
 
 OnOtherSizes = Literal["error", "nearest"]
 MOST_PLANS = 4096
-"""Largest number of call signatures that a bundle remembers. At the next signature it forgets them all."""
+"""Largest number of call signatures that a bundle remembers. At the next signature, a bundle forgets all signatures."""
 SHOWN_PROBLEMS = 8
 """Largest number of problems that a message lists."""
 Taking = tuple[BundledKernel, dict[str, int]]
-"""A pair: a kernel that takes a call's arguments, and the values of the kernel's symbolic dimensions in that call."""
+"""A kernel that takes the arguments of a call, and the values of the kernel's symbolic dimensions in that call."""
 
 
 def load(folder: str | os.PathLike[str], *, on_miss: OnOtherSizes = "error") -> Bundle:
     """Return the bundle in `folder` as a callable.
 
-    Loading compares every file with its digest. The first call that needs a library loads it.
+    Loading compares the content of every file with its digest. A library is loaded by the first call that needs it.
 
-    Raises `BundleError`, or its subclass `DamagedBundle` or `WrongMachine`.
+    Raises `BundleError`, or one of its subclasses `DamagedBundle` and `WrongMachine`.
 
     Parameters
     ----------
     folder
         The folder of the bundle.
     on_miss
-        The behaviour of a call if no problem has its sizes. ``error`` raises `OutsideProblems`. ``nearest`` considers
-        the problems that differ only in sizes and whose kernels take the shapes. It runs the kernel of the nearest one
-        by the logarithms of the sizes, and warns once per signature. If there is none, it raises `OutsideProblems`.
+        What a call does if no problem has its sizes. ``error`` raises `OutsideProblems`. ``nearest`` runs the kernel of
+        the problem with the nearest sizes (by logarithms), and warns once per signature. The problem may differ from
+        the call only in sizes, and its kernel must take the shapes. Otherwise, ``nearest`` raises `OutsideProblems`.
     """
     return Bundle(folder, on_miss=on_miss)
 
 
 class Bundle:
-    """The kernels of several problems as a single callable. `load` returns it.
+    """The kernels of several problems, as one callable object. `load` returns it.
 
-    A call with the inputs returns the outputs. A call with every parameter fills your outputs, and returns None. The
-    shapes of the tensors choose the kernel. If problems differ in another argument, pass it by name:
-    ``bundle(Q, K, V, causal=True)``. If the space's `where=` takes a size, the bundle serves only the tuned sizes.
-    Tensors must have the tuned dtypes, be on the same kind of device, and be contiguous or have the declared strides.
-    CUDA kernels run on torch's current stream. Several threads may call the bundle.
+    If you pass the inputs, the call returns the outputs. If you pass every parameter, the call fills your outputs and
+    returns None. The shapes of the tensors decide which kernel runs. If problems differ in another argument, pass that
+    argument by name: ``bundle(Q, K, V, causal=True)``. If the space's `where=` takes a size, the bundle serves only the
+    sizes that were tuned. Tensors must have the tuned dtypes, be on the same kind of device, and be contiguous or have
+    the declared strides. CUDA kernels run on torch's current stream. Several threads may call a bundle simultaneously.
 
-    Raises `WrongArguments`, `OutsideProblems` and `WrongMachine`. Raises `RuntimeError` if an input requires grad while
-    gradients are recorded.
+    Raises `WrongArguments`, `OutsideProblems` and `WrongMachine`. Raises `RuntimeError` if an input requires a gradient
+    while torch records gradients.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, on_miss: OnOtherSizes = "error") -> None:
@@ -77,16 +77,16 @@ class Bundle:
             raise BundleError(f"on_miss must be 'error' or 'nearest', got {on_miss!r}")
         self.folder, self.on_miss = Path(folder), on_miss
         self.manifest, self._kernels = read_manifest(self.folder)
-        """The content of the bundle's ``manifest.json``, as plain data."""
+        """The content of ``manifest.json``, as plain data."""
         check_requirements(self.manifest)
         self._libraries = Libraries(self.folder.absolute(), self.manifest["files"])
         asks = ", ".join(self.manifest["asks"])
         self._alone = asks and f"where= takes {asks}, and a bundle has no functions, so it serves only the tuned sizes"
-        """The reason that only the tuned sizes are served; empty if other sizes may be served, too."""
+        """The reason that only tuned sizes are served; empty if the bundle may also serve other sizes."""
         if self._alone and on_miss != "error":
             warnings.warn(f"on_miss={on_miss!r} of {self.folder} has no effect: {self._alone}", RuntimeWarning, 3)
         self.digest: str = self.manifest["digest"]
-        """SHA-256 of the manifest, and thereby of the whole bundle: bundles with equal digests choose equal kernels."""
+        """SHA-256 of the manifest, which covers the whole bundle. Bundles with equal digests choose equal kernels."""
         self._target: str = self.manifest["target"]
         if self._target == "cuda":
             prepare(self._libraries)  # so that the first call does not wait for it
@@ -94,7 +94,7 @@ class Bundle:
 
     @property
     def problems(self) -> list[dict[str, Any]]:
-        """The problems that were tuned, in order."""
+        """The problems that were tuned, in the order of the bundle."""
         return [dict(kernel.problem) for kernel in self._kernels]
 
     def __call__(self, *arguments: Any, **problem: Any) -> Any:
@@ -119,7 +119,7 @@ class Bundle:
         return f"<atune bundle of {name}, {count}, target {self._target}, digest {self.digest[:12]}>"
 
     def _planned(self, key: Any, arguments: Sequence[Any], problem: Mapping[str, Any]) -> CallPlan:
-        """Return the plan for calls of this signature, and remember it."""
+        """Return the plan for calls with this signature, and remember the plan."""
         kernel, sizes = self._chosen(arguments, problem)
         if self._target == "cuda":
             check_device(self.manifest["arch"], _home(arguments))
@@ -130,7 +130,7 @@ class Bundle:
         return made
 
     def _chosen(self, arguments: Sequence[Any], problem: Mapping[str, Any]) -> Taking:
-        """Return the kernel that a call runs, and the values of its symbolic dimensions."""
+        """Return the kernel that a call runs, and the values of the kernel's symbolic dimensions."""
         if unknown := [name for name in problem if not any(name in kernel.problem for kernel in self._kernels)]:
             names = ", ".join(self._kernels[0].problem) or "nothing"
             raise WrongArguments(f"no problem of the bundle has {unknown[0]!r}: a call may name {names}")
@@ -151,7 +151,7 @@ class Bundle:
         return exact[0] if len(exact) == 1 else self._missed(exact or taking, {**taking[0][1], **problem})
 
     def _missed(self, taking: Sequence[Taking], call: Mapping[str, Any]) -> Taking:
-        """Return the kernel for a call if no problem has its sizes. `taking`: the kernels that take its arguments."""
+        """Return the kernel for a call whose sizes no problem has. `taking`: kernels that can take the tensors."""
         told_apart([kernel for kernel, _ in taking], call)
         used = min(taking, key=lambda takes: (distance(takes[0].problem, call), _sizes_of(takes[0].problem)))
         if self.on_miss != "nearest" or self._alone or distance(used[0].problem, call) == math.inf:
@@ -168,7 +168,7 @@ class Bundle:
 
 
 def told_apart(kernels: Sequence[BundledKernel], call: Mapping[str, Any]) -> None:
-    """Raise `WrongArguments` if problems that take the same tensors differ in an argument that `call` does not name."""
+    """Raise `WrongArguments` if problems for the same tensors differ in an argument that `call` does not have."""
     for name in kernels[0].problem:
         values = dict.fromkeys(repr(kernel.problem.get(name)) for kernel in kernels)
         if name not in call and len(values) > 1:
@@ -177,9 +177,9 @@ def told_apart(kernels: Sequence[BundledKernel], call: Mapping[str, Any]) -> Non
 
 
 def dimensions(kernel: BundledKernel, arguments: Sequence[Any], target: str) -> dict[str, int]:
-    """Return the values of the symbolic dimensions in a call of `kernel`.
+    """Return the values that the symbolic dimensions of `kernel` have in a call.
 
-    Raises `OutsideProblems` if the kernel has other sizes, and `WrongArguments` if an argument is wrong in another way.
+    Raises `OutsideProblems` if the kernel has other sizes, and `WrongArguments` for any other wrong argument.
     """
     given = kernel.given(len(arguments))
     if given is None:
@@ -198,7 +198,7 @@ def dimensions(kernel: BundledKernel, arguments: Sequence[Any], target: str) -> 
 
 
 def _home(arguments: Sequence[Any]) -> Any:
-    """Return the device of a call's first tensor; None if the call has no tensor."""
+    """Return the device of the first tensor in a call; None if the call has no tensor."""
     return next((argument.device for argument in arguments if argument.__class__ not in NUMBER_TYPES), None)
 
 
@@ -228,14 +228,14 @@ def _described(tensor: Any) -> str:
 
 
 def _bind_all(param: BundleParam, tensor: Any, sizes: dict[str, int]) -> None:
-    """Add the values of the symbolic dimensions of `param` to `sizes`, or raise if the tensor disagrees with them."""
+    """Add the values of the symbolic dimensions of `param` to `sizes`. Raise if `sizes` has different values."""
     if param.shape is None:
         return
     shape, before = tuple(tensor.shape), named(sizes)
     if not _bind(param.shape, shape, {}):
-        raise OutsideProblems(f"no kernel takes {_described(tensor)} here")
+        raise OutsideProblems(f"no kernel takes {_described(tensor)}")
     if not _bind(param.shape, shape, sizes):
-        raise WrongArguments(f"{_described(tensor)} disagrees with the tensors before it: {before}")
+        raise WrongArguments(f"{_described(tensor)} disagrees with earlier tensors, which have {before}")
     kept = [
         (want, got) for want, got, size in zip(param.strides or (), tensor.stride(), shape, strict=False) if size > 1
     ]
@@ -247,7 +247,7 @@ def _bind_all(param: BundleParam, tensor: Any, sizes: dict[str, int]) -> None:
 
 
 def _bind(wanted: Sequence[int | str], given: Sequence[int | str], sizes: dict[str, Any]) -> bool:
-    """Tell whether `given` equals `wanted`. A name in `wanted` stands for its value in `sizes`, or gets one there."""
+    """Tell whether `given` equals `wanted`. Names in `wanted` have values in `sizes`; missing values are added."""
     return all(
         got == (sizes.setdefault(want, got) if isinstance(want, str) else want)
         for want, got in zip(wanted, given, strict=True)
@@ -255,10 +255,10 @@ def _bind(wanted: Sequence[int | str], given: Sequence[int | str], sizes: dict[s
 
 
 def distance(problem: Mapping[str, Any], call: Mapping[str, Any]) -> float:
-    """Return the distance between the sizes of a call and of `problem`: the sum of the absolute log2 ratios.
+    """Return how far the sizes in a call are from those of `problem`: the sum of the absolute log2 ratios.
 
-    The distance is infinite if an argument that is not a size differs. An argument that only one of the two has does
-    not count. The sum is rounded, so that ties do not depend on the last digit of logarithms.
+    The distance is infinite if an argument that is not a size differs. An argument that the call or the problem lacks
+    does not count. The sum is rounded, so that the last digit of a logarithm does not decide between equal distances.
     """
     total = 0.0
     for name, value in call.items():
@@ -272,11 +272,11 @@ def distance(problem: Mapping[str, Any], call: Mapping[str, Any]) -> float:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Tell whether two values are the same, where True differs from 1, and 0.0 from -0.0."""
+    """Tell whether two values are the same. True is not the same as 1, and 0.0 is not the same as -0.0."""
     alike = one == other and isinstance(one, bool) == isinstance(other, bool)
     return bool(alike and (one != 0 or str(one)[:1] == str(other)[:1]))
 
 
 def _sizes_of(problem: Mapping[str, Any]) -> list[float]:
-    """Return a problem's sizes, sorted by name. Among equally near problems, the smallest sizes win."""
+    """Return the sizes in a problem, sorted by name. If problems are equally near, the smallest sizes win."""
     return [value for _, value in sorted(problem.items()) if type(value) in (int, float)]

@@ -1,6 +1,6 @@
-"""Load and launch libraries, for workers and bundles, and check that a machine meets a bundle's requirements.
+"""Code that loads and launches libraries for workers and bundles, and checks whether a machine can run a bundle.
 
-``apache-tvm-ffi`` and tilelang's runtime load CUDA libraries, so loading them does not need tilelang itself.
+CUDA libraries are loaded by ``apache-tvm-ffi`` and tilelang's runtime, so that tilelang itself is not needed.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ from typing import Any
 from atune.bundle.manifest import RUNTIME, BundledKernel, DamagedBundle, WrongArguments, WrongMachine, checked
 
 NUMBER_TYPES = frozenset({int, float, bool})
-"""Types of arguments for parameters that are not tensors."""
+"""Types of the arguments that a call may pass for numbers."""
 _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
 }  # fmt: skip
 X86_FEATURES = r"pni|s?sse|avx|amx|fma|f16c|bmi|abm|popcnt|v?aes|sha|gfni|v?pclmul|movbe|adx|xop|tbm|rdrand|rdseed"
-"""Prefixes of the flags in /proc/cpuinfo for the instruction sets that ``-march=native`` uses."""
+"""Beginnings of flags in /proc/cpuinfo that name the instruction sets used by ``-march=native``."""
 TVM_RUNTIME = "libtvm_runtime.so"
-"""tilelang's runtime. It lets tvm_ffi load device code, launches kernels, and needs the files `STUBS` next to it."""
+"""tilelang's runtime, by which tvm_ffi loads device code and launches kernels. The files `STUBS` must be next to it."""
 STUBS = "libstub_*.so"
-"""Libraries that find and load the libraries of CUDA, and of other vendors, when a program first calls them."""
+"""Libraries that find and load the libraries of CUDA, or of another vendor, when a program first calls them."""
 TENSORMAP = "libatune_tensormap.so"
-"""The library of ``tensormap.c``. Host code calls its function, because tilelang's runtime lacks this one."""
+"""The library of ``tensormap.c``. Its function is called by host code, but missing in tilelang's runtime."""
 PROVIDED = frozenset({"__tvm_set_device", "__tvm_tensormap_create_tiled"})
-"""Functions that a library of a bundle may call by name."""
+"""Names of the functions that a bundle's library may call."""
 REGISTERED = "ffi.Module.load_from_bytes.cuda"
-"""A function that the runtime registers with tvm_ffi. If tvm_ffi knows this function, the runtime is loaded."""
+"""A function that tilelang's runtime registers with tvm_ffi. The runtime is loaded if tvm_ffi has this function."""
 _loading = threading.Lock()
 CallPlan = Callable[[Sequence[Any]], Any]
-"""Calls a kernel with arguments of a fixed signature, and returns the outputs or None, as the call of a bundle does."""
+"""A function that calls a kernel with arguments of a fixed signature, and returns what the call of a bundle returns."""
 Wrong = Callable[[str], Exception]
-"""Makes the error for wrong arguments of a call."""
+"""A function that makes the error for wrong arguments of a call."""
 Launch = Callable[..., None]
-"""Launches a kernel with all of its parameters."""
+"""A function that launches a kernel with all of the kernel's parameters."""
 COUNTABLE = 2**31 - 1
-"""Sizes have 32 bits, so a tensor may span at most this many elements, unless the code was compiled for more."""
+"""Largest number of elements that a tensor may span, as sizes have 32 bits, unless the code was compiled for more."""
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.39e38, "float32": 3.4028235e38}
-"""Approximately the largest number that each type can hold. Larger numbers would become infinite."""
+"""The largest number that each type can hold, approximately. Larger numbers would become infinite."""
 C_TYPES = {"float32": ctypes.c_float, "float64": ctypes.c_double, "int64": ctypes.c_int64, "uint64": ctypes.c_uint64}
-"""C types of parameters that are numbers. Smaller integers are passed as 32 bits."""
+"""C types of the parameters that are numbers. Smaller integers are passed with 32 bits."""
 
 
 class Libraries:
-    """The libraries of the bundle in `folder`. `files`: the digest of each file by name.
+    """The libraries of the bundle in `folder`. `files`: the digest of each file, by the file's name.
 
-    A file may have changed since the bundle was read, so each file is read again, compared, and loaded from memory.
+    A file may change after the bundle was read. So each file is read again, compared, and then loaded from memory.
     """
 
     def __init__(self, folder: Path, files: Mapping[str, str]) -> None:
@@ -76,7 +76,7 @@ class Libraries:
         return _HELD[digest]
 
     def module(self, name: str) -> Any:
-        """Return a library as a module of tvm_ffi, which requires a file name that ends with ``.so``."""
+        """Return a library as a module of tvm_ffi, which requires that the file's name ends with ``.so``."""
         import tvm_ffi
 
         with tempfile.TemporaryDirectory() as folder:
@@ -85,13 +85,12 @@ class Libraries:
 
 
 _HELD: dict[str, str] = {}
-"""Paths of files in memory, by digest."""
 
 
 def gate(params: Sequence[Any], wrong: Wrong = ValueError, outputs: Container[int] = ()) -> Callable[..., None]:
-    """Return a function that checks a sequence of a kernel's arguments, and raises if native code would misread one.
+    """Return a function that checks the arguments of a kernel, and raises if native code would misread an argument.
 
-    Native code sees only a tensor's memory, sizes of 32 bits, and numbers of C types.
+    The arguments are a sequence. Native code knows only a tensor's memory, sizes of 32 bits, and numbers of C types.
     """
     import torch
 
@@ -113,7 +112,7 @@ def gate(params: Sequence[Any], wrong: Wrong = ValueError, outputs: Container[in
 
 
 def refuse(what: str, tensor: Any, wrong: Wrong = ValueError, most: int = COUNTABLE, is_output: bool = False) -> None:
-    """Raise `wrong` if native code would misread a tensor's memory, or if that spans more than `most` elements."""
+    """Raise `wrong` if native code would misread a tensor's memory, or the memory spans more than `most` elements."""
     import torch
 
     if not isinstance(tensor, torch.Tensor):
@@ -123,20 +122,20 @@ def refuse(what: str, tensor: Any, wrong: Wrong = ValueError, most: int = COUNTA
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or tensor.layout is not torch.strided:
         raise wrong(f"{what} is a {type(tensor).__name__} of layout {tensor.layout}: pass a plain, dense tensor")
     if is_output and any(stride == 0 and n > 1 for n, stride in zip(tensor.shape, tensor.stride(), strict=True)):
-        raise wrong(f"{what} is an output but an expanded tensor: pass a tensor whose elements do not share memory")
+        raise wrong(f"{what} is an expanded output tensor: pass a tensor whose elements do not share memory")
     if max(tensor.numel(), extent(tensor.shape, tensor.stride())) > most:
-        raise wrong(f"{what} spans more than {most} elements, the most that the kernel can count")
+        raise wrong(f"{what} spans more than {most} elements, which the kernel cannot count")
 
 
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Return the number of elements from a tensor's first to its last element in memory."""
+    """Return how many elements a tensor spans in memory, from its first element to its last."""
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 def _fits(value: Any, dtype: str) -> bool:
-    """Tell whether `dtype` can hold `value`: exactly for a C integer, and by magnitude for a float. Accepts tensors."""
+    """Tell whether `dtype` can hold `value`. C integers must be exact; floats must not overflow. Accepts tensors."""
     exact = getattr(ctypes, f"c_{dtype}", None)
     if hasattr(value, "stride"):
         return True
@@ -149,7 +148,7 @@ def _fits(value: Any, dtype: str) -> bool:
 def plan(
     kernel: BundledKernel, libraries: Libraries, target: str, arguments: Sequence[Any], sizes: Mapping[str, int]
 ) -> CallPlan:
-    """Return the plan for calls of `kernel` with arguments like these. `sizes`: values of its symbolic dimensions.
+    """Return the plan for calls of `kernel` with arguments like `arguments`. `sizes`: values of symbolic dimensions.
 
     Raises `DamagedBundle` if the library does not load, and `WrongArguments` if the size of an output is unknown.
     """
@@ -194,7 +193,7 @@ def plan(
 
 
 def _makers(kernel: BundledKernel, inputs: Sequence[Any], sizes: Mapping[str, int]) -> list[Callable[[], Any]]:
-    """Return for each output a function that allocates it."""
+    """Return a function for each output that allocates the output."""
     import torch
 
     here = next((tensor.device for tensor in inputs if tensor.__class__ not in NUMBER_TYPES), None)
@@ -213,7 +212,7 @@ def _makers(kernel: BundledKernel, inputs: Sequence[Any], sizes: Mapping[str, in
 
 
 def c_function(path: str, kernel: Any, sizes_of: Callable[..., Mapping[str, int]]) -> Launch:
-    """Return the C function of `kernel`, which has `symbol`, `params` and `calls`, as a function of its parameters.
+    """Return the C function of `kernel`, which has `symbol`, `params` and `calls`, as a function of all parameters.
 
     `sizes_of`: returns the symbolic dimensions of a call. Raises `OSError` or `AttributeError` if loading fails.
     """
@@ -236,16 +235,16 @@ def c_function(path: str, kernel: Any, sizes_of: Callable[..., Mapping[str, int]
 
 
 def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor."""
+    """Return the strides that a contiguous tensor of this shape has."""
     return tuple(math.prod(max(size, 1) for size in shape[i + 1 :]) for i in range(len(shape)))
 
 
 _DTYPES: dict[str, Any] = {}
-"""The cache of `torch_dtype`, because `torch.compile` warns of `functools.cache`."""
+"""The cache of `torch_dtype`. `functools.cache` is not used, because `torch.compile` warns about it."""
 
 
 def torch_dtype(name: str) -> Any:
-    """Return torch's dtype for TileLang's `name`; None if torch has none."""
+    """Return torch's dtype for the dtype that TileLang calls `name`; None if torch has no such dtype."""
     if name not in _DTYPES:
         import torch
 
@@ -266,12 +265,12 @@ def output_layout(
     known = [value for size in declared if (value := size_of(size, sizes)) is not None and 0 <= value < 2**63]
     if len(known) < len(declared):
         unknown = next((size for size in declared if size_of(size, sizes) is None), declared)
-        raise WrongArguments(f"output {position}: the inputs do not determine its {unknown!r}: pass every parameter")
+        raise WrongArguments(f"the inputs do not determine {unknown!r} of output {position}: pass every parameter")
     return known[:rank], contiguous(known[:rank]) if param.strides is None else known[rank:]
 
 
 def size_of(size: int | str, sizes: Mapping[str, int]) -> int | None:
-    """Return the value of `size`: a number, a name in `sizes`, or sums and products of them. None if it is unknown."""
+    """Return the value of `size`: a number, a name in `sizes`, or an expression of names. None if it is unknown."""
 
     def of(node: ast.expr) -> int:
         match node:
@@ -292,7 +291,7 @@ def size_of(size: int | str, sizes: Mapping[str, int]) -> int | None:
 
 
 def disagreement(sizes: Mapping[str, int]) -> str:
-    """Return a message about a sum or product in `sizes` that contradicts the values of its names, or an empty text."""
+    """Return a message if a sum or product in `sizes` contradicts the values of its names; otherwise an empty text."""
     names = {name: value for name, value in sizes.items() if name.isidentifier()}
     right = {text: size_of(text, names) for text in sizes if text not in names}
     wrong = [text for text, value in right.items() if value not in (None, sizes[text])]
@@ -300,7 +299,7 @@ def disagreement(sizes: Mapping[str, int]) -> str:
 
 
 def this_cpu() -> dict[str, Any]:
-    """Return this machine's architecture, its CPU's name, and the instruction sets that compilers may use on it."""
+    """Return this machine's architecture, its CPU's name, and the CPU's instruction sets that compilers may use."""
     try:
         info = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -312,7 +311,7 @@ def this_cpu() -> dict[str, Any]:
 
 
 def check_requirements(plain: Mapping[str, Any]) -> None:
-    """Raise `WrongMachine` if the bundle with the manifest `plain` cannot run here."""
+    """Raise `WrongMachine` if this machine cannot run the bundle with the manifest `plain`."""
     here = this_cpu()
     if plain["cpu"]["machine"] != here["machine"]:
         raise WrongMachine(f"the bundle is for {plain['cpu']['machine']}, but this machine is {here['machine']}")
@@ -334,7 +333,7 @@ def check_requirements(plain: Mapping[str, Any]) -> None:
 
 
 def check_device(arch: str, device: Any) -> None:
-    """Raise `WrongMachine` unless the CUDA device `device` has the architecture `arch`, for example ``sm_90a``."""
+    """Raise `WrongMachine` unless `device` is a CUDA device of the architecture `arch`, for example ``sm_90a``."""
     import torch
 
     major, minor = torch.cuda.get_device_capability(device)
@@ -344,7 +343,7 @@ def check_device(arch: str, device: Any) -> None:
 
 
 def prepare(libraries: Libraries) -> None:
-    """Load the runtime that a bundle's libraries need, unless this process has loaded it. Raises `OSError`."""
+    """Load the runtime for the libraries of a bundle, unless this process has loaded it. Raises `OSError`."""
     import tvm_ffi
 
     with _loading:
@@ -360,9 +359,9 @@ def prepare(libraries: Libraries) -> None:
 
 
 def cuda_function(libraries: Libraries, name: str, symbol: str) -> Callable[..., Any]:
-    """Return the function `symbol` of the library `name`. It launches on torch's current stream.
+    """Return the function `symbol` of the library `name`. The function launches its kernel on torch's current stream.
 
-    Raises `OSError`, `RuntimeError` or `AttributeError` if loading fails.
+    Raises `OSError`, `RuntimeError` or `AttributeError` if the library cannot be loaded.
     """
     prepare(libraries)
     library = libraries.module(name)
@@ -372,7 +371,7 @@ def cuda_function(libraries: Libraries, name: str, symbol: str) -> Callable[...,
 
 
 def tensormap(libraries: Libraries) -> Any:
-    """Return the module of the library `TENSORMAP`, which calls the driver's function."""
+    """Return the library `TENSORMAP` as a module, after telling it the address of the CUDA driver's function."""
     try:
         encode = ctypes.cast(ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled, ctypes.c_void_p).value
     except (OSError, AttributeError):
@@ -385,8 +384,8 @@ def tensormap(libraries: Libraries) -> Any:
 def runtime_folder() -> Path | None:
     """Return the folder of tilelang's own runtime; None if tilelang is not installed. Imports nothing.
 
-    If tilelang is installed, bundles load its copy, because two copies would end the process: each registers the same
-    functions with tvm_ffi. A later ``import tilelang`` finds this copy already loaded.
+    If tilelang is installed, bundles load its copy, because a second copy would register the same functions with
+    tvm_ffi, which ends the process. A later ``import tilelang`` finds this copy already loaded.
     """
     spec = importlib.util.find_spec("tilelang")
     for place in (spec.submodule_search_locations or ()) if spec is not None else ():

@@ -1,4 +1,4 @@
-"""Bundles' errors and manifests. A manifest is plain JSON with every file's digest, and is checked before loading."""
+"""Errors about bundles, and manifests, which are plain JSON with the digest of every file, checked before loading."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 MANIFEST_SCHEMA = 1
-"""Version of the manifest's format."""
 _SIZES = [(int, str)]
 _PARAM = {"dtype": str, "shape": (_SIZES, NoneType), "strides": (_SIZES, NoneType)}
 _PROBLEM = {
@@ -25,19 +24,19 @@ FIELDS = {
     "kernel": str, "target": str, "arch": str, "cpu": {"machine": str, "name": str, "features": [str]},
     "requires": dict, "asks": [str], "problems": [_PROBLEM], "files": dict,
 }  # fmt: skip
-"""Types of the manifest's fields besides its schema and digest. A list has items of its type; a tuple lists choices."""
+"""Types of the manifest's fields, except schema and digest. A list has items of its type; a tuple lists choices."""
 MOST_FILE_BYTES, MOST_MANIFEST_BYTES = 1 << 30, 16 << 20
-"""Largest size of a file, and of the manifest, in bytes."""
+"""Largest size of a file in a bundle, and of its manifest, in bytes."""
 MANIFEST, RUNTIME = "manifest.json", "runtime"
 Sizes = tuple[int | str, ...]
 
 
 class BundleError(Exception):
-    """The base class of bundles' errors. Raised itself if the folder is not a bundle, or this atune cannot read it."""
+    """The base class of errors about bundles. It is raised if the folder is not a bundle that this atune can read."""
 
 
 class DamagedBundle(BundleError):
-    """A file of the bundle is missing or has changed since the bundle was written. Copy the bundle again."""
+    """A file of the bundle is missing, or has changed since the bundle was written. Copy the bundle again."""
 
 
 class WrongMachine(BundleError):
@@ -45,15 +44,15 @@ class WrongMachine(BundleError):
 
 
 class WrongArguments(BundleError, TypeError):
-    """No kernel of the bundle takes arguments of this number, device, dtype, layout or number of dimensions."""
+    """No kernel of the bundle takes these arguments, because of their number, device, dtype, layout or dimensions."""
 
 
 class OutsideProblems(BundleError, LookupError):
-    """No problem of the bundle has these sizes. Tune it, or see `on_miss` of `load`."""
+    """No problem of the bundle has these sizes. Tune a problem with these sizes, or see `on_miss` of `load`."""
 
 
 class BundleParam(NamedTuple):
-    """A parameter. `shape`: ints and names of symbolic dimensions; None for a number. `strides`: None if contiguous."""
+    """A parameter. `shape`: ints, or names of symbolic dimensions; None for a number. `strides`: None if contiguous."""
 
     dtype: str
     shape: Sizes | None
@@ -70,20 +69,20 @@ class BundledKernel:
     """SHA-256 of the library."""
     symbol: str
     calls: Sizes
-    """For target ``c``: the arguments of the C function, as positions of parameters or names of symbolic dimensions."""
+    """For target ``c``: each argument of the C function, as a parameter's position or a symbolic dimension's name."""
     outputs: tuple[int, ...]
     """Positions of the parameters that a call may leave out. They are allocated and returned."""
     zero: tuple[int, ...]
-    """Positions of outputs that are allocated as zeros, and of inputs that a call sets to zero."""
+    """Positions of the outputs that are allocated as zeros, and of the inputs that a call sets to zero."""
     params: tuple[BundleParam, ...]
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """Positions of the parameters that are not outputs."""
+        """Positions of all parameters except the outputs."""
         return tuple(i for i in range(len(self.params)) if i not in self.outputs)
 
     def given(self, count: int) -> tuple[int, ...] | None:
-        """Return the positions that `count` arguments fill: all parameters, or the inputs; None for another count."""
+        """Return which positions `count` arguments have: all parameters or all inputs; None for any other count."""
         if count == len(self.params):
             return tuple(range(count))
         return self.inputs if count == len(self.inputs) else None
@@ -95,13 +94,13 @@ def named(problem: Mapping[str, Any]) -> str:
 
 
 def manifest_digest(plain: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a manifest's content without the field ``digest``."""
+    """Return the SHA-256 of a manifest without its field ``digest``."""
     content = {name: value for name, value in plain.items() if name != "digest"}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def read_manifest(folder: Path) -> tuple[dict[str, Any], tuple[BundledKernel, ...]]:
-    """Return the manifest of `folder` and its kernels, after comparing every file with its digest.
+    """Return the manifest in `folder` and the kernels in it, after comparing every file with its digest.
 
     Raises `BundleError` or `DamagedBundle`.
     """
@@ -125,9 +124,9 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], tuple[BundledKernel, ..
             raise ValueError(f"its field {wrong[0]} is missing or has a wrong type")
         built_for = f"{plain['target']} {plain['arch']}"
         if plain["target"] != "c" and not re.fullmatch(r"cuda sm_\d{2,4}[af]?", built_for):
-            raise ValueError("bundles cannot have its target")
+            raise ValueError("its target is not supported")
         if not all(re.fullmatch(r"[\w.-]+", name) and _fits(wanted, str) for name, wanted in plain["requires"].items()):
-            raise ValueError("its requirements are not versions of packages")
+            raise ValueError("its field requires must have the versions of packages")
         kernels = tuple(map(_kernel, plain["problems"]))
         for name in plain["files"]:
             checked(folder, name, plain["files"])
@@ -142,7 +141,7 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], tuple[BundledKernel, ..
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Tell whether a JSON value has the type `kind`, which is written as in `FIELDS`."""
+    """Tell whether a JSON value has the type `kind`, which has the form of a type in `FIELDS`."""
     if isinstance(kind, tuple):
         return any(_fits(value, choice) for choice in kind)
     if isinstance(kind, list):
@@ -153,7 +152,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _content(path: Path, most: int) -> bytes:
-    """Return the content of a regular file. Raises `OSError` for other files, which could block or never end."""
+    """Return the content of a regular file. Raises `OSError` for any other file, as a pipe could block for ever."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
@@ -164,9 +163,9 @@ def _content(path: Path, most: int) -> bytes:
 
 
 def checked(folder: Path, name: str, files: Mapping[str, Any]) -> bytes:
-    """Return the content of a bundle's file after comparing it with its digest in `files`.
+    """Return the content of a bundle's file, after comparing it with its digest in `files`.
 
-    Raises `DamagedBundle`, or `ValueError` for a name that a bundle's file cannot have.
+    Raises `DamagedBundle` if the digest differs, or `ValueError` if a bundle cannot have a file of this name.
     """
     digest = files[name]
     if not re.fullmatch(rf"(?:{RUNTIME}/)?\w[\w.-]*", name):

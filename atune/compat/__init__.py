@@ -1,5 +1,5 @@
-"""Interfaces of other tuners: their names, parameters and errors.
+"""Interfaces of other tuners, with the names, parameters and errors of these tuners.
 
-They may import all of atune but `testing`, and tilelang and torch. They translate arguments into options of
-`frontends`, which does the tuning.
+This package may import all of atune but `testing`, and also tilelang and torch. It translates arguments into options of
+`frontends`, where the tuning is done.
 """

@@ -1,8 +1,8 @@
-"""The compile side of a run: gives free compile workers their next step, and records the results.
+"""The compile side of a run: gives each free compile worker its next step, and records the results.
 
 First, one worker finds the roles of the kernel's parameters. This module then takes a candidate from *lowered* to
-*built*: `Screen` judges the lowered candidate, the scheduler decides when to build it, and `deliver` hands its artifact
-on. If nothing else can start, a worker compares cicc's library with nvcc's for a compiler state not compared before.
+*built*: `Screen` judges the lowered candidate, the scheduler decides when to build it, and `deliver` queues its
+artifact. Meanwhile, a worker compares cicc's library with nvcc's for a compiler state that was not compared before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import anyio
 import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream
 
+from atune.engine.benchmark_stage import differences
 from atune.engine.interfaces import CompileHints, CompileWorker
+from atune.engine.prior import best_estimate
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState, Job, Lower, halves
 from atune.engine.screen import Verdict, reason_to_defer
@@ -31,9 +33,9 @@ from atune.journal.events import (
     Warned,
 )
 from atune.journal.state import COMPILED_BEFORE, State
-from atune.model.artifact import Artifact, Failure, Lowered, Roles
+from atune.model.artifact import Artifact, Built, Failure, Lowered, Roles
 from atune.model.candidate import Candidate
-from atune.model.jobs import BuildJob, CompareJob, FindJob, GroupFailed, LowerJob, RolesJob
+from atune.model.jobs import HOPELESS, BuildJob, CompareJob, FindJob, GroupFailed, LowerJob, RolesJob
 from atune.workload.source_locations import place_in
 
 
@@ -54,12 +56,12 @@ async def find_roles(run: Run, worker: CompileWorker, candidates: Sequence[Candi
 
 
 class CompilerStates:
-    """The compiler states of a run. `candidate`: returns the candidate with an index."""
+    """The compiler states of a run. `candidate`: a function that returns the candidate with a given index."""
 
     def __init__(self, run: Run, candidate: Callable[[int], Candidate]) -> None:
         self.run, self.candidate = run, candidate
         self.differs = False
-        """Whether cicc's code differs from nvcc's in any state."""
+        """Whether cicc and nvcc made different code in any compiler state."""
         self._equal, self._seen = set[str](), set[str]()
         self.due = list[Artifact]()
         """Libraries to compare."""
@@ -67,7 +69,7 @@ class CompilerStates:
         """How many comparisons are under way."""
 
     def saw(self, artifacts: Sequence[Artifact]) -> None:
-        """Queue new libraries for comparison if their states were not compared."""
+        """Queue libraries for comparison if their compiler states were not compared yet."""
         for artifact in artifacts:
             if artifact.state and not artifact.compared and artifact.state not in self._seen:
                 self._seen.add(artifact.state)
@@ -81,16 +83,18 @@ class CompilerStates:
         try:
             answer = await worker.run(CompareJob(self.candidate(artifact.index), artifact))
             if isinstance(answer, Failure):
-                self._warn(artifact, f"could not be compared with nvcc's ({answer.kind}: {answer.message})")
+                self._warn(artifact, f"could not be compared with nvcc's code ({answer.kind}: {answer.message})")
             elif answer.difference:
                 self.differs = True
-                self._warn(artifact, f"differs from nvcc's ({answer.difference}), so nvcc compiles the finalists again")
+                self._warn(
+                    artifact, f"differs from nvcc's code ({answer.difference}), so nvcc compiles the finalists again"
+                )
             else:
                 self._equal.add(artifact.state)
         except MachineError:
             raise
         except AtuneError as error:
-            self._warn(artifact, f"could not be compared with nvcc's ({error})")
+            self._warn(artifact, f"could not be compared with nvcc's code ({error})")
         finally:
             self.under_way -= 1
             self.run.wake()
@@ -116,20 +120,25 @@ LEAST_COMPILED = 8
 """Number of candidates that must have been compiled before any compile can count as hopeless."""
 QUANTILE = 0.9
 FACTOR = 5.0
-"""A compile may take this many times the `QUANTILE` of the other compiles' times."""
+"""A compile may take as long as the `QUANTILE` of the other compile times, times this factor."""
+LAST_FACTOR, LAST_SHARE = 2.0, 1 / 3
+"""The factor for the last candidates, at most this share of all, when the run waits for nothing else. Kernels that an
+H100 and an H200 compiled for so long were 3 to 80 times slower than the winner."""
 FLOOR_S = 10.0
-"""The shortest limit in seconds, because a busy machine may delay any compile by this long."""
+"""Shortest limit in seconds, because a busy machine may delay any compile by as much time."""
+STEP_S = 1.0
+"""Seconds after which the compiles under way are examined again."""
 
 Deliver = Callable[[Artifact], Awaitable[None]]
-"""Hands a candidate's artifact on, as soon as the queue has room."""
+"""Queues a candidate's artifact for the devices, and waits if the queue is full."""
 
 
 class CompileStage:
     """Lowers and builds candidates on all compile workers, as the scheduler decides.
 
-    `judge`: decides on a lowered candidate. `hints`: for a number of measuring devices, returns the compilers' hints.
-    `timeout_s`: the user's deadline for a compile; without it, no compile is hopeless. `states`: compares compiler
-    states when a worker is free; None if nothing is measured.
+    `judge`: returns the verdict on a lowered candidate. `hints`: returns the compilers' hints, given the number of
+    devices that measure. `timeout_s`: the user's deadline for a compile; without a deadline, no compile is hopeless.
+    `states`: the compiler states to compare; None if nothing is measured.
     """
 
     def __init__(
@@ -147,19 +156,24 @@ class CompileStage:
         self.run, self.state, self.emit = run, state, run.recorder.emit
         self._proposals, self._judge, self._deliver, self._states = proposals, judge, deliver, states
         self._hints, self._timeout_s = hints, timeout_s
+        self._building: dict[anyio.CancelScope, tuple[Sequence[Lowered], float]] = {}
+        """The groups that are being compiled, and when each began, on the clock `_passed_s`."""
+        self._passed_s = 0.0
+        self._ended: dict[int, set[int]] = {}
+        """For each member of a group that was ended as hopeless, the group's members."""
         self._back: deque[Candidate] = deque()
-        """Candidates that were put back, to be lowered again."""
+        """Candidates that must be lowered again."""
         self._undecided: dict[int, Lowered] = {}
-        """Lowered candidates that are judged again when other candidates are lowered."""
+        """Lowered candidates without a verdict, which are judged again when other candidates are lowered."""
         self._repeated: set[int] = set()
-        """Candidates whose worker was lost once. They are tried again, but a second loss counts as a failure."""
+        """Candidates that lost their worker once, and are tried again. A second loss counts as a failure."""
         self._unlowered = Counter[str]()
-        """Number of lowering failures by message, without failures that a line of the user's code raised."""
+        """Number of lowering failures with each message, except failures that a line of the user's code raised."""
         self._idle = anyio.Lock(fast_acquire=True)
-        """Held by the idle worker that looks for work. Other idle workers would find the same work, so they wait."""
+        """Lock of the idle worker that looks for work. Other idle workers wait: they would find the same work."""
 
     async def serve(self, worker: CompileWorker) -> None:
-        """Do what the scheduler decides until all is compiled. With `states`, go on until cancelled."""
+        """Do what `_next` returns, until all candidates are compiled or, if there are `states`, until cancelled."""
         while True:
             work = self._next()
             if work is None:
@@ -171,7 +185,7 @@ class CompileStage:
             await work(worker)
 
     async def ended(self) -> None:
-        """Wait until everything is compiled and handed on, then set `Run.compiled`."""
+        """Wait until all candidates are compiled and their artifacts are queued, then set `Run.compiled`."""
         self._update()
         while not self._all_compiled:
             await self.run.changed()
@@ -179,18 +193,45 @@ class CompileStage:
         self.run.compiled.set()
         self.run.wake()
 
+    async def end_hopeless(self, sleep: Callable[[float], Awaitable[None]]) -> None:
+        """End compiles for which the whole run waits in vain, until cancelled. `sleep`: as in `Machine`."""
+        while True:
+            while not self._building:
+                await self.run.changed()
+            await sleep(STEP_S)
+            self._passed_s += STEP_S  # one step, even if this program was stopped for longer
+            left = sum(len(group) for group, _ in self._building.values())
+            few = left <= LAST_SHARE * (left + len(self.run.recorder.state.compile_s))
+            for scope, (group, began_s) in self._building.items():
+                if few and self.state.waits and not self.run.measuring and self._is_hopeless(group, began_s):
+                    scope.cancel()
+
+    def _is_hopeless(self, group: Sequence[Lowered], began_s: float) -> bool:
+        """Return whether a group takes too long, unless the prior expects a member to be faster than all measured."""
+        state = self.run.recorder.state
+        limit = limit_s(state, group, self.state.work_of(group), self._timeout_s, LAST_FACTOR)
+        others = self._ended.get(group[0].index, set()).difference(lowered.index for lowered in group)
+        culprit = bool(others) and all(state.first(i).built or state.outcome(i) for i in others)
+        if limit is None or not (culprit or self._passed_s - began_s >= limit):
+            return False
+        measured = [state.entry(measured.index).facts for measured in state.ranked()]
+        own = [lowered.facts for lowered in group]
+        return best_estimate(own, self.run.figures) >= best_estimate(measured, self.run.figures)
+
     @property
     def _all_compiled(self) -> bool:
         return self.state.finished and not self.state.busy
 
     def _next(self) -> Callable[[CompileWorker], Awaitable[None]] | None:
-        """Return a free worker's next step: a job, or the comparison of a state if no job can start."""
+        """Return a free worker's next step: a job, or the comparison of a state. The final waits for the comparison, so
+        it starts once each worker has had a group, or once no job can start."""
         self._update()
-        if (job := self.state.next_job()) is not None:
-            return partial(self._do, job)
-        if self._states is None or not self._states.due:
-            return None
-        return self._states.compare if self.state.busy < self.state.workers - self.state.hints.resting else None
+        free = self.state.busy < self.state.workers - self.state.hints.resting
+        compare = self._states.compare if self._states is not None and self._states.due and free else None
+        if compare is None or self.state.groups < self.state.workers:
+            job = self.state.next_job()
+            return compare if job is None else partial(self._do, job)
+        return compare
 
     def _update(self) -> None:
         """Bring the scheduler's state up to date."""
@@ -204,12 +245,21 @@ class CompileStage:
         self.state.busy += 1
         try:
             if isinstance(job, Lower):
-                await self._lower(worker, self._back.popleft() if self._back else self._proposals.receive_nowait())
+                for candidate in self._row():
+                    await self._lower(worker, candidate)
             else:
                 await self._build(worker, job.group, job.reason)
         finally:
             self.state.busy -= 1
             self.run.wake()
+
+    def _row(self) -> list[Candidate]:
+        """Take the next candidate, and the one after it if they differ in one axis, so their lowering may be shared."""
+        count = 2 if self.state.waiting > self.state.workers else 1
+        row = [self._back.popleft() if self._back else self._proposals.receive_nowait() for _ in range(count)]
+        if count == 2 and differences(row[0].config, row[1].config) != 1:
+            self._back.appendleft(row.pop())
+        return row
 
     async def _lower(self, worker: CompileWorker, candidate: Candidate) -> None:
         self.state.lowering += 1
@@ -249,7 +299,7 @@ class CompileStage:
             self._fail(worker, answer)
 
     async def _judge_undecided(self, worker: CompileWorker) -> None:
-        """Judge again the candidates that waited for others to be lowered."""
+        """Judge the undecided candidates again, because another candidate was lowered."""
         for lowered in list(self._undecided.values()):
             verdict = self._judge(lowered)
             if verdict.becomes != "wait" and self._undecided.pop(lowered.index, None) is not None:
@@ -277,12 +327,22 @@ class CompileStage:
 
     async def _build(self, worker: CompileWorker, group: tuple[Lowered, ...], reason: str) -> None:
         self.state.building += 1
+        scope = anyio.CancelScope()
+        built: list[Built] | GroupFailed = []
+        self._building[scope] = group, self._passed_s
+        self.run.wake()  # for `end_hopeless`
         try:
             plain = self._states is not None and self._states.differs
             limit = limit_s(self.run.recorder.state, group, self.state.work_of(group), self._timeout_s)
-            built = await worker.run(BuildJob(group, plain=plain, limit_s=limit))
+            with scope:
+                built = await worker.run(BuildJob(group, plain=plain, limit_s=limit))
         finally:
+            _, began_s = self._building.pop(scope)
             self.state.building -= 1
+        if scope.cancelled_caught:
+            self._ended.update(dict.fromkeys(members := {lowered.index for lowered in group}, members))
+            why = HOPELESS.format(limit_s=self._passed_s - began_s)
+            built = GroupFailed(why) if len(group) > 1 else [Failure(group[0].index, "hopeless", why)]
         if isinstance(built, GroupFailed):
             indices = tuple(lowered.index for lowered in group)
             if self._repeats(worker, indices, built.doubt):
@@ -323,7 +383,8 @@ class CompileStage:
                 self.run.stop("unlowered")
 
     def _repeats(self, worker: CompileWorker, indices: Sequence[int], doubt: str) -> bool:
-        """Return whether to repeat candidates because of `doubt`, and record it. False if all were repeated before."""
+        """Return whether to repeat candidates because of `doubt`, and record the repetition. Returns False if all of
+        the candidates were repeated before."""
         if not doubt or self._repeated.issuperset(indices):
             return False
         self._repeated.update(indices)
@@ -340,10 +401,12 @@ class CompileStage:
                 break
 
 
-def limit_s(state: State, group: Sequence[Lowered], weight: float, most_s: float | None) -> float | None:
+def limit_s(
+    state: State, group: Sequence[Lowered], weight: float, most_s: float | None, factor: float = FACTOR
+) -> float | None:
     """Return the seconds after which compiling `group` is hopeless; None if the user's limit `most_s` applies.
 
-    The limit is computed from each compiled candidate's share of its library's seconds, and grows with the group's
+    The limit depends on each compiled candidate's share of its library's seconds. The limit grows with the group's
     `weight`, whose unit is one compile. If the default configuration is alone in a group, the user's limit applies,
     because every result is compared with the default. A larger group that exceeds its limit is compiled again in parts.
     """
@@ -353,5 +416,7 @@ def limit_s(state: State, group: Sequence[Lowered], weight: float, most_s: float
     if most_s is None or len(seen) < LEAST_COMPILED or firsts == [default]:
         return None
     usual_s = seen[math.ceil(QUANTILE * len(seen)) - 1]
-    limit_s = max(FLOOR_S, FACTOR * usual_s * weight)
+    usual_s += (len(group) - 1) * seen[len(seen) // 2]  # not all members are among the slowest
+    leader_s = state.entry(state.best[0]).compile_s if state.best is not None else 0.0
+    limit_s = max(FLOOR_S, FACTOR * leader_s, factor * usual_s * weight / len(group))
     return round(limit_s, 1) if limit_s < most_s else None

@@ -1,10 +1,10 @@
-"""The engine's protocols. `atune.workers` implements them with processes, `atune.testing` with scripted fakes."""
+"""The engine's protocols. `atune.workers` implements these protocols with processes, and `atune.testing` with fakes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Literal, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -16,18 +16,17 @@ from atune.workload.workload import WorkloadSpec
 class CompileHints(msgspec.Struct, frozen=True):
     """Hints from the compilers to the scheduler."""
 
-    builds: Literal["all", "first", "none"] = "all"
-    """The groups that may start. ``first``: only groups that devices wait for, because building will soon be cheaper.
-    ``none``: no group, because building will be cheaper in a moment."""
+    builds: bool = True
+    """Whether groups may start. Otherwise building will soon be so much cheaper that even a waiting device gains."""
     resting: int = 0
     """Number of workers that start no new job, because measuring devices need their cores."""
     alike: int = 0
-    """A run in which nothing was lowered ends after this many equal lowering failures; 0: never. Two are enough if the
-    default configuration fails in the same way."""
+    """Number of equal lowering failures that end a run in which nothing was lowered; 0 to never end it. If the default
+    configuration fails in the same way, two failures are enough."""
 
 
 class CompileWorker(Protocol):
-    """A compile worker. It takes one job at a time; cancelling `run` kills the processes that the job started."""
+    """A worker that does one compile job at a time. Cancelling `run` kills the processes that the job started."""
 
     name: str
 
@@ -36,35 +35,35 @@ class CompileWorker(Protocol):
 
 
 class DeviceWorker(Protocol):
-    """A device's process. It takes one job at a time; cancelling `run` kills the process."""
+    """A device's process, which does one job at a time. Cancelling `run` kills the process."""
 
     name: str
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs; it may end at any time."""
+        """Whether the process runs. The process may end at any time."""
 
     async def run(self, job: Job[A]) -> A:
         """Do a `DeviceJob`, and return its answer. The job's docstring names the errors that it raises."""
 
 
 def ignored(*_: object) -> None:
-    """Do nothing, as the callback of a caller that needs no messages."""
+    """Do nothing. This is the default callback, for callers that need no messages."""
 
 
 class Machine(Protocol):
-    """Compilers and devices of one run."""
+    """Compilers and devices of one run. `sleep` waits for seconds of the time in which its workers do jobs."""
 
     def open(
         self, warn: Callable[[str], None] = ignored, wake: Callable[[], None] = ignored
     ) -> AbstractAsyncContextManager[None]:
-        """Start the compilers and devices; leaving kills every process.
+        """Start the compilers and devices. Leaving the context kills every process.
 
-        `warn` is called with messages for the user that belong to no candidate, and `wake` when `hints` may change.
+        The machine calls `warn` with messages that belong to no candidate, and `wake` when `hints` may change.
         """
 
     async def describe(self, *, seed: int = 0) -> WorkloadSpec:
-        """Describe the workload and list its space, or the part of a large space that `seed` draws."""
+        """Describe the workload and list its space. From a large space, `seed` draws a sample."""
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
         """Resolve target ``auto`` and find the devices. Raises `TargetError` if a device or target is missing."""
@@ -72,11 +71,14 @@ class Machine(Protocol):
     def compile_workers(self) -> Sequence[CompileWorker]: ...
 
     async def prepare(self, candidates: int) -> None:
-        """Decide how to compile `candidates` candidates. Called once, between `discover` and `compile_workers`."""
+        """Decide how to compile this number of `candidates`. Called once, between `discover` and `compile_workers`."""
 
     def hints(self, measuring: int) -> CompileHints:
-        """Return the current hints for the scheduler, while `measuring` devices have a candidate."""
+        """Return the current hints for the scheduler. `measuring`: the number of devices that have a candidate."""
 
     def device_workers(self) -> Sequence[DeviceWorker]: ...
+
+    async def sleep(self, seconds: float, /) -> None:
+        """Sleep for `seconds` of the machine's time, which passes at once on a fake machine."""
 
     def versions(self) -> dict[str, str]: ...

@@ -2,15 +2,15 @@
 
 Blocks run in rounds: an SM holds as many blocks as its threads, registers and shared memory admit. Two lower bounds
 limit a round's time. The first is the time of the busiest resource: tensor cores, arithmetic, shared memory, the L2
-cache or the memory. The second is the time of one block alone, which waits for its loads unless stages hide them. The
-roofline model is by S. Williams et al., https://doi.org/10.1145/1498765.1498785. The estimates rank candidates; their
-milliseconds may be far off.
+cache or the memory. The second is the time of one block alone, which waits for loads unless pipeline stages hide the
+loads. The roofline model is by S. Williams et al., https://doi.org/10.1145/1498765.1498785. The estimates are made to
+rank candidates, and may be far from measured latencies.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from atune.journal.events import SpaceSurveyed
@@ -86,6 +86,12 @@ def estimates(facts: Mapping[int, StaticFacts], figures: Figures) -> dict[int, f
     """Return the estimates in milliseconds of all candidates with sufficient facts."""
     by_index = {index: estimate(of_index, figures) for index, of_index in facts.items()}
     return {index: ms for index, ms in by_index.items() if ms is not None}
+
+
+def best_estimate(facts: Iterable[StaticFacts | None], figures: Figures | None) -> float:
+    """Return the least of the estimates in milliseconds; infinite if there is none."""
+    known = [] if figures is None else [estimate(of_one, figures) for of_one in facts if of_one is not None]
+    return min((ms for ms in known if ms is not None), default=math.inf)
 
 
 def choices(facts: Mapping[int, StaticFacts], figures: Figures) -> list[tuple[int, float]]:
@@ -200,7 +206,7 @@ def spilling(facts: StaticFacts, work: BlockWork) -> float:
 
 
 def block_load(work: BlockWork, threads: int, figures: Figures) -> Load:
-    """Return the load of all steps of one block on each resource."""
+    """Return the load that all steps of one block put on each resource."""
     arch = figures.architecture
     flops = sum(
         gemm.flops / arch.tensor_flops / operand_rate(gemm.dtype) / filling(gemm, work, figures) for gemm in work.gemms
@@ -224,7 +230,7 @@ def copy_operations(access: Access) -> float:
 
 
 def exceeded_limit(facts: StaticFacts, limits: DeviceLimits) -> str:
-    """Return a sentence on the device limit that a candidate exceeds, so that it cannot run; empty if it can run."""
+    """Return a message about the device limit that a candidate exceeds; empty if the candidate exceeds no limit."""
     if limits.smem_bytes is not None and facts.smem_bytes is not None and facts.smem_bytes > limits.smem_bytes:
         return f"shared memory: {facts.smem_bytes} bytes per block, but the device has {limits.smem_bytes}"
     if limits.threads is not None and facts.threads is not None and facts.threads > limits.threads:
@@ -235,9 +241,9 @@ def exceeded_limit(facts: StaticFacts, limits: DeviceLimits) -> str:
 
 
 def can_run(facts: StaticFacts, figures: Figures) -> bool:
-    """Return whether a block fits on the device, warps can divide and chain its products, and registers hold the sums.
+    """Return whether a block fits on the device, warps can divide and chain products, and registers can hold the sums.
 
-    Only the sums of a wgmma instruction must be in registers; the compiler can spill all others.
+    Only the sums of a wgmma instruction must be in registers; the compiler can spill all other values.
     """
     work = facts.work
     if exceeded_limit(facts, figures.limits):
@@ -267,16 +273,16 @@ def passes_on(gemm: Gemm, rows: int, columns: int, threads: int, figures: Figure
 
 
 def grouped(gemm: Gemm, threads: int, figures: Figures) -> bool:
-    """Return whether warp groups compute a product (wgmma). They need 64 rows, and neither float32 nor float64."""
+    """Return whether warp groups compute a product (wgmma). This needs 64 rows, and neither float32 nor float64."""
     by_group = figures.architecture.warp_groups and gemm.m >= 64 and threads % 128 == 0
     return by_group and gemm.dtype not in ("float32", "float64")
 
 
 def divisions(gemm: Gemm, threads: int, figures: Figures) -> list[tuple[int, int]]:
-    """Return the (row parts, column parts) into which warps, or warp groups, can divide a product equally.
+    """Return each pair (row parts, column parts) into which warps, or warp groups, can divide a product equally.
 
     A warp group computes multiples of 64 rows and 8 columns (PTX ISA, «wgmma.mma_async»), and a warp computes multiples
-    of 16 rows and 8 columns («mma»). `T.gemm` demands such a division (tilelang 0.1.15, src/cuda/op/gemm.cc).
+    of 16 rows and 8 columns («mma»). `T.gemm` demands an equal division (tilelang 0.1.15, src/cuda/op/gemm.cc).
     """
     by_group = grouped(gemm, threads, figures)
     parts, least = max(1, threads // (128 if by_group else 32)), 64 if by_group else 16
@@ -285,7 +291,7 @@ def divisions(gemm: Gemm, threads: int, figures: Figures) -> list[tuple[int, int
 
 
 def split(gemm: Gemm, threads: int, figures: Figures) -> tuple[int, int]:
-    """Return the (row parts, column parts) into which the policy of `gemm` divides its product."""
+    """Return the pair (row parts, column parts) into which the policy of `gemm` divides the product."""
     possible = divisions(gemm, threads, figures) or [(1, 1)]
     if gemm.policy in (1, 2):
         return possible[-1 if gemm.policy == 1 else 0]
@@ -293,7 +299,7 @@ def split(gemm: Gemm, threads: int, figures: Figures) -> tuple[int, int]:
 
 
 def filling(gemm: Gemm, work: BlockWork, figures: Figures) -> float:
-    """Return the share of their peak rate that tensor cores reach on a product of this shape."""
+    """Return the share of the peak rate that tensor cores reach on a product of this shape."""
     if not figures.architecture.warp_groups or grouped(gemm, work.threads, figures):
         return TENSOR_SHARE
     return 0.6  # mma on sm_90 reaches about this share (M. Luo et al.)
@@ -311,7 +317,7 @@ def operand_bytes(gemm: Gemm, threads: int, figures: Figures) -> float:
 def round_clocks(
     work: BlockWork, facts: StaticFacts, load: Load, resident: int, blocks: int, figures: Figures
 ) -> float:
-    """Return the clocks of one round of `blocks` blocks, `resident` of them on each SM."""
+    """Return the clocks that a round of `blocks` blocks takes, if each SM holds `resident` blocks."""
     steps = max(work.steps, 1.0)
     busy_sms = min(figures.sms, blocks)
     share = min(1.0, L2_SHARE * figures.sms / busy_sms)
@@ -380,21 +386,21 @@ def neighbourhood(grid: tuple[int, ...], blocks: int, order: str) -> dict[str, f
 
 
 def _strip(short: int, long: int, blocks: float, width: int) -> tuple[float, float]:
-    """Return the extent of `blocks` blocks along both axes. They fill panels of this `width` that span the grid."""
+    """Return the extent of `blocks` blocks along both axes. The blocks fill panels of `width` that span the grid."""
     first = min(width, short)
     along = min(float(long), blocks / first)
     return min(float(short), max(first, blocks / long)), along
 
 
 def figures_for(target: Target | None, devices: Sequence[DeviceInfo]) -> Figures | None:
-    """Return the figures for a run's prior; None if there are none, for example on the CPU."""
+    """Return the figures for a run's prior; None if the prior knows no figures, for example for a CPU."""
     if target is None or target.kind != "cuda":
         return None
     return figures_of(devices[0] if devices else None, target.arch)
 
 
 def columns(facts: Mapping[int, StaticFacts], figures: Figures) -> dict[str, Any]:
-    """Make the fields of `SpaceSurveyed` from the candidates' facts, with `CAN_RUN` if candidates differ in it."""
+    """Return the fields of `SpaceSurveyed` for the candidates' facts, with `CAN_RUN` if its values differ."""
     indices, prior = tuple(sorted(facts)), estimates(facts, figures)
     runs = tuple(float(can_run(facts[index], figures)) for index in indices)
     return {

@@ -23,20 +23,20 @@ from atune.workload.pickling import FileRef
 from atune.workload.workload import Workload
 
 PATIENCE_S, EACH_S = 40.0, 0.1
-"""The time limit: a base, and an addition for each candidate. Most candidates take 0.02 s."""
+"""The time limit: a number of seconds, and additional seconds for each candidate. Most candidates take 0.02 s."""
 NO_FIGURES = "the prior knows nothing about this device: the default is chosen"
 NOT_READ = "the prior cannot read the work of a block of this kernel: the default is chosen"
 
 
 class PickedConfig(msgspec.Struct, frozen=True):
-    """A configuration, and the latency in milliseconds that the prior expects; None without an estimate."""
+    """A configuration, and the latency that the prior expects, in milliseconds (None if the prior has no estimate)."""
 
     config: Config
     estimate_ms: float | None = None
 
 
 class Picked(msgspec.Struct, frozen=True):
-    """The `choices` of `pick`, the best first. Compare estimates only with each other: they may be far off.
+    """The `choices` of `pick`, the best first. Estimates may be far off, so compare estimates only with each other.
 
     `gpu`: the GPU model; empty without a GPU. `candidates`: how many were examined; `unfit` of them cannot run, and
     `unknown` of them did not answer in time. `why`: the reason that the default is the only choice; otherwise empty.
@@ -56,12 +56,12 @@ class Picked(msgspec.Struct, frozen=True):
 def pick(workload: Workload | FileRef | str, n: int = 3, gpu: str | None = None) -> Picked:
     """Choose `n` configurations of `workload` by the prior, without measuring. Workers run its kernel function.
 
-    If possible, the last choice divides the work differently from the others.
+    If possible, the last choice divides the work in a different way than the other choices.
 
-    `workload`: as for `tune`. `gpu`: choose for this GPU model, such as ``H100``, without needing a GPU or nvcc. None:
-    choose for this machine's GPU.
+    `workload`: as for `tune`. `gpu`: the GPU model to choose for, such as ``H100``. If `gpu` is given, neither a GPU
+    nor nvcc is needed. By default, `pick` chooses for this machine's GPU.
 
-    Raises `UsageError` for arguments that cannot work, and if no candidate can run or the kernel function hangs.
+    Raises `UsageError` for invalid arguments, and if no candidate can run, or if the kernel function hangs.
     """
     refuse_in_worker()
     device = None if gpu is None else device_named(gpu)

@@ -1,5 +1,5 @@
-"""Events, the state folded from them, results, and journals, the files that store events.
+"""Events, journals (the files that store events), and the state and the result that are computed from events.
 
-It imports `model` and `workload`. `engine` emits the events, `reporting` renders results, and `workers` decides which
-journals are kept, and which are looked up.
+This package imports `model` and `workload`. `engine` emits the events, `reporting` renders results, and `workers`
+decides which journals are kept and which are looked up.
 """

@@ -1,7 +1,7 @@
-"""The events of a run: frozen structs, named in the past tense, which `decode` reads as one union.
+"""The events of a run. Each event is a frozen struct with a name in the past tense. `decode` returns any event.
 
-A journal has an event per line, and `atune.journal.result.Result` is a pure fold over them. Every event carries its
-sequence number, its wall-clock and monotonic time, and the worker or device on which it happened.
+A journal has one event per line, and `atune.journal.result.Result` is computed from nothing but the events. Every event
+has a sequence number, a wall-clock time, a monotonic time, and the worker or device on which it happened.
 """
 
 from __future__ import annotations
@@ -17,83 +17,83 @@ from atune.model.measurement import FinalEntry, Timing
 from atune.model.ranges import Index, Latency, Moment, PathText, Quantity, Seconds, Whole
 
 SCHEMA = 1
-"""Version of the event union. The first release has version 1. Readers refuse higher versions and accept lower ones."""
+"""Version of the events' format. The first release writes version 1. Readers refuse higher versions."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True, gc=False):
-    """The fields of every event. `seq` counts from 0 without a gap within a run.
+    """The fields of every event. `seq`: the events of a run are numbered 0, 1, 2 and so on, without gaps.
 
-    These fields mean the same in all events that have them. `index`, `indices`: candidates, by their number in the
-    space. `device`: the id of a device, such as ``0`` or ``cpu``. `seconds`: wall seconds of the step in its worker.
-    `timing`: samples in µs, and their median in ms. `kind`: the kind of failure. `message`, `reason`: a sentence for
-    people. `detail`: the last lines that the compiler, the device or the worker wrote. `printed`: output of the user's
-    functions.
-
-    Events have no cycles, so the garbage collector skips them: a run may have millions.
+    The following fields mean the same in all events that have them. `index`: the number of a candidate in the space.
+    `indices`: the numbers of candidates. `device`: the id of a device, such as ``0`` or ``cpu``. `seconds`: the time
+    that the worker took for the step. `timing`: samples in µs, and their median in ms. `kind`: the kind of failure.
+    `message` and `reason`: a sentence for the user. `detail`: the last lines that the compiler, the device or the
+    worker wrote. `printed`: what the user's functions printed. Events contain no reference cycles, so the garbage
+    collector skips the events of a run, which may be millions.
     """
 
     seq: Whole
     time: Moment
-    """Wall clock, seconds since the Unix epoch."""
+    """Wall-clock time, in seconds since the Unix epoch."""
     mono: Seconds
-    """Seconds since the run started, from a monotonic clock."""
+    """Seconds since the start of the run, measured with a monotonic clock."""
     worker: str = "engine"
     """The worker or device on which the event happened."""
 
 
 class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
-    """The header: the workload, its origin, the settings of the run, and the versions in use.
+    """The journal's header: the workload and its origin, the settings of the run, and the versions of packages.
 
-    `schema`: version of the format, `SCHEMA`. `workload`: its name. `total`: number of candidates. `arguments`: the
-    problem. `target`: the target of code generation. `devices`: ids of the devices. `strategy`: its name. `settings`:
-    ``compile``, ``benchmark``, ``pipeline``, ``seed`` and ``budget`` as they were given, and the ``command`` that was
-    typed. `versions`: by package. `layout_axes`: names of the axes of layouts; None in older journals.
+    `schema`: the version of the format (`SCHEMA`). `workload`: the workload's name. `total`: the number of candidates.
+    `arguments`: the problem's arguments. `target`: the target of code generation. `devices`: the devices' ids.
+    `strategy`: the strategy's name. `settings`: ``compile``, ``benchmark``, ``pipeline``, ``seed`` and ``budget`` as
+    the user gave them, and the ``command`` that the user typed. `versions`: the version of each package.
+    `layout_axes`: the names of the axes whose values are layouts. None in older journals.
     """
 
     schema: int
     workload: str
     origin: PathText
-    """``FILE.py:NAME`` if the workload came from a file, else empty."""
+    """``FILE.py:NAME`` if the workload came from a file, otherwise an empty string."""
     fingerprint: str
-    """SHA-256 of kernel source and closure, problem arguments and checks."""
+    """SHA-256 of the kernel's source and closure, the problem's arguments, and the options of the check."""
     code: str = ""
-    """`fingerprint` without the problem."""
+    """SHA-256 of the same data as `fingerprint`, but without the problem's arguments."""
     problem: Any = None
-    """Identity of the problem: the arguments with the kernel's defaults, or a decorated kernel's key."""
+    """The identity of the problem: the arguments and the kernel's default values, or the key of a decorated kernel."""
     kernel: str = ""
-    """SHA-256 of the kernel's source and closure alone, without defaults of parameters that the space sets."""
+    """SHA-256 of only the kernel's source and closure. Defaults of parameters that the space sets are left out."""
     space: str
-    """SHA-256 of the candidates' keys in order, without candidates that other runs advised."""
+    """SHA-256 of the candidates' keys, in order. Candidates that came as advice from other runs are left out."""
     total: Whole
     points: int | None = None
-    """Number of points of a large space, counted before constraints. The seed drew the candidates from them."""
+    """Number of points of a large space, before any constraint. The seed determines which points became candidates."""
     default: Index | None = None
-    """Index of the default configuration; `BASELINE` if the space does not list it, None if there is none."""
+    """The default configuration's index. `BASELINE` if the space does not list the default. None without a default."""
     baseline: dict[str, Any] | None = None
-    """The default configuration, if the space does not list it."""
+    """The default configuration if the space does not list it, otherwise None."""
     refused: str = ""
-    """The reason that the baseline must not win: for example, a constraint refuses it; empty if it may win."""
+    """The reason that the baseline must not win: for example, a constraint refuses it. Empty if it may win."""
     no_default: str = ""
-    """The reason that there is no default configuration; empty if there is one."""
+    """The reason that there is no default configuration. Empty if there is a default configuration."""
     arguments: dict[str, Any]
     layout_axes: tuple[str, ...] | None = None
     asks: tuple[str, ...] = ()
-    """The problem's arguments that the space's functions take: its constraints, for example."""
+    """Names of the problem's arguments that functions of the space take, such as its constraints."""
     target: Target
     devices: tuple[str, ...]
     models: tuple[str, ...] = ()
-    """The devices' models, without repetitions."""
+    """The different models among the devices."""
     strategy: str
     settings: dict[str, Any]
     versions: dict[str, str]
     flops: Quantity | None = None
-    """Least number of operations of a call, as the user gave it."""
+    """The smallest number of operations that a call can take. None unless the user gave this number."""
     bytes: Quantity | None = None
-    """Least number of bytes that a call moves to and from memory, as the user gave it."""
+    """The smallest number of bytes that a call can move to and from memory. None unless the user gave this number."""
     torch: dict[str, Any] = {}
-    """Settings of torch in this program that change results and differ from torch's defaults, by name."""
+    """The values of torch settings that affect results, if they differ from torch's defaults in this program."""
     advice: tuple[Advice, ...] = ()
-    """Advice from other runs, as the strategy got it."""
+    """The advice from other runs that the strategy received."""
 
     def __post_init__(self) -> None:
         groups = (self.settings.get(name, {}) for name in ("compile", "benchmark", "budget"))
@@ -102,34 +102,35 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
 
 
 class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_proposed"):
-    """The strategy proposed a candidate. `key`: 16 hex digits of the configuration. `config`: its values by axis."""
+    """The strategy proposed a candidate. `key`: 16 hex digits of the configuration's hash. `config`: values by axis."""
 
     index: Index
     key: str
     config: dict[str, Any]
     surveyed: bool = False
-    """Whether the survey proposed it, because it fails, and not the strategy. It does not count towards a budget."""
+    """Whether the survey proposed the candidate, because the candidate fails. No budget counts such a candidate."""
     further_layout: bool = False
-    """Whether it was proposed only so that atune can choose among its configuration's layouts. No budget counts it."""
+    """Whether the candidate is another layout of a configuration, and was proposed only so that atune can choose among
+    the layouts. No budget counts the candidate."""
 
 
 class SpaceSurveyed(Event, frozen=True, kw_only=True, tag="space_surveyed"):
-    """Facts about candidates that the strategy gets besides the axes: columns with a value for each of `indices`.
+    """The survey ended. The facts about the candidates `indices` are for the strategy, which also knows the axes.
 
-    `prior`: estimates, in ms or any other unit in which less is better. `facts`: numbers that a model may learn from.
-    All are rounded to six digits; None is an unknown value.
+    `prior`: an estimate for each candidate. Less is better, and the unit need not be ms. `facts`: named columns with a
+    number for each candidate, for models of a strategy. The numbers have six digits, or are None if unknown.
     """
 
     indices: tuple[Index, ...]
     prior: tuple[Quantity | None, ...] = ()
     facts: dict[str, tuple[Quantity | None, ...]] = {}
     seconds: Seconds = 0.0
-    """Wall seconds of the survey, which all compile workers share."""
+    """Elapsed seconds of the survey, in which all compile workers took part."""
 
 
 class CandidateLowered(Event, frozen=True, kw_only=True, tag="candidate_lowered"):
-    """A candidate was lowered. `code_key`, `source_key`, `ir_digest`: digests of its code, its sources and its
-    elaborated kernel; empty if unknown. `facts`: facts that are known before it is compiled."""
+    """A candidate was lowered. `code_key`, `source_key` and `ir_digest`: digests of the candidate's code, sources and
+    elaborated kernel, or empty if unknown. `facts`: facts about the candidate that are known before compiling."""
 
     index: Index
     code_key: str
@@ -138,41 +139,41 @@ class CandidateLowered(Event, frozen=True, kw_only=True, tag="candidate_lowered"
     facts: StaticFacts
     seconds: Seconds
     deferred: str = ""
-    """The reason that the screen put it last in line; empty if it did not."""
+    """The reason that the candidate is compiled after all others. Empty if the candidate is not deferred."""
     printed: str = ""
 
 
 class CandidatePruned(Event, frozen=True, kw_only=True, tag="candidate_pruned"):
-    """A candidate is not compiled: it exceeds a device limit, or is `likely` to lose and the run may skip it."""
+    """A candidate is not compiled, because it exceeds a limit of the device, or because it is `likely` to lose."""
 
     index: Index
     reason: str
     likely: bool = False
     instead: Index | None = None
-    """The preferred candidate, with another layout of the same configuration, if the run chooses layouts."""
+    """The candidate that is compiled instead, because its layout of the same configuration seems better, or None."""
 
 
 class CandidateAliased(Event, frozen=True, kw_only=True, tag="candidate_aliased"):
-    """A candidate compiles to the same code as `same_as`. The code is measured once, and credited to both."""
+    """A candidate has the same code as candidate `same_as`. The code is measured once, for both candidates."""
 
     index: Index
     same_as: Index
 
 
 class ArtifactBuilt(Event, frozen=True, kw_only=True, tag="artifact_built"):
-    """A library that contains all candidates of `indices` was compiled. `file`: its name in the run's folder."""
+    """A library with the candidates `indices` was compiled. `file`: the library's file name in the run's folder."""
 
     indices: tuple[Index, ...]
     file: str
     seconds: Seconds
     reason: str = ""
-    """The reason that the group of candidates has this size."""
+    """The reason for the number of candidates in this library."""
     compiler: str = ""
-    """``nvcc``, ``cicc`` (nvcc with the headers parsed once) or ``g++``."""
+    """``nvcc``, ``g++``, or ``cicc``, which is a part of nvcc. With ``cicc``, the headers are parsed only once."""
     why: str = ""
     """The reason that this compiler was chosen."""
     machine: tuple[MachineFacts | None, ...] = ()
-    """Registers, stack and code size of each of `indices`; empty for target ``c``."""
+    """Registers, stack and code size of each candidate. Empty if the target is ``c``."""
 
 
 class BuildFailed(Event, frozen=True, kw_only=True, tag="build_failed"):
@@ -186,25 +187,25 @@ class BuildFailed(Event, frozen=True, kw_only=True, tag="build_failed"):
 
 
 class GroupSplit(Event, frozen=True, kw_only=True, tag="group_split"):
-    """A group failed to compile as a whole, and is compiled again in parts until the culprit is alone."""
+    """A group of candidates failed to compile together. Smaller groups are now compiled, to isolate the culprit."""
 
     indices: tuple[Index, ...]
     message: str
 
 
 class CompileRepeated(Event, frozen=True, kw_only=True, tag="compile_repeated"):
-    """Candidates are lowered or compiled again, because their worker was lost through no fault of theirs."""
+    """Candidates are lowered or compiled again, because the worker was lost and the candidates are not to blame."""
 
     indices: tuple[Index, ...]
     reason: str
 
 
 class DeviceReady(Event, frozen=True, kw_only=True, tag="device_ready"):
-    """A device is ready to measure. `device`: its description.
+    """A device is ready to measure. `device`: the device's description.
 
-    `start_s`: seconds until it was ready; after a loss, they include making the inputs and running the reference.
-    `stream`: the handle of the CUDA stream on which its process makes inputs, launches kernels and times them; 0 on the
-    CPU. Only calls that wait for the device are timed on the default stream; see `Timing.method`.
+    `start_s`: seconds until the device was ready. After a loss, these seconds include making the inputs and running the
+    reference. `stream`: the handle of the CUDA stream on which the device's process makes inputs, launches kernels and
+    times them; 0 on the CPU. A call that waits for the device is timed on the default stream: see `Timing.method`.
     """
 
     device: DeviceInfo
@@ -213,17 +214,17 @@ class DeviceReady(Event, frozen=True, kw_only=True, tag="device_ready"):
 
 
 class DeviceLost(Event, frozen=True, kw_only=True, tag="device_lost"):
-    """A device's process died or was killed. `final`: it will not be started again."""
+    """The process of a device died or was killed. `final`: whether the run gives up the device."""
 
     device: str
     reason: str
     final: bool = False
     kill_s: Seconds = 0.0
-    """Seconds from the deadline, or from the error's report, until the process was reaped."""
+    """Seconds from the missed deadline or the reported error until the process had ended."""
 
 
 class DeviceExcluded(Event, frozen=True, kw_only=True, tag="device_excluded"):
-    """A device is slower than the others, so its measurements do not count, and other devices repeat them."""
+    """A device is slower than the others, so its measurements do not count and are repeated on other devices."""
 
     device: str
     reason: str
@@ -237,14 +238,14 @@ class ReferenceMeasured(Event, frozen=True, kw_only=True, tag="reference_measure
 
 
 class BenchmarkStarted(Event, frozen=True, kw_only=True, tag="benchmark_started"):
-    """A candidate was sent to a device, which loads, checks and times it."""
+    """A candidate was sent to a device, which now loads, checks and times the candidate."""
 
     index: Index
     device: str
 
 
 class BenchmarkRepeated(Event, frozen=True, kw_only=True, tag="benchmark_repeated"):
-    """A candidate is measured again, because it may not be at fault for a failure, or its latency is implausible."""
+    """A candidate is measured again, because its latency is implausible, or something else may have made it fail."""
 
     index: Index
     device: str
@@ -252,9 +253,9 @@ class BenchmarkRepeated(Event, frozen=True, kw_only=True, tag="benchmark_repeate
 
 
 class CandidateMeasured(Event, frozen=True, kw_only=True, tag="candidate_measured"):
-    """A candidate was timed. `checked`: whether its outputs were first compared with the reference's.
+    """A candidate was timed. `checked`: whether the candidate's outputs were first compared with the reference's.
 
-    `max_error`: largest absolute difference over all outputs; None if they were not compared.
+    `max_error`: the largest absolute difference over all outputs, or None if the outputs were not compared.
     """
 
     index: Index
@@ -264,16 +265,16 @@ class CandidateMeasured(Event, frozen=True, kw_only=True, tag="candidate_measure
     max_error: float | None = None
     seconds: Seconds = 0.0
     writes: tuple[Whole, ...] = ()
-    """Input parameters that the kernel writes into. They are restored before each timed call."""
+    """Positions of the inputs that the kernel writes into. The inputs are restored before each timed call."""
     set_up: tuple[Whole, ...] = ()
-    """Input parameters that the workload's `setup` changed."""
+    """Positions of the inputs that the workload's `setup` changed."""
     printed: str = ""
     bits: str = ""
-    """Digest of its outputs for the check's inputs: equal for equal bits."""
+    """A digest of the outputs for the check's inputs. Outputs with equal bits have equal digests."""
     repeats: bool = True
-    """Whether two calls on the same inputs gave the same bits."""
+    """Whether the outputs of two calls with the same inputs had the same bits."""
     memory_bytes: Whole = 0
-    """Peak device memory of the device's process so far; 0 on the CPU."""
+    """Peak device memory of the device's process so far, in bytes. 0 on the CPU."""
 
 
 class BenchmarkFailed(Event, frozen=True, kw_only=True, tag="benchmark_failed"):
@@ -288,55 +289,55 @@ class BenchmarkFailed(Event, frozen=True, kw_only=True, tag="benchmark_failed"):
 
 
 class BestChanged(Event, frozen=True, kw_only=True, tag="best_changed"):
-    """A candidate is the fastest so far, by first timings. `latency_ms`: its median."""
+    """A candidate is the fastest so far, by its first timing. `latency_ms`: the median latency of the candidate."""
 
     index: Index
     latency_ms: Latency
 
 
 class BitsCompared(Event, frozen=True, kw_only=True, tag="bits_compared"):
-    """Finalists were called on inputs drawn with further seeds. `differ`: the finalists whose bits were not always the
-    default's. `seeds`: number of draws, including the check's, on which all other finalists have the default's bits.
-    """
+    """Finalists were called with inputs from further seeds, to compare their outputs with the default's. `differ`: the
+    finalists whose output bits ever differed from the default's. `seeds`: the number of draws of inputs that were
+    compared. The check's inputs count as a draw."""
 
     seeds: Whole
     differ: tuple[Index, ...] = ()
 
 
 class FinalStarted(Event, frozen=True, kw_only=True, tag="final_started"):
-    """The final began: a device times `indices`, the best few candidates and the default, in turn. Nothing compiles."""
+    """The final began. A device times `indices` in turn: the best candidates and the default. Nothing is compiled."""
 
     device: str
     indices: tuple[Index, ...]
 
 
 class FinalOrdered(Event, frozen=True, kw_only=True, tag="final_ordered"):
-    """The final ended: the best few candidates and the default were timed again, in turn.
+    """The final ended, in which the best candidates and the default were timed again, in turn.
 
-    `entries`: each finalist's index and timing, fastest first. `reference`: the reference's timing in these rounds.
+    `entries`: each finalist's index and timing, fastest first. `reference`: the reference's timing in the same rounds.
     """
 
     device: str
     entries: tuple[FinalEntry, ...]
     reference: Timing | None = None
     ties: tuple[Index, ...] = ()
-    """Finalists that are statistically tied with the winner, or exactly as fast."""
+    """The finalists that are statistically tied with the winner, or exactly as fast as the winner."""
     memory_bytes: Whole = 0
-    """See `CandidateMeasured`."""
+    """Peak device memory of the device's process so far, in bytes. 0 on the CPU."""
 
 
 class Warned(Event, frozen=True, kw_only=True, tag="warned"):
-    """The user is warned that a request works differently here, or of a fact that may explain a surprise."""
+    """The user was warned that an option works differently in this run, or that a result may be surprising, and why."""
 
     message: str
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The outcome of a run, for readers that read only a journal's last line.
+    """The outcome of a run, for programs that read only the last line of a journal.
 
-    `tried`: number of candidates that need no more work. `whole`: whether the run searched all that its header asks
-    for, and has a winner. `winner`: the winner's index; `config`, `latency_ms` and `ir_digest` are also the winner's.
-    `reference_ms`: the reference's latency.
+    `tried`: the number of candidates that need no more work. `whole`: whether the run has a winner and searched
+    everything that its header asks for. `winner`: the winner's index. `config`, `latency_ms` and `ir_digest` describe
+    the winner. `reference_ms`: the reference's latency.
     """
 
     tried: Whole = 0
@@ -349,41 +350,42 @@ class Found(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
-    """The run, or a part of it, ended in order."""
+    """The run, or a part of a resumed run, ended normally."""
 
     wall_s: Seconds
-    """Wall seconds of this part of the run; a resumed run has several parts."""
+    """Elapsed seconds of this part of the run. A resumed run has several parts."""
     reason: str
-    """``exhausted``, ``budget``, ``enough`` (by the budget ``auto``) or ``stopped``; ``unlowered`` if the first
-    candidates all failed to lower, for the same reason; ``mismatched`` if the outputs of the default and of the first
-    candidates all differ from the reference's; ``merged`` if journals were merged."""
+    """The reason that the run ended. ``exhausted``: the strategy has no more candidates. ``budget``: the budget is used
+    up. ``enough``: the budget ``auto`` ended the run. ``stopped``: `stop` was called. ``unlowered``: the first
+    candidates all failed to lower, for the same reason. ``mismatched``: the outputs of the default and of the first
+    candidates all differ from the reference's. ``merged``: the journal was merged from several journals."""
     kernel: Artifact | None = None
-    """The winner's place in its library. The cache folder keeps the library, and loading needs nothing else."""
+    """The winner's library in the cache folder, and the winner's symbol in it. This is all that loading needs."""
     roles: Roles = Roles()
-    """Roles of the kernel's parameters: which are outputs, and how a call treats the other parameters."""
+    """The roles of the kernel's parameters, such as outputs, and inputs that a call sets to zero."""
     found: Found | None = None
-    """The outcome of the run; None in older journals, where only other events show the outcome."""
+    """The outcome of the run. None in older journals, whose outcome follows from the other events."""
 
 
 class RunInterrupted(Event, frozen=True, kw_only=True, tag="run_interrupted"):
-    """The run was cut short. `wall_s`: wall seconds of this part. `reason`: the cause."""
+    """The run was interrupted. `wall_s`: the elapsed seconds of this part of the run. `reason`: the cause."""
 
     wall_s: Seconds
     reason: str
 
 
 class RunResumed(Event, frozen=True, kw_only=True, tag="run_resumed"):
-    """A further part of the run began, with the work that earlier parts left. `versions`: those in use in this part."""
+    """The run was resumed: a further part does the work that is left. `versions`: the package versions of this part."""
 
     part: Whole
-    """Number of the part: 1 for the first resumption."""
+    """How many times the run was resumed, including this time."""
     versions: dict[str, str]
     accepted: tuple[str, ...] = ()
-    """Differences from earlier parts that the user accepted, a sentence each."""
+    """A sentence for each difference from the earlier parts that the user accepted."""
 
 
 class JournalRepaired(Event, frozen=True, kw_only=True, tag="journal_repaired"):
-    """A half-written last line of `cut_bytes` bytes was cut off before the journal was continued."""
+    """An incomplete last line of `cut_bytes` bytes was removed before the journal was continued."""
 
     cut_bytes: Whole
 
@@ -399,18 +401,18 @@ AnyEvent = (
     | BestChanged | BitsCompared | FinalStarted | FinalOrdered | Warned | RunFinished | RunInterrupted | RunResumed
     | JournalRepaired
 )  # fmt: skip
-"""The union that `decode` reads."""
+"""The union of all types of events that `decode` returns."""
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(AnyEvent | Retired)
 
 
 def encode(event: Event) -> bytes:
-    """Return `event` as one line of JSON, without its newline."""
+    """Return `event` as one line of JSON, without a newline at the end."""
     return _encoder.encode(event)
 
 
 def decode(line: bytes | msgspec.Raw) -> AnyEvent:
-    """Return the event that `encode` wrote. Raises `msgspec.MsgspecError` for any other text; executes nothing."""
+    """Return the event that `encode` encoded. Raises `msgspec.MsgspecError` for any other line. Executes no code."""
     event: AnyEvent = _decoder.decode(line)
     return event

@@ -33,14 +33,14 @@ from atune.model.artifact import Roles
 
 
 def merge(journals: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str] | None = None) -> Result:
-    """Return the joint result of all `journals`, and write it as a new journal to `output` if that is given.
+    """Return the joint result of all `journals`. If `output` is given, also write a new journal to this path.
 
-    The journals must record the same work: kernel, problem, target and space. If they disagree on a candidate, a
-    measurement overrides a failure, and otherwise the later journal in the given order counts. `Result.warnings` counts
-    the candidates with several outcomes, and names other differences (versions, settings). There is no final, because
-    finals of different journals do not compare.
+    The journals must record the same work: kernel, problem, target and space. If a candidate has several outcomes, a
+    measurement overrides a failure. Of two measurements or two failures, the one in the later of `journals` counts.
+    `Result.warnings` says how many candidates have several outcomes, and which versions or settings differ. The result
+    has no final, because the finals of different journals cannot be compared.
 
-    Raises `JournalError` if a journal cannot be read or records other work, and `UsageError` if one is given twice.
+    Raises `JournalError` if a journal cannot be read or records other work, and `UsageError` if a path is given twice.
     """
     if not journals or isinstance(journals, str):
         raise UsageError("merge: give a list of paths of journals")
@@ -56,9 +56,9 @@ def merge(journals: Sequence[str | os.PathLike[str]], output: str | os.PathLike[
 
 
 def _joined(paths: Sequence[str], states: Sequence[State]) -> Iterator[AnyEvent]:
-    """Yield events as if one run had done the work of all journals. Each clock continues that of the journal before.
+    """Yield events as if a single run had done the work of all journals. The clock goes on from journal to journal.
 
-    The fold settles conflicts: the last outcome of a candidate, or of candidates with the same code, counts.
+    `State` resolves conflicts, because the last outcome of a candidate, or of candidates with the same code, counts.
     """
     headers = list(map(header_in, states))
     with_default = next((header for header in headers if header.default is not None), headers[0])
@@ -92,11 +92,11 @@ def _joined(paths: Sequence[str], states: Sequence[State]) -> Iterator[AnyEvent]
 
 
 _MERGED = DeviceReady | ReferenceMeasured | Warned | CandidateProposed | CandidateLowered | ArtifactBuilt
-"""Events that the merged run takes from each journal."""
+"""The types of events that are copied from every journal to the merged run."""
 
 
 def _counts(event: Outcome, state: State, others: Sequence[State]) -> bool:
-    """Tell whether `event` is its journal's last outcome, and no failure if another journal measured the candidate."""
+    """Tell whether `event` is its journal's last outcome, unless another journal measured a candidate that failed."""
     last = state.outcome(event.index)
     measured = isinstance(event, CandidateMeasured)
     elsewhere = any(isinstance(other.outcome(event.index), CandidateMeasured) for other in others)
@@ -104,7 +104,7 @@ def _counts(event: Outcome, state: State, others: Sequence[State]) -> bool:
 
 
 def _check_same_work(paths: Sequence[str], states: Sequence[State]) -> None:
-    """Raise `JournalError` if the journals record different work."""
+    """Raise `JournalError` unless all journals record the same work."""
     first, *others = map(header_in, states)
     for path, other in zip(paths[1:], others, strict=True):
         parts = {
@@ -120,7 +120,7 @@ def _check_same_work(paths: Sequence[str], states: Sequence[State]) -> None:
 
 
 def _notes(paths: Sequence[str], states: Sequence[State]) -> list[str]:
-    """Return warnings about differences between the journals, and about events that are left out."""
+    """Return warnings about the differences between the journals, and about events that are left out."""
     first, *others = map(header_in, states)
     notes = []
     for path, other in zip(paths[1:], others, strict=True):
@@ -128,9 +128,9 @@ def _notes(paths: Sequence[str], states: Sequence[State]) -> list[str]:
             was, now = first.versions.get(name), other.versions.get(name)
             notes += [f"{path} was written with {name} {now}, but {paths[0]} with {was}"] if was != now else []
         if (first.settings.get("benchmark"), first.torch) != (other.settings.get("benchmark"), other.torch):
-            notes.append(f"{path} was measured with other settings of benchmark or torch than {paths[0]}")
+            notes.append(f"{path} was measured with other benchmark or torch settings than {paths[0]}")
     many = "s" * (len(paths) > 1)
-    notes.append(f"merged from {len(paths)} journal{many}: {', '.join(paths)}; their finals are left out")
+    notes.append(f"merged from {len(paths)} journal{many}: {', '.join(paths)}; the journals' finals are left out")
     tried = Counter(i for state in states for i, entry in state.entries.items() if entry.in_space and state.outcome(i))
     if several := sum(count > 1 for count in tried.values()):
         notes.append(

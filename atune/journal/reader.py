@@ -1,7 +1,7 @@
-"""Read journals: each line is checked, and nothing in it is executed.
+"""Read journals. Each line is checked, and nothing in a line is executed.
 
-A line is ``{"crc":"xxxxxxxx","event":{…}}``, where crc is the CRC-32, in hex, of the event's bytes in the line.
-`docs/journal.md` describes the format for other readers.
+A line is ``{"crc":"xxxxxxxx","event":{…}}``, where crc is the CRC-32 of the event's bytes, in hexadecimal digits.
+`docs/journal.md` describes the format for programs that read journals themselves.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from atune.journal.state import State, ended_by, finished, recorded_budget
 from atune.model.folders import cache_folder, is_cached, regular_file
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
-"""Most bytes of a line. No event is larger, and a decoded line takes many times its size in memory."""
+"""The largest size of a line in bytes. No event is larger, and a decoded line takes many times as much memory."""
 MAX_DEPTH = 64
-"""Most levels of nesting. No event has more, and code that walks a deeper value would run out of stack."""
+"""The largest depth of nesting. No event is deeper, and code that walks a deeper value could overflow the stack."""
 MAX_PARTS, MAX_VALUES = 100_000, 4_000_000
-"""Most lists and objects, and most values, in a line. In memory they take up to 100 times as much as the line."""
+"""The largest numbers of lists and objects, and of values, in a line. They take up to 100 times the line's memory."""
 MAX_ALL_VALUES = 12_000_000
-"""Most values in a journal outside the cache folder. About 200,000 candidates have as many, in a gigabyte of memory."""
+"""The largest number of values in a journal outside the cache folder: about 200,000 candidates, or 1 GB of memory."""
 
 
 class _CheckedLine(msgspec.Struct, forbid_unknown_fields=True):
@@ -47,11 +47,11 @@ _read_line = msgspec.json.Decoder(_CheckedLine)
 
 
 class JournalReader:
-    """Iterates over the events of the journal at `path`, from its header on.
+    """An iterator over all events of the journal at `path`, beginning with the header.
 
-    After the iteration, `torn_bytes` is the length of a half-written last line, which is omitted. `whole_bytes` is the
-    length of all lines before it. Raises `JournalError` if the file cannot be read, is not a journal, was written by a
-    newer atune, or is damaged before its last line.
+    An incomplete last line is omitted. After the iteration, `torn_bytes` is the length of this line, and `whole_bytes`
+    is the length of all lines before it. Raises `JournalError` if the file cannot be read, is not a journal, was
+    written by a newer atune, or is damaged before its last line.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -66,7 +66,7 @@ class JournalReader:
             raise JournalError(f"{self.path} is not a journal of atune: {why}")
 
     def more(self) -> Iterator[AnyEvent]:
-        """Yield the events that were not read yet."""
+        """Yield the events that have not been read yet."""
         self.torn_bytes = 0
         try:
             with regular_file(self.path) as file:  # opened each time, because NFS asks its server on opening
@@ -93,7 +93,7 @@ class JournalReader:
                     line = following
         except IsADirectoryError as error:
             inside = "".join(f", such as {file}" for file in sorted(Path(self.path).glob("*.jsonl"))[:1])
-            raise JournalError(f"{self.path} is not a journal, it is a folder: give a journal in it{inside}") from error
+            raise JournalError(f"{self.path} is a folder and not a journal: give a journal in it{inside}") from error
         except OSError as error:
             raise cannot("read", self.path, error) from error
 
@@ -106,7 +106,7 @@ class JournalReader:
         return line
 
     def event(self, number: int, body: msgspec.Raw, unfit: str) -> AnyEvent:
-        """Return the event of a whole line. Raises `JournalError` if the line is `unfit`, or the event out of place."""
+        """Return the event of a complete line. Raises `JournalError` if the line is `unfit` or in the wrong place."""
         where = f"{self.path}, line {number}"
         try:
             if unfit:
@@ -120,7 +120,7 @@ class JournalReader:
                     )
             event = decode(body)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise JournalError(f"{where}: this atune does not know the event ({error})") from error
+            raise JournalError(f"{where}: this version of atune does not know the event ({error})") from error
         if event.seq != number - 1:
             raise JournalError(
                 f"{where}: this is event {event.seq} instead of event {number - 1}; lines are missing or were moved"
@@ -131,7 +131,7 @@ class JournalReader:
         return event
 
     def damaged(self, number: int) -> JournalError:
-        """Return the error for line `number`, which is whole but does not match its checksum."""
+        """Return the error for line `number`, which is complete but does not match its checksum."""
         damaged = "damaged, because it does not match its checksum"
         why = "this is not a journal of atune, or it is damaged" if number == 1 else damaged
         if number == 1 and self.path.endswith((".gz", ".xz", ".bz2", ".zst")):
@@ -140,22 +140,22 @@ class JournalReader:
 
 
 def _how_to_keep(number: int) -> str:
-    """Return advice to keep the lines before line `number`."""
+    """Return a command that saves the lines before line `number`."""
     if number == 1:
         return ""
-    return f"; the lines before it are whole, and `head -n {number - 1}` saves them as a journal"
+    return f"; the lines before it are undamaged: save them as a journal with `head -n {number - 1}`"
 
 
 def read(path: str | Path) -> list[AnyEvent]:
-    """Return the events of the journal at `path`, without a torn tail. Raises `JournalError` like `JournalReader`."""
+    """Return the events of the journal at `path` without an incomplete last line. Raises as `JournalReader` does."""
     return list(JournalReader(path))
 
 
 def ends(path: str | Path) -> tuple[RunStarted | None, AnyEvent | None]:
-    """Return the first and the last event of the journal at `path`, without reading the others.
+    """Return the first and the last event of the journal at `path`, without reading the events in between.
 
-    A torn tail is skipped. Both are None if the first line is incomplete, and the last is None if it is damaged. Raises
-    `OSError`, and `JournalError` if the first line is not a header.
+    An incomplete last line is skipped. If the first line is incomplete, both events are None. If the last line is
+    damaged, the last event is None. Raises `OSError`, and `JournalError` if the first line is not a header.
     """
     reader = JournalReader(path)
     with regular_file(path) as file:
@@ -177,11 +177,11 @@ def ends(path: str | Path) -> tuple[RunStarted | None, AnyEvent | None]:
 
 
 _TAILS = (1 << 14, 1 << 18, 1 << 22, 3 * MAX_LINE_BYTES)
-"""Bytes at a journal's end to search for its last event. The line before it, and a torn line after it, must fit too."""
+"""The numbers of bytes to read from a journal's end. More bytes are read until the last event's line is complete."""
 
 
 def is_journal(path: str | Path) -> bool:
-    """Tell whether the file at `path` begins like a journal, whole or damaged. Raises `OSError`."""
+    """Tell whether the file at `path` begins like a journal. The rest of the file may be damaged. Raises `OSError`."""
     if not os.path.isfile(path):
         return False
     with open(path, "rb") as file:
@@ -192,7 +192,7 @@ _BEGINNING = b'{"crc":"'
 
 
 def parse_line(line: bytes) -> AnyEvent | None:
-    """Return the event of a line that ends with a newline; None if the line is half-written, damaged or unknown."""
+    """Return the event of a line. Return None if the line lacks its newline or is damaged, or the event is unknown."""
     body = _body(line) if line.endswith(b"\n") else None
     try:
         return None if body is None or unfit(line) else decode(body)
@@ -201,7 +201,7 @@ def parse_line(line: bytes) -> AnyEvent | None:
 
 
 def _body(line: bytes) -> msgspec.Raw | None:
-    """Return the event's bytes; None if the line is damaged."""
+    """Return the event's bytes. Return None if the line is damaged."""
     try:
         parsed = _read_line.decode(line)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -210,7 +210,7 @@ def _body(line: bytes) -> msgspec.Raw | None:
 
 
 def unfit(text: bytes) -> str:
-    """Return the reason to refuse a stranger's JSON that would cost too much to decode; empty if it may be decoded."""
+    """Return the reason that JSON from a stranger is too costly to decode. Empty if the JSON may be decoded."""
     opened = text.count(b"[") + text.count(b"{")
     if opened <= MAX_DEPTH and len(text) < MAX_VALUES and not _LONG.search(text):
         return ""
@@ -226,7 +226,7 @@ def unfit(text: bytes) -> str:
 
 _NO_BRACKETS = bytes(sorted({*range(256)} - {*b"[]{}"}))
 _LONG = re.compile(rb"\d{300}")
-"""An integer that no float can hold. If it has many more digits, Python does not even print it."""
+"""An integer with at least 300 digits. A float has at most 309 digits, and Python prints at most 4,300 digits."""
 
 
 _ADVICE = {
@@ -240,7 +240,7 @@ _ADVICE = {
 
 
 def cannot(doing: str, path: str, error: OSError, do: str = "") -> JournalError:
-    """Return the error for an `OSError`: the error's reason, and advice: `do`, or the usual advice for this reason."""
+    """Return the `JournalError` for an `OSError`. The message gives the reason, and `do` or the usual advice."""
     why = _ADVICE.get(error.errno or 0, error.strerror or str(error))
     if do:
         why = f"{why.partition(':')[0]}: {do}"
@@ -248,20 +248,20 @@ def cannot(doing: str, path: str, error: OSError, do: str = "") -> JournalError:
 
 
 POLL_S = 0.5
-"""Seconds between two reads of a journal that another process writes."""
+"""The number of seconds between two reads of a journal that another process writes."""
 
 
 def replay(path: str | Path) -> Result:
-    """Return the result of the journal at `path`, even if its run was interrupted or still goes on.
+    """Return the result of the journal at `path`. The run may be interrupted or may still be going on.
 
-    Imports and executes nothing that the journal names. Raises `JournalError` if it cannot be read or is damaged before
-    its last line.
+    Nothing that the journal names is imported or executed. Raises `JournalError` if the journal cannot be read, or is
+    damaged before its last line.
     """
     return Result.from_events(JournalReader(path), Path(path), replayed=True)
 
 
 def found_in(state: State, reason: str = "") -> Found:
-    """Return the outcome of a run so far. `reason`: why the run ends now, if `state` does not say so yet."""
+    """Return the outcome of a run so far. `reason`: the reason that the run ends, if `state` has no reason yet."""
     result, reason = Result.of(state), reason or ended_by(state)
     best = result.best
     whole = best is not None and reason not in ("", "stopped") and not state.accepted
@@ -279,10 +279,10 @@ def found_in(state: State, reason: str = "") -> Found:
 
 
 async def follow(path: str | Path) -> AsyncIterator[AnyEvent | None]:
-    """Yield the events of a journal that another process writes, even on another machine, until its run ends.
+    """Yield the events of a journal until its run ends. Another process or another machine may write the journal.
 
-    Yields None after the events that are already there, and after each `POLL_S` without new events. Polls the file, so
-    it needs no notifications, which shared file systems lack. Raises `JournalError` if the journal is damaged.
+    Yields None after the events that are already there, and then every `POLL_S` seconds without a new event. The file
+    is polled, because shared file systems have no notifications. Raises `JournalError` if the journal is damaged.
     """
     reader, ended = JournalReader(path), False
     while True:

@@ -1,6 +1,6 @@
 """The result of a run: its winner, and the outcome of every candidate.
 
-Methods of `Result` print it, and write its page and its bundle. These methods import modules of higher layers.
+Methods of `Result` also print the result, and write a report and a bundle. These methods import higher layers.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from atune.model.measurement import DISTURBS, FinalEntry, Measurement, ProblemWo
 
 SPREAD_LIMITS = {"perf_counter": 0.1}
 GPU_SPREAD_LIMIT = 0.03
-"""Spread of the finalists above which a machine counts as noisy. On an otherwise idle H200 it is at most 0.01."""
+"""The spread of the finalists above which a GPU counts as noisy. On an idle H200, the spread is at most 0.01."""
 CLOCK_LIMIT = 0.02
-"""Share by which a GPU's clock may move between timings."""
+"""A machine counts as noisy if a GPU's highest clock in the run exceeds its lowest clock by more than this share."""
 CHOSEN = ("application clocks", "display clocks")
-"""Throttle reasons that a user sets on purpose, so they are no sign of noise."""
+"""Reasons for a low clock that are no sign of noise, because a user sets them on purpose."""
 
 MeasuredOn = Sequence[tuple[str, Timing]]
-"""Pairs of a device's id and a timing on it."""
+"""Timings, each with the id of its device."""
 
 
 def noise_of(timings: MeasuredOn, contenders: MeasuredOn) -> list[str]:
-    """Return a message for each sign of noise, with what to do about it; none on a quiet machine.
+    """Return a message for each sign of noise. The message also says what to do. For a quiet machine, return nothing.
 
-    `timings`: all timings of a run. `contenders`: the timings that decide the winner; no other timing's spread counts.
+    `timings`: all timings of a run. `contenders`: the timings that decide the winner. Only their spread counts.
     """
     signs = _scatter(contenders)
     for device in dict.fromkeys(name for name, _ in timings):
@@ -62,14 +62,14 @@ def _scatter(contenders: MeasuredOn) -> list[str]:
 
 
 def _clocks(device: str, timings: Sequence[Timing]) -> list[str]:
-    """Return a message if the device's clock moved or was lowered."""
+    """Return a message if the device's clock changed or was lowered."""
     seen = [timing.conditions for timing in timings if timing.conditions is not None]
     clocks = [conditions.sm_mhz for conditions in seen if conditions.sm_mhz]
     reasons = {reason for conditions in seen for reason in conditions.throttle}.difference(CHOSEN)
     moved = clocks and max(clocks) > min(clocks) * (1 + CLOCK_LIMIT)
     if not moved and not reasons:
         return []
-    what = f"moved between {min(clocks)} and {max(clocks)} MHz" if moved else "was lowered"
+    what = f"varied between {min(clocks)} and {max(clocks)} MHz" if moved else "was lowered"
     what += f" ({', '.join(sorted(reasons))})" * bool(reasons)
     do = "Cool the GPU, raise its power limit, or lock" if reasons else "Lock"
     return [f"the clock of device {device} {what}. {do} the clock with nvidia-smi -lgc, and tune again"]
@@ -78,13 +78,15 @@ def _clocks(device: str, timings: Sequence[Timing]) -> list[str]:
 class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The outcome of one candidate.
 
-    `index`: its number in the space, or -1 for the baseline. `config`: its configuration, and `key`: 16 hex digits of
-    that configuration's hash. `status`: a ``duplicate`` has the same code as candidate `same_as`, whose record has the
-    measurement or failure; a ``remaining`` candidate was proposed and has no outcome yet. `latency_ms`, `timing`: from
-    the final if the candidate was in it, else from its first timing; a duplicate has its original's. `kind`, `message`,
-    `detail`: the failure; for a pruned candidate `message` is the reason. `device`: id of the device that measured it,
-    or empty. `facts`: the facts that lowering collects; None if it was not lowered. `code_key`: equal for equal code;
-    empty if unknown. `source_key`: equal for equal sources of device and host.
+    `index`: the candidate's number in the space, or -1 for the baseline. `config`: the configuration. `key`: 16 hex
+    digits of the configuration's hash. `status`: a ``duplicate`` has the same code as candidate `same_as`, whose record
+    has the measurement or failure. A ``remaining`` candidate was proposed and has no outcome yet. `latency_ms` and
+    `timing`: from the final if the candidate took part in the final, otherwise from the candidate's first timing. A
+    duplicate has the latency and timing of candidate `same_as`. `kind`, `message` and `detail`: the failure. The
+    `message` of a pruned candidate is the reason. `device`: the id of the device that measured the candidate, or empty.
+    `facts`: the facts that lowering collected, or None if the candidate was not lowered. `code_key`: a key that
+    candidates with equal code share; empty if the code is unknown. `source_key`: a key that candidates share if their
+    source is equal, both for the device and for the host.
     """
 
     index: int
@@ -102,24 +104,24 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     code_key: str = ""
     source_key: str = ""
     machine: MachineFacts | None = None
-    """Registers, stack and code; a duplicate has its original's. None for target ``c``, and if it was not built."""
+    """Registers, stack and code size of this candidate or of `same_as`. None for target ``c``, or without a library."""
     instead: int | None = None
-    """The preferred candidate, with another layout; None if the run chose no layout, or chose this one."""
+    """The candidate that the run preferred to this candidate because of the layout, or None."""
     bits: str = ""
-    """Digest of the outputs for the check's inputs: equal for equal bits. Empty if it was not measured."""
+    """A digest of the outputs for the check's inputs: equal bits have equal digests. Empty if nothing was measured."""
     repeats: bool = True
-    """Whether two calls on the same inputs gave the same bits."""
+    """Whether the outputs of two calls with the same inputs had the same bits."""
     printed: str = ""
-    """The first lines that the user's functions (kernel, inputs, reference, check) printed, without repetitions."""
+    """The first lines that the user's kernel, inputs, reference and check printed. A repeated line appears once."""
 
     @property
     def credited(self) -> int:
-        """The index of the candidate that carries its measurement: its own, or `same_as`."""
+        """The index of the candidate that has the measurement: this candidate's index, or `same_as` of a duplicate."""
         return self.index if self.same_as is None else self.same_as
 
 
 def record_of(state: State, entry: Entry, finals: Mapping[int, Timing]) -> Record:
-    """Return the record of a candidate. `finals`: the final's timings that still count, by credited index."""
+    """Return the record of a candidate. `finals`: the final's timings that still count, by `Record.credited`."""
     first = state.first(entry.index)
     timing, device, kind, message, detail = None, "", "", "", ""
     instead = None
@@ -157,12 +159,13 @@ def record_of(state: State, entry: Entry, finals: Mapping[int, Timing]) -> Recor
 
 
 class SameBits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bitwise comparison of the measured candidates' outputs for the same inputs. Equal codes are counted once.
+    """A bitwise comparison of the measured candidates' outputs for the same inputs. Duplicates are not counted.
 
-    `asked`: whether only candidates with the default's bits may win. `winner`: whether the winner has these bits; None
-    without a winner, or if the default was not measured. `same`: how many of the `measured`, the default included, have
-    these bits. `classes`: number of different outputs. `varying`: number of candidates whose outputs change from
-    call to call. `seeds`: number of draws of the inputs on which the finalists were compared, the check's included.
+    `asked`: whether a candidate may win only if its outputs have the same bits as the default's outputs. `winner`:
+    whether the winner has the default's bits; None if there is no winner or no measured default. `same`: how many of
+    the `measured` candidates have the default's bits. The default itself counts. `classes`: the number of different
+    outputs. `varying`: the number of candidates whose outputs change from call to call. `seeds`: the number of draws of
+    the inputs on which the finalists were compared. The check's inputs count as a draw.
     """
 
     asked: bool
@@ -175,14 +178,14 @@ class SameBits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def valid_finalists(state: State) -> tuple[FinalEntry, ...]:
-    """Return the final's entries of candidates that have not failed since. Each has its credited index."""
+    """Return the entries of the final whose candidates have not failed since. Their `index` is `Record.credited`."""
     entries = state.final.entries if state.final else ()
     firsts = [(state.first(e.index), e.timing) for e in entries]
     return tuple(FinalEntry(e.index, timing) for e, timing in firsts if isinstance(e.outcome, CandidateMeasured))
 
 
 def roles_with(roles: Roles, outcome: Outcome) -> Roles:
-    """Add the inputs that a measured candidate wrote into to `roles`."""
+    """Return `roles` with the inputs that a measured candidate wrote into, and the inputs that `setup` changed."""
     if not isinstance(outcome, CandidateMeasured):
         return roles
     writes = tuple(sorted({*roles.writes, *outcome.writes}))
@@ -193,107 +196,107 @@ __all__ = ["Record", "Result", "State", "TuneResult"]
 
 
 def _above(name: str) -> Any:
-    """Import a function of a higher layer, such as ``reporting.report.report``, whose module imports this module."""
+    """Return a function of a higher layer, such as ``reporting.report.report``. Its module imports this module."""
     module, _, function = name.rpartition(".")
     return getattr(importlib.import_module(f"atune.{module}"), function)
 
 
 Ratio = tuple[float, float, float]
-"""Low end, median and high end of a ratio's 95 % interval."""
+"""The low end of a ratio's 95 % confidence interval, the ratio, and the high end of the interval."""
 
 
 class Result:
-    """The result of a run, computed from its events. Costly attributes are computed on first access.
+    """The result of a run, computed from the run's events. Costly attributes are computed on first access.
 
     `Result.of` and `Result.from_events` return a `TuneResult` if there is a winner. The winner is the final's first
-    entry that has not failed since. Without a final it is the measured candidate with the smallest latency, and among
-    equal latencies the candidate with the smallest config key.
+    entry whose candidate has not failed since. If there was no final, the winner is the measured candidate with the
+    smallest latency. If several candidates have this latency, the candidate with the smallest config key wins.
     """
 
     def __init__(self, state: State, journal: str | Path | None = None, *, replayed: bool = False) -> None:
         self._state = state
-        """The folded events; no more may be applied."""
+        """The state of the run, to which no further event may be applied."""
         self.journal = None if journal is None else str(journal)
-        """The path of the run's journal; None if none was written."""
+        """The path of the run's journal. None if the run wrote no journal."""
         self.replayed = replayed
-        """Whether the events come from a file. If so, the kernel is only loaded from the cache folder."""
+        """Whether the events come from a file, so that the kernel is loaded only if it is in the cache folder."""
         self.cache_hit = False
-        """Whether the result comes from the result cache, or from another task's tuning, so nothing was measured."""
+        """Whether nothing was measured, because the result was in the result cache, or another task tuned the work."""
         self.header = header_in(state)
         """The run's first event."""
         self.strategy = self.header.strategy
         """The name of the strategy that ran."""
         self.total = state.total
-        """Number of candidates in the space: the sum of `measured`, `failed`, `pruned`, `duplicates`, `remaining`."""
+        """Number of candidates in the space: `measured` + `failed` + `pruned` + `duplicates` + `remaining`."""
         self.measured = state.counts["measured"]
         self.failed = state.counts["failed"]
         self.pruned = state.counts["pruned"]
         self.duplicates = state.counts["duplicate"]
         self.remaining = max(0, self.total - state.settled)
         self.built = state.built
-        """Number of distinct codes that have a library."""
+        """Number of different codes that were compiled into a library."""
         self.stored = state.stored
-        """Number of distinct codes whose library an earlier run compiled."""
+        """Number of different codes whose library was reused because an earlier run had compiled it."""
         self.wall_s = state.wall_s
-        """Wall seconds of all parts of the run."""
+        """Elapsed seconds of the run, summed over the run's parts if it was resumed."""
         self.finished = state.finished is not None
-        """Whether the run ended in order."""
+        """Whether the run ended normally."""
         self.interrupted = state.interrupted is not None
-        """Whether the run was cut short. Like `finished`, False if it was killed or still goes on."""
+        """Whether the run was interrupted. A run that was killed or goes on is neither finished nor interrupted."""
         self.reason = state.finished.reason if state.finished else ""
-        """The reason that the run ended, as in `RunFinished`; empty if it did not finish."""
+        """The reason that the run ended, as in `RunFinished.reason`. Empty if the run did not finish."""
         self.kept = state.finished.kernel if state.finished else None
-        """The winner's library as the journal names it. Its file may be gone; `artifact` checks that."""
+        """The winner's library according to the journal. The file may be gone; `artifact` checks that it exists."""
         self.devices = tuple(state.devices.values())
         """The devices that were used."""
         self.memory_bytes = state.memory_bytes
-        """Peak device memory of the device process that used most, including the CUDA context; 0 on the CPU."""
+        """Peak device memory, in bytes, of the process that used the most, including the CUDA context. 0 on the CPU."""
         self.best_index: int | None = None if state.winner is None else state.first(state.winner).index
-        """The index of the first candidate with the winner's code; None without a winner."""
+        """The index of the first candidate that has the winner's code. None if there is no winner."""
         self.best_over_time: tuple[Improvement, ...] = state.best_over_time()
-        """Each time a candidate became the best so far, by first timing. Its last entry need not be the winner."""
+        """The candidates whose first timing was the fastest so far. The last of them may differ from the winner."""
         self.final: tuple[FinalEntry, ...] = valid_finalists(state)
-        """The finalists that have not failed since, with their credited index, fastest first; empty without a final."""
+        """The finalists that have not failed after the final, fastest first. Their `index` is `Record.credited`."""
         self._final = {entry.index: entry.timing for entry in self.final}
         self._last = state.final if self.final else None
         self._final_reference = None if self._last is None else self._last.reference
 
     @staticmethod
     def of(state: State, journal: str | Path | None = None, *, replayed: bool = False) -> Result:
-        """Return the result of `state`, a `TuneResult` if it has a winner."""
+        """Return the result of a run with the state `state`. A run with a winner has a `TuneResult`."""
         kind = Result if state.winner is None else TuneResult
         return kind(state, journal, replayed=replayed)
 
     @staticmethod
     def from_events(events: Iterable[Event], journal: str | Path | None = None, *, replayed: bool = False) -> Result:
-        """Fold `events`, in order, into a result, a `TuneResult` if it has a winner."""
+        """Return the result of a run with these events, in order. A run with a winner has a `TuneResult`."""
         return Result.of(State.of(events), journal, replayed=replayed)
 
     @cached_property
     def _recorded(self) -> dict[int, Record]:
-        """The records by index, including the baseline's."""
+        """The record of each candidate and of the baseline, by index."""
         return {
             index: record_of(self._state, entry, self._final) for index, entry in sorted(self._state.entries.items())
         }
 
     @cached_property
     def records(self) -> tuple[Record, ...]:
-        """Every candidate of the space that was proposed, by index."""
+        """The record of each candidate of the space that was proposed, sorted by index."""
         return tuple(record for index, record in self._recorded.items() if index != BASELINE)
 
     @cached_property
     def all_records(self) -> tuple[Record, ...]:
-        """The `records`, and then the `baseline`."""
+        """The `records`, followed by the `baseline` if there is one."""
         return self.records if self.baseline is None else (*self.records, self.baseline)
 
     @property
     def baseline(self) -> Record | None:
-        """The default configuration's record if the space does not list it. It may win, but no count includes it."""
+        """The record of a default that the space does not list. The default may win, but no count includes it."""
         return self._recorded.get(BASELINE)
 
     @cached_property
     def measurements(self) -> tuple[Measurement, ...]:
-        """The first timing of each measured candidate, by index. A baseline that may win has index -1."""
+        """The first measurement of each measured candidate, sorted by index. A baseline that may win has index -1."""
         state = self._state
         entries = [state.entries[index] for index in sorted(state.first(event.index).index for event in state.ranked())]
         return tuple(
@@ -304,9 +307,9 @@ class Result:
 
     @cached_property
     def ties(self) -> tuple[int, ...] | None:
-        """Credited indices of the finalists that are statistically tied with the winner, or exactly as fast. In a tie
-        the default wins, or else the smallest config key. None without a final, or if the final's first entry failed.
-        """
+        """The finalists that are statistically tied with the winner or exactly as fast, by `Record.credited`. In a tie
+        the default wins, and without the default the smallest config key wins. None if there was no final, or if the
+        first entry of the final has failed since."""
         first = self._state.first
         if self._last is None or first(self._last.entries[0].index).index != self.final[0].index:
             return None
@@ -315,12 +318,12 @@ class Result:
 
     @cached_property
     def stages(self) -> StageSeconds:
-        """Seconds of compiling and of measuring."""
+        """The seconds that were spent compiling, and the seconds that were spent measuring."""
         return self._state.seconds.stages
 
     @cached_property
     def about_default(self) -> str:
-        """A sentence if the default is not in the space and won, or if nothing else worked; otherwise empty."""
+        """A sentence if a default that the space does not list won, or was all that worked. Otherwise empty."""
         baseline, state = self.baseline, self._state
         if baseline is None or baseline.latency_ms is None:
             return ""
@@ -334,12 +337,12 @@ class Result:
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """The run's warnings for the user; `about_default` comes first."""
+        """The run's warnings to the user. If `about_default` is not empty, it is the first warning."""
         return (*filter(None, [self.about_default]), *self._state.warnings)
 
     @cached_property
     def noise(self) -> tuple[str, ...]:
-        """Messages on signs of a noisy machine, and what to do. Those on other users of its devices come first."""
+        """A message for each sign of a noisy machine. Warnings that other programs use a device come first."""
         others = [message for message in self._state.warnings if DISTURBS in message]
         firsts = [(event.device, event.timing) for event in self._state.ranked()]
         finals = [(self._last.device, entry.timing) for entry in self.final] if self._last else []
@@ -349,7 +352,7 @@ class Result:
 
     @cached_property
     def same_bits(self) -> SameBits:
-        """The comparison of the candidates' output bits with the default's."""
+        """The bitwise comparison of the candidates' outputs with the default's outputs."""
         state, ranked = self._state, self._state.ranked()
         having = {event.index for event in ranked if state.has_bits(event)}
         return SameBits(
@@ -364,22 +367,21 @@ class Result:
 
     @cached_property
     def work(self) -> ProblemWork:
-        """The operations and bytes of one call, as the user gave them, or else derived from the kernels."""
+        """The number of operations and bytes of a call, as the user gave them or as derived from the kernels."""
         facts = (entry.facts for entry in self._state.entries.values())
         return ProblemWork.of(facts, self.header.flops, self.header.bytes)
 
     @cached_property
     def roles(self) -> Roles:
-        """The roles of the kernel's parameters: which are outputs, and how a call treats the others. `Roles.writes`
-        includes the inputs that the winner wrote into. Empty for a run that did not finish.
-        """
+        """The roles of the kernel's parameters, such as outputs, and inputs that a call sets to zero. `Roles.writes`
+        includes the inputs that the winner wrote into. If the run did not finish, the roles are empty."""
         roles = self._state.finished.roles if self._state.finished else Roles()
         outcome = None if self.best_index is None else self._state.outcome(self.best_index)
         return roles if outcome is None else roles_with(roles, outcome)
 
     @property
     def best(self) -> Record | None:
-        """The winner's record, or the default's if that has the same code; None if nothing was measured."""
+        """The winner's record, or the default's if the default has the winner's code. None if nothing was measured."""
         default = self.default
         if self.default_wins and not (default is self.baseline and self.header.refused):
             return default
@@ -387,17 +389,17 @@ class Result:
 
     @property
     def best_config(self) -> Config | None:
-        """A copy of the winner's configuration; None if no candidate of the space was measured."""
+        """A copy of the winner's configuration. None if no candidate of the space was measured."""
         return None if self.best is None else dict(self.best.config)
 
     @property
     def latency_ms(self) -> float | None:
-        """The winner's median latency, ms, from the final if there was one."""
+        """The winner's median latency in ms: from the final, or if there was no final, from the first timing."""
         return None if self.best is None else self.best.latency_ms
 
     @property
     def reference_ms(self) -> float | None:
-        """The reference's median latency, ms, on the final's device, or else on the winner's."""
+        """The reference's median latency in ms, on the final's device, or without a final on the winner's device."""
         firsts, measured = self._state.references, self._last or self.best
         first = firsts.get(measured.device if measured is not None else "") or next(iter(firsts.values()), None)
         timing = self._final_reference or first
@@ -405,17 +407,17 @@ class Result:
 
     @property
     def failures(self) -> tuple[Record, ...]:
-        """The records of candidates that failed, by index, without pruned candidates."""
+        """The records of the failed candidates, sorted by index. Pruned candidates have not failed."""
         return tuple(record for record in self.records if record.status == "failed")
 
     @property
     def default(self) -> Record | None:
-        """The default configuration's record, which may be the `baseline`; None if there is none, or none yet."""
+        """The default configuration's record, which may be the `baseline`. None if the default has no record yet."""
         return None if self.header.default is None else self._recorded.get(self.header.default)
 
     @property
     def no_default(self) -> str:
-        """A sentence on why there is no default to compare with; empty if there is a default, or may be one later."""
+        """The reason that there is no default to compare with. Empty if a default exists or may still be measured."""
         default = self.default
         if default is None:
             why = self.header.no_default
@@ -427,45 +429,45 @@ class Result:
 
     @property
     def default_wins(self) -> bool:
-        """Whether no configuration beats the default: it wins, or has the same code as the winner."""
+        """Whether no configuration beats the default, because the default wins or has the same code as the winner."""
         default, best = self.default, self.best_index
         return default is not None and best is not None and best in (default.index, default.same_as)
 
     @property
     def default_ms(self) -> float | None:
-        """The default configuration's median latency, ms, from the same rounds as `latency_ms`."""
+        """The default configuration's median latency in ms, from the same rounds as `latency_ms`."""
         return None if self.default is None else self.default.latency_ms
 
     @property
     def speedup_over_default(self) -> Ratio | None:
         """How many times faster the winner is than the default: (low, ratio, high).
 
-        The ratio divides the latencies that the result shows. Low and high bound the 95 % confidence interval of the
-        ratio, computed from the final's rounds. None unless both were timed in the final.
+        The ratio is the quotient of the latencies that the result shows. `low` and `high` are the ends of the ratio's
+        95 % confidence interval, computed from the rounds of the final. None unless the final timed both candidates.
         """
         return None if self.default is None else self._over(self._final.get(self.default.credited))
 
     @property
     def speedup_over_reference(self) -> Ratio | None:
-        """How many times faster the winner is than the reference, like `speedup_over_default`."""
+        """How many times faster the winner is than the reference, in the form of `speedup_over_default`."""
         return self._over(self._final_reference)
 
     @property
     def reference_ratio(self) -> float | None:
-        """How many times faster the winner is than the reference; below 1 it is slower.
+        """How many times faster the winner is than the reference. Below 1, the winner is slower.
 
-        It is `reference_ms` / `latency_ms`. If there was a final, both come from the same rounds of it.
+        The ratio is `reference_ms` / `latency_ms`. If there was a final, both latencies are from the same rounds.
         """
         return self._ratio(self.reference_ms)
 
     @property
     def default_ratio(self) -> float | None:
-        """How many times faster the winner is than the default configuration, like `reference_ratio`."""
+        """How many times faster the winner is than the default configuration: `default_ms` / `latency_ms`."""
         return self._ratio(self.default_ms)
 
     @property
     def roofline(self) -> Roofline | None:
-        """The winner's rates as shares of its device's peaks; None if the work of the problem is unknown."""
+        """The winner's rates as shares of the device's peak rates. None if the work of the problem is unknown."""
         if self.best is None or self.best.timing is None:
             return None
         peaks = {device.id: device.peaks for device in self.devices}
@@ -473,12 +475,12 @@ class Result:
 
     @cached_property
     def axis_importance(self) -> Any:
-        """Each axis's share of the variance of the log latency, as `Importance`; None with under 20 measurements."""
+        """Each axis's share of the variance of the log latency (`Importance`). None with fewer than 20 measurements."""
         return _above("reporting.importance.axis_importance")(self)
 
     @property
     def artifact(self) -> Artifact | None:
-        """The winner's place in its library; None if the library is gone, or was not kept."""
+        """The winner's library, and the winner's symbol in it. None if the library is gone, or was not kept."""
         try:
             return self._library()
         except AtuneError:
@@ -486,17 +488,17 @@ class Result:
 
     @cached_property
     def kernel(self) -> Any:
-        """The winner as a callable, loaded on first access. Call it with the inputs to get the outputs, or with every
-        parameter to have it write into the given outputs. `as_op` makes it a torch operator.
+        """The winner as a callable, loaded on first access. A call with the inputs returns the outputs. A call with all
+        parameters writes into the outputs that you pass. The callable's `as_op` makes a torch operator.
 
-        Inputs must have the shapes, dtypes and strides that it was tuned for. Raises `AtuneError` if its library is
-        gone, or if `setup` changed the inputs, because a call does not run `setup`.
+        The inputs must have the shapes, dtypes and strides that the kernel was tuned for. Raises `AtuneError` if the
+        library is gone, or if the workload's `setup` changed the inputs, because a call does not run `setup`.
         """
         return _above("stages.loader.Kernel")(self._library(), self.roles)
 
     @cached_property
     def kernel_source(self) -> str:
-        """The winner's device source, kept next to its library. Raises `AtuneError` if it is gone."""
+        """The winner's device source, from a file next to its library. Raises `AtuneError` if the file is gone."""
         library = self._library()
         try:
             return Path(source_path(library.path, library.symbol)).read_text()
@@ -504,9 +506,9 @@ class Result:
             raise AtuneError(f"the winner's source was not kept with its library ({error}); tune again") from error
 
     def report(self, path: str | os.PathLike[str]) -> None:
-        """Write the run's report, the page of ``atune report``, to the file `path`, and overwrite an earlier report.
+        """Write the page that ``atune report`` makes to the file `path`. An earlier report in this file is overwritten.
 
-        Raises `AtuneError` if the run kept no journal, and `UsageError` if `path` cannot be written.
+        Raises `AtuneError` if the run kept no journal, and `UsageError` if the file cannot be written.
         """
         from atune.journal.writer import write_output  # the writer imports this module
 
@@ -515,7 +517,7 @@ class Result:
         write_output(os.fspath(path), _above("reporting.report.report")(self.journal).encode())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out computed attributes and the loaded kernel. The copy computes and loads them again."""
+        """Return the state without computed attributes and without the kernel, which a copy computes or loads again."""
         kinds = (vars(kind).items() for kind in type(self).__mro__)
         computed = {name for kind in kinds for name, value in kind if isinstance(value, cached_property)}
         return {name: value for name, value in self.__dict__.items() if name not in computed}
@@ -525,7 +527,7 @@ class Result:
         return str(_above("reporting.text.printed")(_above("reporting.summary.summary_text")(self)))
 
     def _repr_html_(self) -> str:
-        """Return the command line's summary for a notebook."""
+        """Return the summary that the command line prints, as HTML for a notebook."""
         return f"<pre>{escape(str(self))}</pre>"
 
     def __repr__(self) -> str:
@@ -550,11 +552,11 @@ class Result:
 
 
 class TuneResult(Result):
-    """The result of a run that has a winner. `tune`, `run` and `resume` return it."""
+    """The result of a run that has a winner. `tune`, `run` and `resume` return a `TuneResult`."""
 
     @property
     def best(self) -> Record:
-        """The winner's record, or the default's if that has the same code."""
+        """The winner's record, or the default's record if the default has the same code as the winner."""
         best = super().best
         assert best is not None, "Result.of makes a TuneResult only if the state has a winner"
         return best
@@ -566,10 +568,10 @@ class TuneResult(Result):
 
     @property
     def latency_ms(self) -> float:
-        """The winner's median latency, ms, from the final if there was one."""
+        """The winner's median latency in ms: from the final, or if there was no final, from the first timing."""
         assert self.best.latency_ms is not None, "a winner was measured"
         return self.best.latency_ms
 
     def save_bundle(self, folder: str | os.PathLike[str]) -> str:
-        """Write the winner as a bundle into the new folder `folder`; `atune.results.save_bundle` takes more results."""
+        """Write the winner as a bundle to the new folder `folder`. `atune.results.save_bundle` takes more results."""
         return str(_above("frontends.save_bundle.save_bundle")(folder, [self]))

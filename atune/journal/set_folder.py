@@ -1,4 +1,4 @@
-"""Folders of journals. The folder of a set has a file ``set.json``, which lists the set's problems."""
+"""Folders of journals. The folder of a set also contains a file ``set.json``, which lists the problems of the set."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from atune.model.candidate import Problem
 from atune.model.folders import cache_folder, make_private_folder, read_file, whole_file
 
 INDEX = "set.json"
-"""The file in a set's folder that lists its problems. The first problem's journal is ``0000.jsonl``, and so on."""
+"""The file in a set's folder that lists the problems. The journal of the first problem is ``0000.jsonl``, and so on."""
 LOCK = "set.lock"
-"""An empty journal in a set's folder. A run locks it while it writes the set."""
+"""The name of an empty file in a set's folder. While a run writes the set, the run holds a lock on this file."""
 NOT_BEGUN = "not begun"
 
 
 class TunedProblem(msgspec.Struct, frozen=True, eq=False):
-    """A problem of a set and its result. `result` is None if it could not be tuned, and `error` then has the reason."""
+    """A problem of a set, with its result. If the problem could not be tuned, `result` is None and `error` says why."""
 
     problem: Problem
     result: Result | None
@@ -37,7 +37,7 @@ class TunedProblem(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def unfinished(self) -> bool:
-        """Whether the problem's run has not begun, or has not ended."""
+        """Whether the problem's run has not begun yet, or has not ended."""
         return self.error == NOT_BEGUN if self.result is None else not (self.result.finished or self.error)
 
 
@@ -47,7 +47,7 @@ def is_set(path: Path) -> bool:
 
 
 def listed(folder: Path) -> dict[Path, Problem]:
-    """Return the problems of a set's folder by journal, in order. Raises `UsageError` if it is not a set's folder."""
+    """Return the problem of each journal in a set's folder, in order. Raises `UsageError` for any other folder."""
     try:
         if why := unfit(data := read_file(folder / INDEX)):
             raise msgspec.DecodeError(why)
@@ -59,19 +59,19 @@ def listed(folder: Path) -> dict[Path, Problem]:
 
 
 def header_of_set(folder: Path) -> RunStarted | None:
-    """Return the header of the first run that has begun. All runs of a set have the same work and settings."""
+    """Return the header of the first run that has begun. All runs of a set have the same workload and settings."""
     first = next((next(iter(JournalReader(path)), None) for path in journals_in(folder)), None)
     return first if isinstance(first, RunStarted) else None
 
 
 def open_set_folder(folder: Path, problems: Sequence[Problem]) -> tuple[list[Path], Journal]:
-    """Create a set's folder, or add `problems` to it, and return their journals and the folder's lock.
+    """Create a set's folder, or add `problems` to a set. Return the journals of `problems`, and the folder's lock.
 
-    If no problem has begun, the folder then lists only `problems`. A journal that a killed run left without a whole
-    line is removed. Until the lock is closed, no other run can write the folder.
+    If no run of the set has begun, `problems` replace the listed problems. A journal without a complete line, which a
+    killed run left, is removed. Until the returned lock is closed, no other run can write into the folder.
 
-    Raises `UsageError` if `folder` is neither a set's nor empty, or cannot be written, and `JournalError` while another
-    run writes it.
+    Raises `UsageError` if `folder` cannot be written, or is not empty and not a set's folder. Raises `JournalError` if
+    another run is writing into the folder.
     """
     with ExitStack() as stack:
         try:
@@ -86,7 +86,7 @@ def open_set_folder(folder: Path, problems: Sequence[Problem]) -> tuple[list[Pat
             every = [*by_key.values()]
             for problem in every:
                 if problem.arguments.keys() != every[0].arguments.keys():
-                    raise UsageError(f"journal {folder}: {problem} and {every[0]} have arguments of different names")
+                    raise UsageError(f"journal {folder}: {problem} and {every[0]} have different names of arguments")
             _write(folder, every)
             journals = dict(zip(by_key, listed(folder), strict=True))
             for journal in journals.values():
@@ -99,7 +99,8 @@ def open_set_folder(folder: Path, problems: Sequence[Problem]) -> tuple[list[Pat
 
 
 def forget_added(folder: Path, had: Sequence[Problem]) -> None:
-    """Reduce a set's list to the problems it `had`, unless a later one has begun. If `had` is empty, remove the set."""
+    """Remove all problems but `had` from a set's list, unless a run of another problem has begun. If `had` is empty,
+    remove the set."""
     if any(map(is_begun, [*listed(folder)][len(had) :])):
         return
     if had:
@@ -115,7 +116,7 @@ def _write(folder: Path, problems: Sequence[Problem]) -> None:
 
 
 def is_begun(journal: Path) -> bool:
-    """Tell whether a problem's run has begun, that is, whether its journal's first line is whole. Raises `OSError`."""
+    """Tell whether a run has begun, so that its journal has a complete first line. Raises `OSError`."""
     if not journal.is_file():
         return False
     with journal.open("rb") as file:
@@ -123,16 +124,14 @@ def is_begun(journal: Path) -> bool:
 
 
 def journals_in(folder: Path) -> list[Path]:
-    """Return the journals of a folder whose runs have begun: for a set in the order of its problems, else by name."""
+    """Return the journals in a folder whose runs have begun, by name, or for a set in the order of its problems."""
     paths = listed(folder) if is_set(folder) else sorted(folder.glob("*.jsonl"))
     return [path for path in paths if is_begun(path)]
 
 
 def tuned_problems(folder: Path) -> list[TunedProblem]:
-    """Return the problems of a set's folder with their results.
-
-    Raises `UsageError` if it is not a set's folder, and `JournalError` for a journal that cannot be read.
-    """
+    """Return the problems of a set's folder with their results. Raises `UsageError` if `folder` is not a set's folder,
+    and `JournalError` for a journal that cannot be read."""
     return [
         TunedProblem(problem, replay(journal)) if is_begun(journal) else TunedProblem(problem, None, NOT_BEGUN)
         for journal, problem in listed(folder).items()

@@ -1,4 +1,4 @@
-"""The state of a run, folded from its events by the same code during the run, on resume and on replay."""
+"""The state of a run, computed from the run's events. The same code is used during a run, on resume and on replay."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ from atune.model.settings import Budget
 Status = Literal["measured", "failed", "pruned", "duplicate", "remaining"]
 Outcome = CandidateMeasured | BuildFailed | BenchmarkFailed | CandidatePruned
 Rank = tuple[float, str, int]
-"""Latency in ms, key and index of a measured candidate."""
+"""The latency in ms, the key and the index of a measured candidate."""
 COMPILED_BEFORE = "compiled before"
-"""`ArtifactBuilt.reason` of a library that an earlier part of the run compiled and counted."""
+"""The value of `ArtifactBuilt.reason` for a library that an earlier part of the run compiled and counted."""
 
 
 class Entry(msgspec.Struct, eq=False, gc=False):
-    """The folded state of a candidate. It has no cycles, so the garbage collector can skip it."""
+    """The state of a candidate, which has no reference cycles, so that the garbage collector can skip the state."""
 
     index: int
     key: str = ""
@@ -65,28 +65,30 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     machine: MachineFacts | None = None
     lowered: bool = False
     built: bool = False
+    compile_s: float = 0.0
+    """Its share of its library's seconds."""
     parent: int | None = None
-    """Index of an earlier candidate of the space with the same code."""
+    """The index of an earlier candidate of the space that has the same code."""
     refused: bool = False
-    """Whether it is a baseline that a constraint refuses."""
+    """Whether the candidate is a baseline that a constraint refuses."""
     outcome: Outcome | None = None
-    """The latest outcome of this candidate's code. Only the first candidate with the code has it."""
+    """The latest outcome of the candidate's code. If several candidates have the code, only the first has the outcome.
+    """
     surveyed: bool = False
-    """This field and `further_layout` are as in `CandidateProposed`."""
+    """`surveyed` and `further_layout` have the same meaning as in `CandidateProposed`."""
     further_layout: bool = False
     rank: Rank | None = None
-    """Its place in the ranking, if it is measured and may win."""
+    """The candidate's place in the ranking. None unless the candidate is measured and may win."""
 
     @property
     def in_space(self) -> bool:
-        """Whether it is a candidate of the space. The baseline is not, and no count includes it."""
+        """Whether the candidate is in the space. The baseline is outside the space, and no count includes it."""
         return self.index != BASELINE
 
     @property
     def may_win(self) -> bool:
-        """Whether it was measured and may win. The baseline may win only if no constraint refuses it and its outputs
-        were checked, because it may be a different program than the space's candidates.
-        """
+        """Whether the candidate was measured and may win. The baseline may be a different program than the candidates
+        of the space, so it may win only if its outputs were checked and no constraint refuses it."""
         checked = isinstance(self.outcome, CandidateMeasured) and (self.in_space or self.outcome.checked)
         return checked and not self.refused
 
@@ -105,19 +107,20 @@ def status_of(entry: Entry) -> Status:
 
 
 class Improvement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A candidate became the best so far, by first timing."""
+    """The moment at which a candidate became the best so far, by its first timing."""
 
     tried: int
     """Number of candidates that had an outcome by then, including this candidate."""
     seconds: float
-    """Seconds since the run started, summed over the parts of a resumed run."""
+    """Seconds since the start of the run. For a resumed run, the seconds of all parts are added."""
     latency_ms: float
     index: int
-    """Index of the candidate that the result credits."""
+    """Index of the candidate, or of the first candidate with the same code."""
 
 
 class Span(msgspec.Struct, frozen=True, gc=False):
-    """Work of a worker or device, `on`, in seconds of the run. `candidates`: how many; `first`: the first's index."""
+    """A span of work on the worker or device `on`. `since`, `until`: seconds of the run. `candidates`: the number of
+    candidates. `first`: the index of the first candidate."""
 
     on: str
     kind: Literal["lower", "build", "measure", "failed", "again", "final"]
@@ -128,11 +131,11 @@ class Span(msgspec.Struct, frozen=True, gc=False):
 
 
 class StageSeconds(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of compiling (lowering and building), and seconds of first timings.
+    """The seconds that a run spent on compiling (lowering and building) and on first timings.
 
-    `compile_s`: summed over compile workers. `benchmark_s`: summed over devices. `compile_wall_s`, `benchmark_wall_s`:
-    seconds in which at least one worker or device was busy. None of these includes failed compiles, the survey, the
-    comparison of a compiler state, or the final.
+    `compile_s` is the sum over compile workers, and `benchmark_s` the sum over devices. `compile_wall_s` is the time in
+    which at least one worker was compiling, and `benchmark_wall_s` the time in which at least one device was measuring.
+    Failed compilations, the survey, the comparison of a compiler state and the final are not included.
     """
 
     compile_s: float
@@ -142,24 +145,24 @@ class StageSeconds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimeSums:
-    """Sums up the seconds of a run's parts, and keeps the spans of work of each worker and device."""
+    """The sum of the seconds of a run's parts, and the spans of work of each worker and device."""
 
     def __init__(self) -> None:
         self._ended_s = self._part_s = self._part_started = 0.0
         self.spans: list[Span] = []
         self.parts: list[float] = []
-        """Seconds at which each part but the first began."""
+        """The time in seconds at which each part except the first began."""
         self._began: dict[str, float] = {}
-        """Seconds at which each device began to measure its current candidate."""
+        """The time in seconds at which each device began to measure its current candidate."""
 
     @property
     def wall_s(self) -> float:
-        """Seconds of all parts. A part without an end counts up to its last event."""
+        """The sum of the seconds of all parts. A part without an end counts up to its last event."""
         return self._ended_s + self._part_s
 
     @property
     def stages(self) -> StageSeconds:
-        """Seconds of compiling and of measuring."""
+        """The seconds that were spent compiling, and the seconds that were spent measuring."""
         compiling = [(span.since, span.until) for span in self.spans if span.kind in ("lower", "build")]
         measuring = [(span.since, span.until) for span in self.spans if span.kind in _MEASURED.values()]
         return StageSeconds(
@@ -206,7 +209,7 @@ _MEASURED: dict[type[Event], Literal["measure", "failed", "again"]] = {
     BenchmarkFailed: "failed",
     BenchmarkRepeated: "again",
 }
-"""The kind of a device's `Span`, by the type of the event that ended the span."""
+"""The kind of a device's `Span` for each type of event that ends a span."""
 
 
 def _union_s(spans: list[tuple[float, float]]) -> float:
@@ -219,72 +222,72 @@ def _union_s(spans: list[tuple[float, float]]) -> float:
 
 
 class State:
-    """The fold over a run's events: `apply` every event in order, and read the state at any time.
+    """The state of a run. Pass each event to `apply`, in order. The state can be read at any time.
 
-    Candidates with the same code form a class. The class has the latest outcome of any member, credited to the first
-    member in the space's order. A baseline outside of the space is ranked if it may win, but no count includes it, and
-    it wins only if a candidate of the space was also measured.
+    If several candidates have the same code, their latest outcome belongs to the first of them in the space's order. A
+    baseline outside the space is ranked if it may win, but no count includes the baseline. The baseline wins only if a
+    candidate of the space was also measured.
     """
 
     def __init__(self) -> None:
         self.header: RunStarted | None = None
         self.entries: dict[int, Entry] = {}
         self.counts: Counter[str] = Counter()
-        """Number of candidates by `Status`, without ``remaining``."""
+        """Number of candidates for each `Status` except ``remaining``."""
         self.kinds: Counter[str] = Counter()
-        """Number of failed candidates by the kind of their failure."""
+        """Number of failed candidates for each kind of failure."""
         self.doubted = False
-        """Whether a part ended as ``mismatched``: see `RunFinished.reason`. Later parts try all candidates."""
+        """Whether a part ended as ``mismatched`` (see `RunFinished.reason`), so that later parts try all candidates."""
         self.lowered = self.built = 0
-        """Number of lowered candidates, and number of distinct codes with a library."""
+        """Number of candidates that were lowered, and number of different codes that were built."""
         self._stored: set[int] = set()
         self.unbuilt = 0
-        """Number of distinct codes that have an outcome without a library."""
+        """Number of different codes that have an outcome, but were not built."""
         self.surveyed: SpaceSurveyed | None = None
-        """Facts of the space for the strategy, if the space was surveyed."""
+        """The survey's facts for the strategy. None if the space was not surveyed."""
         self.compile_s: list[float] = []
-        """Each compiled candidate's share of its library's seconds, sorted. Reused libraries do not count."""
+        """Compile times per candidate, sorted. A library's seconds are shared evenly. Reused libraries do not count."""
         self.devices: dict[str, DeviceInfo] = {}
         self.memory_bytes = 0
-        """Peak device memory of the device process that used the most memory."""
+        """Peak device memory, in bytes, of the device's process that used the most memory."""
         self.references: dict[str, Timing] = {}
-        """The reference's first timing, by device."""
+        """The first timing of the reference on each device."""
         self.other_bits: set[int] = set()
-        """Candidates that lack the default's bits on inputs drawn with further seeds."""
+        """Candidates whose output bits differ from the default's for inputs drawn with further seeds."""
         self.bits_seeds = 1
-        """Number of draws of the inputs on which finalists were compared with the default."""
+        """Number of draws of the inputs for which the finalists' outputs were compared with the default's."""
         self.final: FinalOrdered | None = None
         self.final_losses = 0
-        """Number of times that a device's process, or the whole program, died during a final."""
+        """Number of times that a device's process or the whole program died during a final."""
         self._in_final = False
         self.finished: RunFinished | None = None
-        """The end of the latest part; None while it runs, and after an interruption."""
+        """The end of the latest part. None while the part runs, and after an interruption."""
         self.interrupted: RunInterrupted | None = None
         self.resumed: RunResumed | None = None
-        """The start of the latest part, if the run has several."""
+        """The start of the latest part. None if the run was never resumed."""
         self.accepted = False
-        """Whether the user accepted that a part continues although its work is not the header's."""
+        """Whether the user accepted that the run continues although the work differs from the work in the header."""
         self.warnings: list[str] = []
         self._improvements: list[Improvement] = []
         self.last_seq = -1
         self.last_mono = 0.0
         self.seconds = TimeSums()
         self.measuring: dict[int, str] = {}
-        """The candidates that are being measured, or were when the program died. The values are their devices."""
+        """The device of each candidate that is being measured, or was being measured when the program died."""
         self._deaths: Counter[int] = Counter()
         self._ranking: list[Rank] = []
-        """The measured candidates that may win, one per distinct code, sorted by latency."""
+        """The measured candidates that may win, sorted by latency. Each code appears once."""
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> State:
-        """Return the fold over `events`, in the order of their `seq`."""
+        """Return the state after `events`, which must be in the order of their `seq`."""
         state = cls()
         for event in events:
             state.apply(event)
         return state
 
     def apply(self, event: Event) -> None:
-        """Fold in an event. Events must come in the order of their `seq`."""
+        """Update the state with an event. Events must be applied in the order of their `seq`."""
         self.last_seq, self.last_mono = event.seq, event.mono
         self.seconds.apply(event)
         self.memory_bytes = max(self.memory_bytes, getattr(event, "memory_bytes", 0))
@@ -319,7 +322,7 @@ class State:
                 self._apply_to_run(event)
 
     def _apply_to_run(self, event: Event) -> None:
-        """Fold in an event of the run as a whole, not of a candidate."""
+        """Update the state with an event that is about the whole run and not about a candidate."""
         match event:
             case RunStarted():
                 self.header = event
@@ -356,69 +359,67 @@ class State:
                 self.finished = self.interrupted = None
 
     def entry(self, index: int) -> Entry:
-        """Return the entry of candidate `index`, or an empty entry, which is not kept, for an unknown candidate."""
+        """Return the entry of candidate `index`. For an unknown candidate, return an empty entry, which is not kept."""
         return self.entries.get(index) or Entry(index)
 
     def first(self, index: int) -> Entry:
-        """Return the first candidate, in the space's order, with the code of candidate `index`."""
+        """Return the first candidate in the space's order that has the same code as candidate `index`."""
         entry = self.entries.get(index) or Entry(index)
         while entry.parent is not None:
             entry = self.entries.get(entry.parent) or Entry(entry.parent)
         return entry
 
     def outcome(self, index: int) -> Outcome | None:
-        """Return the latest outcome of candidate `index`, or of a candidate with the same code; None without one."""
+        """Return the latest outcome of candidate `index`, or of a candidate with the same code. It may be None."""
         return self.first(index).outcome
 
     def ranked(self, most: int | None = None) -> list[CandidateMeasured]:
-        """Return the measurements as reported, one for each distinct code, ordered by first timing, fastest first.
+        """Return a measurement for each code, sorted by the first timing, fastest first.
 
-        Their `index` is the candidate that was compiled and ran, and has an artifact. `most`: return at most this many.
+        A measurement's `index` is the candidate that was compiled and ran. `most`: return at most so many measurements.
         """
         outcomes = (self.entries[index].outcome for _, _, index in self._ranking[:most])
         return [outcome for outcome in outcomes if isinstance(outcome, CandidateMeasured)]
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """Credited index and latency, in ms, of the best candidate by first timing; None if the space has none yet."""
+        """The index and the latency in ms of the fastest code, by first timing. None if nothing is measured yet."""
         if not self.counts["measured"]:
             return None
         latency_ms, _, index = self._ranking[0]
         return index, latency_ms
 
     def best_over_time(self) -> tuple[Improvement, ...]:
-        """Return each change of the best candidate, by first timing. Retracted and failed measurements do not count."""
+        """Return every change of the best candidate by first timing. Measurements that were retracted do not count."""
         return tuple(msgspec.structs.replace(s, index=self.first(s.index).index) for s in self._improvements)
 
     @property
     def winner(self) -> int | None:
-        """Index of the candidate that ran as the winner: the first finalist that may still win, or else the fastest.
-
-        None if no candidate of the space is measured.
-        """
+        """The index of the candidate that ran and won: the first finalist that may still win, or without a finalist the
+        fastest candidate. None if no candidate of the space is measured."""
         entries = self.final.entries if self.final else ()
         standing = (entry.index for entry in entries if self.first(entry.index).may_win)
         return None if self.best is None else next(standing, next((event.index for event in self.admitted(1)), None))
 
     @property
     def default_index(self) -> int | None:
-        """The default configuration's index; None if there is no default, or if the run has not begun."""
+        """The default configuration's index. None if there is no default, or if the run has not begun."""
         return None if self.header is None else self.header.default
 
     @property
     def default(self) -> CandidateMeasured | None:
-        """The measurement of the default configuration, or of a candidate with the same code; None if there is none."""
+        """The measurement of the default configuration or of a candidate with the same code. None if not measured."""
         outcome = None if self.default_index is None else self.outcome(self.default_index)
         return outcome if isinstance(outcome, CandidateMeasured) else None
 
     @property
     def same_bits(self) -> bool:
-        """Whether only candidates with the default's bits may win."""
+        """Whether a candidate may win only if its outputs have the same bits as the default's outputs."""
         settings = {} if self.header is None else self.header.settings.get("benchmark", {})
         return settings.get("same_bits") is not None
 
     def has_bits(self, event: CandidateMeasured) -> bool:
-        """Tell whether a measured candidate's outputs are known to have the default's bits at every call."""
+        """Tell whether a candidate's outputs in every call are known to have the same bits as the default's outputs."""
         default = self.default
         if default is None or event.index in self.other_bits:
             return False
@@ -426,18 +427,19 @@ class State:
         return bool(event.bits) and (event is default or equal)
 
     def admitted(self, most: int | None = None) -> list[CandidateMeasured]:
-        """Return `ranked`, but under `same_bits` only the candidates with the default's bits."""
+        """Return the candidates of `ranked`. If `same_bits` is true, return only candidates with the default's bits."""
         if not self.same_bits:
             return self.ranked(most)
         return [event for event in self.ranked() if self.has_bits(event)][:most]
 
     def deaths(self, index: int) -> int:
-        """Return the number of times that the program died while it measured candidate `index`, including this part."""
+        """Return how many times the program died while it was measuring candidate `index`, including this part."""
         return self._deaths[index] + (index in self.measuring)
 
     @property
     def all_differ(self) -> bool:
-        """Whether the default and the first candidates ran and all differ from the reference, which may be wrong."""
+        """Whether the outputs of the default and of the first candidates all differ from the reference's outputs. The
+        reference may then be wrong."""
         default = None if self.default_index is None else self.outcome(self.default_index)
         if not isinstance(default, BenchmarkFailed) or default.kind != "mismatch" or self.counts["measured"]:
             return False
@@ -450,17 +452,17 @@ class State:
 
     @property
     def stored(self) -> int:
-        """Number of distinct codes whose libraries an earlier run compiled."""
+        """Number of different codes whose library was reused because an earlier run had compiled it."""
         return len({self.first(index).index for index in self._stored} - {BASELINE})
 
     @property
     def settled(self) -> int:
-        """Number of candidates that need no more work, because they are measured, failed, pruned or duplicates."""
+        """Number of candidates that need no more work, because they were measured, failed, pruned or duplicates."""
         return sum(self.counts.values())
 
     @property
     def wall_s(self) -> float:
-        """Seconds of all parts of the run. A part without an end counts up to its last event."""
+        """The sum of the seconds of all parts of the run. A part without an end counts up to its last event."""
         return self.seconds.wall_s
 
     def _made(self, index: int) -> Entry:
@@ -470,11 +472,11 @@ class State:
         return self.entries[index]
 
     def _note_library(self, event: ArtifactBuilt) -> None:
-        """Count a group's library once for each distinct code in it."""
+        """Count a library once for each different code that the library contains."""
         machine = dict(zip(event.indices, event.machine, strict=False))
         fresh = not any(self.first(index).built for index in event.indices)  # else an earlier part reported it
-        if fresh and event.seconds > 0 and event.reason != COMPILED_BEFORE:
-            each_s = event.seconds / max(1, len(event.indices))
+        each_s = event.seconds / max(1, len(event.indices))
+        if fresh and each_s > 0 and event.reason != COMPILED_BEFORE:
             at = bisect.bisect(self.compile_s, each_s)
             self.compile_s[at:at] = [each_s] * len(event.indices)
         for index in event.indices:
@@ -484,7 +486,7 @@ class State:
             if event.why == STORED and not entry.built:
                 self._stored.add(index)
             self._count(entry, -1)
-            entry.built = True
+            entry.built, entry.compile_s = True, each_s
             entry.machine = machine.get(index) or entry.machine
             self._count(entry, 1)
 
@@ -498,7 +500,7 @@ class State:
         self._rank(first)
 
     def _forget(self, device: str) -> None:
-        """Retract the measurements of `device`, because its latencies do not compare with the other devices'."""
+        """Retract the measurements of `device`, because they cannot be compared with measurements of other devices."""
         for entry in self.entries.values():
             if isinstance(entry.outcome, CandidateMeasured) and entry.outcome.device == device:
                 self._count(entry, -1)
@@ -558,18 +560,18 @@ class State:
 
 
 def header_in(state: State) -> RunStarted:
-    """Return the header of a run that has begun. Readers refuse a journal without a header."""
+    """Return the header of a run that has begun. A journal without a header cannot be read."""
     assert state.header is not None, "the header is the first event"
     return state.header
 
 
 def proposed(state: State) -> list[Entry]:
-    """Return the candidates of the space that were proposed, in the order of their proposals."""
+    """Return the candidates of the space that the strategy proposed, in the order in which it proposed them."""
     return [entry for entry in state.entries.values() if entry.key and entry.in_space and not entry.surveyed]
 
 
 def finished(state: State, budget: Budget, reason: str = "") -> bool:
-    """Tell whether a run has ended, or ends now for `reason`, and `budget` admits no further candidates."""
+    """Tell whether a run that has ended, or that ends now for `reason`, may try no more candidates under `budget`."""
     if (reason := reason or ended_by(state)) in ("", "stopped"):
         return False
     done = [entry for entry in proposed(state) if state.outcome(entry.index) is not None]
@@ -581,17 +583,17 @@ def finished(state: State, budget: Budget, reason: str = "") -> bool:
 
 
 def all_proposed(state: State, budget: Budget, reason: str = "") -> bool:
-    """Tell whether a run has ended because its strategy proposes no more candidates, even if `budget` admits more."""
+    """Tell whether a run has ended because the strategy has no more candidates, although `budget` allows more."""
     return (reason or ended_by(state)) == "enough" and budget.auto
 
 
 def ended_by(state: State) -> str:
-    """Return the reason that a run ended; empty if it has not ended, or was interrupted."""
+    """Return the reason that a run ended. Empty if the run has not ended, or was interrupted."""
     return "" if state.finished is None else state.finished.reason
 
 
 def recorded_budget(header: RunStarted) -> Budget:
-    """Return the budget in a header, or an unlimited budget if it cannot be read."""
+    """Return the budget in a header, or an unlimited budget if the header's budget cannot be read."""
     try:
         return msgspec.convert(header.settings.get("budget") or {}, Budget)
     except (msgspec.ValidationError, UsageError):

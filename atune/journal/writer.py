@@ -1,4 +1,4 @@
-"""The only writer of a journal: it appends whole lines, syncs them in groups off the event loop, and holds the lock."""
+"""Write journals. A writer locks its journal, appends complete lines, and syncs groups of lines in a thread."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from atune.model.folders import cache_folder, make_private_folder, regular_file,
 
 
 def line_of(event: Event) -> bytes:
-    """Return `event` as a line of a journal."""
+    """Return the journal's line for `event`."""
     body = encode(event)
     return b'{"crc":"%08x","event":%b}\n' % (zlib.crc32(body), body)
 
 
 class Journal:
-    """The only writer of a journal. Its lock ends with the process, however that ends.
+    """A journal that this process writes. The journal's lock keeps other writers out until this process ends.
 
-    Create it by `create`, `reopen` or `start`, and use it as a context manager.
+    Make a `Journal` with `create`, `reopen` or `start`, and use it as a context manager.
     """
 
     def __init__(self, path: str, fd: int, size: int, next_seq: int, *, remove_if_empty: bool = False) -> None:
@@ -41,16 +41,17 @@ class Journal:
         self._next_seq = next_seq
         self._remove_if_empty = remove_if_empty
         self.torn_bytes = 0
-        """Length of a torn last line, which the next append cuts off."""
+        """The length of an incomplete last line, which the next `append` removes."""
         self._written = self._synced = 0
         self._syncing: anyio.Event | None = None
         self._broken: AtuneError | None = None
 
     @classmethod
     def create(cls, path: str | Path) -> Journal:
-        """Start a new journal, and inside the cache folder also missing folders. Only the owner can read these files.
+        """Start a new journal that only its owner can read. Missing folders inside the cache folder are created.
 
-        Raises `JournalError` if `path` cannot be written, has no folder, is not empty, or has another writer.
+        Raises `JournalError` if `path` cannot be written or its folder is missing, if the file at `path` is not empty,
+        or if another run is writing this file.
         """
         path = str(path)
         folder = os.path.dirname(os.path.abspath(path))
@@ -71,10 +72,8 @@ class Journal:
 
     @classmethod
     def reopen(cls, path: str | Path) -> tuple[Journal, list[AnyEvent]]:
-        """Open a journal to continue it, and return it with its events. The first append cuts off a torn tail.
-
-        Raises `JournalError` like `create` and `read`.
-        """
+        """Open a journal to continue it, and return the journal and its events. The first `append` removes an
+        incomplete last line. Raises `JournalError` as `create` and `read` do."""
         path = str(path)
         fd, _ = _open_locked(path)
         try:
@@ -89,16 +88,16 @@ class Journal:
 
     @classmethod
     def start(cls, path: str | Path) -> tuple[Journal, list[AnyEvent]]:
-        """Reopen the journal at `path` with its events, or create it if the file is missing or empty."""
+        """Reopen the journal at `path`, or create it if it is missing or empty. Return the journal and its events."""
         with suppress(OSError):
             if os.stat(path).st_size or not os.path.isfile(path):
                 return cls.reopen(path)
         return cls.create(path), []
 
     def append(self, event: Event) -> None:
-        """Write `event` as a whole line. It survives the end of this process and, after `sync`, a crash of the machine.
+        """Append a line for `event`. The line survives the end of this process, and after `sync` also a machine crash.
 
-        Raises `MachineError` if it cannot be written, and `JournalError` if it is too long. Earlier lines stay whole.
+        Raises `MachineError` if the line cannot be written, or `JournalError` if it is too long. Earlier lines stay.
         """
         if self._broken is not None:
             raise self._broken
@@ -106,7 +105,7 @@ class Journal:
             raise ValueError(f"event {event.seq} is out of order: the journal's next event is {self._next_seq}")
         line = line_of(event)
         if len(line) > MAX_LINE_BYTES:
-            event_bytes = f"{type(event).__name__} has {len(line)} bytes, and a journal's line at most {MAX_LINE_BYTES}"
+            event_bytes = f"{type(event).__name__} has {len(line)} bytes, but a line may have only {MAX_LINE_BYTES}"
             raise JournalError(f"cannot write the journal {self.path}: {event_bytes}")
         done = 0
         try:
@@ -122,10 +121,8 @@ class Journal:
         self._written += 1
 
     async def sync(self) -> None:
-        """Wait until all appended events are on the disk. Concurrent callers share a sync.
-
-        The sync runs in a thread, which completes it even if the caller is cancelled. Raises like `append`.
-        """
+        """Wait until all appended events are on the disk. Concurrent callers share a sync. The sync runs in a thread,
+        and is completed even if the caller is cancelled. Raises as `append` does."""
         wanted = self._written
         while self._synced < wanted:
             if self._broken is not None:
@@ -146,7 +143,7 @@ class Journal:
                 done.set()
 
     def close(self) -> None:
-        """Close the file and release its lock; remove the file if it was created here and has no event. Idempotent."""
+        """Close the file and release the lock. Remove the file if `create` made it and it has no event. Idempotent."""
         if self._fd < 0:
             return
         if self._remove_if_empty and self._size == 0:
@@ -191,9 +188,9 @@ def _sync_folder(path: str) -> None:
 
 
 def _open_locked(path: str, *, create: bool = False) -> tuple[int, bool]:
-    """Open and lock the file at `path`. Returns its descriptor, and whether this call created it.
+    """Open and lock the file at `path`. Return the file's descriptor, and whether this call created the file.
 
-    Between opening and locking, another writer that ends may remove the empty file. Then `path` is opened again.
+    If another writer removes the empty file between opening and locking, `path` is opened again.
     """
     # Not O_WRONLY, because opening a pipe to write would wait for its reader.
     flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
@@ -232,7 +229,7 @@ def _lock(fd: int, path: str) -> None:
 
 
 def is_written(path: Path) -> bool:
-    """Tell whether a run holds the lock of the journal, or of the set's lock file, at `path`. Raises `OSError`."""
+    """Tell whether a run holds the lock on `path`, which is a journal or a set's lock file. Raises `OSError`."""
     try:
         with regular_file(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -245,7 +242,7 @@ def is_written(path: Path) -> bool:
 
 
 def write_journal(output: str, events: Iterable[AnyEvent]) -> None:
-    """Write the new journal `output`, whole or not at all. Raises `JournalError` if it exists or cannot be written."""
+    """Write a new journal, completely or not at all. Raises `JournalError` if `output` exists or cannot be written."""
     Journal.create(output).close()  # if a file exists, raises before anything is written
     try:
         with whole_file(Path(os.path.realpath(output))) as part:
@@ -256,10 +253,10 @@ def write_journal(output: str, events: Iterable[AnyEvent]) -> None:
 
 
 def write_output(path: str, data: bytes) -> None:
-    """Write `data` to `path`, whole or not at all, and never over a journal.
+    """Write `data` to `path`, completely or not at all. A journal is never overwritten.
 
-    An existing file keeps its mode; a new file gets its mode from the umask. A special file, such as a pipe, is written
-    directly. Raises `UsageError` if `path` is a journal, a Python source file, or not writable.
+    An existing file keeps its mode, and the umask decides the mode of a new file. A special file, such as a pipe, is
+    written to directly. Raises `UsageError` if `path` is a journal or a Python source file, or cannot be written.
     """
     try:
         real = os.path.realpath(path)  # a symbolic link stays a link

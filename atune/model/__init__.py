@@ -1,5 +1,5 @@
 """Inputs and results of tuning as plain data: spaces, candidates, devices, artifacts, measurements, settings, jobs.
 
-It imports nothing of atune except `errors`, and neither torch nor tilelang. `workload` asks the user's kernel for its
-names and defaults, and `journal` records runs.
+This package imports no other part of atune except `errors`, and neither torch nor tilelang. `workload` reads names and
+defaults from the user's kernel, and `journal` records runs.
 """

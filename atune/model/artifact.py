@@ -13,18 +13,19 @@ from atune.model.ranges import Extent, PathText, Quantity, Whole, Word
 
 FailureKind = Literal[
     "lower", "codegen", "compile", "crash", "timeout", "hopeless", "load", "launch", "fault", "out_of_memory",
-    "out_of_bounds", "mismatch", "non_finite", "unwritten", "worker_lost", "suspect",
+    "out_of_bounds", "mismatch", "non_finite", "unwritten", "worker_lost", "suspect", "refused",
 ]  # fmt: skip
 """Why a candidate failed.
 
-lower: elaborating or lowering raised. codegen: source generation raised. compile: nvcc or g++ refused the source.
-crash: the compile worker died. timeout: the process was killed at a deadline. hopeless: its compile was killed because
-it took far longer than other compiles. load: the library did not load. launch: the call raised. out_of_memory: the
-device had no memory left. fault: the device reported an error that poisons its context. out_of_bounds: the kernel wrote
-before or after a parameter, or changed data that the check uses. mismatch / non_finite / unwritten: outputs differ from
-the reference, hold NaN or infinity, or were not written. worker_lost: its process was killed from outside, twice.
-suspect: the whole program died twice while measuring it, so it is not tried again.
-"""
+lower: elaborating or lowering the candidate raised. codegen: generating its source raised. compile: nvcc or g++ refused
+the source. crash: the compile worker died. timeout: the process was killed at a deadline. hopeless: the compile was
+killed because it took far longer than other compiles. load: the library did not load. launch: the call of the kernel
+raised. out_of_memory: the device had no memory left. fault: the device reported an error that makes its context
+unusable. out_of_bounds: the kernel wrote before or after a parameter, or changed data that the check uses. mismatch /
+non_finite / unwritten: outputs differ from the reference, hold NaN or infinity, or were not written. worker_lost: the
+candidate's process was killed from outside, twice. suspect: the whole program died twice while it measured the
+candidate, so the candidate is not tried again. refused: the kernel of a stranger may
+bring code that tilelang did not generate, or has other parameters than the task's."""
 _WORDS = {
     "lower": "failed to lower",
     "codegen": "failed to generate code",
@@ -42,25 +43,26 @@ _WORDS = {
     "unwritten": "left outputs unwritten",
     "worker_lost": "lost the process",
     "suspect": "may have ended the program",
+    "refused": "was refused",
 }
 
 RAN = frozenset({"mismatch", "non_finite", "unwritten", "out_of_bounds", "launch", "fault"})
-"""Kinds of failures of candidates that ran on a device."""
+"""Kinds of failures after which the candidate is known to have run on a device."""
 COMMON_FAILURES = 16
-"""If this many candidates fail in the same way, they are probably not at fault."""
+"""If this many candidates fail in the same way, the candidates are probably not the cause."""
 
 
 def what_failed(kind: str) -> str:
-    """Return a verb phrase for a kind of failure, such as ``timed out``. A kind of a newer atune is unchanged."""
+    """Return a verb phrase for a kind of failure, such as ``timed out``, or the kind itself if it is unknown."""
     return _WORDS.get(kind, kind)
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure", omit_defaults=True):
-    """A candidate that failed in a stage. `detail` is the end of the compiler's or device's output.
+    """A candidate that failed in a stage. `detail` is the end of what the compiler or the device printed.
 
-    `index`: the candidate's index. `kind`: a `FailureKind`. `message`: a sentence for people. `doubt`: why the failure
-    may not be the candidate's fault. If it is not empty, a fresh process tries the candidate again.
-    `kill_s`: seconds from the deadline, or from the error's report, until the process was reaped.
+    `index`: the candidate's index. `kind`: a `FailureKind`. `message`: a sentence for people. `doubt`: the reason that
+    the candidate may not be at fault, or an empty text. If there is a doubt, a fresh process tries the candidate again.
+    `kill_s`: seconds from the deadline, or from the report of an error, until the process had ended.
     """
 
     index: int
@@ -74,13 +76,13 @@ class Failure(msgspec.Struct, frozen=True, tag="failure", omit_defaults=True):
 
 
 SERVER_LOST = "the fork server was lost"
-"""The `doubt` about all candidates in progress at the time when all processes were lost together."""
+"""The `doubt` about every candidate that was in progress when all processes were lost together."""
 
 
 class KernelParam(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """A kernel parameter. `shape`: ints, or names of symbolic dimensions; None for a scalar.
+    """A kernel parameter. `shape`: sizes as ints or as names of symbolic dimensions; None for a scalar.
 
-    `strides`: ints or names, in elements, if the parameter is declared with strides; None if it is contiguous.
+    `strides`: strides in elements, as ints or names, if the parameter declares any; None if it is contiguous.
     """
 
     dtype: str
@@ -92,24 +94,22 @@ class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
     """Roles of a kernel's parameters in a call, by position."""
 
     outputs: tuple[Whole, ...] = ()
-    """Outputs, in order. A call allocates and returns the outputs that it is not given."""
+    """Outputs, in order. If a call passes no tensor for an output, the call allocates and returns the output."""
     zero: tuple[Whole, ...] = ()
-    """Parameters that a call first sets to zero: inputs, and outputs that the call allocates. Outputs that the caller
-    passes are not set to zero."""
+    """Parameters that a call first sets to zero, unless they are outputs that the caller passes."""
     writes: tuple[Whole, ...] = ()
     """Inputs that the kernel may write into."""
     set_up: tuple[Whole, ...] = ()
     """Inputs that the workload's `setup` changed before the kernel was checked and timed. Calls do not run `setup`."""
     unnamed: bool = False
-    """Whether the user named no outputs. If so, tilelang's tuner passes all parameters to the user's functions."""
+    """Whether no outputs were named, so that tilelang's tuner passes all parameters to the user's functions."""
 
     @property
     def zero_inputs(self) -> tuple[int, ...]:
-        """Inputs that a call sets to zero."""
         return tuple(i for i in self.zero if i not in self.outputs)
 
     def where_given(self, positions: Sequence[int]) -> Roles:
-        """Return the roles for a caller that always passes, and itself prepares, the outputs among `positions`."""
+        """Return the roles for a caller that always passes the outputs among `positions`, and prepares them itself."""
         given = {*positions} & {*self.outputs}
         return msgspec.structs.replace(
             self,
@@ -119,27 +119,27 @@ class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
         )
 
     def handed_out(self) -> Roles:
-        """Return these roles for a kernel that users call. Raises `UsageError` if a call cannot fulfil them."""
+        """Return these roles for calls by users. Raises `UsageError` if calls would lack what `setup` changed."""
         if not self.set_up:
             return self
         raise UsageError(
             f"setup changed input {', '.join(map(str, self.set_up))} before the kernel was checked, but a call of the "
-            "kernel does not run setup: make the data with inputs=, clear tensors with zero=, or do it in the kernel"
+            "kernel does not run setup: make the data with inputs=, clear tensors with zero=, or set it in the kernel"
         )
 
 
 def fitting(own: Roles | None, first: Roles) -> Roles:
-    """Return a candidate's `own` roles if it has as many outputs as the `first` candidate; otherwise the first's roles.
+    """Return a candidate's `own` roles if they have as many outputs as `first`; otherwise, return the roles `first`.
 
-    A candidate's code may lack an output or read a tensor that it should overwrite. Callers rely on the first's roles.
+    A faulty candidate may omit an output, or read a tensor that it should overwrite, so callers rely on `first`.
     """
     return first if own is None or len(own.outputs) != len(first.outputs) else own
 
 
 class Gemm(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """A `T.gemm` of a kernel. `m`, `n`, `k`: the shape of a call, in elements.
+    """A `T.gemm` of a kernel. `m`, `n`, `k`: the sizes of one call's product, in elements.
 
-    `calls`: calls per block, on average over the grid. `dtype`: the operands' type, such as ``bfloat16``.
+    `calls`: number of calls per block, averaged over the grid. `dtype`: the operands' type, such as ``bfloat16``.
     """
 
     m: Whole
@@ -148,9 +148,9 @@ class Gemm(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     calls: Quantity
     dtype: Word
     policy: Whole = 0
-    """The division of the tile among warps, in tilelang's numbers: 0 square, 1 in whole rows, 2 in whole columns."""
+    """How warps share the tile, by tilelang's numbers: 0 for squares, 1 for whole rows, 2 for whole columns."""
     in_registers: bool = False
-    """Whether the first operand is in registers, not in shared memory."""
+    """Whether the first operand is in registers instead of shared memory."""
     feeds: bool = False
     """Whether the result stays in registers and becomes the first operand of another product."""
     sum_bits: Whole = 32
@@ -158,15 +158,16 @@ class Gemm(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     @property
     def flops(self) -> float:
-        """Floating-point operations per block, counting multiplications and additions."""
+        """Floating-point operations per block, where a multiplication and an addition count as two."""
         return 2.0 * self.m * self.n * self.k * self.calls
 
 
 class Access(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """A read or a write of a tensor at one place of the kernel.
+    """A place in the kernel that reads or writes a tensor.
 
-    `n_bytes`: bytes per block, on average over the grid; tiles that cross the tensor's end count whole. `axes`: axes of
-    the grid (of ``xyz``) that the address depends on. Blocks that differ only in other axes access the same bytes.
+    `n_bytes`: bytes per block, averaged over the grid. A tile that crosses the tensor's end counts in full. `axes`: the
+    axes of the grid (of ``xyz``) on which the address depends. Blocks that differ only in the remaining axes access the
+    same bytes.
     """
 
     n_bytes: Quantity
@@ -174,7 +175,7 @@ class Access(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     steps: Quantity = 1.0
     """Number of times that a block makes this access."""
     width: Whole | None = None
-    """Bytes per instruction of a thread, as the kernel requests; None if tilelang chooses."""
+    """Number of bytes that a thread accesses in one instruction, as the kernel requests; None if tilelang decides."""
     tensor_bytes: Whole | None = None
     """Bytes of the whole tensor; None if they depend on the call."""
     uneven: bool = False
@@ -182,73 +183,71 @@ class Access(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class BlockWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Work of a kernel per block, averaged over the grid, from the kernel's statements before lowering."""
+    """The work of a block, averaged over the grid, as computed from the kernel's statements before lowering."""
 
     gemms: tuple[Gemm, ...] = ()
     reads: tuple[Access, ...] = ()
-    """Accesses to global memory that read; `writes` has those that write."""
+    """Accesses that read global memory."""
     writes: tuple[Access, ...] = ()
     shared_bytes: Quantity = 0.0
-    """Bytes that copies and parallel loops move into or out of shared memory, without the operands of `gemms`."""
+    """Bytes that copies and parallel loops move to or from shared memory, except the operands of `gemms`."""
     scalar_ops: Quantity = 0.0
-    """Arithmetic outside of tensor cores, counted in operations on single elements, without `special_ops`."""
+    """Number of scalar operations outside of tensor cores, except `special_ops`."""
     special_ops: Quantity = 0.0
-    """Exponentials, roots, logarithms and divisions, counted in operations on single elements."""
+    """Number of scalar exponentials, roots, logarithms and divisions."""
     exchanges: Quantity = 0.0
     """Times that a block waits for an exchange of values between the threads that share a row of a reduction."""
     fragment_registers: Whole = 0
     """32-bit registers per thread that hold fragments and local arrays, where most of them are alive."""
     stages: Whole = 0
-    """Largest number of stages of a `T.Pipelined` loop; 0 if no loop has stages."""
+    """Largest number of stages in a `T.Pipelined` loop; 0 if no loop has stages."""
     steps: Quantity = 1.0
-    """Iterations of the deepest pipelined loop, or else of the longest loop around a copy or a product."""
+    """Number of iterations of the deepest pipelined loop, or else of the longest loop that has a copy or a product."""
     threads: Whole = 1
     """Threads per block that the kernel requests."""
     tensor_bytes: Whole | None = None
-    """Bytes of all tensors together; None if they depend on the call."""
+    """Total size of all tensors in bytes; None if the size depends on the call."""
     block_order: str = ""
-    """Order of blocks: tilelang's name and panel width, as ``rasterization2DRow 8``; empty for the device's order."""
+    """Order of blocks, as tilelang's name and panel width (``rasterization2DRow 8``); empty for the usual order."""
 
     @property
     def tensor_flops(self) -> float:
-        """Floating-point operations per block on tensor cores."""
+        """Floating-point operations of a block on tensor cores."""
         return sum(gemm.flops for gemm in self.gemms)
 
     @property
     def read_bytes(self) -> float:
-        """Bytes that a block reads from global memory."""
         return sum(access.n_bytes for access in self.reads)
 
     @property
     def write_bytes(self) -> float:
-        """Bytes that a block writes to global memory."""
         return sum(access.n_bytes for access in self.writes)
 
 
 class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Facts of a kernel that are known before it is compiled. None: unknown, or not applicable to the target."""
+    """Facts about a kernel that are known before compilation. A fact is None if it is unknown or does not apply."""
 
     smem_bytes: Whole | None = None
     threads: Whole | None = None
-    """Actual threads per block, including producer warps of warp specialisation."""
+    """Actual number of threads per block, including producer warps of warp specialisation."""
     grid: Annotated[tuple[Extent, ...], msgspec.Meta(max_length=8)] = ()
-    """Blocks along each axis; empty if they depend on the call."""
+    """Number of blocks along each axis; empty if these numbers depend on the call."""
     accumulators: Whole | None = None
     """Size of the largest fragment, in 32-bit registers per thread."""
     source_bytes: Whole | None = None
-    """Length of the generated device source."""
+    """Number of characters in the generated device source."""
     lacking_registers: Whole = 0
-    """Registers that a block requests with ``setmaxnreg`` but can never get. If this is not 0, the block would hang."""
+    """Registers that a block requests with ``setmaxnreg`` but never gets. Unless this is 0, the block hangs."""
     work: BlockWork | None = None
-    """Work per block; None if any part of it depends on values of the call."""
+    """Work per block; None if a part of the work depends on values in the call."""
     layouts: Layouts | None = None
-    """Results of layout inference; None if the lowering was reused."""
+    """Results of layout inference; None if the lowering of an earlier run was reused."""
 
 
 class Elaborated(msgspec.Struct, frozen=True, tag="elaborated", gc=False):
     """An elaborated candidate, with its predicted `facts`.
 
-    `ir_digest`: see `Lowered`. If the job asks for digests, the answer has this digest instead of facts.
+    `ir_digest`: see `Lowered`. If the job asks for digests, `ir_digest` is set instead of `facts`.
     """
 
     index: int
@@ -257,11 +256,12 @@ class Elaborated(msgspec.Struct, frozen=True, tag="elaborated", gc=False):
 
 
 class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
-    """A lowered candidate. Candidates with equal `code_key` compile to the same machine code, with any compiler.
+    """A lowered candidate.
 
-    `merge_key`: only candidates with equal merge_key may share a library, because their flags, pass configs and all
-    text before the kernel are equal. `blob`: bytes that only `codegen` reads (IR of host and device); empty if the
-    artifact store has the library of the same kernel.
+    Candidates with equal `code_key` compile to the same machine code, whichever compiler is used. `merge_key`: only
+    candidates with equal keys may share a library. Equal keys mean equal flags, pass configs and text before the
+    kernel. `blob`: IR of host and device, which only `codegen` reads; empty if the artifact store has the kernel's
+    library.
     """
 
     index: int
@@ -272,78 +272,78 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     seconds: float
     blob: bytes
     ir_key: str = ""
-    """Digest of the input of lowering: the elaborated kernel, and everything else that decides the result."""
+    """Digest of everything that decides the result of lowering, such as the elaborated kernel."""
     store_key: str = ""
-    """Artifact store key of its library by nvcc or g++. Depends on `code_key` and the code generators' versions."""
+    """Key of nvcc's or g++'s library in the artifact store, made from `code_key` and the code generators' versions."""
     use: str = ""
-    """Headers and instructions that its source uses: part of cicc's compiler state. Empty if cicc cannot compile it."""
+    """Headers and instructions that cicc's compiler state needs for the source; empty if cicc cannot compile it."""
     source_key: str = ""
     """See `Artifact.source_key`."""
     ir_digest: str = ""
-    """Equal for equal elaborated kernels, whatever their source. Empty if the code also depends on something else, such
-    as files that the kernel includes."""
+    """A digest that is equal for equal elaborated kernels, even if their sources differ. The digest is empty if the
+    code also depends on other things, such as files that the kernel includes."""
     kept_as: str = ""
-    """Key of the library that the artifact store keeps together with this lowering."""
+    """Key of the library that the artifact store has for this lowering."""
     printed: str = ""
     """See `Record.printed`."""
     roles: Roles | None = None
-    """The roles of its own parameters; None if only the roles of the run's first candidate are known."""
+    """The roles of the candidate's own parameters; None if only the first candidate's roles are known."""
     storable: bool = True
-    """Whether `code_key` covers all that decides the machine code. It does not if the source includes user files."""
+    """Whether `code_key` alone decides the machine code. If the source includes files of the user, it does not."""
 
 
 class MachineFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Resources of compiled code. If a candidate has several kernels, each figure is the largest of them."""
+    """Resources of compiled code. If there are several kernels, each figure is the largest of all kernels."""
 
     registers: Whole = 0
     """32-bit registers per thread."""
     stack_bytes: Whole = 0
-    """Local memory per thread: arrays outside of registers, and spills."""
+    """Bytes of local memory per thread, for arrays outside of registers and for spills."""
     code_bytes: Whole = 0
-    """Machine code of all kernels together."""
+    """Bytes of machine code, for all kernels together."""
     static_smem_bytes: Whole = 0
-    """Shared memory per block that the launch does not request."""
+    """Bytes of shared memory per block that are static, so that the launch does not request them."""
 
 
 CICC = "cicc"
-"""`Artifact.compiler` of a library that nvcc's own programs compiled with pre-parsed headers."""
+"""`Artifact.compiler` of a library from nvcc's own programs, which were called with pre-parsed headers."""
 STORED = "from the artifact store"
-"""`Artifact.why` of a library that an earlier run compiled."""
+"""`Artifact.why` of a library that an earlier run compiled and stored."""
 
 
 class Artifact(msgspec.Struct, frozen=True, tag="artifact", gc=False):
-    """A candidate in a shared library: the library's file, and the symbol to call in it."""
+    """A compiled candidate, given by the file of a shared library and the symbol to call in the library."""
 
     index: int
     path: PathText
     symbol: PathText
     params: tuple[KernelParam, ...]
     target: str
-    """``cuda`` or ``c``, which decides how to load the library."""
+    """``cuda`` or ``c``, which decides how the library is loaded."""
     seconds: float = 0.0
-    """Seconds that building the library took, for all members together."""
+    """Seconds that it took to build the library, including all other candidates in the library."""
     calls: tuple[int | str, ...] = ()
-    """For target ``c``: the arguments of the C function, as parameters' positions or symbolic dimensions' names."""
+    """For target ``c``: each argument of the C function, as a parameter's position or a symbolic dimension's name."""
     compiler: str = ""
-    """The compiler of the device code: ``nvcc``, ``cicc`` (nvcc with pre-parsed headers) or ``g++``."""
+    """The compiler of the device code, which is ``nvcc``, ``cicc`` (nvcc with pre-parsed headers) or ``g++``."""
     why: str = ""
-    """The reason for using this compiler."""
+    """The reason that this compiler was used."""
     store_key: str = ""
-    """Key in the artifact store; empty if the store may not keep it."""
+    """Key of the library in the artifact store; empty if the store may not keep the library."""
     source_key: str = ""
-    """SHA-256, shortened, of the generated sources of device and host, with the kernel's name replaced."""
+    """Shortened SHA-256 of the generated sources for device and host, in which the kernel's name is replaced."""
     machine: MachineFacts | None = None
-    """Registers, stack and code; None for target ``c``."""
+    """Resources that the kernel needs; None for target ``c``."""
     state: str = ""
-    """Key of the compiler state in which cicc built it; empty if nvcc or g++ built it."""
+    """Key of the compiler state in which cicc built the library; empty if another compiler built it."""
     compared: bool = False
-    """Whether cicc's code in this state is known to equal nvcc's."""
+    """Whether cicc's code in this compiler state is known to equal nvcc's code."""
     roles: Roles | None = None
     """See `Lowered`."""
 
     @property
     def plain(self) -> bool:
-        """Whether it was compiled as tilelang itself compiles."""
+        """Whether the library was compiled in the same way as tilelang itself compiles."""
         return self.compiler != CICC
 
 
@@ -351,12 +351,12 @@ Built = Artifact | Failure
 
 
 class Compared(msgspec.Struct, frozen=True, tag="compared"):
-    """Comparison of cicc's library with nvcc's. `difference`: empty if code and sources are equal."""
+    """The difference between cicc's library and nvcc's library, which is empty if code and sources are equal."""
 
     index: int
     difference: str = ""
 
 
 def source_path(library: str, symbol: str) -> str:
-    """Return the path of the source of one kernel of `library`, without the rest of its group."""
+    """Return the path of the source of one kernel in `library`, which has no source of other kernels."""
     return f"{library.removesuffix('.so')}.{symbol}.source"

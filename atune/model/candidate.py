@@ -1,4 +1,4 @@
-"""Candidates, their configurations as plain values with keys, advice from other runs, and problems."""
+"""Candidates, and their configurations as plain data with keys; also advice from other runs, and problems."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ Config = dict[str, Any]
 PASS_CONFIGS = "pass_configs"
 """Reserved config key: the candidate's TileLang pass configuration, which the kernel does not get. It may be None."""
 COMPILE_FLAGS = "compile_flags"
-"""Reserved config key: the candidate's compiler flags, instead of `CompileSettings.flags`."""
+"""Reserved config key: the candidate's compiler flags, which replace `CompileSettings.flags`."""
+FOREIGN = "$kernel"
+"""Config key, between processes only, of the elaborated kernel of a stranger."""
 BASELINE = -1
-"""Index of the default configuration if the space does not list it. It is measured as a baseline, but it is not counted
-as a candidate of the space, and does not count towards a budget."""
+"""Index of the default configuration if the space does not have it. The default is then measured as a baseline, but
+counts neither as a candidate of the space nor towards a budget."""
 RESERVED = frozenset({PASS_CONFIGS, COMPILE_FLAGS})
 LAUNCH_HINTS = frozenset({"occupancy", "num_ctas"})
-"""Config keys for a kernel's launch, if the kernel takes no argument of the same name: the number of blocks that must
-fit on a multiprocessor, and the number of blocks in a cluster. The value None is no hint."""
+"""Config keys for hints about the launch, if the kernel has no argument of the same name. The hints are the number of
+blocks that must fit on a multiprocessor, and the number of blocks in a cluster. None means that there is no hint."""
 MIN_INT, MAX_INT = -(2**63), 2**64 - 1
-"""An integer outside this range becomes a float in a journal, and a message to a worker cannot hold it."""
+"""Range of the integers that a journal and messages to workers can store exactly."""
 MAX_NESTING = 60
-"""Depth of nested lists and dicts in a value. A journal's line adds three levels, and at most 64 can be read."""
+"""Largest nesting of lists and dicts in a value. A journal's line nests 3 levels deeper, and may have 64 levels."""
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
-    """A configuration. `index`: its place in the space's order, or `BASELINE`. `key`: depends only on the config."""
+    """A configuration. `index`: its place in the space, or `BASELINE`. `key`: a digest of `config` alone."""
 
     index: int
     key: str
@@ -42,21 +44,21 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """Configurations to try first, because they were fast in another run. The journal's header keeps them."""
+    """Configurations that are tried first, because they were fast in another run. The journal's header keeps them."""
 
     source: str
-    """The journal's path, ``result``, or ``cache`` and the result's key."""
+    """The path of a journal, or ``result``, or ``cache`` with the key of the result."""
     first: tuple[Config, ...] = ()
-    """Configurations of this space that were the fastest there, the best first."""
+    """The fastest configurations of that run that this space also has, the best one first."""
 
 
 def normalise(value: Any, where: str, depth: int = 0) -> Any:
-    """Return `value` as data that a journal keeps unchanged: sequences become tuples, and subclasses plain values.
+    """Return `value` as data that a journal stores unchanged. Sequences become tuples, subclasses become plain types.
 
-    numpy's scalars, and enumerations of numbers or text, become their value. Allowed are None, bool, int, float, str
-    and nested lists, tuples and string-keyed dicts of these. Raises `SpaceError`, naming `where`, for anything else,
-    and for values that a journal cannot store: integers beyond 64 bits, infinity and NaN, invalid Unicode, and nesting
-    deeper than `MAX_NESTING`.
+    A numpy scalar, or a member of an enumeration of numbers or strings, becomes its value. Allowed values are None,
+    bool, int, float, str, and nested lists, tuples and string-keyed dicts of these. Raises `SpaceError`, naming
+    `where`, for any other value. A journal cannot store integers beyond 64 bits, infinity, NaN, invalid Unicode, or
+    values nested deeper than `MAX_NESTING`, so these also raise.
     """
     value = as_written(value, MAX_NESTING + 1)
     if value is None or isinstance(value, bool):
@@ -89,14 +91,14 @@ def normalise(value: Any, where: str, depth: int = 0) -> Any:
         return {normalise(k, where, depth): normalise(v, where, depth + 1) for k, v in value.items()}
     raise SpaceError(
         f"{where}: {shown(value)} is {type_of(value)}; values must be None, bool, int, float, str, or lists, "
-        "tuples and dicts of these. Name other things by a string, and look them up in the kernel"
+        "tuples and dicts of these. For any other value, give a string that the kernel looks up"
     )
 
 
 def as_written(value: Any, depth: int = 0) -> Any:
-    """Return a value as constraints and kernels get it: as the user wrote it, but in new lists and dicts.
+    """Return a value as constraints and kernels get it: equal to the user's own value, but in new lists and dicts.
 
-    numpy's scalars become Python's numbers, because tilelang does not accept numpy's everywhere.
+    A numpy scalar becomes a Python number, because tilelang accepts numpy's scalars only in some places.
     """
     if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "shape", None) == ():
         return value.item()
@@ -108,9 +110,9 @@ def as_written(value: Any, depth: int = 0) -> Any:
 
 
 def written_like(own: Mapping[str, Any], plain: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return another problem's `plain` arguments as the kernel gets them, converted to the types of the user's values.
+    """Return another problem's `plain` arguments as the kernel gets them, in the types of the user's own values.
 
-    Arguments that were `given` as plain values get the types of the first problem's `own` arguments.
+    If an argument was `given` as a plain value, it gets the type of the same argument in the first problem, `own`.
     """
     same = {n: value for n, value in own.items() if key_of(value) == key_of(plain[n])}
     written = {n: as_written(value) for n, value in given.items() if forms(value)}
@@ -118,7 +120,7 @@ def written_like(own: Mapping[str, Any], plain: Mapping[str, Any], given: Mappin
 
 
 def _as_form(value: Any, form: Any) -> Any:
-    """Return a plain value in the types of `form`: a list, a named tuple, an enumeration's member."""
+    """Return a plain value converted to the type of `form`, such as a list, a named tuple or an enumeration."""
     if isinstance(form, list | tuple) and isinstance(value, tuple) and len(value) == len(form):
         parts = [_as_form(*pair) for pair in zip(value, form, strict=True)]
         return type(form)(*parts) if hasattr(form, "_fields") else type(form)(parts)
@@ -129,9 +131,9 @@ def _as_form(value: Any, form: Any) -> Any:
 
 
 def forms(value: Any) -> frozenset[str]:
-    """Return the names of the types in a value that keys and journals replace by plain types; empty if none are.
+    """Return the names of the types in `value` that keys and journals replace by plain types; empty if there are none.
 
-    An enumeration's member and its number have the same plain form, but may lead to different kernels.
+    For example, a member of an enumeration becomes its number, although the two may lead to different kernels.
     """
     kind, inner = type(value), value.values() if isinstance(value, Mapping) else value
     names = frozenset[str]().union(*map(forms, inner)) if isinstance(value, list | tuple | Mapping) else frozenset()
@@ -140,7 +142,7 @@ def forms(value: Any) -> frozenset[str]:
 
 
 def forms_of(values: Mapping[str, Any]) -> dict[str, frozenset[str]]:
-    """Return the `forms` of values by name, without plain values and values that the kernel does not get."""
+    """Return the `forms` of values by name. Plain values, and values that the kernel does not get, are left out."""
     return {name: types for name, value in values.items() if name not in RESERVED and (types := forms(value))}
 
 
@@ -148,7 +150,7 @@ MUST_BE_PASS_CONFIGS = "must be a dict, such as {'tl.enable_fast_math': True}"
 
 
 def check_reserved(name: str, value: Any, where: str, hint: bool = False) -> None:
-    """Raise `SpaceError`, naming `where`, if a reserved `name` or a `hint` cannot be `value`. It may always be None."""
+    """Raise `SpaceError`, naming `where`, if `value` is wrong for a reserved `name` or a `hint`. None is allowed."""
     if value is None:
         return
     if name == PASS_CONFIGS and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
@@ -163,7 +165,7 @@ def check_reserved(name: str, value: Any, where: str, hint: bool = False) -> Non
 
 
 def shown(value: Any) -> str:
-    """Return `value` as one line of text for a message. Never fails, even if `__repr__` raises."""
+    """Return `value` on one line, for a message. This function never fails, even if `__repr__` raises."""
     try:
         text = " ".join(repr(value).split())
     except Exception:
@@ -172,31 +174,31 @@ def shown(value: Any) -> str:
 
 
 def config_key(config: Mapping[str, Any]) -> str:
-    """Return 16 hex digits that depend on the names and values of `config`, but not on their order."""
+    """Return 16 hex digits that depend on the names and values in `config`, but not on their order."""
     return hashlib.sha256(key_of(config)).hexdigest()[:16]
 
 
 def typed_text(value: Any, written: Mapping[str, Any]) -> str:
-    """Return `key_of` as text. If values of `written` are not plain, a second line has their `forms`."""
+    """Return `key_of` as text. If values in `written` are not plain, the text has a second line with their `forms`."""
     types = forms_of(written)
     return b"\n".join(map(key_of, [value, types] if types else [value])).decode()
 
 
 def key_of(value: Any) -> bytes:
-    """Return a value as text. Texts are equal if, and only if, the plain forms are. The order of names does not matter.
+    """Return a value as bytes. The bytes of two values are equal if, and only if, their plain forms are equal.
 
-    Values that Python treats as equal, such as True and 1 or 0.0 and -0.0, have different texts.
+    The order of names in a dict does not matter. True and 1 have different bytes, and so do 0.0 and -0.0.
     """
     return msgspec.json.encode(value, order="deterministic", enc_hook=lambda other: normalise(other, "a key"))
 
 
 def space_hash(keys: Iterable[str]) -> str:
-    """Return the SHA-256 of the candidates' keys, in order."""
+    """Return the SHA-256 of all candidates' keys, in order."""
     return hashlib.sha256("".join(keys).encode()).hexdigest()
 
 
 def with_tuples(config: Mapping[str, Any]) -> Config:
-    """Return `config` with tuples in place of lists, as kernels need it: JSON and msgpack turn tuples into lists."""
+    """Return `config` with tuples instead of lists. Kernels need tuples, which JSON and msgpack turn into lists."""
 
     def tuples(value: Any) -> Any:
         if isinstance(value, list):
@@ -211,17 +213,17 @@ def with_tuples(config: Mapping[str, Any]) -> Config:
 
 
 def numbered(configs: Iterable[Config]) -> list[Candidate]:
-    """Return a candidate for each configuration, in their order."""
+    """Return a candidate for each configuration, in the same order."""
     return [Candidate(index, config_key(config), with_tuples(config)) for index, config in enumerate(configs)]
 
 
 def describe_config(config: Config) -> str:
-    """Return `config` as ``name=value`` parts without control characters, because a stranger may have written it."""
+    """Return `config` as ``name=value`` parts without control characters, as the config may come from a stranger."""
     return printable(", ".join(f"{name}={value!r}" for name, value in config.items()))
 
 
 def shortened(text: str, most: int) -> str:
-    """Return `text` in at most `most` characters. A longer text loses its middle."""
+    """Return `text` with at most `most` characters. If the text is longer, its middle is left out."""
     if len(text) <= most:
         return text
     end = (most - 1) // 3
@@ -229,27 +231,27 @@ def shortened(text: str, most: int) -> str:
 
 
 MOST_SHOWN = 5000
-"""Largest number of characters of a text from a journal that is shown."""
+"""Number of characters after which a text from a journal is shortened for display."""
 
 
 def printable(text: str) -> str:
-    """Return `text` as a line of limited length without control characters, because a stranger may have written it."""
+    """Return `text` on one short line without control characters, because the text may come from a stranger."""
     text = shortened(text, MOST_SHOWN)
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 DYNAMIC = "$dynamic"
-"""Key of a dict that stands for a symbolic variable among a problem's arguments, such as ``{"$dynamic": "M"}``."""
+"""Key of a dict that represents a symbolic variable in the arguments of a problem, such as ``{"$dynamic": "M"}``."""
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """A problem to tune for, given by arguments of the kernel."""
+    """A problem to tune for. The problem is given by arguments of the kernel."""
 
     arguments: dict[str, Any]
 
     @property
     def key(self) -> str:
-        """A digest of the arguments, equal for equal problems."""
+        """A digest of the arguments. Equal problems have equal digests."""
         return config_key(self.arguments)
 
     def __str__(self) -> str:
@@ -257,14 +259,14 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 def is_size(value: Any) -> bool:
-    """Return whether a problem's argument is a positive number, which has a logarithm. A bool is not a size."""
+    """Return whether an argument of a problem is a positive number (but not a bool), so that it has a logarithm."""
     return isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0
 
 
 def distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
-    """Return the sum of the log2 ratios of two problems' sizes. An argument that differs in another way adds 1.
+    """Return the sum of the log2 ratios of two problems' sizes, plus 1 for each other argument that differs.
 
-    The result is rounded, because machines differ in the last digit of a logarithm but must agree on ties.
+    The sum is rounded, because the last digit of a logarithm differs between machines, but must not break ties.
     """
     return round(math.fsum(_distance(a.get(name), b.get(name)) for name in {**a, **b}), 9)
 
@@ -276,13 +278,13 @@ def _distance(a: Any, b: Any) -> float:
 
 
 FAILED_ALIKE = 8
-"""If this many candidates with the same value of an axis failed alike, other candidates with the value come last."""
+"""If this many candidates with the same value of an axis failed alike, other candidates with that value come last."""
 
 
 def failed_values(tried: Iterable[tuple[Iterable[tuple[Any, Any]], str]]) -> dict[tuple[Any, Any], tuple[int, str]]:
-    """Return each pair (axis, value) whose candidates all failed for the same reason, with their number and the reason.
+    """Return the pairs (axis, value) whose candidates all failed for the same reason, with their number and the reason.
 
-    `tried`: each candidate's pairs, and the reason for its failure, or an empty text if it was measured.
+    `tried`: the pairs of each candidate, and the reason that it failed, or an empty text if it was measured.
     """
     counts = defaultdict[tuple[Any, Any], Counter[str]](Counter)
     for pairs, reason in tried:

@@ -1,8 +1,8 @@
-"""Targets and devices: hard limits, the occupancy of multiprocessors, and figures for the prior.
+"""Targets and devices: hard limits, the occupancy of multiprocessors, and device figures that the prior uses.
 
-Figures are from NVIDIA's data sheets, and from NVIDIA's white papers on the architectures A100 (GA100), GA102, AD102
-and H100 (GH100). Values that a device reports take precedence. Rates of tensor cores are for dense operands,
-accumulated in float32.
+The figures come from NVIDIA's data sheets, and from its white papers on the architectures A100 (GA100), GA102, AD102
+and H100 (GH100). A value that the device itself reports takes precedence. Rates of tensor cores are given for dense
+operands that are summed in float32.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from atune.model.options import meant
 from atune.model.ranges import Quantity, Rate, Whole
 
 NO_GPU = "no GPU found: tuning for the CPU"
-"""The message if target ``auto`` falls back to the CPU."""
+"""The message that is shown when target ``auto`` falls back to the CPU."""
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A resolved compilation target. `kind`: ``cuda`` or ``c``. `arch`: such as ``sm_90a``; empty for ``c``."""
+    """A resolved compilation target. `kind`: ``cuda`` or ``c``. `arch`: for example ``sm_90a``; empty for ``c``."""
 
     kind: Annotated[str, msgspec.Meta(pattern="^(c|cuda)$")]
     arch: Annotated[str, msgspec.Meta(pattern=r"^(sm_\d{2,4}[af]?)?$")] = ""
 
     def tvm(self) -> str | dict[str, str]:
-        """Return the target in the form that tilelang takes."""
+        """Return the target in the form that tilelang expects."""
         return {"kind": "cuda", "arch": self.arch} if self.kind == "cuda" else "c"
 
     def __str__(self) -> str:
@@ -38,43 +38,43 @@ class Target(msgspec.Struct, frozen=True):
 class DeviceLimits(msgspec.Struct, frozen=True):
     """Hard limits that no candidate may exceed. None: no known limit.
 
-    For CUDA they follow from the compute capability (CUDA C++ Programming Guide, table «Technical Specifications per
-    Compute Capability»).
+    For CUDA, the limits follow from the compute capability (CUDA C++ Programming Guide, table «Technical Specifications
+    per Compute Capability»).
     """
 
     smem_bytes: Whole | None = None
-    """Bytes of shared memory that a thread block may use."""
+    """Largest number of bytes of shared memory in a block."""
     threads: Whole | None = None
-    """Number of threads that a block may have."""
+    """Largest number of threads in a block."""
 
 
 class Peaks(msgspec.Struct, frozen=True, omit_defaults=True):
     """Peak rates of a device."""
 
     flops_s: Rate
-    """Dense operations per second of the tensor cores, with 16-bit operands and sums in float32."""
+    """Operations per second of the tensor cores, for dense 16-bit operands and sums in float32."""
     bytes_s: Rate
-    """Bytes per second that the memory reads and writes."""
+    """Bytes per second that can be read from and written to memory."""
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):
-    """A device, as its own process sees it."""
+    """A device, as seen by the process that uses it."""
 
     id: str
-    """The worker's name: ``cpu``, or the CUDA index as a string."""
+    """The worker's name: ``cpu``, or the CUDA index of the GPU as a string."""
     name: str
     uuid: str = ""
     arch: str = ""
     memory_bytes: Whole = 0
     limits: DeviceLimits = DeviceLimits()
     sms: Whole = 0
-    """Number of working multiprocessors. The device reports this and the next two fields; 0 if it does not."""
+    """Number of working multiprocessors. This field and the next two are 0 unless the device reports them."""
     clock_hz: Quantity = 0.0
-    """The highest clock of the multiprocessors."""
+    """Highest clock of the multiprocessors, in hertz."""
     memory_bytes_s: Quantity = 0.0
-    """Bytes per second of the memory at its highest clock."""
+    """Bytes per second that the memory can move at its highest clock."""
     peaks: Peaks | None = None
-    """Peaks for rooflines: measured on the device, or taken from its data sheet. None if neither is known."""
+    """Peak rates for rooflines, measured on the device or taken from its data sheet. None if neither is known."""
 
 
 def default_limits(target: Target) -> DeviceLimits:
@@ -88,8 +88,8 @@ def default_limits(target: Target) -> DeviceLimits:
 def parse_target(text: Any) -> Target | None:
     """Parse a target: ``c``, ``cuda``, ``sm_90a``, ``cuda -arch=…``, a dict, or ``auto``.
 
-    Returns None for ``auto``, so that the machine decides. ``cuda`` without an arch leaves `Target.arch` empty, and the
-    device fills it in. Raises `TargetError` if the target is not supported.
+    Returns None for ``auto``, so that the machine chooses a target. For ``cuda`` without an arch, `Target.arch` is
+    empty until the device sets it. Raises `TargetError` for a target that atune does not support.
     """
     if text is None or text == "auto":
         return None
@@ -110,9 +110,9 @@ def parse_target(text: Any) -> Target | None:
 
 
 def device_names(devices: Any) -> tuple[str, ...]:
-    """Return devices as strings: ``all``, ``cpu`` or GPU numbers. They may be given as ints, or in one string: ``0,1``.
+    """Return devices as strings: ``all``, ``cpu`` or GPU numbers. One string may list several devices: ``0,1``.
 
-    Raises `UsageError` for any other value. Whether the devices exist is not checked.
+    Raises `UsageError` for any other value. Does not check whether the devices exist.
     """
     listed = isinstance(devices, Sequence) and not isinstance(devices, bytes)
     given = map(str.strip, devices.split(",")) if isinstance(devices, str) else devices if listed else ()
@@ -130,19 +130,19 @@ def _full_arch(arch: str) -> str:
 
 
 def arch_of_capability(major: int, minor: int) -> str:
-    """Return the arch of a compute capability, such as ``sm_90a`` for (9, 0)."""
+    """Return the arch for a compute capability, such as ``sm_90a`` for (9, 0)."""
     return _full_arch(f"sm_{major}{minor}")
 
 
 class Multiprocessor(msgspec.Struct, frozen=True):
-    """Resources that a multiprocessor has for its blocks (CUDA C++ Programming Guide, «Technical Specifications per
+    """Resources that a multiprocessor divides among blocks (CUDA C++ Programming Guide, «Technical Specifications per
     Compute Capability»)."""
 
     threads: int
     blocks: int
     smem_kib: int
     reserved_kib: int = 1
-    """Shared memory per block that the system uses."""
+    """KiB of shared memory per block that the system itself uses."""
     registers: int = 65536
 
 
@@ -155,11 +155,10 @@ MULTIPROCESSORS = {
         "121": (1536, 24, 100),
     }.items()
 }  # fmt: skip
-"""Resources by compute capability."""
 
 
 class Occupancy(msgspec.Struct, frozen=True):
-    """Number of resident blocks of a multiprocessor, and which of ``threads``, ``registers``,
+    """The number of blocks that fit on a multiprocessor at the same time, and which of ``threads``, ``registers``,
     ``smem`` and ``blocks`` limit this number."""
 
     blocks: int
@@ -167,11 +166,11 @@ class Occupancy(msgspec.Struct, frozen=True):
 
 
 def occupancy_of(arch: str, threads: int, registers: int, smem_bytes: int) -> Occupancy | None:
-    """Return a kernel's occupancy on `arch`, such as ``sm_90a``; None for an unknown architecture.
+    """Return a kernel's occupancy on `arch`, such as ``sm_90a``; None if the architecture is unknown.
 
     `threads`: per block. `registers`: per thread. `smem_bytes`: static and dynamic shared memory per block. The formula
-    is from ``cuda_occupancy.h`` of the CUDA toolkit. Warps get registers in units of 256, from the four partitions of
-    the register file. Blocks get shared memory in units of 128 bytes.
+    comes from ``cuda_occupancy.h`` in the CUDA toolkit. A warp gets registers in units of 256, from one of the four
+    partitions of the register file. A block gets shared memory in units of 128 bytes.
     """
     sm = MULTIPROCESSORS.get(re.sub(r"\D", "", arch))
     if sm is None or threads < 1:
@@ -198,16 +197,16 @@ def _round_up(value: int, unit: int) -> int:
 
 
 class Architecture(NamedTuple):
-    """Rates of a multiprocessor (SM) of an architecture."""
+    """Rates of a multiprocessor (SM) in an architecture."""
 
     tensor_flops: int
-    """Tensor core operations per clock in bfloat16. If gaming and server boards differ, gaming boards count."""
+    """bfloat16 operations of the tensor cores per clock. If gaming and server boards differ, gaming boards decide."""
     lanes: int
-    """Float32 operations per clock, one in each lane."""
+    """float32 operations per clock, one for each lane."""
     warp_groups: bool = False
-    """Whether groups of four warps can multiply operands in shared memory (wgmma)."""
+    """Whether four warps together can multiply operands in shared memory (wgmma)."""
     tensor_memory: bool = False
-    """Whether products may be in tensor memory (tcgen05). If so, they need not be divided among warps."""
+    """Whether products can be in tensor memory (tcgen05), where they need not be divided among warps."""
 
 
 ARCHITECTURES = {
@@ -218,11 +217,11 @@ ARCHITECTURES = {
     "100": Architecture(8192, 128, tensor_memory=True),  # 2.25 PFLOP/s of 148 SMs at 1.85 GHz
     "120": Architecture(512, 128),  # 210 TFLOP/s of 170 SMs at 2.41 GHz
 }
-"""Figures by compute capability. An unknown capability uses the next older entry."""
+"""Figures by compute capability. For an unknown capability, the entry of the next older capability is used."""
 
 
 class Sheet(NamedTuple):
-    """A board's figures from its data sheet."""
+    """Figures from the data sheet of a board."""
 
     capability: str
     sms: int
@@ -230,7 +229,7 @@ class Sheet(NamedTuple):
     memory_bytes_s: float
     l2_bytes: int
     tensor_flops: int = 0
-    """As in `Architecture`, if this board's figure differs from that; otherwise 0."""
+    """Tensor core operations as in `Architecture`, if this board differs from its architecture; otherwise 0."""
 
 
 SHEETS = {
@@ -246,13 +245,13 @@ SHEETS = {
     "B200": Sheet("100", 148, 1.85e9, 8.0e12, 126 << 20),  # «HGX B200», one GPU's share
     "RTX 5090": Sheet("120", 170, 2.41e9, 1.792e12, 96 << 20),  # «Blackwell GPU Architecture», appendix A
 }
-"""Data sheets by words that a device's name contains. The first match counts."""
+"""Data sheets, by words in a device's name. The first match counts."""
 TYPICAL = {"80": "A100", "86": "RTX 3090", "89": "RTX 4090", "90": "H100", "100": "B200", "120": "RTX 5090"}
-"""Data sheets for unknown boards, by compute capability."""
+"""Data sheets of typical boards, by compute capability, for boards without a data sheet."""
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """A device's figures for the prior."""
+    """Figures of a device for the prior."""
 
     sms: int
     clock_hz: float
@@ -261,13 +260,12 @@ class Figures(msgspec.Struct, frozen=True):
     architecture: Architecture
     sm: Multiprocessor
     limits: DeviceLimits
-    """Limits of a block."""
 
 
 def figures_of(device: DeviceInfo | None, arch: str = "") -> Figures | None:
-    """Return the figures of `device`, or of a typical board of `arch`, such as ``sm_90a``, if there is no device.
+    """Return the figures of `device`, or of a typical board of `arch` (such as ``sm_90a``) if there is no device.
 
-    Values that the device reports take precedence over the data sheet. Returns None for other architectures.
+    A value that the device reports takes precedence over the data sheet. Returns None for other architectures.
     """
     device = device or DeviceInfo("", "")
     arch = device.arch or arch
@@ -291,7 +289,7 @@ def figures_of(device: DeviceInfo | None, arch: str = "") -> Figures | None:
 
 
 def device_named(name: str) -> DeviceInfo:
-    """Return the board with a name such as ``H100``, ``H100-PCIe`` or ``rtx4090``. Raises `UsageError` if unknown."""
+    """Return a board by its name, such as ``H100``, ``H100-PCIe`` or ``rtx4090``. Raises `UsageError` if unknown."""
     board = _board(str(name)) or _board(re.sub(r"(?<=[A-Za-z])(?=\d+$)", " ", str(name)))
     if not board:
         raise UsageError(f"gpu {name!r} is not known; known are {', '.join(SHEETS)}{meant(str(name), SHEETS)}")
@@ -300,15 +298,15 @@ def device_named(name: str) -> DeviceInfo:
 
 
 def _board(name: str) -> str:
-    """Return the key of `SHEETS` that a device's name contains; empty for a board without a data sheet."""
+    """Return the key of `SHEETS` that a device's name contains; empty if the board has no data sheet."""
     parts = re.sub(r"[^A-Z0-9]+", " ", name.upper())
     return next((words for words in SHEETS if f" {words} " in f" {parts} "), "")
 
 
 def with_peaks(device: DeviceInfo) -> DeviceInfo:
-    """Return `device` with the peaks of its data sheet; unchanged if there is no sheet for its architecture.
+    """Return `device` with the peaks from its data sheet; unchanged if its architecture has no data sheet.
 
-    Tensor cores run at the sheet's clock, which they hold under load. The memory's rate is the device's own.
+    Tensor cores are assumed to run at the sheet's clock, as they do under load. The memory's rate is the device's own.
     """
     figures, sheet = figures_of(device), figures_of(msgspec.structs.replace(device, clock_hz=0.0))
     if figures is None or sheet is None:

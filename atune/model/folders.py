@@ -1,6 +1,6 @@
-"""Folders of atune: the user's cache, and private folders of runs and fork servers below `$TMPDIR/atune-UID`.
+"""atune's folders: the user's cache, and private folders of runs and fork servers in `$TMPDIR/atune-UID`.
 
-atune removes the private folders of killed programs.
+If a program is killed, a later run removes the program's private folders.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from atune.model.artifact import Artifact
 CACHE_VARIABLE = "ATUNE_CACHE_DIR"
 ARTIFACTS = "artifacts"
 chosen_folder: ContextVar[Path | None] = ContextVar("atune_cache_folder", default=None)
-"""The folder of the innermost `cache_folder_at`; None outside of it. New threads do not inherit it."""
+"""The folder of the innermost `cache_folder_at`, or None. New threads do not inherit this folder."""
 _named: set[Path] = set()
-"""Folders that this program itself chose. It may therefore load files that are stored there."""
+"""Folders that this program itself chose, so that it may load libraries from there."""
 
 
 @contextmanager
 def cache_folder_at(folder: Path | None) -> Generator[None, None, None]:
-    """Inside the block, make atune keep its files in `folder`, for this thread or task and for tasks that it starts."""
+    """Inside the block, keep atune's files in `folder`, for this thread or task and for tasks that it starts."""
     if folder is None:
         yield
         return
@@ -45,9 +45,9 @@ def cache_folder_at(folder: Path | None) -> Generator[None, None, None]:
 
 
 def cache_folder() -> Path:
-    """Return the path of atune's folder in the user's cache, which need not exist.
+    """Return the path of atune's folder in the user's cache. The folder may not exist yet.
 
-    It is ``$ATUNE_CACHE_DIR`` if that is an absolute path, else ``$XDG_CACHE_HOME/atune`` or ``~/.cache/atune``.
+    The path is ``$ATUNE_CACHE_DIR`` if that is absolute, or else ``$XDG_CACHE_HOME/atune`` or ``~/.cache/atune``.
     """
     chosen = chosen_folder.get()
     if chosen is not None:
@@ -63,17 +63,16 @@ def cache_folder() -> Path:
 
 @functools.cache
 def _warn_of(relative: str) -> None:
-    """Warn once that a relative cache folder is ignored."""
     warn_caller(f"{CACHE_VARIABLE}={relative} is ignored: give an absolute path", RuntimeWarning)
 
 
 def artifacts_folder() -> Path:
-    """Return the path of the folder of kept libraries, which need not exist."""
+    """Return the path of the folder for stored libraries. The folder may not exist yet."""
     return cache_folder() / ARTIFACTS
 
 
 def is_cached(path: str) -> bool:
-    """Return whether `path` is in the cache folder, or in a folder that this program chose."""
+    """Return whether `path` is in the cache folder, or in another folder that this program chose."""
     real = Path(path).resolve()
     return any(real.is_relative_to(folder.resolve()) for folder in (cache_folder(), *_named))
 
@@ -81,7 +80,7 @@ def is_cached(path: str) -> bool:
 def untrusted(path: str | os.PathLike[str], so: str = "no library is kept there or loaded from there") -> str:
     """Return a warning if another user owns `path`, or may write to it or to a folder above it; empty if it is safe.
 
-    Folders above the cache are not checked, and root is trusted. `so`: the consequence, for the warning.
+    Folders above the cache folder are not checked, and root is trusted. `so`: the consequence that the warning states.
     """
     real, roots = Path(path).resolve(), [folder.resolve() for folder in (cache_folder(), *_named)]
     inside = any(real.is_relative_to(root) for root in roots)
@@ -100,13 +99,13 @@ def untrusted(path: str | os.PathLike[str], so: str = "no library is kept there 
 def store_file(folder: Path, kind: Literal["codes", "lowered"], key: str) -> Path:
     """Return the path of a record in the artifact store `folder`.
 
-    ``codes``: the record of a library, by its code's key. ``lowered``: the result of a lowering, by its kernel's key.
+    `key`: the key of a library's code if `kind` is ``codes``, or of a lowered kernel if it is ``lowered``.
     """
     return folder / kind / f"{key}.json"
 
 
 def is_stored(path: str) -> bool:
-    """Return whether `path` is a stored library whose content matches its name, and not a link out of the folder."""
+    """Return whether `path` leads to a library in the artifact store whose content matches its file name."""
     real = Path(path).resolve()
     if real.parent not in {(folder / ARTIFACTS).resolve() for folder in (cache_folder(), *_named)}:
         return False
@@ -117,9 +116,9 @@ def is_stored(path: str) -> bool:
 
 
 def loadable(artifact: Artifact | None, *, replayed: bool) -> Artifact:
-    """Return the library of a winner. Raises `AtuneError` if it is missing, or not safe to load.
+    """Return the library of the winner. Raises `AtuneError` if the library is missing or not safe to load.
 
-    `replayed`: whether the path comes from a journal. If so, only a library in the cache folder is safe.
+    `replayed`: whether the path comes from a journal, so that only a library in the cache folder is safe.
     """
     if artifact is None:
         why = "there is no kernel: the run did not finish, or its winner's library could not be kept"
@@ -129,7 +128,7 @@ def loadable(artifact: Artifact | None, *, replayed: bool) -> Artifact:
         # Loading a library runs its code, and a journal may come from a stranger.
         raise AtuneError(f"{path} is not loaded, because it is outside the cache folder {cache_folder()}; tune again")
     if not Path(path).is_file():
-        raise AtuneError(f"the winner's library {path} is gone (cache cleaned, or another machine's); tune again")
+        raise AtuneError(f"the winner's library {path} is gone (deleted, or on another machine); tune again")
     if replayed and (why := untrusted(path)):
         raise AtuneError(why)
     if replayed and not (is_stored(path) and artifact.symbol.isidentifier()):
@@ -138,7 +137,7 @@ def loadable(artifact: Artifact | None, *, replayed: bool) -> Artifact:
 
 
 def regular_file(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Open a regular file to read. Raises `OSError` for other files, such as pipes, which may block or never end."""
+    """Open a regular file to read. Raises `OSError` for any other file, because a pipe could block for ever."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:  # a NUL
@@ -153,7 +152,7 @@ def regular_file(path: str | os.PathLike[str]) -> IO[bytes]:
 
 
 def read_file(path: str | os.PathLike[str], most: int = 64 << 20) -> bytes:
-    """Return the content of a file from a stranger. Raises `OSError` if it is not regular, or exceeds `most` bytes."""
+    """Return the content of an untrusted file. Raises `OSError` unless it is a regular file of at most `most` bytes."""
     with regular_file(path) as file:
         if len(data := file.read(most + 1)) > most:
             raise OSError(errno.EFBIG, f"it is longer than {most >> 20} MiB", os.fspath(path))
@@ -161,7 +160,7 @@ def read_file(path: str | os.PathLike[str], most: int = 64 << 20) -> bytes:
 
 
 def working_folder() -> str:
-    """Return the working folder; empty if it was removed, or is not readable."""
+    """Return the working folder; empty if the folder was removed or cannot be read."""
     try:
         return os.getcwd()
     except OSError:
@@ -169,7 +168,7 @@ def working_folder() -> str:
 
 
 def make_private_folder(folder: str) -> None:
-    """Create `folder` and its missing parents, accessible only to this user. Raises `OSError`."""
+    """Create `folder` and its missing parents, so that only this user can access them. Raises `OSError`."""
     if not os.path.isdir(folder):
         make_private_folder(os.path.dirname(folder))
         try:
@@ -180,13 +179,13 @@ def make_private_folder(folder: str) -> None:
 
 
 TILELANG_FOLDER = "TILELANG_CACHE_DIR"
-"""tilelang's environment variable for the folder that importing tilelang creates."""
+"""Environment variable of tilelang, for a folder that is created when tilelang is imported."""
 SERVER_FOLDER = "ATUNE_SERVER_FOLDER"
-"""Environment variable of a fork server and its workers: the server's folder."""
+"""Environment variable for a fork server and its workers, with the path of the server's folder."""
 
 
 def server_folder() -> tuple[Path, Callable[[], None]]:
-    """Create a folder for a fork server, which may outlive the run. Returns it and a function that removes it."""
+    """Create a folder for a fork server, which may outlive the run. Return the folder and a function to remove it."""
     folder, lock = _make_folder("server-")
     owner = os.getpid()
 
@@ -200,7 +199,7 @@ def server_folder() -> tuple[Path, Callable[[], None]]:
 
 @contextmanager
 def short_path(folder: str) -> Generator[str, None, None]:
-    """Yield a short path for `folder`, valid inside the block. A socket's address holds only 107 bytes."""
+    """Yield a short path for `folder`, which is valid inside the block. A socket's address can have only 107 bytes."""
     fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{fd}"
@@ -210,7 +209,7 @@ def short_path(folder: str) -> Generator[str, None, None]:
 
 @contextmanager
 def whole_file(path: Path) -> Generator[str, None, None]:
-    """Yield a temporary path. On success, rename the file to `path`, so that nobody sees an incomplete file."""
+    """Yield a temporary path. If the block succeeds, this file becomes `path`, so nobody sees an incomplete file."""
     fd, part = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
     os.close(fd)
     try:
@@ -223,7 +222,7 @@ def whole_file(path: Path) -> Generator[str, None, None]:
 
 @contextmanager
 def run_folder() -> Generator[str, None, None]:
-    """Create a private folder for a run, and remove it afterwards."""
+    """Create a private folder for a run, and remove the folder after the run."""
     folder, lock = _make_folder("run-")
     try:
         yield str(folder)
@@ -236,7 +235,7 @@ def run_folder() -> Generator[str, None, None]:
 
 
 def private_root() -> Path:
-    """Return this user's folder below `$TMPDIR`, created if needed. Raises `UsageError` if it is not private."""
+    """Return this user's folder in `$TMPDIR`, created if needed. Raises `UsageError` if other users can access it."""
     root = Path(tempfile.gettempdir()) / f"atune-{os.getuid()}"
     with suppress(FileExistsError):
         root.mkdir(mode=0o700)
@@ -249,9 +248,9 @@ def private_root() -> Path:
 
 
 def _make_folder(prefix: str) -> tuple[Path, ExitStack]:
-    """Create and lock a folder, and remove the unlocked folders of killed programs.
+    """Create and lock a folder, after removing the unlocked folders that killed programs left.
 
-    Meanwhile, the root is locked, so that no other program removes the new folder before its lock exists.
+    Meanwhile, the root folder is locked, so that no other program removes the new folder before it is locked.
     """
     root = private_root()
     with _locked(root, fcntl.LOCK_EX):
@@ -264,7 +263,7 @@ def _make_folder(prefix: str) -> tuple[Path, ExitStack]:
 
 
 def _locked(folder: Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> ExitStack:
-    """Lock a folder until the stack closes or the process ends. By default, raises `OSError` if it is locked."""
+    """Lock a folder until the stack closes or the process ends. By default, raises `OSError` if others locked it."""
     with ExitStack() as stack:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         stack.callback(os.close, fd)
@@ -273,7 +272,7 @@ def _locked(folder: Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> ExitStack
 
 
 def made_folder(*parts: str) -> str:
-    """Join `parts` and create that folder with its parents. Returns its path."""
+    """Create the folder whose path consists of `parts`, and its parents. Returns its path."""
     path = os.path.join(*parts)
     os.makedirs(path, exist_ok=True)
     return path

@@ -1,12 +1,12 @@
-"""Jobs: the engine sends them to workers, which pass them to their processes. Each job names the type of its answer.
+"""Jobs are sent by the engine to workers, which pass them on to their processes.
 
-Jobs travel as msgpack, in one tagged union, from the engine to the process that does the work. If the process is on
-another machine, the jobs pass through an agent.
+The class of a job names the type of its answer. As msgpack, in one tagged union, a job travels from the engine to the
+process that does the work. If this process is on another machine, an agent on that machine passes the job on.
 """
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar, get_args
+from typing import Generic, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -28,12 +28,12 @@ class Job(msgspec.Struct, Generic[A], frozen=True, tag=_tag):
 
     @property
     def name(self) -> str:
-        """The job's name, such as ``measure``."""
+        """Name of the job, such as ``measure``."""
         return _tag(type(self).__name__)
 
 
 def decoded(job: Job[A], answer: bytes) -> A:
-    """Decode the answer to `job`. Raises `RemoteError` if the bytes are not a valid answer."""
+    """Decode the answer to `job`. Raises `RemoteError` if the answer is not valid."""
     [kind] = get_args(type(job).__orig_bases__[0])  # type: ignore[attr-defined]
     try:
         decoded_answer: A = msgspec.msgpack.decode(answer, type=kind)
@@ -45,13 +45,13 @@ def decoded(job: Job[A], answer: bytes) -> A:
 # ---- for compile workers
 
 HOPELESS = "compiling took more than {limit_s:g} s, far longer than other compiles"
-"""The message of a compile that exceeded `BuildJob.limit_s`."""
+"""The message about a compilation that took longer than `BuildJob.limit_s`."""
 
 
 class GroupFailed(msgspec.Struct, frozen=True, tag="group failed"):
-    """A group that could not be elaborated or built as a whole. Its parts may be fine, so they are tried again.
+    """A group that could not be elaborated or built as a whole, so that its parts are tried separately.
 
-    `doubt`: why the members may not be at fault; empty if a member is. With a doubt, the whole group is built again.
+    `doubt`: why the members may be innocent; empty if a member is at fault. After a doubt, the group is built again.
     """
 
     message: str
@@ -59,9 +59,9 @@ class GroupFailed(msgspec.Struct, frozen=True, tag="group failed"):
 
 
 class ElaborateJob(Job[list[Elaborated | Failure] | GroupFailed], frozen=True):
-    """Elaborate `candidates`. The answer has results for the first one or more of them, in order.
+    """Elaborate `candidates`. The answer has one or more results, in order, but may end before the last candidate.
 
-    `digests`: answer with `ir_digest` instead of facts. If a failure has a `doubt`, the candidate may not be at fault.
+    `digests`: results have `ir_digest` instead of facts. If a failure has a `doubt`, the candidate may be innocent.
     """
 
     candidates: tuple[Candidate, ...]
@@ -69,7 +69,7 @@ class ElaborateJob(Job[list[Elaborated | Failure] | GroupFailed], frozen=True):
 
 
 class RolesJob(Job[Roles | Failure], frozen=True):
-    """Elaborate `candidate`, and find the roles of its parameters."""
+    """Elaborate `candidate`, and find out the roles of its parameters."""
 
     candidate: Candidate
 
@@ -77,8 +77,8 @@ class RolesJob(Job[Roles | Failure], frozen=True):
 class LowerJob(Job[Lowered | Failure], frozen=True):
     """Lower `candidate`. After a crash or a missed deadline, the answer is a `Failure`, and a fresh process takes over.
 
-    If a failure has a `doubt`, the engine lowers the candidate again. `anew`: ignore lowerings of earlier runs. Like
-    all jobs, raises `MachineError` if the machine lacks memory or disk space for a long time.
+    If the failure has a `doubt`, the engine lowers the candidate again. `anew`: ignore lowerings from earlier runs.
+    Like all jobs, it raises `MachineError` if the machine lacks memory or disk space for a long time.
     """
 
     candidate: Candidate
@@ -86,31 +86,31 @@ class LowerJob(Job[Lowered | Failure], frozen=True):
 
 
 class FindJob(Job[Artifact | None], frozen=True):
-    """Look up an artifact with the same code in the artifact store. The answer is None if there is none."""
+    """Look up an artifact with the same code in the artifact store. The answer is None if the store lacks it."""
 
     lowered: Lowered
 
 
 class BuildJob(Job[list[Artifact | Failure] | GroupFailed], frozen=True):
-    """Compile `group` into one library. The answer has an entry for each member, in order.
+    """Compile `group` into one library. The answer has an entry for each member of the group, in order.
 
-    `plain`: do not use cicc. `limit_s`: seconds after which the compile is ``hopeless``; None if only the settings'
-    deadline applies. The worker sets `path`, the library's file, and `service`, whether the compile service is
-    available.
+    `plain`: do not use cicc. `limit_s`: seconds after which the compilation is ``hopeless``; None if only the deadline
+    in the settings applies. The worker sets `path` to the library's file, and `by` to the compilers for CUDA: with
+    ``both``, nvcc compiles, and meanwhile cicc's code for the first member of the group is compared with nvcc's.
     """
 
     group: tuple[Lowered, ...]
     plain: bool = False
     limit_s: float | None = None
     path: str = ""
-    service: bool = False
+    by: Literal["cicc", "nvcc", "both"] = "nvcc"
 
 
 class CompareJob(Job[Compared | Failure], frozen=True):
-    """Compile `candidate` with nvcc, and compare the result with the library that cicc built.
+    """Compile `candidate` with nvcc, and compare the library with the library that cicc built.
 
-    The comparison is kept for the compiler state. The worker sets `path`, the file of nvcc's library. Raises
-    `WorkerLost` if the worker ends and the candidate is not at fault.
+    The result of the comparison is kept for cicc's compiler state. The worker sets `path` to the file of nvcc's
+    library. Raises `WorkerLost` if the worker ends and the candidate is not at fault.
     """
 
     candidate: Candidate
@@ -125,30 +125,30 @@ CompileJob = ElaborateJob | RolesJob | LowerJob | FindJob | BuildJob | CompareJo
 
 
 class Started(msgspec.Struct, frozen=True):
-    """A device whose process is ready. `stream`: as in `DeviceReady`."""
+    """A device with a process that is ready for work. `stream`: as in `DeviceReady`."""
 
     device: DeviceInfo
     stream: int = 0
 
 
 class StartJob(Job[Started], frozen=True):
-    """Start the device's process and make its context.
+    """Start a process for the device and create its context.
 
     If an earlier process had made inputs, the new process makes them again, so that it can measure. Raises
     `WorkerError`."""
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """The reference's timing, if it was timed, and `loaded_as`, the fingerprint of the workload in this process."""
+    """`reference`: the reference's timing, if it was timed. `loaded_as`: the workload's fingerprint in this process."""
 
     reference: Timing | None
     loaded_as: str = ""
 
 
 class PrepareJob(Job[Prepared], frozen=True):
-    """Make the inputs for a kernel of `params` and run the reference. `timed`: also time it.
+    """Make the inputs for a kernel with `params`, and run the reference. `timed`: also time it.
 
-    Raises `WorkloadError` if the user's functions fail.
+    Raises `WorkloadError` if a function of the user fails.
     """
 
     params: tuple[KernelParam, ...]
@@ -159,7 +159,7 @@ class PrepareJob(Job[Prepared], frozen=True):
 class MeasureJob(Job[Measurement | Failure], frozen=True):
     """Check and time a candidate. If a failure kills the process, the worker is no longer `alive`.
 
-    `best_ms`: the best latency so far, so that a clearly slower candidate gets few samples; None to take all samples.
+    `best_ms`: the best latency so far, so that clearly slower candidates get few samples; None to take all samples.
     Raises `WorkerLost` if the process ends for another reason, and `ServerLost` if all processes end.
     """
 
@@ -169,9 +169,9 @@ class MeasureJob(Job[Measurement | Failure], frozen=True):
 
 
 class Finals(msgspec.Struct, frozen=True):
-    """The finalists' timings, in the given order, and the reference's timing if it took part.
+    """Timings of the finalists, in the given order, and of the reference if it took part.
 
-    `failures`: finalists whose outputs were wrong after they were timed.
+    `failures`: the finalists that gave wrong outputs after they were timed.
     """
 
     entries: tuple[FinalEntry, ...]
@@ -182,15 +182,15 @@ class Finals(msgspec.Struct, frozen=True):
 
 
 class Bits(msgspec.Struct, frozen=True):
-    """Digests of each artifact's outputs, one for each seed; empty if the inputs are not drawn."""
+    """For each artifact, the digests of its outputs, one per seed; empty if the user gives the inputs."""
 
     digests: tuple[tuple[str, ...], ...]
 
 
 class BitsJob(Job[Bits], frozen=True):
-    """Call each of `artifacts` once with inputs drawn from each of `seeds`, unless the user gives the inputs.
+    """Call each of `artifacts` once per seed, with inputs that are drawn with the seed, or with the user's inputs.
 
-    Raises `WorkerError` if a call fails. The process then counts as lost, because it is unknown which artifact failed.
+    Raises `WorkerError` if a call fails. The process then counts as lost, because any artifact may be the cause.
     """
 
     artifacts: tuple[Artifact, ...]
@@ -199,9 +199,10 @@ class BitsJob(Job[Bits], frozen=True):
 
 
 class FinalJob(Job[Finals], frozen=True):
-    """Time `artifacts`, and the reference if there is one, in turn. Sample r of each is from round r of `rounds`.
+    """Time `artifacts`, and the reference if there is one, in each of `rounds` rounds. Sample r is from round r.
 
-    Then each is checked again; a wrong result is a failure. If a failure kills the process, the worker is not `alive`.
+    After the rounds, each artifact is checked again, and a wrong result is a failure. If a failure kills the process,
+    the worker is no longer `alive`.
     """
 
     artifacts: tuple[Artifact, ...]

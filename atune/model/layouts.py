@@ -1,4 +1,4 @@
-"""Layouts of a kernel, which assign elements and iterations to threads, and the choice of the layouts to measure."""
+"""Layouts of a kernel, which assign elements and iterations to threads, and the choice of layouts to measure."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ import msgspec
 from atune.model.ranges import Whole, Word
 
 COMPILER = "compiler"
-"""The value of a layout axis that leaves the choice to tilelang."""
+"""The value that leaves the choice of a layout to tilelang."""
 
 
 class LayoutAxis(tuple[Any, ...]):
-    """The values of an axis of layouts. With the option `layouts`, a run measures only the best few: see `choose`."""
+    """Values of an axis for layouts. The option `layouts` makes a run measure only the best layouts: see `choose`."""
 
     __slots__ = ()
 
 
 class FragmentFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """A buffer in registers. `slots`: number of elements in each thread's part."""
+    """A buffer in registers. `slots`: number of elements that each thread holds."""
 
     name: str
     dtype: Word
     shape: tuple[Whole, ...]
     slots: Whole
     replication: Whole = 1
-    """Number of threads that hold each element."""
+    """Number of threads that hold the same element."""
 
     @property
     def registers(self) -> int:
-        """Number of 32-bit registers that a thread's elements take."""
+        """Number of 32-bit registers for the elements of a thread."""
         bits = re.search(r"\d+", self.dtype)
         return math.ceil(self.slots * (int(bits[0]) if bits else 8) / 32)
 
@@ -44,56 +44,56 @@ class LoopFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     extents: tuple[Whole, ...]
     slots: Whole
     replication: Whole = 1
-    """Number of threads that execute each iteration."""
+    """Number of threads that execute the same iteration."""
     redundant: Whole = 0
-    """Iterations of a thread beyond an even share: slots minus ceil(iterations / threads)."""
+    """Iterations of a thread that exceed an even share: slots - ceil(iterations / threads)."""
     width: Whole = 1
-    """Successive elements on the last axis that a thread handles, at most 16. A vector access can be this wide."""
+    """How many successive elements on the last axis a thread handles, at most 16. A vector access can be this wide."""
     access_bits: Whole = 0
-    """Bits that a thread can move to or from global memory in one access, at most 128; 0 if the loop accesses none."""
+    """Bits that a thread can move to or from global memory in one access, at most 128; 0 without such accesses."""
     uneven: bool = False
-    """Whether only some threads run the loop, or store its results."""
+    """Whether some threads do not run the loop, or do not store its results."""
     stores: tuple[str, ...] = ()
-    """Buffers that the loop writes to, each as ``name (scope)``."""
+    """The buffers that the loop writes to, each as ``name (scope)``."""
     threads: tuple[str, ...] = ()
-    """The threads that execute each of a few iterations, as `mask_of` writes them; empty if unknown."""
+    """Masks of the threads that execute each of a few iterations, as in `mask_of`; empty if unknown."""
     by_source: tuple[str, Whole] = ("", 0)
-    """A fragment whose layout tilelang may copy for the loop, and a thread's iterations then; or ``("", 0)``."""
+    """A fragment whose layout tilelang may copy for the loop, and then the iterations per thread; or ``("", 0)``."""
 
     @property
     def repeated(self) -> float:
-        """Ratio of a thread's iterations to an even share."""
+        """A thread's number of iterations, divided by an even share."""
         return self.slots / max(1, self.slots - self.redundant)
 
 
 class Layouts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """The layouts of a kernel in the order of its statements, at most `MOST_LAYOUTS` of each kind."""
+    """The layouts of a kernel, in the order of its statements. There are at most `MOST_LAYOUTS` of each kind."""
 
     fragments: tuple[FragmentFacts, ...] = ()
     loops: tuple[LoopFacts, ...] = ()
 
     @property
     def registers(self) -> int:
-        """Number of 32-bit registers per thread for all fragments, if all were live at the same time."""
+        """Number of 32-bit registers per thread, if all fragments were live at the same time."""
         return sum(fragment.registers for fragment in self.fragments)
 
     @property
     def redundant(self) -> int:
-        """Iterations of a thread beyond an even share, summed over the parallel loops."""
+        """Number of iterations by which a thread exceeds an even share, summed over all loops."""
         return sum(loop.redundant for loop in self.loops)
 
     @property
     def access_bits(self) -> int:
-        """Bits that a thread can move in one access, summed over the parallel loops."""
+        """Number of bits that a thread can move in one access, summed over all loops."""
         return sum(loop.access_bits for loop in self.loops)
 
 
 MOST_LAYOUTS = 64
-"""Largest number of layouts of each kind. A journal keeps all facts of a candidate in one line."""
+"""Largest number of layouts of each kind, because a journal has all facts of a candidate in one line."""
 
 
 def mask_of(threads: Iterable[int]) -> str:
-    """Return threads as a hexadecimal mask, in which bit t stands for thread t."""
+    """Return a set of threads as a hexadecimal mask, in which bit t stands for thread t."""
     return f"{sum(1 << thread for thread in set(threads)):x}"
 
 
@@ -107,7 +107,7 @@ TIED = "another layout of the same configuration does the same work with the sam
 class Alternative(msgspec.Struct, frozen=True):
     """One layout of a configuration. `index`: the candidate's index. `layouts`: None if they are unknown.
 
-    `valid`: whether the candidate lowers, and the device can launch it. `own`: whether the compiler chose every layout.
+    `valid`: whether the candidate lowers, and the device can launch it. `own`: whether the compiler chose all layouts.
     """
 
     index: int
@@ -117,26 +117,26 @@ class Alternative(msgspec.Struct, frozen=True):
 
 
 class RejectedLayout(msgspec.Struct, frozen=True):
-    """An alternative that is not worth measuring: candidate `instead` is better, for the reason `why`."""
+    """An alternative that is not worth measuring, because candidate `instead` is better for the reason `why`."""
 
     instead: int
     why: str
 
 
 class LayoutSelection(msgspec.Struct, frozen=True):
-    """The alternatives that are kept, best first, and the rejected ones. Invalid alternatives are in neither list."""
+    """The alternatives to measure, best first, and the rejected alternatives. Invalid alternatives are in neither."""
 
     kept: tuple[int, ...]
     rejected: dict[int, RejectedLayout]
 
 
 def choose(alternatives: Sequence[Alternative], most: int = 1) -> LayoutSelection:
-    """Choose up to `most` of the layouts of a configuration. The order of `alternatives` does not matter.
+    """Choose up to `most` layouts of a configuration. The order of `alternatives` does not matter.
 
-    Only valid alternatives that contain no other are considered, sorted by least redundant work, fewest registers,
-    widest accesses, the compiler's own choice, and place in the space. An alternative is contained in another if, in
-    each loop, the threads that execute an iteration are among the threads that execute it in the other. Alternatives
-    without facts are also kept. If none is valid, only the compiler's own choice is kept.
+    Only valid alternatives that contain no other alternative are considered. The order of preference is least
+    redundant work, fewest registers, widest accesses, the compiler's own choice, first in the space. An alternative
+    contains another if, in each loop, the threads that execute an iteration include all threads that execute it in the
+    other. Alternatives without facts are always kept. If no alternative is valid, the compiler's choice is kept.
     """
     valid = [a for a in alternatives if a.valid]
     if not valid:
@@ -152,9 +152,9 @@ def choose(alternatives: Sequence[Alternative], most: int = 1) -> LayoutSelectio
 
 
 def contained(a: Layouts, b: Layouts) -> bool:
-    """Return whether in `a` each iteration has no other threads than in `b`, and some iteration has fewer threads.
+    """Return whether each iteration in `a` has a subset of its threads in `b`, and some iteration has fewer threads.
 
-    Only some iterations of each loop are compared. Layouts of different loops are not comparable.
+    Only a few iterations of each loop are compared. If the loops differ, the layouts cannot be compared.
     """
     shapes = [[(loop.extents, len(loop.threads)) for loop in layouts.loops] for layouts in (a, b)]
     if shapes[0] != shapes[1] or not all(loop.threads for loop in a.loops):
@@ -168,7 +168,7 @@ def _inside(a: Alternative, b: Alternative) -> bool:
 
 
 def _cost(alternative: Alternative) -> tuple[int, int, int]:
-    """Return a thread's redundant iterations, its registers, and its negative access width."""
+    """Return a thread's redundant iterations, its registers, and the negative width of its accesses."""
     assert alternative.layouts is not None
     return alternative.layouts.redundant, alternative.layouts.registers, -alternative.layouts.access_bits
 

@@ -1,8 +1,8 @@
-"""Measurements: a kernel's samples, their statistics, and its rates compared with the device's peaks.
+"""Measurements: samples of a kernel's time and their statistics, and rates relative to the device's peaks.
 
 The rates follow the roofline model: S. Williams, A. Waterman and D. Patterson, Roofline: An Insightful Visual
 Performance Model for Multicore Architectures, CACM 52(4), 2009. The work of a problem is the same for all candidates.
-It counts the bytes of the tensors and the operations of the products, but no extra work of a candidate.
+The work consists of the tensors' bytes and the products' operations, without the extra work of a candidate.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from atune.model.artifact import BlockWork, StaticFacts
 from atune.model.device import DeviceInfo, Peaks
 from atune.model.ranges import Index, Latency, Quantity, Whole
 
+IN_FINAL = " (in a timed call)"
+"""Ending of the message of a failure in a final for strangers' kernels."""
 DISTURBS = "may disturb the timings"
-"""A text in every warning about another program that uses a device."""
+"""A phrase in every warning about another program that uses a device."""
 CLOSE = 0.005
-"""Latencies that differ by at most this share count as equal. A finalist that is slower by more cannot win."""
+"""Latencies count as equal if they differ by at most this share. A finalist cannot win if it is slower by more."""
 
 
 class Conditions(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """The GPU's state right after the samples were taken, as NVML reports it. None: NVML did not report the value."""
+    """A GPU's state just after the samples were taken, as NVML reports it. A value that NVML lacks is None."""
 
     uuid: str
     sm_mhz: Whole | None = None
     throttle: tuple[str, ...] = ()
-    """The reasons that its clocks were lowered; empty if they were not."""
+    """The reasons that the GPU's clocks were lowered; empty if they were not lowered."""
 
 
 class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Samples of a kernel's time on a device, and the timing method.
+    """Samples of a kernel's time on a device, and the method of timing.
 
-    `samples_us`: in µs, in the order in which they were taken. `conditions`: the GPU's state afterwards; None on the
-    CPU."""
+    `samples_us`: microseconds, in the order of the samples. `conditions`: the GPU's state after the last sample."""
 
     latency_ms: Latency
     """Median of the samples."""
     spread: Quantity
-    """Half the interquartile range, as a share of the median."""
+    """Half the interquartile range, divided by the median."""
     samples_us: Annotated[tuple[Latency, ...], msgspec.Meta(min_length=1)]
     method: str
-    """The timing method. ``events``: CUDA events, with launches queued while the device sleeps, or ``one call at a
-    time`` if the call waits for the device. ``perf_counter``: the CPU's clock."""
+    """The timing method. ``events`` are CUDA events, with launches queued while the device sleeps. If a call itself
+    waits for the device, ``one call at a time`` is added. ``perf_counter`` is the CPU's clock."""
     conditions: Conditions | None = None
 
     def __repr__(self) -> str:
-        """Return a summary without the samples."""
         return f"Timing({self.latency_ms:.4g} ms, spread {self.spread:.1%}, {self.n_samples} samples by {self.method})"
 
     @property
@@ -60,7 +60,7 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     @classmethod
     def of(cls, samples_us: Sequence[float], method: str, conditions: Conditions | None = None) -> Timing:
-        """Summarise one or more samples in microseconds. Samples shorter than a nanosecond count as a nanosecond."""
+        """Summarise one or more samples in microseconds. A sample below a nanosecond counts as a nanosecond."""
         samples_us = [max(sample, 1e-3) for sample in samples_us]
         median = statistics.median(samples_us)
         low, _, high = statistics.quantiles(samples_us, n=4) if len(samples_us) > 1 else (median, median, median)
@@ -68,57 +68,56 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return cls(round(median / 1e3, 9), round((high - low) / 2 / median, 5), rounded, method, conditions)
 
     def and_more(self, other: Timing) -> Timing:
-        """Return this timing extended by the later samples of `other`, with the conditions of `other`."""
+        """Return this timing with the later samples of `other` appended, and with the conditions of `other`."""
         return Timing.of((*self.samples_us, *other.samples_us), self.method, other.conditions or self.conditions)
 
 
 class Measurement(msgspec.Struct, frozen=True, tag="measurement", omit_defaults=True, gc=False):
-    """A candidate that ran, gave correct outputs if they were checked, and was timed.
+    """A candidate that ran and was timed, and whose outputs were correct if they were checked.
 
-    `index`: the candidate's index. `timing`: the first timing, not the final's. `checked`: the outputs were compared.
+    `index`: the candidate's index. `timing`: the timing before the final. `checked`: the outputs were compared.
     """
 
     index: int
     timing: Timing
     checked: bool = False
     max_error: float | None = None
-    """Largest absolute difference from the reference over all outputs; None if they were not checked."""
+    """Largest absolute difference of an output from the reference; None if the outputs were not checked."""
     seconds: float = 0.0
-    """Seconds that the device's process spent on the candidate, including loading and checking."""
+    """Seconds that the device's process took for the candidate, including loading and checking."""
     writes: tuple[int, ...] = ()
-    """Positions of input parameters that the kernel writes into. They were restored before each timed call."""
+    """Positions of the inputs that the kernel writes into, and that were restored before each timed call."""
     set_up: tuple[int, ...] = ()
-    """Positions of input parameters that the workload's `setup` changed."""
+    """Positions of the inputs that the workload's `setup` changed."""
     printed: str = ""
     """See `Record.printed`."""
     bits: str = ""
-    """Digest of the outputs for the check's inputs, equal for equal bits."""
+    """Digest of the outputs for the check's inputs. Equal bits have equal digests."""
     repeats: bool = True
-    """Whether two calls on the same inputs gave the same bits."""
+    """Whether two calls with the same inputs gave the same bits."""
     memory_bytes: int = 0
-    """Largest device memory that the process has used so far, including its context; 0 on the CPU."""
+    """Largest amount of device memory that the process has used so far, with its context; 0 on the CPU."""
 
 
 class FinalEntry(msgspec.Struct, frozen=True):
-    """A finalist's timing, interleaved with the others': ``samples_us[r]`` of every entry is from round r."""
+    """A finalist's timing. The finalists share rounds, so ``samples_us[r]`` of every finalist is from round r."""
 
     index: Index
     timing: Timing
 
 
 def ratio_interval(slow: Timing, fast: Timing, level: float = 0.95) -> tuple[float, float, float]:
-    """Return (low, median, high), by `median_interval`, of the ratios slow / fast of the rounds.
+    """Return (low, median, high) of the ratio slow / fast over all rounds, by `median_interval`.
 
-    The timings must be interleaved, so that sample r of both is from the same round. If a timing has more rounds, only
-    the common rounds count.
+    Sample r of both timings must be from the same round. Rounds that only one timing has do not count.
     """
     return median_interval([s / f for s, f in zip(slow.samples_us, fast.samples_us, strict=False)], level)
 
 
 def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
-    """Return (low, median, high): the median of `values` with its confidence interval at `level`.
+    """Return (low, median, high): the median of `values`, and its confidence interval at the given `level`.
 
-    The interval uses order statistics and assumes no distribution (Conover, Practical Nonparametric Statistics,
+    The interval comes from order statistics and assumes no distribution (Conover, Practical Nonparametric Statistics,
     3rd ed., section 3.2).
     """
     ordered = sorted(values)
@@ -133,24 +132,24 @@ def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float
 
 Bound = Literal["compute", "memory", "cache", ""]
 ABOVE_MEMORY = 1.05
-"""If the rate exceeds this share of the memory's peak, some bytes must have come from a cache."""
+"""If a rate exceeds the memory's peak by this factor, a part of the data must have come from a cache."""
 
 
 class ProblemWork(msgspec.Struct, frozen=True, kw_only=True):
-    """Operations and bytes of a call, the same for every candidate. None: the user gave none, and none are known."""
+    """Operations and bytes of a call, the same for every candidate. A number is None if neither given nor known."""
 
     flops: float | None = None
-    """Operations. If the user gave none: the fewest tensor core operations of any candidate, in whole tiles."""
+    """Operations. By default, the fewest operations on tensor cores of any candidate, in whole tiles."""
     bytes: float | None = None
-    """Bytes from and to memory. If the user gave none: all tensors' bytes, or less if a candidate accesses less."""
+    """Bytes from and to memory. By default, the bytes of all tensors, or fewer if a candidate accesses fewer."""
     rate: float = 1.0
-    """Speed of tensor cores with the call's operands, relative to 16-bit operands."""
+    """Speed of tensor cores with the operands of this call, relative to 16-bit operands."""
 
     @classmethod
     def of(
         cls, facts: Iterable[StaticFacts | None], flops: float | None = None, n_bytes: float | None = None
     ) -> ProblemWork:
-        """Return the work of a problem as the user gave it, or else the smallest work of any candidate's kernel."""
+        """Return the work of a problem as given by the user, or else the smallest work of any candidate's kernel."""
         whole = [(fact.work, math.prod(fact.grid)) for fact in facts if fact and fact.work and fact.grid]
         if flops is None:
             flops = min((work.tensor_flops * blocks for work, blocks in whole if work.gemms), default=None)
@@ -162,20 +161,20 @@ class ProblemWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Roofline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Rates that follow from a latency. None: the work or the device's peak is unknown."""
+    """Rates that follow from a latency. A rate is None if the work or the device's peak is unknown."""
 
     gflops_s: float | None = None
     gbytes_s: float | None = None
     compute_share: float | None = None
-    """Share of the peak rate that the tensor cores have with the problem's operands."""
+    """Share of the tensor cores' peak rate for operands of the problem's type."""
     memory_share: float | None = None
-    """Share of the memory's peak rate. If it is above 1, data came from a cache."""
+    """Share of the memory's peak rate. If the share is above 1, a part of the data came from a cache."""
     bound: Bound = ""
-    """The peak that limits this work, because its share is larger. ``cache``: data came faster than memory delivers."""
+    """The peak that limits the work, because its share is larger. ``cache``: data came faster than memory allows."""
 
     @classmethod
     def of(cls, latency_ms: float, work: ProblemWork, peaks: Peaks | None) -> Roofline | None:
-        """Return the rates of `work` in `latency_ms`; None if the work is unknown."""
+        """Return the rates for `work` done in `latency_ms`; None if the work is unknown."""
         if work.flops is work.bytes is None:
             return None
         seconds = latency_ms / 1e3
@@ -195,7 +194,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         )
 
     def describe(self) -> str:
-        """Return the rates as a line of text; empty if nothing is known."""
+        """Return the rates as one line of text; empty if no rate is known."""
         rates = ((self.gflops_s, "FLOP/s", self.compute_share), (self.gbytes_s, "B/s", self.memory_share))
         parts = [
             _rate_text(rate, unit) + (f" ({100 * share:.0f} % of the nominal peak)" if share is not None else "")
@@ -213,12 +212,12 @@ def _needed(work: BlockWork, blocks: int) -> float:
 
 
 FASTEST_TYPE, ABOVE_THE_SHEET = 4, 1.2
-"""The rate of 4-bit operands, the fastest, relative to 16-bit ones; and the factor by which a board may exceed its data
-sheet. An H200 at 1980 MHz exceeds it by 8 %, and boards of the same name differ."""
+"""How much faster 4-bit operands are than 16-bit operands, and the factor by which a board may exceed its data sheet.
+For example, an H200 at 1980 MHz exceeds its data sheet by 8 %, and boards of the same name differ."""
 
 
 def fastest_ms(device: DeviceInfo, flops: float | None, n_bytes: float | None) -> float | None:
-    """Return the least possible latency of this work on `device`, in ms; None if its peaks are unknown."""
+    """Return the shortest possible latency of this work on `device` in ms; None if the device's peaks are unknown."""
     if device.peaks is None or not (flops or n_bytes):
         return None
     peaks = (FASTEST_TYPE * device.peaks.flops_s, device.peaks.bytes_s)
@@ -226,12 +225,12 @@ def fastest_ms(device: DeviceInfo, flops: float | None, n_bytes: float | None) -
 
 
 def _rate_text(rate: float, unit: str) -> str:
-    """Return a rate in 10^9 `unit` as text with a prefix, such as ``756.9 TFLOP/s``."""
+    """Return a rate, in 10^9 `unit`, as text with a prefix, such as ``756.9 TFLOP/s``."""
     return f"{rate / 1e3:.4g} T{unit}" if rate >= 1e3 else f"{rate:.4g} G{unit}"
 
 
 def operand_rate(dtype: str) -> float:
-    """Return the speed of tensor cores with operands of type `dtype`, relative to bfloat16."""
+    """Return the speed of tensor cores for operands of type `dtype`, relative to bfloat16."""
     if "64" in dtype:
         return 1 / 16
     if "32" in dtype:

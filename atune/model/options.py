@@ -1,4 +1,4 @@
-"""Options: each is declared once, as a field with an `option` in its type. Checks, help and flags follow from it."""
+"""Options: each is declared as a field with an `option` in its type, from which checks, help and flags derive."""
 
 from __future__ import annotations
 
@@ -26,63 +26,65 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def option(doc: str, **more: Any) -> msgspec.Meta:
-    """Return the description of an option, to annotate its type. `more`: attributes of `Option`.
+    """Return the description of an option, which annotates the option's type. `more`: attributes of `Option`.
 
         class RunOptions(TypedDict, total=False):
             seed: Annotated[Natural, option("Seed of the strategy.", default=0, flag="--seed", metavar="N")]
 
-    Quote types that only type checkers import; their values are unchecked. The module of the TypedDict must not have
-    ``from __future__ import annotations``, which would quote all types. A setting has its default next to its type.
+    Quote each type that only type checkers import, but note that its values are not checked. The module of the
+    TypedDict must not have ``from __future__ import annotations``, which would quote all types. The default of a
+    setting stands next to its type.
     """
     return msgspec.Meta(description=doc, extra=more)
 
 
 def described(group: type[Any], name: str) -> msgspec.Meta:
-    """Return the description of an option of `group`, to use it in another group."""
+    """Return the description of an option of `group`, so that another group can have the same option."""
     meta: msgspec.Meta = get_args(group.__annotations__[name])[-1]
     return meta
 
 
 SWITCH = (bool, bool | None)
-"""Types of options that are on or off."""
+"""The types of switches, which are options that are on or off."""
 _TYPED = (*SWITCH, int, int | None, float, float | None)
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
-    """An option of a group. Its values are checked by type and bounds, or by `check`."""
+    """An option of a group. The values are checked by type and bounds, or by the function `check`."""
 
     name: str
     hint: Any
     """The type with bounds."""
     kind: Any
-    """The type without bounds, as `help` shows it."""
+    """The type without bounds, which `help` shows."""
     doc: str
-    """The description, as in a docstring. Its first sentence is the command line's help."""
+    """The description, written like a docstring. The first sentence is the command line's help."""
     default: Any = None
     must: str = ""
-    """The constraint in words for messages, such as ``must be a text``. Without it, only numbers and bools are
-    checked."""
+    """What messages say about a wrong value, such as ``must be a string``. If this text is empty, only numbers and
+    bools are checked."""
     check: Callable[[str, Any], Any] | None = None
-    """Takes a name for messages, and the value. Returns the value in its normal form, or raises `UsageError`."""
+    """A function that takes the option's name, for messages, and a value. The function returns the value in its normal
+    form, or raises `UsageError`."""
     measured: bool = False
-    """Whether the option affects measurements, so that timings under different values cannot be compared."""
+    """Whether timings under different values of the option cannot be compared, because it affects measurements."""
     flag: str = ""
-    """The option on the command line, if any. ``--skip-…`` switches off an option that is on by default. Mutually
-    exclusive flags, such as ``--quiet|--verbose``, each set their name as value."""
+    """The option's name on the command line, or empty. A flag ``--skip-…`` switches off an option that is on by
+    default. For exclusive flags, such as ``--quiet|--verbose``, the value is the name of the given flag."""
     metavar: str = ""
     repeat: bool = False
     """Whether the option may be given several times on the command line."""
     unset: str = ""
-    """A description of the default, if it is not a plain value."""
+    """A description of the default, if the default is not a plain value."""
     page: str = ""
-    """The page that explains the option, such as ``search.md#the-prior``."""
+    """The page of the documentation that explains the option, such as ``search.md#the-prior``."""
     group: str = ""
-    """The heading in the command line's help."""
+    """The heading of the option in the command line's help."""
 
     def checked(self, where: str, value: Any, error: type[UsageError] = UsageError, *, strict: bool = True) -> Any:
-        """Return the value in its normal form. Raises `error`, which names `where`, or the error of `check`.
+        """Return the value in its normal form. Raises `error`, which names `where`, or the error that `check` raises.
 
-        `strict`: whether to refuse a text in place of a number.
+        `strict`: whether a string is refused where a number is expected.
         """
         if value is None and self.default is None:
             return value
@@ -96,22 +98,21 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Natural = Annotated[int, msgspec.Meta(ge=0)]
-"""Zero or more."""
 Positive = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 """Zero or more, and finite."""
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
-_WORDS = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "a text"}
-"""msgspec's names of types, in words."""
+_WORDS = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "a string"}
+"""atune's words for the types that msgspec names in its messages."""
 
 
 def converted(
     name: str, value: Any, kind: Any, must: str = "", error: type[UsageError] = UsageError, *, strict: bool = True
 ) -> Any:
-    """Return `value` as msgspec converts it to the type `kind`, `strict` or not; a mapping stays unchanged.
+    """Return `value` as msgspec converts it to the type `kind`. A mapping stays unchanged. `strict`: see msgspec.
 
-    Raises `error` with `name` and the constraint `must`, or else the constraint in msgspec's message.
+    Raises `error` with a message from `name` and `must`. Without `must`, msgspec's message says what was expected.
     """
     plain = as_written(value)  # numpy's numbers become Python's
     plain = float(plain) if isinstance(plain, float) else plain
@@ -123,7 +124,7 @@ def converted(
 
 
 def _wanted(wrong: msgspec.ValidationError) -> str:
-    """Return the expected type or range, in words, from msgspec's message about a wrong value."""
+    """Return the expected type or range in words, taken from msgspec's message about a wrong value."""
     text = str(wrong)
     if not text.startswith("Expected "):
         return "within the range of numbers"
@@ -132,7 +133,7 @@ def _wanted(wrong: msgspec.ValidationError) -> str:
 
 
 def size(name: str, value: Any) -> int:
-    """Return a size in bytes, given as a number or a text such as ``4GiB``. Raises `UsageError` for anything else."""
+    """Return a size in bytes. The size may be a string such as ``4GiB``. Raises `UsageError` for anything else."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])i?B?|B?)\s*", str(value), re.IGNORECASE)
     n = 0 if match is None else int(float(match[1]) * 1024 ** (1 + "KMGT".index(match[2].upper()) if match[2] else 0))
     if n <= 0:
@@ -141,14 +142,14 @@ def size(name: str, value: Any) -> int:
 
 
 def path(name: str, value: Any) -> Any:
-    """Return `value`. Raises `UsageError` unless it is a text or a `Path`."""
+    """Return `value`. Raises `UsageError` unless `value` is a string or a `Path`."""
     if not (isinstance(value, (str, os.PathLike)) and isinstance(os.fspath(value), str)):
         raise UsageError(f"{name} must be a path, got {value!r}")
     return value
 
 
 def options_of(group: type[Any]) -> dict[str, Option]:
-    """Return the options of a group, a settings class or a TypedDict of keywords, by name."""
+    """Return the options of a group by name. A group is a settings class, or a TypedDict of keywords."""
     if group not in _KNOWN:
         hints: dict[str, Any] = group.__annotations__
         defaults: dict[str, Any] = {}
@@ -163,7 +164,7 @@ _KNOWN: dict[type[Any], dict[str, Option]] = {}
 
 
 def _option(name: str, hint: Any, defaults: Mapping[str, Any]) -> Option:
-    """Make an option from its type. `defaults`: the default values of settings, by name."""
+    """Make an option from its annotated type. `defaults`: the default values of settings, by name."""
     hint = get_args(hint)[0] if get_origin(hint) is Required else hint
     kind, *_, meta = get_args(hint)
     more = {"default": defaults[name]} if name in defaults else {}
@@ -186,9 +187,9 @@ def _default(field: msgspec.structs.FieldInfo) -> Any:
 def checked(
     where: str, given: Mapping[str, Any], kind: type[Any], error: type[UsageError] = UsageError
 ) -> dict[str, Any]:
-    """Return the `given` options of the group `kind`, in their normal form.
+    """Return the options `given` for the group `kind`, with each value in its normal form.
 
-    Raises `UnknownOption` for a name that the group lacks, and `error` for a wrong value. Messages name `where`.
+    Raises `UnknownOption` for a name that is not in the group, and `error` for a wrong value. Messages name `where`.
     """
     options = options_of(kind)
     refuse_unknown(where, given, [*options])
@@ -199,7 +200,7 @@ def checked(
 def complete(
     where: str, given: Mapping[str, Any], kind: type[Any], error: type[UsageError] = UsageError
 ) -> dict[str, Any]:
-    """Return all options of the group `kind`: those `given`, as `checked` returns them, and others' defaults."""
+    """Return a value for every option of the group `kind`: the checked value if it is `given`, or else the default."""
     defaults = {name: option.default for name, option in options_of(kind).items()}
     return defaults | checked(where, given, kind, error)
 
@@ -207,7 +208,7 @@ def complete(
 def documents(kind: type[Any]) -> Callable[[F], F]:
     """Return a decorator that documents ``**options: Unpack[kind]`` of a function or a class, for `help`.
 
-    It lists the options in place of the docstring's line ``{options}``, and adds them to the signature.
+    The decorator replaces the docstring's line ``{options}`` by a list of options, and adds them to the signature.
     """
 
     def decorate(function: F) -> F:
@@ -249,7 +250,7 @@ else:
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Refusing):
-    """A group of options, each with an `option` in its type. Making an object checks their values."""
+    """A group of options, each with an `option` in its type, whose values are checked when an object is made."""
 
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in self.__struct_fields__}
@@ -292,7 +293,7 @@ _GROUPS = {
     "atune.Workload(…, {}=…)": ("atune.workload.workload_options", "WorkloadOptions"),
     "@atune.autotune({}=…)": ("atune.frontends.decorator_options", "AutotuneOptions"),
 }
-"""The way to write an option of each group, and the module and name of the group."""
+"""For each group of options: how to write an option in Python, and the module and name of the group."""
 
 
 def refuse_unknown(
@@ -300,7 +301,7 @@ def refuse_unknown(
 ) -> None:
     """Raise `UnknownOption`, naming `where`, for the first `given` name that is not `known`.
 
-    `elsewhere`: options to suggest, and the way to write each; by default, the options of all groups.
+    `elsewhere`: how to write each option that may be suggested. By default, all options of atune may be.
     """
     for name in given:
         if name not in known:
@@ -310,7 +311,7 @@ def refuse_unknown(
 
 
 def python_ways() -> dict[str, str]:
-    """Return the way to write each option of atune in Python, by name."""
+    """Return how each option of atune is written in Python, by name."""
     ways = {"where": "atune.Space(…, where=…)"}
     for way, (module, group) in _GROUPS.items():
         for name in getattr(importlib.import_module(module), group).__annotations__:
@@ -319,9 +320,9 @@ def python_ways() -> dict[str, str]:
 
 
 def likely(name: str, known: Mapping[str, str], elsewhere: Mapping[str, str]) -> str:
-    """Return a "did you mean" question for options similar to `name`; empty if there is none.
+    """Return a "did you mean" question that names options similar to `name`; empty if no option is similar.
 
-    `known`, `elsewhere`: by name, the way to write each option that is allowed here, or only elsewhere.
+    `known`: how to write each option that is allowed here. `elsewhere`: how to write each option of other places.
     """
     ways = {**elsewhere, **known}
     options = [option for option in (name, *MEANT.get(name, ())) if option in ways]
@@ -332,7 +333,7 @@ def likely(name: str, known: Mapping[str, str], elsewhere: Mapping[str, str]) ->
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """Return a "did you mean" question for the known name most similar to `name`; empty if none is similar."""
+    """Return a "did you mean" question with the known name most similar to `name`; empty if no name is similar."""
     lowered = {candidate.lower(): candidate for candidate in known}
     near = get_close_matches(name.lower(), list(lowered), n=1)
     return f" (did you mean {lowered[near[0]]!r}?)" if near else ""

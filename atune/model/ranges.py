@@ -1,6 +1,6 @@
-"""Ranges of the values in a journal's events. A line with any other value is refused, because atune never writes it.
+"""Ranges of the values in a journal's events. Values outside these ranges are refused, because atune never writes them.
 
-Each range is wider than all real measurements, but narrow enough for floats to hold sums and ratios of its values.
+Each range is wider than any real measurement, but narrow enough that floats can hold sums and ratios of its values.
 """
 
 from typing import Annotated
@@ -17,9 +17,9 @@ Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Latency = Annotated[float, Meta(ge=1e-9, le=1e12)]
 """Milliseconds or microseconds. `Timing.of` never makes shorter samples."""
 Rate = Annotated[float, Meta(ge=1e-9, le=1e30)]
-"""A rate is a divisor, so it is never 0."""
+"""A rate is never 0, because code divides by it."""
 Quantity = Annotated[float, Meta(ge=-1e30, le=1e30)]
 Word = Annotated[str, Meta(max_length=100)]
-"""The name of a type. Its length is limited, because code searches it for numbers."""
+"""The name of a type. The length of the name is limited, because code searches the name for numbers."""
 PathText = Annotated[str, Meta(pattern=r"^[^\0]*$")]
 """A path. File names cannot contain NUL."""

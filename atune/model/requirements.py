@@ -1,4 +1,4 @@
-"""The packages that atune needs, and messages for packages that are not installed. Imports none of them."""
+"""The packages that atune needs, and messages about packages that are missing. Imports none of them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ REQUIRES = {
     "cloudpickle": ">=3.0,<4",
     "nvidia-ml-py": ">=12.0,<14",
 }
-"""Tested versions by package, as in pyproject.toml."""
+"""The tested versions of each package, as in pyproject.toml."""
 HEAVY = {"tilelang", "torch", "numpy"}
-"""Packages that are not needed to read and show journals."""
+"""Packages that are not needed for reading and showing journals."""
 _MODULES = {"nvidia-ml-py": "pynvml"}
-"""Module of a package, if it differs from the package's name."""
+"""Names of modules, for packages whose module has another name."""
 
 
 def is_tested(package: str, version: str) -> bool:
-    """Return whether a package's version is in its range in `REQUIRES`, ignoring a local part after ``+``."""
+    """Return whether a package's version is in the range in `REQUIRES`. A local part after ``+`` is ignored."""
     low, high = map(_numbers, REQUIRES[package].split(","))
     return low <= _numbers(version.partition("+")[0]) < high
 
@@ -39,10 +39,10 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def not_installed(module: str | None) -> str:
-    """Return a message with the packages to install, if the missing `module` is in a package that atune requires.
+    """Return a message that says which packages to install, if a package that atune requires has the missing `module`.
 
-    It names all missing packages, so that one command installs them, but it names `HEAVY` packages only if `module` is
-    in one of these. For any other module the message is empty: atune does not require it, or itself has a mistake.
+    The message names all missing packages, so that one command installs them, but names `HEAVY` packages only if one of
+    them has the module. The message is empty for any other module, which atune does not require, or imports by mistake.
     """
     wanted = (module or "").partition(".")[0]
     absent = [name for name in REQUIRES if find_spec(_MODULES.get(name, name)) is None]
@@ -54,7 +54,7 @@ def not_installed(module: str | None) -> str:
 
 
 def optional(what: str, package: str) -> Any:
-    """Import a package that only `what` needs. Raises `UsageError` with the command to install it if that fails."""
+    """Import a package that only `what` needs. If this fails, raise `UsageError` with the command that installs it."""
     try:
         return importlib.import_module(_MODULES.get(package, package))
     except ImportError as error:

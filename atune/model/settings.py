@@ -14,9 +14,9 @@ from atune.model.options import Count, Natural, Positive, Settings, documented, 
 
 _BUDGETS = "give auto, a number of candidates (40), a share of them (10%), a time (90s), or several of these (auto,90s)"
 AUTO_PERCENT, AUTO_LEAST = 10, 16
-"""The budget ``auto`` tries at most this percentage of a space, or this number of candidates if that is more."""
+"""Largest percentage of a space that the budget ``auto`` tries, and the number of candidates that it always allows."""
 AUTO_BATCH, AUTO_GAIN_PERCENT = 8, 2
-"""The budget ``auto`` ends after a batch of this many candidates with a gain of less than this percentage."""
+"""The budget ``auto`` ends if a batch of the first number of candidates brings a gain below the second, in percent."""
 
 
 def _limit(text: str) -> tuple[str, Any]:
@@ -31,16 +31,16 @@ def _limit(text: str) -> tuple[str, Any]:
 
 @documented
 class Budget(Settings, frozen=True, kw_only=True):
-    """Limits of a run. It ends when the first of them is reached."""
+    """Limits of a run. The run ends when it reaches any of the limits."""
 
     # fmt: off
     candidates: Annotated[Count | None, option("Number of candidates to try.")] = None
-    seconds: Annotated[Positive | None, option("Seconds that the run may take.")] = None
+    seconds: Annotated[Positive | None, option("Number of seconds that the run may take.")] = None
     percent: Annotated[Annotated[float, Meta(gt=0, le=100)] | None, option(
-        "Number of candidates to try, in percent of the space.",
+        "Number of candidates to try, as a percentage of the space.",
     )] = None
     auto: Annotated[bool, option(
-        "Stop after eight candidates without a gain of 2 %, or after 10 % of the space (at least 16 candidates).",
+        "Stop if eight candidates bring a gain below 2 %, or after 10 % of the space (at least 16 candidates).",
     )] = False
     # fmt: on
 
@@ -50,20 +50,20 @@ class Budget(Settings, frozen=True, kw_only=True):
         return self.auto or any(limit is not None for limit in (self.candidates, self.seconds, self.percent))
 
     def most(self, total: int) -> int | None:
-        """Return how many of `total` candidates, at least one, it admits; None if it does not limit their number."""
+        """Return how many of `total` candidates may be tried, at least one; None if this number has no limit."""
         shares = [(self.percent, 1)] + ([(AUTO_PERCENT, AUTO_LEAST)] if self.auto else [])
         limits = [max(least, math.ceil(round(total * share / 100, 6))) for share, least in shares if share is not None]
         return min([*limits, *([] if self.candidates is None else [self.candidates])], default=None)
 
     def used_up(self, wall_s: float) -> bool:
-        """Return whether the run's `wall_s` have reached the time limit."""
+        """Return whether a run that has taken `wall_s` seconds has reached the time limit."""
         return self.seconds is not None and wall_s >= self.seconds
 
     @classmethod
     def parse(cls, text: str | int | float | Budget | None) -> Budget:
         """Parse ``"auto"``, ``40`` (candidates), ``"10%"``, ``"90s"`` or ``"2m"`` (time), or several: ``"40,90s"``.
 
-        Raises `UsageError` for anything else.
+        ``"40,90s"``. Raises `UsageError` for anything else.
         """
         if text is None:
             return cls()
@@ -83,7 +83,8 @@ class Budget(Settings, frozen=True, kw_only=True):
 
 
 CPU_FLAGS = ("-O3", "-march=native")
-"""g++'s flags for `target="c"`. Without optimisation, as tilelang calls g++, every tile would take the same time."""
+"""g++'s flags for `target="c"`. These flags make g++ optimise. Without optimisation, as in tilelang's call of g++, all
+tiles would take about the same time."""
 
 
 @documented
@@ -92,7 +93,7 @@ class CompileSettings(Settings, frozen=True, kw_only=True):
 
     # fmt: off
     workers: Annotated[Count | None, option(
-        "Number of compile processes. Free memory limits it, too (1 GiB per process). One core is left for measuring.",
+        "Number of compile processes. There is at most one per GiB of free memory, and one core is left for measuring.",
         flag="--workers", metavar="N", unset="by the cores",
     )] = None
     group_size: Annotated[Count | None, option(
@@ -100,13 +101,13 @@ class CompileSettings(Settings, frozen=True, kw_only=True):
         flag="--group-size", metavar="N", unset="the engine's choice",
     )] = None
     compile_timeout_s: Annotated[Positive, option(
-        "Seconds that a lowering, or the compile of a group, may take before its processes are killed.",
+        "Seconds that lowering a candidate, or compiling a group, may take before its processes are killed.",
         flag="--compile-timeout", metavar="S",
     )] = 120.0
     flags: Annotated[tuple[str, ...] | None, option(
-        "Flags of the device compiler, one per text, such as ``('-O2', '-g')``. They replace the target's default, "
-        "which is `-O3 -march=native` on the CPU. A candidate's own `compile_flags` take precedence.",
-        must="must be a list of texts, such as ('-O2', '-g')", measured=True, unset="the target's",
+        "Flags of the device compiler, as a list of strings such as ``('-O2', '-g')``. They replace the target's "
+        "flags, which are `-O3 -march=native` on the CPU. A candidate's own `compile_flags` take precedence.",
+        must="must be a list of strings, such as ('-O2', '-g')", measured=True, unset="the target's",
     )] = None
     pass_configs: Annotated[Mapping[str, Any], option(
         "TileLang's pass configuration for every candidate, such as ``{'tl.enable_fast_math': True}``. A candidate's "
@@ -114,11 +115,11 @@ class CompileSettings(Settings, frozen=True, kw_only=True):
         must=MUST_BE_PASS_CONFIGS, measured=True,
     )] = {}
     cicc: Annotated[bool, option(
-        "Compile device code with nvcc's own programs, and parse the headers only once.",
+        "Compile device code with nvcc's own programs, so that the headers are parsed only once.",
         flag="--cicc", page="design/cicc.md",
     )] = True
     store: Annotated[bool, option(
-        "Use libraries that earlier runs built from the same code, and keep new ones.",
+        "Use libraries that earlier runs compiled from the same code, and keep new libraries for later runs.",
         page="cache.md#libraries",
     )] = True
     target_host: Annotated[Annotated[str, Meta(pattern=r"^\s*((c|llvm)(\s|$)|\{)")] | None, option(
@@ -126,7 +127,7 @@ class CompileSettings(Settings, frozen=True, kw_only=True):
         measured=True, unset="TileLang's choice",
     )] = None
     layouts: Annotated[Count | None, option(
-        "Compile and measure only the N best layouts of each configuration, on the axes from `atune.layout`.",
+        "Compile and measure only the N best layouts of each configuration, for axes from `atune.layout`.",
         flag="--layouts", metavar="N", unset="all",
         page="layout.md#the-best-few-before-anything-is-measured",
     )] = None
@@ -148,21 +149,21 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
         "Milliseconds of calls before the first sample, in place of `n_warmup`.", measured=True,
     )] = None
     rep_ms: Annotated[Positive | None, option(
-        "Milliseconds of the first timing, in place of `n_repeat`.", measured=True,
+        "Milliseconds of calls in the first timing, in place of `n_repeat`.", measured=True,
     )] = None
     l2: Annotated[Literal["cold", "warm"], option(
-        "State of a GPU's L2 cache when a timed call begins: ``cold``, emptied, or ``warm``, with the previous call's "
-        "data. Choose warm if the kernel's inputs are in the cache when you use it, as in a decode step.",
+        "State of a GPU's L2 cache when a timed call begins: ``cold`` (emptied) or ``warm`` (with the previous call's "
+        "data). Choose ``warm`` if your program calls the kernel with inputs in the cache, as in a decode step.",
         must="must be 'cold' or 'warm'", flag="--l2", metavar="cold|warm", measured=True, page="concepts.md#timing",
     )] = "cold"
     adaptive: Annotated[bool, option(
-        "Take fewer samples of candidates that are clearly slower than the best so far, and up to four times as many "
-        "samples of short calls that vary.",
+        "Take fewer samples of candidates that are clearly slower than the best candidate so far. Take up to four "
+        "times as many samples of short calls whose times vary.",
         measured=True,
     )] = True
     early_stop_factor: Annotated[Annotated[float, Meta(ge=1)] | None, option(
-        "Take no more samples of a candidate if its first three are all this many times slower than the best. "
-        "At least 1; needs `adaptive`.",
+        "Take no more samples of a candidate if each of its first three samples is slower than the best latency by at "
+        "least this factor. The factor must be at least 1, and has no effect without `adaptive`.",
         measured=True, unset="1.5, and 1.1 after eight samples",
     )] = None
     benchmark_timeout_s: Annotated[Positive, option(
@@ -170,28 +171,29 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
         flag="--timeout", metavar="S",
     )] = 60.0
     check: Annotated[bool, option(
-        "Compare each candidate's outputs with the reference before timing it.", flag="--skip-check", measured=True,
+        "Compare each candidate's outputs with the reference before the candidate is timed.",
+        flag="--skip-check", measured=True,
     )] = True
     cache_inputs: Annotated[bool, option(
-        "Make the inputs once per device, and use them for every candidate. False makes new inputs for each.",
+        "Make the inputs once per device, and use them for every candidate. If False, each candidate gets new inputs.",
         flag="--cache-inputs", measured=True,
     )] = True
     memory_limit: Annotated[int | str | None, option(
-        "Device memory, such as ``4GiB``, that all device processes of this program together may use on a GPU. "
-        "A candidate that needs more fails as `out_of_memory`.",
+        "Device memory, such as ``4GiB``, that this program's device processes may use on a GPU in total. A candidate "
+        "that needs more memory fails as `out_of_memory`.",
         check=size, flag="--memory-limit", metavar="SIZE", measured=True, page="how/memory.md",
     )] = None
     same_bits: Annotated[Literal["default"] | None, option(
-        "With ``default``, only a candidate whose outputs are bit-identical to the default configuration's may win.",
+        "With ``default``, a candidate may win only if its outputs are bit-identical to the default configuration's.",
         must="must be 'default'", flag="--same-bits", metavar="default", page="how/bits.md",
     )] = None
     n_final: Annotated[Natural, option(
-        "Number of best candidates to time again in the final, while nothing compiles. 0 skips the final.",
+        "Number of the best candidates to time again in the final, while nothing compiles. With 0 there is no final.",
         page="concepts.md#final",
     )] = 5
     n_final_rounds: Annotated[Count, option(
-        "Number of rounds in the final. Each round times every finalist once. While the order is unclear, the best few "
-        "get another set of rounds, at most ten sets in all.",
+        "Number of rounds in the final. In each round, every finalist is timed once. While the order of the best "
+        "finalists is unclear, they get another set of rounds, up to ten sets.",
     )] = 20
     # fmt: on
 

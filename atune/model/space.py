@@ -1,4 +1,4 @@
-"""The space of configurations to search, and its points for a problem, in a stable order and without enumeration."""
+"""The space of configurations to search, and the points of a space for a problem, in a stable order."""
 
 from __future__ import annotations
 
@@ -32,30 +32,32 @@ from atune.model.options import meant
 T = TypeVar("T")
 Constraint = Callable[..., Any]
 LARGE = 100_000
-"""Largest number of candidates. From a larger space, the seed draws this many. A generator must not yield more."""
+"""Largest number of candidates. Larger spaces are sampled. A generator must not yield more configurations."""
 SMALL = 500
 """Number of points that can be enumerated within a few milliseconds."""
 NO_SERIES = (str, bytes, Mapping, set, frozenset)
-"""Iterable types that are not accepted as a series of values. The order of a set differs between processes."""
+"""Iterable types that are refused as a series of values. Sets have no stable order."""
 Configs = Iterable[Mapping[str, Any]] | Callable[..., Iterable[Mapping[str, Any]]]
 SHUFFLED = 1_000_000
-"""Up to this many points are drawn from a shuffled list. In a larger space, a draw may repeat a point."""
+"""Points of a space up to this size are drawn from a shuffled list. In a larger space, a point may be drawn twice."""
 
 
 class Space:
-    """Configurations of a kernel: Cartesian axes, a fixed list, a generator, or a callable of the problem.
+    """Configurations of a kernel: axes, a list, a generator, or a function of the problem.
 
         Space(block_M=[64, 128], block_N=[64, 128], where=lambda block_M, block_N: block_M <= block_N)
         Space([{"block": 64}, {"block": 128}])
         Space(lambda M, N: ({"block": b} for b in (32, 64) if M % b == 0))
         Space(block=lambda N: [b for b in (32, 64, 128) if b <= N])
 
-    Axes are kernel arguments, or two reserved names: ``pass_configs`` is a dict with the candidate's TileLang pass
-    configuration or None, and ``compile_flags`` is a list of flags in place of `CompileSettings.flags`, or None.
+    Each axis is an argument of the kernel, or has one of two reserved names. ``pass_configs`` is for the candidate's
+    TileLang pass configuration, which is a dict or None. ``compile_flags`` is for a list of flags that replaces
+    `CompileSettings.flags`, or None.
 
-    `where` is a constraint, or several. Each takes configuration values and problem arguments by name, and returns
-    True, or False to drop the configuration. Configurations come in the order of the axes, the last one varying
-    fastest. A generator is read immediately, and may yield at most 100,000 configurations. Raises `SpaceError`.
+    `where` is a constraint or several constraints. A constraint takes values of the configuration and arguments of the
+    problem by name, and returns True, or False to drop the configuration. Configurations come in the order of the axes,
+    with the last axis varying fastest. A generator is read immediately, and may yield at most 100,000 configurations.
+    Raises `SpaceError`.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class Space:
         self._configs = configs if configs is None or callable(configs) else _series(configs)
         self._axes = axes
         self.of_call = False
-        """Whether a decorated kernel's function made the space for one call, and may have used all its arguments."""
+        """Whether a decorated kernel made the space for one call, so that the space may depend on all arguments."""
         self.where: tuple[Constraint, ...] = (
             tuple(where) if isinstance(where, Sequence) and not isinstance(where, str) else (where,)
         )
@@ -95,7 +97,7 @@ class Space:
             _refuse_second(seen, plain, config, f"Space: config {position}")
 
     def __repr__(self) -> str:
-        """Return the space as an expression with shortened values, without calling the user's functions."""
+        """Return the space as an expression with shortened values. Calls none of the user's functions."""
         if self.listed is not None:
             given = [f"{len(self.listed)} configurations"]
         elif self._configs is not None:
@@ -107,13 +109,14 @@ class Space:
 
     @property
     def axes(self) -> dict[str, Any]:
-        """The axes' values, or functions that compute them, by name; empty if configurations are listed or computed."""
+        """The values of each axis by name, or a function that computes them; empty if the space has no axes."""
         return dict(self._axes)
 
     def names(self) -> Iterator[tuple[int | None, tuple[str, ...]]]:
-        """For axes, yield None and their names. For a list, yield each set of names after its first index.
+        """For axes, yield None with the names of the axes.
 
-        Calls none of the user's functions, so it yields nothing for computed configurations.
+        For a list, yield each set of names with the index of the first configuration that has it. Calls none of the
+        user's functions, and therefore yields nothing if the configurations are computed.
         """
         if self._configs is None:
             yield None, tuple(self._axes)
@@ -125,13 +128,13 @@ class Space:
 
     @property
     def listed(self) -> Sequence[Any] | None:
-        """The configurations of a list or a generator; None for axes and for a function."""
+        """The configurations from a list or a generator; None if the space has axes or computes its configurations."""
         return None if callable(self._configs) else self._configs
 
     def points(self, arguments: Mapping[str, Any]) -> Points:
-        """Return the points for the problem `arguments`, without enumerating them.
+        """Return the points of the space for the problem `arguments`, without enumerating them.
 
-        Raises `SpaceError` if a user's function raises, or if it returns too many configurations or values, or none.
+        Raises `SpaceError` if a user's function raises, or returns no or too many configurations or values.
         """
         where = [UserCallback(c, arguments, lambda values: f"constraint on {dict(values)}") for c in self.where]
         if self._configs is None:
@@ -141,7 +144,7 @@ class Space:
         return Listed(self._configs, where)
 
     def empty(self, arguments: Mapping[str, Any], refused: Iterable[str]) -> SpaceError:
-        """Return the error for a space without configurations. `refused`: a line for each constraint's refusals."""
+        """Return the error for an empty space. `refused`: for each constraint, a line that says how much it refused."""
         why = "no configuration satisfies the constraints" if self.where else "it has no configuration"
         problem = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
         lines = [f"Space is empty: {why}{f' for {problem}' if problem else ''}", *refused]
@@ -151,11 +154,11 @@ class Space:
 
     @property
     def computed(self) -> bool:
-        """Whether configurations or axes are computed from the problem."""
+        """Whether configurations or values of axes are computed from the problem."""
         return any(map(callable, (self._configs, *self._axes.values())))
 
     def asks(self, arguments: Iterable[str]) -> tuple[str, ...]:
-        """Return the names in `arguments` that its functions take: constraints, axes and configurations."""
+        """Return those names in `arguments` that are parameters of the space's functions, including constraints."""
         if self.of_call:
             return tuple(arguments)
         functions = (*self.where, *filter(callable, (self._configs, *self._axes.values())))
@@ -164,7 +167,7 @@ class Space:
 
     @property
     def stands_at_once(self) -> bool:
-        """Whether it can be enumerated quickly: it is small, and needs none of the user's functions."""
+        """Whether the space can be enumerated quickly, because it is small and calls none of the user's functions."""
         if self.where or self.computed:
             return False
         return (math.prod(map(len, self._axes.values())) if self.listed is None else len(self.listed)) <= SMALL
@@ -182,7 +185,7 @@ def _name_of(function: Any) -> str:
 
 
 def _series(configs: Any) -> Sequence[Any]:
-    """Return configurations as a list, reading a generator to its end."""
+    """Return configurations as a list. A generator is read to its end."""
     if isinstance(configs, NO_SERIES) or not isinstance(configs, Iterable):
         raise SpaceError(f"Space: configs must be a list or another series of dicts, got {configs!r}")
     listed, most = list[Any](), len(configs) if isinstance(configs, Sequence) else LARGE
@@ -197,12 +200,12 @@ def _series(configs: Any) -> Sequence[Any]:
 
 
 def _refuse_second(seen: dict[bytes, Any], plain: Any, value: Any, where: str) -> None:
-    """Raise `SpaceError` if another value with the same plain form was `seen`: kernels of the two may differ."""
+    """Raise `SpaceError` if a different value with the same plain form was `seen`, since their kernels may differ."""
     first = seen.setdefault(key_of(plain), value)
     if forms(first) != forms(value):
         raise SpaceError(
             f"{where}: {shown(first)} and {shown(value)} are both {shown(plain)} in a journal, which cannot tell them "
-            "apart. Give only one of them, or a text for each that the kernel looks up"
+            "apart. Give only one of the two, or a string for each, which the kernel looks up"
         )
 
 
@@ -228,9 +231,9 @@ def _axis(name: str, values: Any) -> Sequence[Any]:
 
 
 class UserCallback:
-    """A function of the user's, whose signature is read only once.
+    """A function of the user, whose signature is read only once.
 
-    `what` returns a description of a call for messages. It gets the values that the call adds to problem arguments.
+    `what` returns the description of a call, for messages, from the values that the call adds to the problem.
     """
 
     def __init__(self, function: Callable[..., Any], arguments: Mapping[str, Any], what: Callable[[Any], str]) -> None:
@@ -250,14 +253,14 @@ class UserCallback:
         return self._takes_all or name in self._names
 
     def ask(self, values: Mapping[str, Any]) -> Any:
-        """Call the function with the `values` and problem arguments that it takes, and return its answer.
+        """Call the function with those `values` and arguments of the problem that it takes, and return its answer.
 
-        Raises `SpaceError` if the function raises, or needs a value that is missing.
+        Raises `SpaceError` if the function raises, or if a value that it needs is missing.
         """
         return self._asked(values, lambda wanted: self._function(**wanted))
 
     def holds(self, values: Mapping[str, Any]) -> bool:
-        """Return whether the answer is True. Raises as `ask` does, and if the answer is neither True nor False."""
+        """Return whether the answer is True. Raises like `ask`, and also for an answer other than True or False."""
         return self._asked(values, lambda wanted: yes_or_no(self._function(**wanted)))
 
     def _asked(self, values: Mapping[str, Any], question: Callable[[dict[str, Any]], T]) -> T:
@@ -277,14 +280,14 @@ class UserCallback:
 
 
 class NoAnswer(TypeError):
-    """A function of the user's that must return True or False returned something else."""
+    """Raised if a user's function returned something else than True or False."""
 
 
 def yes_or_no(answer: Any) -> bool:
-    """Return the answer of a user's function as a bool. The answer may be a single boolean of numpy or torch.
+    """Return the answer of a user's function as a bool.
 
-    Raises `NoAnswer` for anything else. None, a number, a generator or a coroutine also has a truth value, but it is no
-    answer to the question.
+    The answer may also be a numpy or torch array with a single boolean. Raises `NoAnswer` for anything else. None, a
+    number, a generator or a coroutine also has a truth value, but is not an answer.
     """
     if isinstance(answer, bool):
         return answer
@@ -298,7 +301,7 @@ def yes_or_no(answer: Any) -> bool:
 
 
 def defined(function: Any) -> str:
-    """Return the lines that a traceback would show for a function's definition; empty if its place is unknown."""
+    """Return the lines by which a traceback would show where a function is defined; empty if the place is unknown."""
     inner = getattr(function, "func", function)  # of functools.partial
     code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
     if code is None:
@@ -308,10 +311,11 @@ def defined(function: Any) -> str:
 
 
 class Points(ABC):
-    """Configurations at places ``0 … size-1``, in a stable order. `size` includes refused configurations.
+    """Configurations at the places ``0 … size-1``, in a stable order. `size` includes refused configurations.
 
-    Plain configurations have the values of candidates and journals. Raw ones, for use by constraints and kernels,
-    have values `as_written`. Methods that call constraints raise `SpaceError` if one raises, or does not return a bool.
+    Plain configurations have values as in candidates and journals. Raw configurations, for constraints and kernels,
+    have values `as_written`. Methods that call constraints raise `SpaceError` if a constraint raises or does not return
+    a bool.
     """
 
     size: int
@@ -319,52 +323,52 @@ class Points(ABC):
     def __init__(self, where: Sequence[UserCallback]) -> None:
         self._where = where
         self.refused = [0] * len(where)
-        """For each constraint, the number of configurations that it was the first to refuse."""
+        """For each constraint, the number of configurations that it refused and all earlier constraints admitted."""
 
     @property
     @abstractmethod
     def axes(self) -> Mapping[str, Sequence[Any]]:
-        """The values of each name, in the user's order."""
+        """For each name, all values as the user wrote them."""
 
     @property
     def layout_axes(self) -> tuple[str, ...]:
-        """Names of the axes with layouts of fragments and loops."""
+        """Names of the axes whose values are layouts of fragments or loops."""
         return tuple(name for name, values in self.axes.items() if isinstance(values, LayoutAxis))
 
     @abstractmethod
     def raw(self, place: int) -> Config:
-        """Return the configuration at `place` in the user's values, without checking constraints."""
+        """Return the configuration at `place`, with the values as the user wrote them. Constraints are not checked."""
 
     @abstractmethod
     def plain(self, place: int) -> Config:
-        """Return the configuration at `place` in plain values, without checking constraints."""
+        """Return the configuration at `place`, with plain values. Constraints are not checked."""
 
     @abstractmethod
     def place(self, config: Config) -> int | None:
-        """Return the place of a plain configuration, without checking constraints; None if the space lacks it."""
+        """Return a plain configuration's place, without checking constraints; None if the space does not have it."""
 
     def admits(self, raw: Mapping[str, Any]) -> bool:
         """Return whether every constraint admits a raw configuration."""
         return self.refusing(raw) is None
 
     def serves(self, config: Config, *, unlisted: bool) -> bool:
-        """Return whether constraints admit a plain configuration. Unless `unlisted`, the space must also list it."""
+        """Return whether constraints admit a plain configuration that the space lists, or that may be `unlisted`."""
         place = self.place(config)
         return (unlisted or place is not None) and self.admits(config if place is None else self.raw(place))
 
     def refusing(self, raw: Mapping[str, Any]) -> int | None:
-        """Return the number of the first constraint that refuses a raw configuration; None if all admit it."""
+        """Return the number of the first constraint that refuses a raw configuration, or None if no constraint does."""
         first = next((number for number, question in enumerate(self._where) if not question.holds(raw)), None)
         if first is not None:
             self.refused[first] += 1
         return first
 
     def given(self) -> Iterator[Config]:
-        """Yield every raw configuration in order, without checking constraints."""
+        """Yield every raw configuration in order. Constraints are not checked."""
         return map(self.raw, range(self.size))
 
     def drawn(self, seed: int) -> Iterator[int]:
-        """Yield places in a random order, drawn with `seed`: each once, or without end if `size` exceeds `SHUFFLED`."""
+        """Yield places in a random order from `seed`. In a space larger than `SHUFFLED`, places repeat without end."""
         rng = random.Random(seed)
         if self.size <= SHUFFLED:
             order = list(range(self.size))
@@ -373,12 +377,12 @@ class Points(ABC):
         return iter(lambda: rng.randrange(self.size), None)
 
     def walk(self) -> Iterator[Config]:
-        """Yield each admitted configuration in order, in plain values."""
+        """Yield in order each configuration that the constraints admit, with plain values."""
         return (self.plain(place) for place, raw in enumerate(self.given()) if self.admits(raw))
 
 
 class Product(Points):
-    """All combinations of the values of axes, the last axis varying fastest."""
+    """All combinations of the axes' values. The last axis varies fastest."""
 
     def __init__(self, axes: Mapping[str, Sequence[Any]], where: Sequence[UserCallback]) -> None:
         super().__init__(where)

@@ -1,4 +1,4 @@
-"""Render all records as rows for the page, the screen, CSV and JSON, or one record in full as text or JSON."""
+"""Render all records as rows for the page, the screen, CSV or JSON, or a single record in full as text or JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FORMATS = ("csv", "json")
 def export(journal: str | Path, to: str) -> bytes:
     """Return the journal's records in the format `to`: ``csv`` or ``json``.
 
-    Raises `UsageError` for another format, and `JournalError`.
+    Raises `UsageError` for another format, and `JournalError` if the journal cannot be read.
     """
     if to not in FORMATS:
         raise UsageError(f"--to {to}: unknown format; give {' or '.join(FORMATS)}")
@@ -37,9 +37,9 @@ def export(journal: str | Path, to: str) -> bytes:
 
 
 def rows(result: Result, records: Iterable[Record] | None = None) -> list[dict[str, Any]]:
-    """Return a flat row for each record: its outcome, its facts, and its configuration as ``config.NAME``.
+    """Return a flat row for each record, with its outcome, facts and configuration (``config.NAME``).
 
-    `records`: the records to export, in this order (default: all, by index). Unknown values are None.
+    `records`: the records to export, in this order (default: all records, sorted by index). Unknown values are None.
     """
     marks, final = marks_of(result), {entry.index: entry.timing.latency_ms for entry in result.final}
     first = {measurement.index: measurement.timing.latency_ms for measurement in result.measurements}
@@ -75,12 +75,12 @@ def rows(result: Result, records: Iterable[Record] | None = None) -> list[dict[s
 
 
 def _fields(part: object, *names: str) -> dict[str, Any]:
-    """Return the named fields of a part of a record; each is None if the part is unknown."""
+    """Return some fields of a part of a record, by name. If the part is unknown, the values are None."""
     return {name: getattr(part, name, None) for name in names}
 
 
 def _times_winner(result: Result, record: Record, final: dict[int, float], first: dict[int, float]) -> float | None:
-    """Divide a record's latency by the winner's: both are final timings, or both are first timings."""
+    """Return a record's latency divided by the winner's. Both latencies are from the final, or from first timings."""
     credited, best = record.credited, result.best_index
     timed = final if credited in final else first
     if best is None or credited not in timed:
@@ -90,7 +90,7 @@ def _times_winner(result: Result, record: Record, final: dict[int, float], first
 
 
 def occupancy(record: Record, arch: str) -> Occupancy | None:
-    """Return how many blocks of a candidate a multiprocessor of `arch` holds, and what limits this; None if unknown."""
+    """Return how many blocks of a candidate fit on a multiprocessor of `arch`, and what limits the number, if known."""
     facts, machine = record.facts, record.machine
     if facts is None or machine is None or not facts.threads:
         return None
@@ -112,9 +112,10 @@ def _safe(value: Any) -> Any:
 
 
 def table(result: Result, most: int | None = None) -> str:
-    """Return the records as aligned text, with a note in each row, such as winner, default, tie or the failure.
+    """Return the records as a table of text. A note in each row says, for example, winner, default, tie or failed.
 
-    The rows are in the order of `ranking`, because final and first timings cannot be compared. `most`: row limit.
+    The rows are ordered by `ranking`, because final timings and first timings cannot be compared. `most`: the largest
+    number of rows.
     """
     records = ranking(result)[:most]
     lines = [("latency ms", "spread", "index", "config", "note")]
@@ -135,7 +136,7 @@ def ranking(result: Result) -> list[Record]:
 
 
 def marks_of(result: Result) -> dict[int, str]:
-    """Return the marks of candidates by index: ``winner``, ``tie``, ``default`` or ``default, not in the space``."""
+    """Return each candidate's mark, by index: ``winner``, ``tie``, ``default`` or ``default, not in the space``."""
     default, best = result.default, None if result.best is None else result.best.index
     pairs = [(best, "winner"), *((index, "tie") for index in result.ties or ())]
     if default is not None:
@@ -154,7 +155,7 @@ def _place(record: Record, winner: int | None, final: set[int]) -> tuple[bool, b
 
 
 def outcome(record: Record, final: Container[int] = ()) -> str:
-    """Return a record's outcome as a line of text. `final`: indices of the records whose final timing counts."""
+    """Return a record's outcome as a line of text. `final`: the indices of candidates with a valid final timing."""
     if record.same_as is not None:
         return f"same code as {record.same_as}"
     if record.status == "measured":
@@ -166,7 +167,7 @@ def outcome(record: Record, final: Container[int] = ()) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], numbers: int = 0) -> str:
-    """Return rows as text in columns. The first `numbers` columns are aligned to the right."""
+    """Return rows as text with aligned columns. The first `numbers` columns are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -182,11 +183,12 @@ DEFAULTS = "the kernel's defaults"
 """Text for an empty configuration."""
 Facts = list[tuple[str, str]]
 REPEATED = 2.0
-"""atune warns of a loop if one thread does at least this many times an even share of the iterations."""
+"""atune warns about a loop if each thread does at least this multiple of an even share of the iterations."""
 
 
 def facts_of(record: Record, arch: str, records: Sequence[Record] = ()) -> Facts:
-    """Return the facts of a record by name, as text. `records`: all records of its run, to name replaced layouts."""
+    """Return a record's facts as pairs of a name and a text. `records`: all records of the run, so that the facts can
+    name the candidates that were passed over for this record."""
     facts, machine, blocks = record.facts, record.machine, occupancy(record, arch)
     layouts = (facts and facts.layouts) or Layouts()
     known: Facts = []
@@ -214,7 +216,7 @@ def facts_of(record: Record, arch: str, records: Sequence[Record] = ()) -> Facts
     for n, loop in enumerate(layouts.loops):
         stored = printable(", ".join(name for name in loop.stores if "(local" not in name))
         if stored and loop.repeated >= REPEATED:
-            share = f"each thread does {loop.repeated:.3g} times its even share"
+            share = f"each thread does {loop.repeated:.3g} times an even share of the iterations"
             known.append(("warning", f"loop {n}: {share}, and stores {stored}"))
     return known
 
@@ -239,9 +241,9 @@ def _shape(sizes: Sequence[int]) -> str:
 
 
 def record_data(record: Record, arch: str, result: Result | None = None) -> dict[str, Any]:
-    """Return a record as ``--json`` prints it: its fields, a `machine` with every field, and its occupancy.
+    """Return the data that ``--json`` prints for a record: its fields, all fields of `machine`, and the occupancy.
 
-    With the record's `result`, the journal's path and the record's first `measurement` are added.
+    If `result` is given, the data also has the path of the journal and the record's first `measurement`.
     """
     machine = record.machine and msgspec.structs.asdict(record.machine)
     more: dict[str, Any] = {"machine": machine, "occupancy": occupancy(record, arch), "target": arch or "c"}
@@ -257,7 +259,7 @@ def _first(result: Result, record: Record) -> Measurement | None:
 
 
 def record_lines(record: Record, arch: str, result: Result | None = None) -> list[str]:
-    """Return a record as lines that are safe to print: its configuration, its facts, and with `result` its outcome."""
+    """Return the lines for a record, which are safe to print. `result`: if given, the lines also tell the outcome."""
     config = ("config", describe_config(record.config) or DEFAULTS)
     if result is None:
         return _lines([config, ("target", arch or "c"), *facts_of(record, arch)])

@@ -1,11 +1,11 @@
 """Importance of axes: the share of the log latency's variance that each axis explains by itself.
 
-An additive model is fitted to the log latencies by least squares, with a level for each value of each axis. An axis
-explains the covariance of its levels with the latencies (Li and others, Global Sensitivity Analysis for Systems with
-Independent and/or Correlated Inputs, J. Phys. Chem. A 114, 2010). If each value of an axis occurs equally often with
-each value of the others, these shares are the main effects of a functional analysis of variance (Hutter, Hoos and
-Leyton-Brown, An Efficient Approach for Assessing Hyperparameter Importance, ICML 2014). The share that the same number
-of levels would explain of pure noise is subtracted, so all axes together explain the adjusted R² (Ezekiel, 1929).
+An additive model with a level for each value of each axis is fitted to the log latencies by least squares. The variance
+that an axis explains is the covariance of the axis's levels with the latencies (Li and others, Global Sensitivity
+Analysis for Systems with Independent and/or Correlated Inputs, J. Phys. Chem. A 114, 2010). If every combination of
+values occurs equally often, the shares are the main effects of a functional analysis of variance (Hutter, Hoos and
+Leyton-Brown, An Efficient Approach for Assessing Hyperparameter Importance, ICML 2014). An axis explains a part of pure
+noise by chance. This part is subtracted, so the sum of all shares is the adjusted R² (Ezekiel, 1929).
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from atune.journal.result import Result
 from atune.model.candidate import Config, key_of
 
 LEAST_POINTS = 20
-"""Least number of candidates for an answer. There must also be two candidates for each free level of the model."""
+"""The smallest number of candidates for an answer. An answer also needs two candidates per free level of the model."""
 SWEEPS, CONVERGED = 100, 1e-5
-"""Limit of the fit's sweeps. They also end when no log latency changes by more than the second number."""
+"""The fit ends after `SWEEPS` sweeps, or when no log latency changes by more than `CONVERGED`."""
 WORTH = 0.05
-"""A line of text names an axis if its share is at least this."""
+"""The smallest share that an axis needs to be named in a line of text."""
 NAMED = 5
-"""A line of text names at most this many axes."""
+"""The largest number of axes that a line of text names."""
 
 
 class Importance(msgspec.Struct, frozen=True, kw_only=True):
     """The shares of the log latency's variance that the axes explain."""
 
     shares: dict[str, float]
-    """Share of each axis, the largest first. Axes with a single value are left out."""
+    """The share of each axis, the largest first. An axis with a single value is left out."""
     unexplained: float
-    """Share that no axis explains by itself: combinations of axes, and noise."""
+    """The share that no axis explains by itself, because it is due to combinations of axes, or to noise."""
     candidates: int
-    """Number of latencies that the shares are computed from."""
+    """Number of latencies from which the shares are computed."""
 
     def describe(self) -> str:
-        """Return a line of text, such as ``block_M 61 %, num_stages 22 %; …``; empty if no axis stands out."""
+        """Return a line such as ``block_M 61 %, num_stages 22 %; …``. Return an empty string if no axis stands out."""
         named = [(name, share) for name, share in self.shares.items() if share >= WORTH][:NAMED]
         basis = f"from {self.candidates:,} candidates"
         if not named:
@@ -50,13 +50,13 @@ class Importance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def axis_importance(result: Result) -> Importance | None:
-    """Compute axes' importance from first timings. A duplicate has its original's timing. None if too few timings."""
+    """Compute the importance of axes from first timings. A duplicate counts too. None if there are too few timings."""
     known = {m.index: m.timing.latency_ms for m in result.measurements}
     return importance_of([(r.config, known[r.credited]) for r in result.records if r.credited in known])
 
 
 def importance_of(points: Sequence[tuple[Config, float]]) -> Importance | None:
-    """Compute the importance of axes from `points`: configurations with latencies in ms. None for too few points."""
+    """Compute the importance of axes from pairs of a configuration and its latency in ms. None for too few pairs."""
     names = dict.fromkeys(name for config, _ in points for name in config)
     texts = {name: [_text(config, name) for config, _ in points] for name in names}
     levels = {name: len(set(values)) - 1 for name, values in texts.items() if len(set(values)) > 1}
@@ -81,16 +81,17 @@ def importance_of(points: Sequence[tuple[Config, float]]) -> Importance | None:
 
 
 def _text(config: Config, name: str) -> bytes:
-    """Return a value as text. A missing axis counts as a value of its own."""
+    """Return the text of an axis's value. If the configuration lacks the axis, the text is empty."""
     return key_of(config[name]) if name in config else b""
 
 
 def _additive(
     axes: Mapping[str, Sequence[bytes]], values: Sequence[float]
 ) -> tuple[dict[str, list[float]], list[float]]:
-    """Fit a level to each value of each axis, so that sums of levels come nearest to `values`. Also return residuals.
+    """Return a level for each value of each axis, and the residuals. The sums of levels approximate `values`.
 
-    This is backfitting (Breiman and Friedman 1985): each axis in turn takes the means of the other axes' residuals.
+    The method is backfitting (Breiman and Friedman 1985): in turn, the levels of each axis become the means of what the
+    other axes leave unexplained.
     """
     effects, left = {name: [0.0] * len(values) for name in axes}, list(values)
     for _ in range(SWEEPS):

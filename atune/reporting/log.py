@@ -1,4 +1,4 @@
-"""Events as log entries, through structlog or `logging`: to a stream, or to the program's own logger."""
+"""Log events, with structlog or `logging`, to a stream or to the program's own logger."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ DETAILS = frozenset({
     "candidate_proposed", "candidate_lowered", "candidate_pruned", "artifact_built", "benchmark_started",
     "space_surveyed",
 })  # fmt: skip
-"""Events that are logged at level warning, and events at level debug. All other events are info."""
+"""`WARNINGS` are events that are logged as warnings. `DETAILS` are logged as debug, and all other events as info."""
 LONG_FIELDS = ("timing", "entries", "reference", "kernel")
-"""Fields with samples or the winner's library. They are logged in a separate debug entry."""
+"""Long fields, such as samples, that are logged in a separate debug entry."""
 SHARED_FIELDS = ("run", "workload", "seq", "time", "index", "config")
-"""Fields that the separate debug entry repeats from the event's main entry."""
+"""Fields that both the event's main entry and the separate debug entry have."""
 HIDDEN_FIELDS = ("seq", "mono", "detail")
-"""Fields that the log for people leaves out."""
+"""Fields that the log on a terminal omits."""
 
 
 class EventLog(Protocol):
-    """A logger whose methods take fields, such as ``structlog.get_logger()`` with any wrapper class."""
+    """A logger whose methods take fields as keywords, such as ``structlog.get_logger()`` with any wrapper class."""
 
     def debug(self, event: str, **fields: Any) -> Any: ...
 
@@ -46,25 +46,24 @@ class EventLog(Protocol):
 
 
 Log = EventLog | logging.Logger | logging.LoggerAdapter[Any] | Literal[False]
-"""A logger of structlog or of `logging`; False for no log."""
+"""A logger from structlog or `logging`, or False to log nothing."""
 LogEvent = Callable[[Event, State | None, str], None]
-"""A function that logs an event. It also takes the state after the event, and the journal's name, or ``""``."""
+"""A function that logs an event. It takes the event, the state after the event, and the journal's name or ``""``."""
 
 
 def event_log(log: Log | None) -> LogEvent:
     """Return a function that logs events through `log`.
 
-    An entry has the event's name, and its fields as JSON-compatible data. ``time`` is text (ISO 8601, UTC) and ``mono``
-    is in seconds. The event's class gives the units of other fields; its ``message`` is the entry's ``text``. Each
-    entry also has ``run`` and ``workload``, and the ``config`` of its candidate. If the candidate was measured, is the
-    best so far, or wins, the entry has its ``latency_ms`` and ``spread``. The samples are in a separate debug
-    entry, whose name ends with ``_details``.
+    An entry has the name of the event, and the event's fields as JSON-compatible data. ``time`` is a string (ISO 8601,
+    UTC), and ``mono`` is in seconds. The documentation of each event gives the units of the other fields. An event's
+    ``message`` is called ``text`` in the entry. Each entry also has ``run`` and ``workload``, and if the event is about
+    a candidate, the candidate's ``config``. If the candidate was measured, became the best so far, or won, the entry
+    has the candidate's ``latency_ms`` and ``spread``. The samples are in a separate debug entry, whose name ends with
+    ``_details``. Losses and failures are logged as warnings, the steps of single candidates as debug, and other events
+    as info. A record of `logging` has the fields both in its message and as the dict ``record.atune``.
 
-    Losses and failures are logged as warnings, single candidates' steps as debug, other events as info. `log` decides
-    which entries it shows. A record of `logging` has the fields in its message, and as the dict ``record.atune``.
-
-    `log`: None means the program's structlog, if configured; if that fails, only warn. Raises `UsageError` for anything
-    that is not a logger.
+    `log`: a logger, which decides what to show. None means the program's structlog if the program configured structlog.
+    With None, an error in the logger causes only a warning. Raises `UsageError` for anything that is not a logger.
     """
     if unasked := log is None:  # without importing structlog, a program cannot have configured it
         log = getattr(sys.modules.get("structlog"), "is_configured", bool)() and sys.modules["structlog"].get_logger()
@@ -77,7 +76,7 @@ def event_log(log: Log | None) -> LogEvent:
             loggers = "a logger of structlog, such as structlog.get_logger(), or of logging"
             raise UsageError(f"log: must be {loggers}, got {log!r}: {name_and_message(error)}") from error
         with suppress(Warning):
-            warn_caller(f"log: structlog failed: {name_and_message(error)}; log=False turns it off", RuntimeWarning)
+            warn_caller(f"log: structlog failed: {name_and_message(error)}; log=False stops logging", RuntimeWarning)
         return lambda *_: None
 
     def enter(event: Event, state: State | None, run: str) -> None:
@@ -94,7 +93,7 @@ def event_log(log: Log | None) -> LogEvent:
             if not unasked:
                 raise
             with suppress(Warning):
-                warn_caller(f"log: lost an entry: {name_and_message(error)}; log=False turns it off", RuntimeWarning)
+                warn_caller(f"log: lost an entry: {name_and_message(error)}; log=False stops logging", RuntimeWarning)
 
     return enter
 
@@ -102,8 +101,8 @@ def event_log(log: Log | None) -> LogEvent:
 def stream_logger(stream: TextIO | None = None) -> EventLog:
     """Return a logger that writes its entries to `stream` (default: stderr).
 
-    A terminal gets text for people. Any other stream gets a JSON object in ASCII per line. Other loggers of the
-    process stay unchanged.
+    If the stream is a terminal, the entries are readable text. Otherwise, each entry is a line with a JSON object in
+    ASCII. Other loggers of the process are not affected.
     """
     import structlog
 
@@ -122,7 +121,7 @@ def stream_logger(stream: TextIO | None = None) -> EventLog:
 
 
 def _writer(log: Any) -> Callable[[str, str, dict[str, Any]], None]:
-    """Return a function of level, name and fields that writes an entry to `log`. Raises if `log` is no logger."""
+    """Return a function that takes a level, a name and fields, and logs an entry. Raises if `log` is not a logger."""
     if isinstance(log, (logging.Logger, logging.LoggerAdapter)) and not hasattr(log, "bind"):
         return lambda level, name, fields: getattr(log, level)("%s %s", name, fields, extra={"atune": fields})
 
@@ -136,7 +135,7 @@ def _writer(log: Any) -> Callable[[str, str, dict[str, Any]], None]:
 
 
 def _fields(event: Event, state: State, run: str) -> dict[str, Any]:
-    """Return an event's fields as data, with fields that name its run and describe its candidate."""
+    """Return an event's fields as data, together with fields about the event's run and candidate."""
     header = header_in(state)
     run = run.removesuffix(".jsonl") or f"{header.workload}-{header.time}"
     fields: dict[str, Any] = {"run": run, "workload": header.workload, **msgspec.to_builtins(event)}
@@ -156,7 +155,7 @@ def _fields(event: Event, state: State, run: str) -> dict[str, Any]:
 
 
 def _shown(logger: object, method: str, entry: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of an entry to show to people: no samples, no details, and no empty fields."""
+    """Return the fields of an entry that a terminal shows. Empty fields and `HIDDEN_FIELDS` are left out."""
     import structlog
 
     if entry["event"].endswith("_details"):

@@ -1,4 +1,4 @@
-"""Progress of a run on stderr: two lines updated in place on a terminal, or elsewhere a new line now and then."""
+"""Show a run's progress on stderr. A terminal has two lines that are updated; other streams get a line at intervals."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from atune.reporting.text import Output, shown
 
 
 class Progress:
-    """Show a run's progress from the events passed to `on_event`. Use it as a context manager.
+    """A context manager that shows a run's progress from the events that you pass to `on_event`.
 
-    `stream`: the stream to write to (default: stderr). `budget`: the run's budget, for totals and for the time left
-    (default: the budget in the run's header). `since`: a time in seconds since 1970; events before
-    it are counted, not shown. `seldom`: nobody asked for progress; show only a line after 5 s, then a line a minute.
+    `stream`: the stream to write to (default: stderr). `budget`: the budget from which totals and the time left are
+    computed (default: the budget in the run's header). `since`: a time in seconds since 1970. Earlier events are
+    counted, but not shown. `seldom`: show a line after 5 s and then a line per minute, as nobody asked for progress.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Progress:
             self._show()
 
     def on_event(self, event: Event) -> None:
-        """Record `event`, and update the display if the interval has passed."""
+        """Take an event into account. If the interval has passed, also update the display."""
         self.state.apply(event)
         self._mono = event.mono
         if isinstance(event, RunStarted):
@@ -82,18 +82,18 @@ class Progress:
 
     @property
     def total(self) -> int:
-        """Number of candidates that the budget allows, or of candidates with an outcome if there are more of these."""
+        """Number of candidates that the budget allows, or the number of candidates with an outcome if it is larger."""
         allowed = self._budget.most(self.state.total) or self.state.total
         return min(self.state.total, max(allowed, self.state.settled))
 
     @property
     def measured(self) -> int:
-        """Number of candidates whose measurement has ended, with success or failure."""
+        """Number of candidates whose measurement succeeded or failed."""
         return self.state.settled - self.state.counts["duplicate"] - self.state.unbuilt
 
     @property
     def left_s(self) -> float | None:
-        """Seconds left at the rate so far. Lowering and settling count as equal work. None if too little is done."""
+        """Seconds until the run probably ends, if lowering is half of the work. None if it is too early to tell."""
         ends: list[float] = []
         work = 2 * max(self.total, 1)
         done = min(self.state.lowered, self.total) + self.state.settled
@@ -107,7 +107,7 @@ class Progress:
 
     @property
     def best(self) -> str:
-        """The best configuration so far and its first timing, as text; empty while there is none."""
+        """A text with the best configuration so far and its first timing. Empty while nothing is measured."""
         if self.state.best is None:
             return ""
         index, latency_ms = self.state.best
@@ -130,7 +130,7 @@ class Progress:
             self._write(f"[{duration(self._mono)}{left}] {text}")
 
     def _write(self, text: str, stays: bool = False) -> None:
-        """Write a line. On a terminal it replaces the last text and takes at most `LINES` rows, unless it `stays`."""
+        """Write a line. A terminal shows up to `LINES` rows, which the next line replaces, unless the line `stays`."""
         text = shown(text)
         lines = [f"atune: {text}\n"]
         if self._on_terminal:
@@ -141,18 +141,18 @@ class Progress:
 
 
 INTERVAL_S, SELDOM_S = 5.0, 60.0
-"""Seconds between two lines outside a terminal: first if the user asked for progress, second if nobody asked."""
+"""Seconds between two lines on a stream that is not a terminal. `SELDOM_S` applies if nobody asked for progress."""
 _ON_SCREEN = threading.Lock()
-"""The run shown on the terminal holds this lock. Other runs show nothing, because the lines would mix."""
+"""The lock of the run whose progress the terminal shows. Other runs show no progress, to keep lines apart."""
 SHOWN_AT_ONCE = (FinalStarted, FinalOrdered, RunFinished, RunInterrupted)
 _NOT_COMPILED: tuple[Status, ...] = ("duplicate", "pruned")
-"""Statuses of candidates that need no library of their own."""
+"""The statuses of candidates that are not compiled."""
 LINES = 2
-"""Largest number of a terminal's rows that progress takes."""
+"""The largest number of rows that progress takes on a terminal."""
 
 
 def _columns(out: Output) -> int:
-    """Return the number of columns to fill: all but the last, in which the cursor would move to the next line."""
+    """Return the number of columns to use. The last column stays empty, so that the cursor stays in the same row."""
     columns = shutil.get_terminal_size().columns
     with suppress(Exception):
         columns = os.get_terminal_size(out.stream.fileno()).columns or columns
@@ -160,18 +160,18 @@ def _columns(out: Output) -> int:
 
 
 def counted(n: int, status: str) -> str:
-    """Return a number of candidates with their status, such as ``2 duplicates``."""
+    """Return text with a number of candidates and their status, such as ``2 duplicates``."""
     return f"{n} {status}{'s' * (status == 'duplicate' and n != 1)}"
 
 
 def duration(seconds: float | None) -> str:
-    """Return `seconds` for people: ``42 s`` or ``3 min 05 s``."""
+    """Return `seconds` as text, such as ``42 s`` or ``3 min 05 s``."""
     whole = round(seconds or 0)
     return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60:02} s"
 
 
 def is_watched() -> bool:
-    """Tell whether a person sees the output: stderr is a terminal, or this program is the kernel of a notebook."""
+    """Tell whether somebody sees the output, because stderr is a terminal, or this process runs a notebook."""
     ipython = sys.modules.get("IPython")  # a notebook has imported it
     in_notebook = ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
     return in_notebook or Output(sys.stderr).isatty()

@@ -1,4 +1,4 @@
-"""The report page: one HTML file whose script draws a journal's data. It needs no network and no other file."""
+"""The report page: an HTML file with a journal's data and a script that draws it. The page needs no other file."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from atune.reporting.progress import duration
 from atune.reporting.summary import MOST_GROUPS, PRUNED, FailureGroup, failure_groups, headline, summary, summary_text
 
 DETAIL, LINE = 4000, 300
-"""Limits in characters: of a compiler's or a device's output, and of the line about a candidate's failure."""
+"""The largest number of characters of a compiler's or device's output, and of a line about a candidate's failure."""
 SOURCE = 100_000
-"""Largest number of characters of the winner's source on the page."""
+"""The largest number of characters of the winner's source on the page."""
 MOST_PAGE_BYTES = 2_000_000
-"""Limit of a page. A larger page leaves out its slowest candidates. If it is still too large, it has only text."""
+"""The size limit of a page. A larger page omits its slowest candidates. If need be, the page has only text."""
 ON_PAGE, IN_TEXT, CHARACTERS = 3000, 300, 200_000
-"""Limits: candidates on the page, candidates in the text for readers without scripts, and characters of that text."""
+"""The largest number of candidates on the page, of candidates in its plain text, and of characters in that text."""
 SPANS = 3000
-"""Largest number of spans that the timeline draws. A longer run shows its longest spans."""
+"""The largest number of spans that the timeline draws. If a run has more spans, only the longest are drawn."""
 PAGE_FIELDS = (
     "index", "status", "latency_ms", "times_winner", "spread", "mark", "registers", "stack_bytes", "smem_bytes",
     "threads", "occupancy_blocks", "fragment_registers", "redundant", "code_bytes", "outcome",
 )  # fmt: skip
-"""Fields of a row on the page. The row also has the candidate's configuration."""
+"""The fields of a candidate's row on the page. Each row also has the candidate's configuration."""
 
 
 def report(journal: str | Path) -> str:
-    """Return the page for `journal`. Raises `JournalError` if it cannot be read."""
+    """Return the page for `journal`. Raises `JournalError` if the journal cannot be read."""
     return page_of(JournalReader(journal), Path(journal))
 
 
 def page_of(events: Iterable[Event], journal: Path | None = None) -> str:
-    """Return the page for a run's events, in order. `journal`: the path that the page names."""
+    """Return the page for the events of a run, in order. `journal`: the path of the journal, which the page shows."""
     state = State.of(events)
     result = Result.of(state, journal, replayed=True)
     setting = environment(result)
@@ -69,7 +69,7 @@ def page_of(events: Iterable[Event], journal: Path | None = None) -> str:
 
 
 def run_data(result: Result, seconds: TimeSums) -> dict[str, Any]:
-    """Return a run's data for the page's script: its summary, the rows of its fastest candidates, and its timeline."""
+    """Return the data for the page's script: a summary, rows of the fastest candidates, and the timeline."""
     records, default = ranking(result), result.default
     fastest = rows(result, records[:ON_PAGE])
     shown = [span for span in seconds.spans if span.kind != "again"]
@@ -92,7 +92,7 @@ def run_data(result: Result, seconds: TimeSums) -> dict[str, Any]:
 
 
 def card(result: Result) -> dict[str, Any]:
-    """Return the page's first part: the winner, or why there is none, and the number of candidates by outcome."""
+    """Return the first part of the page: the winner, or why there is none, and the number of candidates by outcome."""
     head, best = headline(result), result.best
     names = {"measured": "measured", "failed": "failed", "pruned": "pruned", "duplicates": "duplicate",
              "remaining": "untried"}  # fmt: skip
@@ -115,17 +115,17 @@ def card(result: Result) -> dict[str, Any]:
 
 
 def measured_on(devices: Sequence[DeviceInfo]) -> str:
-    """Return the devices' models for a heading, with counts, such as ``2 × NVIDIA H200``."""
+    """Return the number of devices of each model, as text for a heading, such as ``2 × NVIDIA H200``."""
     counts = Counter(device.name for device in devices)
     return ", ".join(f"{count} × {name}" if count > 1 else name for name, count in counts.items()) or "no device"
 
 
 def _failures(result: Result) -> dict[str, Any]:
-    """Return the failures, grouped by reason, the most frequent first."""
+    """Return the part of the page that shows failures, grouped by reason. The largest group comes first."""
     groups = failure_groups(result.records)
-    text = "Grouped by reason, the most frequent first, each with an example and the output of its compiler or device."
+    text = "Each line is a reason, the most frequent first, with an example and the compiler's or the device's output."
     if len(groups) > MOST_GROUPS:
-        text += f" {len(groups) - MOST_GROUPS:,} more reasons are in the journal."
+        text += f" The journal has {len(groups) - MOST_GROUPS:,} more reasons."
     return {"kind": "failures", "id": "failures", "title": "Failures and pruned candidates", "text": text,
             "items": [_failure(group) for group in groups[:MOST_GROUPS]]}  # fmt: skip
 
@@ -143,7 +143,7 @@ def _failure(group: FailureGroup) -> dict[str, Any]:
 
 
 def _kernel(result: Result) -> list[dict[str, Any]]:
-    """Return the page's parts on the winner: its facts, and its source or the command that generates the source."""
+    """Return the parts of the page about the winner: facts, and the source or the command that generates the source."""
     best, header = result.best, result.header
     if best is None:
         return []
@@ -164,7 +164,7 @@ def _kernel(result: Result) -> list[dict[str, Any]]:
 
 
 def environment(result: Result) -> list[tuple[str, str]]:
-    """Return a run's environment as names and values: journal, workload, devices, versions and settings."""
+    """Return names and values that describe a run: the journal, workload, devices, versions and settings."""
     header = result.header
     facts = [("journal", result.journal or "none"), ("workload", header.origin or header.workload)]
     facts += [(f"device {d.id}", ", ".join(filter(None, (d.name, d.arch, d.uuid)))) for d in result.devices]
@@ -174,21 +174,20 @@ def environment(result: Result) -> list[tuple[str, str]]:
 
 
 def _setting(value: Any) -> str:
-    """Return a setting, or a group of settings, as text; empty if it has no value."""
+    """Return a setting or a group of settings as text. Return an empty string for a setting without a value."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={text}" for name, item in value.items() if (text := _setting(item)))
     return "" if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 PAGE_LIBRARIES = ("d3", "plot.umd")
-"""The scripts in `vendored` that draw the plots, unchanged, in the order in which the page loads them."""
+"""The unchanged scripts in `vendored` that draw the plots, in the order in which the page loads the scripts."""
 
 
 def page(title: str, parts: Iterable[Mapping[str, Any]], plain: str, data: Mapping[str, Any] | None = None) -> str:
-    """Return a page. `parts`: sections, which the script draws by ``kind`` (see PARTS); empty sections are left out.
-
-    `plain`: the text for readers without scripts. `data`: the `run_data` for sections with plots; None without plots.
-    """
+    """Return a page. `parts`: the sections, each with the ``kind`` by which the script draws it (see PARTS). Empty
+    sections are left out. `plain`: the text for browsers without scripts. `data`: what `run_data` returned, or None if
+    the page has no plots."""
     plain = plain[:CHARACTERS]
     shown = [part for part in parts if part.get("rows", True) and part.get("items", True)]
     content = {"title": title, "parts": shown, **(data or {})}
@@ -217,7 +216,7 @@ def _page(content: Mapping[str, Any], plain: str, *, plots: bool) -> str:
 
 
 def _safe(value: Any) -> Any:
-    """Return data for JSON, without control characters in its texts."""
+    """Return data for JSON. Control characters in its strings are escaped."""
     if isinstance(value, Mapping):
         return {printable(str(name)): _safe(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -228,11 +227,11 @@ def _safe(value: Any) -> Any:
 
 
 def _script(name: str) -> str:
-    """Return a library as a script element that begins with the library's licence."""
+    """Return a script element with a library's licence and the library."""
     licence = file_text(f"vendored/{name.partition('.')[0]}.LICENSE")
     return f"<script>/*\n{licence}*/\n{file_text(f'vendored/{name}.min.js')}</script>"
 
 
 def file_text(name: str) -> str:
-    """Return the text of a file in this folder, such as the page's script."""
+    """Return the content of a file in this folder, such as the page's script."""
     return (Path(__file__).parent / name).read_text(encoding="utf-8")

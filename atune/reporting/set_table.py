@@ -1,4 +1,4 @@
-"""Render the results of a set as text, data and a page: the table, the cover, the dispatch rule and the failures."""
+"""Render the results of a set as text, as data and as an HTML page."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from atune.reporting.summary import failure_groups, no_winner_line, summary
 from atune.reporting.text import Line, plain
 
 COLUMNS = {"problem": None, "latency ms": None, "× default": 2, "× reference": 2, "winner": None}
-"""Columns of the table, each with the number of decimals that the page shows."""
+"""The columns of the table, and the number of decimals with which the page shows each column."""
 
 
 def row_of(row: TunedProblem) -> tuple[str, float | None, float | None, float | None, str]:
-    """Return a problem's row of the table with `COLUMNS`. The last cell has the winner, or why there is none."""
+    """Return a problem's row in the table, with a cell for each of `COLUMNS`. Without a winner, the last says why."""
     result = row.result
     if result is None or result.best is None:
         return str(row.problem), None, None, None, reason_of(row)
@@ -47,7 +47,7 @@ def reason_of(row: TunedProblem) -> str:
 
 
 def set_lines(rows: Sequence[TunedProblem], folder: Path) -> list[Line]:
-    """Return a set's result for a screen: the table, its summary, and the folder of the journals."""
+    """Return the lines that a screen shows for a set: the table, a summary, and the folder with the journals."""
     shown = [
         (problem, f"{latency_ms:.4g}", *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios), winner)
         for problem, latency_ms, *ratios, winner in map(row_of, rows)
@@ -64,7 +64,7 @@ def set_lines(rows: Sequence[TunedProblem], folder: Path) -> list[Line]:
 
 
 def _sums(rows: Sequence[TunedProblem]) -> list[Line]:
-    """Summarise the rows: the counts, the cover, the dispatch rule, the failures and the warnings."""
+    """Return the lines of the summary: the counts, the cover, the dispatch rule, the failures and the warnings."""
     won, tried = [row for row in rows if row.won], [row.result for row in rows if row.result is not None]
     measured = sum(result.measured for result in tried)
     counts = f"{len(won)} of {len(rows)} {'has' if len(won) == 1 else 'have'} a winner; {measured} candidates measured"
@@ -83,7 +83,7 @@ def _sums(rows: Sequence[TunedProblem]) -> list[Line]:
 
 
 def _shared(won: Sequence[TunedProblem]) -> list[Line]:
-    """Return the lines for the cover of all problems, and for the dispatch rule's regret on left-out problems."""
+    """Return the lines about a cover of all problems, and about the dispatch rule's regret on problems left out."""
     try:
         matrix = regret_matrix(won)
     except UsageError:
@@ -95,7 +95,7 @@ def _shared(won: Sequence[TunedProblem]) -> list[Line]:
     lines = [Line(f"cover      {text}")]
     if rule.regret is not None and rule.worst_regret is not None:
         regret = f"{_percent(rule.regret)} slower on average, {_percent(rule.worst_regret)} at worst"
-        left = f"leaving out each of {rule.tested} in turn: {regret}"
+        left = f"with each of {rule.tested} problems left out in turn, that winner is {regret}"
         left += f"; unknown for {rule.unmeasured} more" if rule.unmeasured else ""
         lines.append(Line(f"rule       other problems use the nearest problem's winner; {left}"))
     return lines
@@ -106,7 +106,7 @@ def _percent(share: float) -> str:
 
 
 def set_data(rows: Sequence[TunedProblem], folder: Path) -> dict[str, Any]:
-    """Return the object that ``--json`` prints for a set, with the summary or the error of each problem."""
+    """Return the object that ``--json`` prints for a set. A problem has a summary, or an error if it has no result."""
     problems = []
     for row in rows:
         problem = (row.problem if row.result is None else row.result.header).arguments
@@ -121,12 +121,12 @@ def set_data(rows: Sequence[TunedProblem], folder: Path) -> dict[str, Any]:
 
 
 def set_report(folder: Path) -> str:
-    """Return the page for a set's folder. Raises `UsageError` for another folder, and `JournalError`."""
+    """Return the page for a set. Raises `UsageError` for other folders, and `JournalError` for unreadable journals."""
     return set_page(tuned_problems(folder), folder)
 
 
 def set_page(rows: Sequence[TunedProblem], folder: Path) -> str:
-    """Return the page for the problems of a set, whose journals are in `folder`."""
+    """Return the page for the problems of a set. `folder`: the folder with the journals."""
     begun = [row.result for row in rows if row.result is not None]
     kernel = next((result.header.workload for result in begun), "a set")
     first, *others = [environment(result) for result in begun] or [[]]
@@ -149,7 +149,7 @@ def set_page(rows: Sequence[TunedProblem], folder: Path) -> str:
 
 
 def _row(row: TunedProblem) -> dict[str, Any]:
-    """Return a problem's row of the page's table."""
+    """Return a problem's row in the table on the page."""
     config = None if row.result is None else row.result.best_config
     return {
         "cells": row_of(row),

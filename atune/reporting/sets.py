@@ -1,4 +1,4 @@
-"""Results of several problems of a kernel: the regret matrix, a cover, a rule for new problems, and comparisons."""
+"""The regret matrix, covers, dispatch rules and comparisons, computed from results for several problems of a kernel."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from atune.model.space import Space
 from atune.reporting.export import aligned
 
 MAX_REGRET = 0.03
-"""Regret that a cover allows by default."""
+"""The largest regret that a cover allows by default."""
 
 HEADS = ("problem", "before ms", "after ms", "ratio (95 %)", "", "winner")
 LEVEL = 0.975
-"""Confidence of a median's interval. With 95 % confidence, two such intervals both hold (Bonferroni)."""
+"""The confidence level of a median's interval. With 95 % confidence, two of these intervals both hold (Bonferroni)."""
 
 Part = Result | str | os.PathLike[str]
 Results = Part | Iterable["Part | TunedProblem"]
-"""A result, a journal, a folder of journals, a set's result, or several of these."""
+"""A result, the path of a journal, the path of a folder of journals, a set's result, or a series of these."""
 
 
 def results_of(source: Results) -> list[Result]:
-    """Return the results that `source` holds. A folder holds the results of its journals, by `journals_in`.
+    """Return the results in `source`. A folder is read journal by journal, in the order of `journals_in`.
 
-    Raises `JournalError` for a journal that cannot be read, and `UsageError` if there are no results.
+    Raises `JournalError` for a journal that cannot be read, and `UsageError` if `source` has no results.
     """
     results = list(_results(source))
     if not results:
@@ -59,26 +59,27 @@ def _results(source: Results | TunedProblem) -> Iterator[Result]:
 
 
 class RegretMatrix(msgspec.Struct, frozen=True):
-    """The regret of each configuration on each problem. Rows are configurations by key. Columns are problems."""
+    """The regret of each configuration on each problem. The rows are configurations, sorted by key."""
 
     problems: tuple[dict[str, Any], ...]
-    """Arguments of the problems that have a winner."""
+    """The arguments of each problem that has a winner."""
     configs: tuple[Config, ...]
-    """The winners and the finalists."""
+    """The configurations that won or took part in a final."""
     regret: tuple[tuple[float | None, ...], ...]
-    """``regret[row][column]``: the latency over the latency of the problem's winner, minus 1. None if it was not
-    measured. A finalist that is tied with the winner has no regret."""
+    """``regret[row][column]``: the configuration's latency divided by the latency of the problem's winner, minus 1.
+    None if the configuration was not measured. The regret of a finalist that is tied with the winner is 0."""
     winners: tuple[int, ...]
     """``winners[column]``: the row of the problem's winner."""
     asks: tuple[str, ...] = ()
-    """The problem's arguments that the space's functions take: its constraints, for example."""
+    """Names of the problem's arguments that functions of the space take, such as its constraints."""
 
 
 def regret_matrix(results: Results) -> RegretMatrix:
-    """Compute the regret matrix of results for different problems of a kernel: results, journals or folders.
+    """Compute the regret matrix from results, journals or folders for different problems of a kernel.
 
-    Only timings of the same kind, final or first, are compared. A problem without a winner is left out. Raises
-    `UsageError` for several kernels or targets, for a problem that comes twice, and if no problem has a winner.
+    Final timings are compared only with final timings, and first timings only with first timings. A problem without a
+    winner is left out. Raises `UsageError` if the results are for several kernels or targets, if two results are for
+    the same problem, or if no problem has a winner.
     """
     known = results_of(results)
     _check_one_kernel(known)
@@ -105,12 +106,12 @@ def _finalists(result: Result) -> list[Record]:
 
 
 def _contenders(result: Result) -> Sequence[Record]:
-    """Return the records that may win. A baseline counts only if it won, because its outputs may be unchecked."""
+    """Return the records that may win. The baseline is included only if it won, as its outputs may be unchecked."""
     return result.all_records if result.best == result.baseline else result.records
 
 
 def _regret(result: Result, best: Record) -> dict[str, float]:
-    """Return the regret of each measured configuration, by key."""
+    """Return the regret of each measured configuration, by the configuration's key."""
     firsts = {measurement.index: measurement.timing.latency_ms for measurement in result.measurements}
     finals = {entry.index: entry.timing.latency_ms for entry in result.final}
     credited = {record.key: record.credited for record in _contenders(result)}
@@ -127,24 +128,24 @@ def _check_one_kernel(results: Sequence[Result]) -> None:
     first, *others = headers = [result.header for result in results]
     for other in others:  # kernels that close over their problem share only the name
         if first.workload != other.workload and not (first.kernel and first.kernel == other.kernel):
-            raise UsageError(f"results of two kernels, {first.workload!r} and {other.workload!r}: give one kernel's")
+            raise UsageError(f"results for two kernels, {first.workload!r} and {other.workload!r}: choose one kernel")
         if other.target != first.target:
-            raise UsageError(f"results of two targets, {first.target} and {other.target}: give one target's")
+            raise UsageError(f"results for two targets, {first.target} and {other.target}: choose one target")
     seen = set[str]()
     for header in headers:
         if (key := config_key(header.arguments)) in seen:
             problem = describe_config(header.arguments) or "no arguments"
-            raise UsageError(f"the problem {problem} comes twice: merge its journals with atune merge")
+            raise UsageError(f"two results are for the problem {problem}: merge their journals with atune merge")
         seen.add(key)
 
 
 class Cover(msgspec.Struct, frozen=True):
-    """A few configurations that serve a set of problems. Each problem is served by the fastest of them."""
+    """A few configurations that together serve a set of problems. Each problem gets the fastest configuration."""
 
     configs: tuple[Config, ...]
-    """The chosen configurations, in the order of the matrix."""
+    """The chosen configurations, in the same order as in the matrix."""
     serves: tuple[int, ...]
-    """``serves[problem]``: the configuration that serves the problem, as an index into `configs`."""
+    """``serves[problem]``: the index in `configs` of the configuration that serves the problem."""
     regret: tuple[float, ...]
     """``regret[problem]``: the regret of that configuration on the problem."""
 
@@ -155,11 +156,11 @@ class Cover(msgspec.Struct, frozen=True):
 
 
 def cover(matrix: RegretMatrix, max_regret: float = MAX_REGRET) -> Cover:
-    """Choose a few configurations that serve all problems of `matrix` within `max_regret`.
+    """Choose a few configurations, so that each problem has a configuration whose regret is at most `max_regret`.
 
     The choice is greedy, so a smaller cover may exist. Each step takes the configuration that leaves the fewest
-    problems unserved; ties go to the least total regret, then the smallest key. Raises `UsageError` for a limit below
-    0.
+    problems unserved. In a tie, the smallest total regret decides, and then the smallest key. Raises `UsageError` if
+    `max_regret` is negative.
     """
     if not max_regret >= 0:
         raise UsageError(f"cover: max_regret must be zero or more, such as 0.03, got {max_regret!r}")
@@ -176,7 +177,7 @@ def cover(matrix: RegretMatrix, max_regret: float = MAX_REGRET) -> Cover:
 
 
 def _with(now: Sequence[float], row: Sequence[float | None], limit: float) -> list[float]:
-    """Return each problem's regret: `now`, or less if a configuration's `row` has a lower regret within `limit`."""
+    """Return each problem's regret: `now`, or the regret in `row` if it is lower than `now` and at most `limit`."""
     return [old if r is None or r > limit else min(old, r) for old, r in zip(now, row, strict=True)]
 
 
@@ -187,52 +188,51 @@ def _cost(regret: Sequence[float]) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class NearestRule:
-    """A rule that picks the winner of the nearest tuned problem. Distance is the sum of the sizes' log2 ratios.
-
-    If several configurations are tied on that problem, it picks the configuration that serves the most problems.
-    """
+    """A rule that picks the winner of the nearest tuned problem. The distance between two problems is the sum of their
+    sizes' absolute log2 ratios. If configurations are tied on the nearest problem, the rule picks the configuration
+    that serves the most problems."""
 
     configs: tuple[Config, ...]
-    """The configurations that the rule picks from."""
+    """The configurations from which the rule picks."""
     sizes: tuple[str, ...]
-    """Names of the arguments that are sizes. All other arguments must equal those of a tuned problem."""
+    """Names of the arguments that are sizes. All other arguments must have the same values as in a tuned problem."""
     tuned: tuple[tuple[dict[str, Any], int], ...]
-    """The tuned problems, each with the index of its winner in `configs`. The first of equally near problems counts."""
+    """The tuned problems, each with its winner's index in `configs`. Of equally near problems, the first counts."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments that the workload has for every problem, so `pick` does not need them."""
+    """Arguments that have the same value in all problems of the workload. `pick` does not need them."""
     asks: tuple[str, ...] = ()
-    """Sizes that the space's functions take. If there are any, `pick` asks the space for its configurations."""
+    """Names of the sizes that functions of the space take. With such sizes, `pick` checks what the space contains."""
     space: Space | None = field(default=None, repr=False)
-    """The space that `pick` asks."""
+    """The space that `pick` checks."""
     regret: float | None = None
-    """Mean regret on the problems that were left out, one at a time; None if no problem could be left out."""
+    """The rule's mean regret on problems that were left out, each in turn. None if no problem could be left out."""
     worst_regret: float | None = None
-    """Largest regret on the left-out problems."""
+    """The rule's largest regret on a problem that was left out."""
     tested: int = 0
-    """Number of left-out problems."""
+    """Number of problems that were left out and whose regret is known."""
     unmeasured: int = 0
-    """Number of left-out problems on which the picked configuration was not measured, or failed."""
+    """Number of problems that were left out, but on which the picked configuration failed or was not measured."""
 
     def pick(self, arguments: Mapping[str, Any]) -> int | None:
-        """Return the index in `configs` for a problem; None if all tuned problems differ in other arguments.
+        """Return the index in `configs` of the configuration for a problem. None if no tuned problem is comparable.
 
-        If the space's functions take sizes, only configurations that the space has for the problem are picked. Raises
-        `UsageError` if a size is missing, or if the space is unknown and the problem was not tuned.
+        If functions of the space take sizes, the rule picks only a configuration that the space contains for this
+        problem. Raises `UsageError` if a size is missing, or if the problem was not tuned and the space is not known.
         """
         given, arguments = describe_config(dict(arguments)) or "no arguments", {**self.fixed, **arguments}
         if lacks := [name for name in self.sizes if name not in arguments]:
-            raise UsageError(f"the rule needs {', '.join(self.sizes)}, but got {given}: give {', '.join(lacks)} too")
+            raise UsageError(f"the rule needs {', '.join(self.sizes)}, but got {given}: also give {', '.join(lacks)}")
         near = self._nearest_first(arguments)
         if self.asks and near and distance(near[0][0], arguments):
             if self.space is None:
                 new = f"{describe_config(dict(arguments))} was never tuned, and where= takes {', '.join(self.asks)}"
-                raise UsageError(f"{new}: pass the space, so that the rule can ask it: dispatch_rule(…, space=…)")
+                raise UsageError(f"{new}: pass the space, so that the rule can check it: dispatch_rule(…, space=…)")
             points, unlisted = self.space.points(arguments), not self.space.computed
             near = [(problem, i) for problem, i in near if points.serves(self.configs[i], unlisted=unlisted)]
         return near[0][1] if near else None
 
     def _nearest_first(self, arguments: Mapping[str, Any]) -> list[tuple[dict[str, Any], int]]:
-        """Return the tuned problems that equal `arguments` except in sizes, the nearest first."""
+        """Return the tuned problems that differ from `arguments` only in sizes, the nearest first."""
         if not all(is_size(arguments[name]) for name in self.sizes):
             return []
         key = _others(arguments, self.sizes)
@@ -245,7 +245,7 @@ def _others(arguments: Mapping[str, Any], sizes: Sequence[str]) -> str:
 
 
 def _standing_for(matrix: RegretMatrix, column: int) -> int:
-    """Return the row for a problem: of the rows tied with its winner, the row that serves the most problems."""
+    """Return the row of the configuration that serves the most problems, among those tied with a problem's winner."""
     tied = [row for row, regret in enumerate(matrix.regret) if regret[column] == 0.0 or row == matrix.winners[column]]
     nobody = [math.inf] * len(matrix.problems)
     costs = {row: _cost(_with(nobody, matrix.regret[row], MAX_REGRET)) for row in tied}
@@ -253,14 +253,15 @@ def _standing_for(matrix: RegretMatrix, column: int) -> int:
 
 
 def dispatch_rule(matrix: RegretMatrix, space: Space | None = None) -> NearestRule:
-    """Return a rule that picks, for a problem that was never tuned, the winner of the nearest tuned problem.
+    """Return a rule that picks a configuration for a problem that was never tuned: the nearest tuned problem's winner.
 
-    For example ``rule.configs[rule.pick({"M": 96})]`` with ``rule = dispatch_rule(regret_matrix("runs"))``. If
-    configurations are tied there, it picks the configuration that serves the most problems of the matrix within 3 %.
+    An example is ``rule = dispatch_rule(regret_matrix("runs"))``, then ``rule.configs[rule.pick({"M": 96})]``. If
+    configurations are tied on the nearest problem, the rule picks the configuration that serves the most problems of
+    the matrix with a regret of at most 3 %. If two problems are equally near, the problem with smaller sizes counts.
 
-    Arguments that are numbers above zero in every problem are sizes; all others must equal those of a tuned problem. If
-    problems are equally near, the problem with smaller sizes counts. The rule's regret is measured by leaving out each
-    problem in turn, if another problem differs only in sizes. `space`: for `pick`, if its functions take sizes.
+    An argument is a size if it is a number above zero in every problem. All other arguments must equal those of a tuned
+    problem. To measure the rule's regret, each problem is left out in turn, if another problem differs only in sizes.
+    `space`: the workload's space, which `pick` needs if functions of the space take sizes.
     """
     first, *further = matrix.problems
     names = tuple(sorted(n for n, v in first.items() if is_size(v) and all(is_size(o.get(n)) for o in further)))
@@ -288,9 +289,9 @@ def dispatch_rule(matrix: RegretMatrix, space: Space | None = None) -> NearestRu
 
 
 class ComparedProblem(msgspec.Struct, frozen=True):
-    """A problem in both sets. `kernel`: its name. `problem`: the arguments. `before`, `after`: the winners.
+    """A problem in both sets. `kernel`: the kernel's name. `problem`: the arguments. `before`, `after`: the winners.
 
-    `before_ms`, `after_ms`: the winners' latencies, in ms; None without a winner.
+    `before_ms`, `after_ms`: the winners' latencies in ms. Without a winner, the latency is None.
     """
 
     kernel: str
@@ -300,18 +301,17 @@ class ComparedProblem(msgspec.Struct, frozen=True):
     before_ms: float | None
     after_ms: float | None
     ratio: Ratio | None
-    """Later over earlier latency with interval: (low, ratio, high). Above 1, the later is slower. None: unknown."""
+    """The later latency divided by the earlier latency, with the ratio's interval: (low, ratio, high), if known."""
     slower: bool
-    """Whether the whole interval is above the limit, or only the earlier set has a winner."""
+    """Whether the low end of `ratio` exceeds 1 + `fail_over`, or only the first set has a winner."""
     same_bits: bool | None = None
-    """Whether both winners' outputs have the same bits; None if unknown."""
+    """Whether the outputs of both winners have the same bits. None if unknown."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Two sets of results, compared. `problems`: the problems in both. `fail_over`: the tolerated slowdown, as a share.
-
-    `only_before`, `only_after`: number of problems in one set only. `changed`: other differences, such as versions.
-    """
+    """The comparison of two sets of results. `problems`: the problems that are in both sets. `fail_over`: the tolerated
+    slowdown, where 0.02 is 2 %. `only_before`: the number of problems that are only in the first set. `only_after`: the
+    number of problems that are only in the second set. `changed`: other differences, such as versions."""
 
     fail_over: float
     problems: tuple[ComparedProblem, ...]
@@ -321,7 +321,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def slower(self) -> tuple[ComparedProblem, ...]:
-        """The problems that are slower than `fail_over` allows."""
+        """The problems that became slower than `fail_over` allows."""
         return tuple(problem for problem in self.problems if problem.slower)
 
     def __str__(self) -> str:
@@ -345,11 +345,11 @@ def _row(pair: ComparedProblem) -> tuple[str, ...]:
 def compare(before: Results, after: Results, *, fail_over: float = 0.02) -> Comparison:
     """Compare the winners of two sets of results, problem by problem, for example before and after an upgrade.
 
-    Each side is a result, a set's result, a journal, a folder of journals, or a list of these. Problems are matched by
-    the kernel's name and their arguments; the latest run of a problem counts. A ratio's interval covers the scatter
-    within the runs; `fail_over` allows for differences between them.
+    `before` and `after` are each a result, a set's result, a journal, a folder of journals, or a list of these. Two
+    problems match if the kernel's name and the arguments are equal. If a problem has several runs, the latest counts.
+    A ratio's interval covers the variation within the two runs, and `fail_over` allows for variation between runs.
 
-    Raises `UsageError` if the sets share no problem, and `JournalError` for a journal that cannot be read.
+    Raises `UsageError` if no problem is in both sets, and `JournalError` for a journal that cannot be read.
     """
     if not fail_over >= 0:
         raise UsageError(f"compare: fail_over must be zero or more, such as 0.02, got {fail_over!r}")
@@ -357,7 +357,7 @@ def compare(before: Results, after: Results, *, fail_over: float = 0.02) -> Comp
     both = [key for key in earlier if key in later]
     if not both:
         first, second = (", ".join(sorted({" ".join(key) for key in side})) for side in (earlier, later))
-        raise UsageError(f"no problem is in both: {first} before, {second} after")
+        raise UsageError(f"no problem is in both sets: {first} before, {second} after")
     changed: dict[str, None] = {}
     for old, new in ((_setup(earlier[key]), _setup(later[key])) for key in both):
         differ = (name for name in {**old, **new} if old.get(name) != new.get(name))
@@ -367,7 +367,7 @@ def compare(before: Results, after: Results, *, fail_over: float = 0.02) -> Comp
 
 
 def _latest(source: Results) -> dict[tuple[str, str], Result]:
-    """Return the latest result of each problem, in the given order, by kernel and problem."""
+    """Return the latest result of each problem. The keys are the kernel's name and the problem, in the given order."""
     latest: dict[tuple[str, str], Result] = {}
     for result in results_of(source):
         key = result.header.workload, config_key(result.header.arguments)
@@ -387,13 +387,13 @@ def _compared(before: Result, after: Result, fail_over: float) -> ComparedProble
 
 
 def _interval_us(result: Result) -> Ratio | None:
-    """Return (low, median, high) of the winner's latency, in µs; None without a winner."""
+    """Return (low, median, high) of the winner's latency, in µs. Return None if there is no winner."""
     timing = None if result.best is None else result.best.timing
     return None if timing is None else median_interval(timing.samples_us, LEVEL)
 
 
 def _setup(result: Result) -> dict[str, str]:
-    """Return facts that may differ between two runs: devices, target, the kernel's source and versions."""
+    """Return facts that may differ between two runs: the devices, the target, the kernel's digest and the versions."""
     header, devices = result.header, ", ".join(sorted({device.name for device in result.devices}))
     run = "finished" if result.finished else "unfinished"
     facts = {"run": run, "device": devices, "target": str(header.target), "kernel": header.kernel[:12]}

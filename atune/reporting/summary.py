@@ -1,4 +1,4 @@
-"""Render a result: its headline, its failures in groups, the text for a screen, and the object of ``--json``."""
+"""Render a result as a headline, as groups of failures, as text for a screen, and as the object of ``--json``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEYS = (
     "reference_ratio", "default_ratio", "ties", "same_bits", "strategy", "warnings", "noise", "stages",
     "memory_bytes", "cache_hit",
 )  # fmt: skip
-"""Fields of a result that ``--json`` prints, in addition to the failures."""
+"""The fields of a result that ``--json`` prints. It also prints the failures."""
 
 
 def summary(result: Result) -> dict[str, Any]:
@@ -42,10 +42,8 @@ def summary_text(result: Result) -> str:
 
 
 def result_lines(result: Result) -> list[Line]:
-    """Return the lines for a screen: the answer, the counts, the problems, the details and the next command.
-
-    No line repeats another line, and an unknown or absent fact has no line.
-    """
+    """Return the lines for a screen: the answer, the counts, the problems, the details and the next command. No line
+    repeats another line, and there is no line for an unknown fact."""
     groups = failure_groups(result.records)
     attention = attention_lines(result, groups)
     first, *further = headline(result).lines
@@ -59,7 +57,7 @@ def result_lines(result: Result) -> list[Line]:
 
 
 def attention_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
-    """Return a line for each problem that the user may act on: unchecked outputs, failures, noise, a run cut short."""
+    """Return the lines that the user may act on: unchecked outputs, failures, warnings, noise and an interruption."""
     lines = [Line(f"outputs    not checked: {why}", "attention")] if (why := why_unchecked(result)) else []
     failed = [group for group in groups if group.kind != PRUNED]
     for n, line in enumerate(group_lines(failed, example=first_failure_lines(result, failed))):
@@ -75,7 +73,7 @@ def attention_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line
 
 
 def detail_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
-    """Return the lines for the details, such as ties, memory, the roofline, important axes and pruned candidates."""
+    """Return the lines for details, such as ties, memory, the roofline, important axes and pruned candidates."""
     lines = ["cached     the result comes from the result cache; nothing was measured"] if result.cache_hit else []
     lines += [f"ties       {ties_line(result)}"] if result.ties else []
     lines += [f"memory     at most {result.memory_bytes / 2**30:.2f} GiB on a device"] if result.memory_bytes else []
@@ -95,7 +93,7 @@ def detail_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
 
 
 def bits_line(result: Result) -> str:
-    """Say how the outputs' bits differ. Return an empty text if all are the same and the user did not ask."""
+    """Return a line that says how the outputs' bits differ. Empty if all are equal and the user did not ask."""
     bits = result.same_bits
     if bits.winner is None or not (bits.asked or bits.classes > 1 or bits.varying):
         return ""
@@ -107,7 +105,7 @@ def bits_line(result: Result) -> str:
 
 
 def last_lines(result: Result) -> list[str]:
-    """Return a line for each axis value that the strategy `bayesian` left for the end, with the reason."""
+    """Return a line for each value of an axis that the strategy `bayesian` postponed. The line says why."""
     if result.strategy != "bayesian":
         return []
     tried = [record for record in result.records if record.status not in ("duplicate", "remaining")]
@@ -121,11 +119,11 @@ def last_lines(result: Result) -> list[str]:
 
 
 def left_line(result: Result) -> str:
-    """Return the reason that the budget ``auto`` left candidates untried; empty under another budget."""
+    """Return the reason that the budget ``auto`` left candidates untried. Empty if the run had another budget."""
     if result.reason not in ("enough", "budget") or not result.remaining:
         return ""
     if result.reason == "enough":
-        gain = f"none of the last {AUTO_BATCH} candidates was {AUTO_GAIN_PERCENT} % faster"
+        gain = f"none of the last {AUTO_BATCH} candidates was {AUTO_GAIN_PERCENT} % faster than the best before them"
         return f"stopped early, because {gain}; {result.remaining} were not tried"
     by_auto = result.header.settings.get("budget", {}).get("auto")
     tenth = result.total - result.remaining == Budget(auto=True).most(result.total)
@@ -148,7 +146,7 @@ def next_lines(result: Result) -> list[Line]:
 
 
 def outcomes(result: Result) -> str:
-    """Return the number of candidates by outcome, as text."""
+    """Return text with the number of candidates for each outcome."""
     counts = {"measured": result.measured, "failed": result.failed, "pruned": result.pruned}
     counts |= {"duplicate": result.duplicates, "not tried": result.remaining}
     return ", ".join(counted(n, status) for status, n in counts.items() if n)
@@ -156,21 +154,21 @@ def outcomes(result: Result) -> str:
 
 PRUNED = "pruned"
 LINE_CHARACTERS = 240
-"""Largest number of characters of a group's line on a screen."""
+"""The largest number of characters in a group's line on a screen."""
 MOST_GROUPS = 50
-"""Largest number of groups that ``--json`` prints and a page shows."""
+"""The largest number of groups that ``--json`` prints or a page shows."""
 DETAIL_LINES = 3
-"""Last lines of a compiler's or a worker's output that the screen shows."""
+"""The number of lines that the screen shows from the end of a compiler's or a worker's output."""
 _NUMBER = re.compile(r"(?<![\w.])\d[\w.]*(?:(?<=e)-\d+)?")
-"""A number in a message. Candidates whose messages differ only in numbers failed for the same reason."""
+"""A number in a message. If the messages of two candidates differ only in numbers, both failed for the same reason."""
 _STACK = re.compile(r"^Traceback \(most recent call last\):\n(?: .*\n)*|^Fatal Python error: (?:.*\n?)*", re.MULTILINE)
-"""A traceback up to its exception, or all the text that Python writes when a signal ends the process."""
+"""A traceback without the exception's line, or the text that Python writes when a signal ends the process."""
 
 
 class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Candidates that failed, or were pruned, for the same reason. `kind`: a failure kind, or ``pruned``.
+    """Candidates that failed or were pruned for the same reason. `kind`: a failure kind, or ``pruned``.
 
-    `first`: the first candidate, and `message` its message. `varied`: whether numbers in the messages differ.
+    `first`: the first candidate. `message`: the first candidate's message. `varied`: whether the messages differ.
     """
 
     kind: str
@@ -181,23 +179,23 @@ class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def where(self) -> Place | None:
-        """The line of the user's code that raised; None if it is unknown."""
+        """The line of the user's code that raised the error. None if the line is unknown."""
         return place_in(self.first.detail)
 
     @property
     def example(self) -> str:
-        """The configuration of the first candidate, as text."""
+        """The first candidate's configuration, as text."""
         return describe_config(self.first.config) or DEFAULTS
 
     @property
     def line(self) -> str:
-        """The number of candidates, their failure and its message, such as ``2 failed to compile: …``."""
+        """A line with the number of candidates, the failure and its message, such as ``2 failed to compile: …``."""
         example = ", for example" if self.varied else ""
         return f"{self.count} {what_failed(self.kind)}{example}: {printable(self.message)}"
 
 
 def failure_groups(records: Iterable[Record]) -> list[FailureGroup]:
-    """Group the failed and pruned `records` by reason. The largest group comes first."""
+    """Group the failed and pruned candidates in `records` by reason. The largest group comes first."""
     members: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         if record.status in ("failed", "pruned"):
@@ -216,7 +214,7 @@ def failure_groups(records: Iterable[Record]) -> list[FailureGroup]:
 
 
 def failures_data(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """Return the groups of `failure_groups` as ``--json`` prints them: kind, count, message, where and example."""
+    """Return the failure groups in the form that ``--json`` prints."""
     return [
         {
             "kind": group.kind,
@@ -230,7 +228,7 @@ def failures_data(records: Iterable[Record]) -> list[dict[str, Any]]:
 
 
 def first_failure_lines(result: Result, groups: Sequence[FailureGroup]) -> list[str]:
-    """Explain the first of `groups`: an example, where it failed, and the command that shows the example's output."""
+    """Return lines about the first group: an example, where it failed, and the command that shows its output."""
     if not groups or groups[0].kind == PRUNED:
         return []
     group, lines = groups[0], example_lines(groups)
@@ -240,7 +238,7 @@ def first_failure_lines(result: Result, groups: Sequence[FailureGroup]) -> list[
 
 
 def example_lines(groups: Sequence[FailureGroup]) -> list[str]:
-    """Return the first group's example: a candidate's configuration, and where it failed. Empty without a group."""
+    """Return lines about an example from the first group: a candidate's configuration, and where it failed."""
     if not groups:
         return []
     group = groups[0]
@@ -249,7 +247,7 @@ def example_lines(groups: Sequence[FailureGroup]) -> list[str]:
 
 
 def _for_cuda(result: Result, group: FailureGroup) -> list[str]:
-    """Return advice if no candidate lowers for the CPU, because the kernel is then probably written for CUDA."""
+    """Return advice if no candidate can be lowered for the CPU. The kernel is then probably written for CUDA."""
     header, tried = result.header, {record.kind for record in result.records if record.status != "remaining"}
     no_function = group.message.startswith("TypeError")  # for example, the kernel returned no PrimFunc
     if header.target != Target("c") or tried != {"lower"} or group.where is not None or no_function:
@@ -261,7 +259,7 @@ def _for_cuda(result: Result, group: FailureGroup) -> list[str]:
 
 
 def _ended_early(result: Result, reason: str, count: int) -> list[str]:
-    """Return the command that continues a run if it ended for `reason`, after `count` failures; otherwise empty."""
+    """Return a line with the command that continues the run, if the run ended for `reason` after `count` failures."""
     if result.reason != reason or result.journal is None:
         return []
     resume = f"atune resume {shlex.quote(printable(result.journal))}"
@@ -269,7 +267,7 @@ def _ended_early(result: Result, reason: str, count: int) -> list[str]:
 
 
 def _all_mismatch(result: Result) -> list[str]:
-    """Return advice if every candidate that ran was wrong, because the configurations are then hardly at fault."""
+    """Return advice if every candidate that ran gave wrong outputs, which suggests a wrong reference or kernel."""
     ran = [record.kind for record in result.records if record.status == "failed" and record.kind in RAN]
     if result.measured or len(ran) < 2 or set(ran) != {"mismatch"}:
         return []
@@ -282,17 +280,16 @@ def _all_mismatch(result: Result) -> list[str]:
 
 
 def evidence_lines(message: str, detail: str) -> list[str]:
-    """Return the user's line that raised, or else the end of `detail`, leaving out stacks and the `message`."""
+    """Return the line of the user's code that raised the error. If this is unknown, return the last lines of `detail`
+    without stack traces and without the `message`."""
     where, lines = place_in(detail), [line.rstrip() for line in _STACK.sub("", detail).splitlines() if line.strip(" |")]
     last = [line for line in lines if message not in line and line.strip() not in message][-DETAIL_LINES:]
     return [printable(line)[:300] for line in (last if where is None else where.lines())]
 
 
 def group_lines(groups: Sequence[FailureGroup], limit: int = 8, example: Sequence[str] = ()) -> list[str]:
-    """Return a line for each of the first `limit` groups, and a line that counts the rest.
-
-    `example`: lines to indent below the first group's line.
-    """
+    """Return a line for each of the first `limit` groups, and a line with the number of further failures. `example`:
+    lines about an example, which are indented below the first group's line."""
     rest = sum(group.count for group in groups[limit:])
     more = [f"{rest} more, for {len(groups) - limit} other reasons"] if rest else []
     lines = [shortened(group.line, LINE_CHARACTERS) for group in groups[:limit]]
@@ -300,7 +297,7 @@ def group_lines(groups: Sequence[FailureGroup], limit: int = 8, example: Sequenc
 
 
 def layouts_line(result: Result) -> str:
-    """Return a line if the compiler's own layouts are much slower, with the command that shows why; else empty."""
+    """Return a line if the compiler's layouts are much slower than the winner, with the command that shows why."""
     best, tried = result.best, result.records
     guessed = {axis for record in tried for axis, value in record.config.items() if value == COMPILER}
     axes = guessed if (known := result.header.layout_axes) is None else known
@@ -310,26 +307,26 @@ def layouts_line(result: Result) -> str:
     if best is None or times < BY_FAR or best.facts is None or best.facts.layouts is None:
         return ""
     explain = f"atune explain {shlex.quote(printable(result.journal or 'JOURNAL'))} {index} {best.index}"
-    return f"the compiler's own layouts are at best {times:.2f} times slower; to see the difference: {explain}"
+    return f"the compiler's own layouts are at least {times:.2f} times slower; to see the difference: {explain}"
 
 
 NAMED_TIES = 5
-"""Largest number of tied candidates that a line names by index."""
+"""The largest number of tied candidates whose indices a line lists."""
 BY_FAR = 1.2
-"""A line names the compiler's own layouts if the winner is at least this many times faster than all of them."""
+"""The compiler's layouts are much slower if the fastest of them takes at least this many times the winner's latency."""
 
 
 class Headline(msgspec.Struct, frozen=True):
-    """The first lines of a result, on a screen and on its page."""
+    """The most important facts about a result, which are shown first on a screen and on the page."""
 
     lines: list[str]
-    """The winner, its latency and comparisons with it, or the reason that there is no winner."""
+    """Lines with the winner, its latency and comparisons, or with the reason that there is no winner."""
     winner: str = ""
-    """The winner's configuration; empty without a winner."""
+    """The winner's configuration. Empty if there is no winner."""
     figures: list[tuple[str, str]] = []
-    """The winner's ratios and latency, each with its caption."""
+    """The winner's ratios and its latency, each followed by a caption."""
     notes: list[str] = []
-    """Sentences on facts that the figures leave out."""
+    """Sentences about facts that the figures do not show."""
 
 
 def headline(result: Result) -> Headline:
@@ -369,7 +366,7 @@ def _figure(ratio: Ratio, than: str, latency_ms: float | None) -> tuple[str, str
 
 
 def no_winner_line(result: Result) -> str:
-    """Return the reason that a result has no winner. If a run is unfinished or tried nothing, this is no failure."""
+    """Return the reason that a result has no winner. The run may be unfinished, or may have tried no candidate."""
     if not result.finished:
         return "no candidate has been measured"
     return printable(result.about_default) or why_none(result)
@@ -384,7 +381,7 @@ def why_none(result: Result) -> str:
 
 
 def latency_line(result: Result) -> str:
-    """Return the winner's latency, compared with the reference's latency if this is known."""
+    """Return text with the winner's latency, and with a comparison if the reference's latency is known."""
     parts = [f"{result.latency_ms:.4g} ms" + ("" if result.final else " by first timing")]
     ratio = _over(result.speedup_over_reference, result.reference_ratio)
     if result.reference_ms is not None and ratio is not None:
@@ -393,16 +390,16 @@ def latency_line(result: Result) -> str:
 
 
 def default_line(result: Result) -> str:
-    """Compare the winner with the default configuration, or say why this is impossible; empty if neither is known."""
+    """Return text that compares the winner with the default, or says why this is impossible, if either is known."""
     default = result.default
     if default is None or result.no_default:
         return printable(result.no_default)
     outside = "" if default is not result.baseline else ", which is not part of the space"
     if result.default_wins:
         if result.measured == 1 and result.remaining and not (outside or result.failed or result.duplicates):
-            return "this is the default configuration; no other was measured"
+            return "this is the default configuration; no other configuration was measured"
         if outside and result.best_index != default.same_as:
-            return "nothing in the space beats the default, which is not part of it"
+            return "nothing in the space beats the default, which is outside the space"
         same = f"; candidate {result.best_index} compiles to the same code" * (result.best_index == default.same_as)
         return f"no configuration beats the default{same}"
     ratio = _over(result.speedup_over_default, result.default_ratio)
@@ -420,7 +417,7 @@ def default_line(result: Result) -> str:
 
 
 def ties_line(result: Result) -> str:
-    """Name the candidates statistically tied with the winner, and the rule that chose it. Empty without ties."""
+    """Return text that names the candidates that are statistically tied with the winner. Empty if there are no ties."""
     if not (ties := result.ties):
         return ""
     named = [str(index) for index in sorted(ties[:NAMED_TIES])]
@@ -433,12 +430,12 @@ def ties_line(result: Result) -> str:
 
 
 def _over(final: Ratio | None, first: float | None) -> Ratio | None:
-    """Return the `final` ratio with its interval, or else `first`, the ratio of first timings, without an interval."""
+    """Return the `final` ratio, or if there was no final, the ratio of `first` timings, which has no interval."""
     return final or (None if first is None else (first, first, first))
 
 
 def comparison(ratio: Ratio, than: str) -> str:
-    """Return a ratio of latencies as text. Above 1, the winner is faster than `than`, such as ``the reference``."""
+    """Return text that compares the winner with `than`, such as ``the reference``. A ratio above 1 means faster."""
     low, middle, high = ratio
     if abs(middle - 1) < CLOSE:
         return f"as fast as {than}"
@@ -448,7 +445,7 @@ def comparison(ratio: Ratio, than: str) -> str:
 
 
 def why_unchecked(result: Result) -> str:
-    """Return why no output was checked; empty if an output was checked, nothing was measured, or why is unknown."""
+    """Return the reason that no outputs were checked. Empty if the reason is unknown, or if outputs were checked."""
     if not result.measurements or any(measurement.checked for measurement in result.measurements):
         return ""
     asked = result.header.settings.get("benchmark", {}).get("check")

@@ -1,4 +1,4 @@
-"""Lines of text for a terminal: wrapped between words to the terminal's width, and coloured if it has colours."""
+"""Format lines of text for a terminal: wrap lines between words, and colour them if the terminal has colours."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any, Literal, NamedTuple, TextIO
 
 Style = Literal["", "answer", "strong", "attention", "error", "dim"]
 CODES = {"answer": "1;32", "strong": "1", "attention": "33", "error": "1;31", "dim": "2"}
-"""Terminal codes (ECMA-48, SGR) of the styles: bold and green, bold, yellow, bold and red, faint."""
+"""The terminal code (ECMA-48, SGR) of each style: bold green, bold, yellow, bold red, faint."""
 LABEL = 11
-"""Width of a line's label. A line without a label begins with blanks."""
+"""The width of a line's label. A line without a label begins with blanks instead."""
 _LABEL = re.compile(r"[a-z][a-z ]{9} (?=\S)")
 COMMANDS = "tune|runs|cache|resume|replay|watch|report|export|merge|compare|bundle|show|explain|pick|doctor"
 _WHOLE = re.compile(rf"(?<!\S)atune (?:{COMMANDS})\b.*|\d (?:s|ms|%|min|times)\b")
 NARROW_COLUMNS = 60
-"""On a terminal with fewer columns, wrapped values are indented by less than a label's width."""
+"""If a terminal has fewer columns, the continuation of a wrapped line is indented by less than a label's width."""
 
 
 class Line(NamedTuple):
@@ -31,7 +31,7 @@ class Line(NamedTuple):
 
 
 class Output:
-    """A stream that people read, or any object with `write`. Errors of the stream are ignored."""
+    """A stream that people read, or any other object with a method `write`. Errors while writing are ignored."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -51,9 +51,9 @@ class Output:
 
 
 def shown(text: str) -> str:
-    """Return `text` for a screen, with escapes for control characters other than line feeds and tabs.
+    """Return `text` for a screen. All control characters except line feeds and tabs are escaped.
 
-    All output passes here, because control characters in a stranger's message or file name would command the terminal.
+    All output goes through this function, because a stranger's message or file name could control the terminal.
     """
     if text.isprintable():
         return text
@@ -61,18 +61,18 @@ def shown(text: str) -> str:
 
 
 def printed(text: str) -> str:
-    """Return `text` for a program that prints it, with escapes for characters that stdout cannot encode."""
+    """Return `text` with escapes for characters that stdout cannot encode, so that a program can print the text."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def plain(lines: Iterable[Line]) -> str:
-    """Return `lines` as text for a file, without styles."""
+    """Return `lines` as text without styles, such as for a file."""
     return "\n".join(shown(line.text) for line in lines)
 
 
 def fitted(lines: Iterable[Line], stream: TextIO | None) -> str:
-    """Wrap and colour `lines` for the terminal of `stream`. Any other stream gets them as `plain` text."""
+    """Return `lines` as text for `stream`: wrapped and coloured for a terminal, or `plain` for any other stream."""
     if stream is None or not stream.isatty():
         return plain(lines)
     safe = [Line(shown(line.text), line.style) for line in lines]
@@ -97,7 +97,7 @@ def _broken(line: Line, columns: int, indent: int, coloured: bool) -> list[str]:
 
 
 def _wrapped(text: str, columns: int, start: str, margin: str) -> list[str]:
-    """Break `text` between words. Numbers keep their units, and commands stay whole, so that they can be copied."""
+    """Break `text` between words. A number stays beside its unit. A command stays whole, so that you can copy it."""
     kept = _WHOLE.sub(lambda match: match.group().replace(" ", "\0"), text)
     wrapper = textwrap.TextWrapper(columns, break_on_hyphens=False, break_long_words=False, replace_whitespace=False)
     wrapper.initial_indent, wrapper.subsequent_indent = start, margin
@@ -109,6 +109,6 @@ def _blanks(text: str) -> int:
 
 
 def _coloured(text: str, label: int, style: Style) -> str:
-    """Return `text` in a style. The first `label` characters, its label, are faint."""
+    """Return `text` in a style. The label, which is the first `label` characters, is faint."""
     begun = f"\x1b[{CODES['dim']}m{text[:label]}\x1b[0m" if label else text[: _blanks(text)]
     return f"{begun}\x1b[{CODES[style]}m{text[label or _blanks(text) :]}\x1b[0m"

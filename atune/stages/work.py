@@ -1,9 +1,9 @@
-"""Work of a block, read off the kernel before lowering: products, copies and arithmetic; and functions that read TIR.
+"""Work of a block: products, copies and arithmetic, which are read from the kernel before lowering.
 
-A statement counts as often as the loops around it run. If this number depends on the block, its average counts.
-Values that depend on loop variables, such as a guard at a tensor's end, are estimated from a sample. Values that depend
-on a call or on a thread's number are unknown. A value is an int if all blocks have the same value, else an array with a
-value for each block. For large grids and for loops, arrays hold samples.
+A statement counts as many times as a block runs it. If this number differs between blocks, its average counts. Values
+that depend on loop variables, such as a guard at the end of a tensor, are estimated from a sample. Values that depend
+on a call or on a thread's number are unknown. A value is an int if it is the same in all blocks, or else an array with
+one entry for each block. For large grids and for loops, the array holds samples.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from atune.model.artifact import Access, BlockWork, Gemm
 from atune.stages import tilelang
 
 PARALLEL, VECTORIZED = 1, 2
-"""tilelang's kinds of loops: over threads, and over vector lanes."""
+"""Kinds of loops in tilelang: loops over threads, and loops over vector lanes."""
 COPIES = frozenset({"tl.tileop.copy", "tl.tileop.async_copy", "tl.tileop.tma_copy"})
 GEMMS = frozenset({"tl.tileop.gemm", "tl.tileop.wgmma_gemm", "tl.tileop.tcgen05_gemm"})
 REDUCE = "tl.tileop.reduce"
@@ -36,14 +36,14 @@ SHUFFLE_OPS = 5
 SPECIAL = frozenset({"exp", "exp2", "exp10", "log", "log2", "log1p", "rsqrt", "sqrt", "tanh", "sin", "cos", "pow",
                      "sigmoid", "erf"})  # fmt: skip
 WARP = 32
-"""Threads of a warp, and banks of shared memory, each 32 bits wide (CUDA C++ Programming Guide)."""
+"""Number of threads in a warp, and of banks in shared memory. A bank is 32 bits wide (CUDA C++ Programming Guide)."""
 THREAD = frozenset({"tl.launch_thread_idx"})
 HIDDEN = ("mma", "extern", "ldmatrix", "access_ptr", "address_of", "bulk", "cp_async")
-"""Parts of the names of intrinsics whose work is unknown."""
+"""Intrinsics whose names contain one of these parts do work that is unknown."""
 
 
 def work_of(function: Any) -> BlockWork | None:
-    """Return the work of a block of `function`, an elaborated PrimFunc; None if any of it is unknown."""
+    """Return the work of a block of `function`, an elaborated PrimFunc; None if any part of the work is unknown."""
     try:
         reader = _Reader(tensors=list(function.buffer_map.values()))
         reader.statement(function.body, _Place())
@@ -54,10 +54,10 @@ def work_of(function: Any) -> BlockWork | None:
 
 @dataclass(frozen=True)
 class _Place:
-    """Context of a statement. `serial`: how often a block runs it, as an int or an array over the blocks.
+    """Context of a statement. `serial`: how often a block runs the statement, as an int or an array over the blocks.
 
-    `parallel`: extents of the parallel loops around it, by variable. `width`: elements that the kernel asks a thread to
-    move in one access.
+    `parallel`: extents of the parallel loops around the statement, by loop variable. `width`: number of elements that
+    the kernel asks a thread to move in one access.
     """
 
     serial: Any = 1
@@ -70,7 +70,7 @@ class _Place:
 
     @property
     def times(self) -> float:
-        """How often a block runs the statement, on average."""
+        """Average number of times that a block runs the statement."""
         return mean(self.serial)
 
     @property
@@ -84,11 +84,11 @@ class _Reader:
 
     tensors: Sequence[Any]
     grid: dict[Any, int] = field(default_factory=dict)
-    """Variables of the grid, with their extents, except extents that depend on the call."""
+    """Extents of the grid, by variable. Extents that depend on the call are omitted."""
     blocks: dict[Any, Any] = field(default_factory=dict)
-    """Values over the blocks, by variable: the grid's variables, and variables bound to values computed from them."""
+    """Values over the blocks, of each grid variable and of each variable that is computed from grid variables."""
     loops: dict[Any, Any] = field(default_factory=dict)
-    """Variables of the loops, and their extents."""
+    """Extents of the loops, by loop variable."""
     axes: dict[Any, set[str]] = field(default_factory=dict)
     """Axes of the grid on which bound variables, and the data of variables that are assigned to, depend."""
     own: set[Any] = field(default_factory=set)
@@ -96,7 +96,7 @@ class _Reader:
     threads: int = 1
     gemms: list[Gemm] = field(default_factory=list)
     sums: dict[Any, int] = field(default_factory=dict)
-    """Data of fragments that hold a product's result or a copy of it, with the product's place in `gemms`."""
+    """Index in `gemms` of the product whose result, or a copy of it, a fragment holds. Keys are data of fragments."""
     reads: list[Access] = field(default_factory=list)
     writes: list[Access] = field(default_factory=list)
     shared_bytes: float = 0.0
@@ -215,7 +215,7 @@ class _Reader:
         self.spans.append((before, self.clock))
 
     def _bound(self, node: Any, place: _Place) -> None:
-        """Read a loop over the blocks, or threads, of one axis."""
+        """Read a loop that stands for the blocks or for the threads along one axis."""
         tag, extent = str(node.thread_binding.thread_tag), self.value(node.extent)
         if tag.startswith("threadIdx.") and isinstance(extent, int):  # as tilelang 0.1.14 launches threads
             self.threads *= extent
@@ -346,8 +346,8 @@ class _Reader:
     def waste(self, buffer: Any, indices: Any, parallel: Mapping[Any, int]) -> float:
         """Return the factor by which bank conflicts multiply the cost of an access to shared memory.
 
-        The threads of a warp run successive iterations. Threads whose words are in the same bank take turns. Successive
-        elements are moved together, without a conflict.
+        The threads of a warp run successive iterations. Threads whose words are in the same bank take turns. If
+        successive threads access successive elements, the elements are moved together without a conflict.
         """
         import numpy as np
 
@@ -385,7 +385,7 @@ class _Reader:
         return set().union(*(self.axes.get(variable, set()) for variable in (*variables_of(node), *loads)))
 
     def value(self, node: Any) -> Any:
-        """Return an expression's value: an int, or an array over the blocks; None if unknown."""
+        """Return the value of an expression: an int, an array over the blocks, or None for an unknown value."""
         kind = type(node).__name__
         if kind == "IntImm":
             return int(node.value)
@@ -407,12 +407,12 @@ class _Reader:
 
 
 def evaluated(node: Any, values: Mapping[Any, Any]) -> Any:
-    """Evaluate an expression for the `values` of its variables, which may be arrays. Return None if unknown."""
+    """Return an expression's value for `values` of its variables, which may be arrays; None if it is unknown."""
     return _Reader(tensors=(), blocks={**values}).value(node)
 
 
 class Unknown(Exception):
-    """Some of the kernel's work depends on a call, or cannot be known."""
+    """Some of the kernel's work depends on a call, or cannot be determined."""
 
 
 def region(node: Any) -> tuple[Any, tuple[Any, ...], Any]:
@@ -432,14 +432,14 @@ def name_of(node: Any) -> str:
 
 
 def elements_of(extents: Any) -> int:
-    """Return the product of `extents`. Raises `Unknown` if one depends on the call."""
+    """Return the product of `extents`. Raises `Unknown` if an extent depends on the call."""
     if not all(type(extent).__name__ in ("IntImm", "int") for extent in extents):
         raise Unknown(f"a shape of {extents}")
     return math.prod(int(extent) for extent in extents)
 
 
 def buffer_bytes(buffer: Any) -> int:
-    """Return the bytes of a buffer. Raises `Unknown` if its shape depends on the call."""
+    """Return the size of a buffer in bytes. Raises `Unknown` if the buffer's shape depends on the call."""
     return elements_of(buffer.shape) * element_bits(buffer.dtype) // 8
 
 
@@ -452,7 +452,7 @@ def size_of(buffers: Sequence[Any]) -> int | None:
 
 
 def element_bits(dtype: Any) -> int:
-    """Return the bits of an element, including all of its lanes."""
+    """Return the number of bits in an element, including all lanes of the element."""
     kind = tilelang.tvm.DataType(text_of(dtype))
     return int(kind.bits) * int(kind.lanes)
 
@@ -482,12 +482,12 @@ def nodes_of(root: Any) -> list[Any]:
 
 
 def variables_of(node: Any) -> list[Any]:
-    """Return the variables of an expression, including the indices of its loads."""
+    """Return the variables of an expression, including variables in the indices of loads."""
     return [child for child in nodes_of(node) if type(child).__name__ in ("Var", "SizeVar")]
 
 
 MOST_BLOCKS = 4096
-"""Averages are over all blocks of a grid up to this size, and over evenly spaced blocks of a larger grid."""
+"""Largest number of blocks over which averages are taken. For a larger grid, evenly spaced blocks are used."""
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "FloorDiv": operator.floordiv,
@@ -497,7 +497,7 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def combined(kind: str, a: Any, b: Any) -> Any:
-    """Apply the operation with TIR's name `kind` to two values. Return None for a division by zero."""
+    """Apply the TIR operation named `kind` to two values. Return None for a division by zero."""
     if kind in ("FloorDiv", "FloorMod") and isinstance(b, int) and b == 0:
         return None
     if kind in BINARY:
@@ -516,7 +516,7 @@ def _plain(value: Any) -> Any:
 
 
 def values_of(grid: Mapping[Any, int]) -> dict[Any, Any]:
-    """Return each grid variable's values over the blocks, or over evenly spaced blocks of a large grid."""
+    """Return the values of each grid variable over all blocks. For a large grid, use evenly spaced blocks."""
     import numpy as np
 
     whole = math.prod(grid.values()) <= MOST_BLOCKS
@@ -531,7 +531,7 @@ def values_of(grid: Mapping[Any, int]) -> dict[Any, Any]:
 
 
 def sampled(extent: Any, number: int, points: int) -> Any:
-    """Return values of a loop's variable, spread evenly over its extent, and differently for each `number`."""
+    """Return values of a loop variable that are spread evenly over its extent. Each `number` gives other values."""
     import numpy as np
 
     step = math.sqrt(PRIMES[number % len(PRIMES)])  # irrational, so that no value is missed

@@ -1,12 +1,12 @@
-"""Scripted fakes for tests of the engine and of programs that use it: compilers, devices and a clock.
+"""Fake compilers, fake devices and a fake clock, with which you can test the engine and programs that use atune.
 
     machine = FakeMachine(24, Script(latency_ms=lambda config: 1 + config["x"], fails={3: "compile"}))
     result = await atune.tune(machine=machine)
     assert machine.measured["fake-0"] == [0, 1, 2, ...]
 
-This package imports `engine`, `model`, `workload`, and `workers`, which has the real machine. The fakes start no
-process and need no tilelang, torch or CUDA. Time is virtual, so a run takes milliseconds with any script. `FakeMachine`
-implements `atune.engine.interfaces.Machine`, and the contract suite tests both machines.
+A script decides what the fakes do. The fakes start no process, and need neither tilelang nor torch nor CUDA. Time is
+virtual, so a run takes only milliseconds. `FakeMachine` implements `atune.engine.interfaces.Machine`, and the same
+tests check it and the real machine. This package imports `engine`, `model`, `workload` and `workers`.
 """
 
 from atune.testing.fake_machine import FakeClock, FakeCompileWorker, FakeDeviceWorker, FakeMachine

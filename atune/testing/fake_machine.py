@@ -1,4 +1,4 @@
-"""A `Machine` that has no processes, follows a script and records its calls; and the machine's virtual clock."""
+"""A fake `Machine` without processes, which follows a script and records all calls, and the machine's virtual clock."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SCRIPTED_KILL = "scripted to be killed from outside"
 
 
 class FakeCompileWorker:
-    """A compile worker that follows the script of its machine."""
+    """A fake compile worker, which does what the machine's script says."""
 
     def __init__(self, machine: FakeMachine, name: str) -> None:
         self.machine, self.name = machine, name
@@ -50,7 +50,7 @@ class FakeCompileWorker:
         return cast(jobs.A, await getattr(self, f"_{job.name}")(job))
 
     async def _find(self, job: jobs.FindJob) -> None:
-        """Find nothing, because a fake machine has no artifact store."""
+        """Return None, because a fake machine has no artifact store."""
 
     async def _roles(self, job: jobs.RolesJob) -> Roles | Failure:
         index = job.candidate.index
@@ -91,7 +91,7 @@ class FakeCompileWorker:
         return answers
 
     async def _failure(self, stage: Stage, index: int, seconds: float, doing: str) -> Failure | None:
-        """Spend the time that `stage` takes for a candidate, and return the candidate's failure in the script."""
+        """Spend the time that `stage` takes for a candidate, and return the failure that the script gives, or None."""
         machine, limit = self.machine, self.machine.compile.compile_timeout_s
         if not await machine.spend(stage, seconds, limit):
             return Failure(index, "timeout", f"{doing} ran past compile_timeout_s={limit:g}")
@@ -140,7 +140,7 @@ class FakeCompileWorker:
 
 
 class FakeDeviceWorker:
-    """A device's process that follows the script of its machine."""
+    """A fake process for a device, which does what the machine's script says."""
 
     def __init__(self, machine: FakeMachine, info: DeviceInfo) -> None:
         self.machine, self.info = machine, info
@@ -153,7 +153,7 @@ class FakeDeviceWorker:
         return cast(jobs.A, await getattr(self, f"_{job.name}")(job))
 
     async def _start(self, job: jobs.StartJob) -> jobs.Started:
-        """Start the process. Raises `WorkerError` if the script says so."""
+        """Start the process. Raises `WorkerError` if the script makes this start fail."""
         self.alive = self._used = False
         machine = self.machine
         machine.starts[self.name] += 1
@@ -203,9 +203,9 @@ class FakeDeviceWorker:
         return Measurement(artifact.index, timing, checked, error, seconds, bits=bits, repeats=repeats)
 
     def _failure(self, artifact: Artifact, before: int, *, used: bool, in_time: bool) -> Failure | None:
-        """Return the failure that the script has for a measurement.
+        """Return the failure of a measurement that the script gives, or None.
 
-        `before`: the number of earlier measurements of the candidate. `used`: whether other candidates have run in the
+        `before`: how many times the candidate was measured before. `used`: whether another candidate has run in the
         process. `in_time`: whether the measurement met its deadline.
         """
         script, index, limit = self.machine.script, artifact.index, self.machine.benchmark.benchmark_timeout_s
@@ -217,7 +217,7 @@ class FakeDeviceWorker:
             kind, message = "timeout", f"ran past benchmark_timeout_s={limit:g} and was killed"
         doubt = "" if before >= script.doubts.get(index, 0) else "scripted to be another's fault"
         if used and kind is None and index in script.spoilt:
-            kind, doubt = script.spoilt[index], "scripted to be spoilt by another"
+            kind, doubt = script.spoilt[index], "scripted to be spoilt by another candidate"
         elif doubt and kind is None:
             kind = "worker_lost"
         return None if kind is None else Failure(index, kind, message, "output of the fake", doubt)
@@ -245,7 +245,7 @@ class FakeDeviceWorker:
 
     def _check_alive(self) -> None:
         if not self.alive:
-            raise WorkerLost(f"device {self.name} was not started, or has been lost")
+            raise WorkerLost(f"device {self.name} was never started or was lost")
 
 
 def _timing(latency_ms: float, samples: int) -> Timing:
@@ -253,14 +253,14 @@ def _timing(latency_ms: float, samples: int) -> Timing:
 
 
 SETTLE = 24
-"""If no sleeper joins in this many turns of the event loop, all tasks are assumed to wait for the clock."""
+"""If no task begins to sleep in this number of turns of the event loop, all tasks count as waiting for the clock."""
 
 
 class FakeClock:
-    """A virtual clock, in seconds. When all tasks wait, it jumps to the time at which the next sleeper wakes.
+    """A virtual clock, in seconds. When all tasks wait, the clock jumps to the time at which the next task wakes.
 
-    Sleepers wake one at a time, in the order of their wake-up times, so that a script always gives the same order of
-    events. `pace`: real seconds per virtual second; 0 to wait no real time. Use a clock in one event loop at a time.
+    Tasks wake one at a time, in the order of their wake-up times, so a script always produces the same order of events.
+    `pace`: the real seconds that a virtual second takes, 0 by default. Only one event loop at a time may use a clock.
     """
 
     def __init__(self, pace: float = 0.0) -> None:
@@ -284,7 +284,7 @@ class FakeClock:
                 heapq.heapify(self._sleepers)
 
     async def run(self) -> None:
-        """Advance the time until cancelled. An open machine runs this."""
+        """Advance the time until cancelled. An open machine runs this method."""
         while True:
             await self._settle()
             end = self._sleepers[0][0] if self._sleepers else math.inf
@@ -310,61 +310,61 @@ class FakeClock:
 
 
 def _kernel(**config: object) -> None:
-    """Stand for a kernel that takes any configuration."""
+    """A stand-in for a kernel that takes any configuration."""
 
 
 @dataclass(eq=False)
 class Calls:
-    """Record of a fake machine's calls. Lists are in the order in which calls started, and include failed calls."""
+    """The recorded calls of a fake machine. Lists are in the order in which calls began, and include failed calls."""
 
     opened: int = 0
     closed: int = 0
     examined: list[int] = field(default_factory=list)
-    """Candidates whose code was examined for the roles of the parameters."""
+    """Candidates whose code was examined to find the roles of the parameters."""
     elaborated: list[tuple[int, ...]] = field(default_factory=list)
     lowered: list[int] = field(default_factory=list)
     groups: list[tuple[int, ...]] = field(default_factory=list)
-    """Groups of candidates that were compiled together."""
+    """The groups of candidates that were compiled together."""
     compared: list[int] = field(default_factory=list)
-    """Candidates that were compiled with nvcc and compared with cicc's libraries."""
+    """Candidates that were also compiled with nvcc, to compare the library with the library from cicc."""
     measured: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """Measured candidates by device."""
+    """The candidates that each device measured."""
     begun: Counter[int] = field(default_factory=Counter)
-    """Number of measurements that were begun for each candidate, on any device."""
+    """How many times a measurement of each candidate began, on any device."""
     finals: list[tuple[int, ...]] = field(default_factory=list)
     starts: Counter[str] = field(default_factory=Counter)
-    """Number of starts of each device's process."""
+    """How many times each device's process was started."""
     cancelled: Counter[str] = field(default_factory=Counter)
-    """Number of cancelled calls by stage."""
+    """The number of cancelled calls for each stage."""
     most_at_once: Counter[str] = field(default_factory=Counter)
-    """Largest number of concurrent calls by stage."""
+    """The largest number of concurrent calls for each stage."""
 
 
 class FakeMachine(Calls):
-    """A `Machine` that follows a `Script`, and records its calls in the attributes of `Calls`.
+    """A fake `Machine` that does what a `Script` says, and records all calls in the attributes of `Calls`.
 
     Parameters
     ----------
     configs
-        The space: configurations, their number (``{"x": 0}``, ``{"x": 1}``, …), or a `Space` without arguments.
+        A list of configurations, a `Space` that needs no arguments, or a number n for ``{"x": 0}`` to ``{"x": n - 1}``.
     script
         The behaviour of each candidate.
     workers, devices
-        The number of compile workers, and of devices (``fake-0``, ``fake-1``, …).
+        The number of compile workers, and the number of devices, which are named ``fake-0``, ``fake-1`` and so on.
     limits
         The hard limits of every device.
     clock
-        A `FakeClock`. By default, `open` makes a new one.
+        The `FakeClock` to use. By default, `open` makes a new clock.
     compile, benchmark
-        Settings. Only the two deadlines, and the benchmark's `check` and `n_repeat`, have an effect.
+        The settings. Only the deadlines of compiling and measuring, `check` and `n_repeat` have an effect.
     default
-        The index of the default configuration, or a default configuration that the space does not list.
+        The index of the default configuration, or a configuration that the space does not list.
     refused
         The reason that the default must not win.
     no_default
         The reason that there is no default.
     fingerprint, device_name, target
-        Answers of `describe` and `discover`, for tests that compare journals.
+        Values that `describe` and `discover` return, for tests that compare journals.
     """
 
     def __init__(
@@ -396,7 +396,7 @@ class FakeMachine(Calls):
         self.default, self.refused, self.no_default = default, refused, no_default
         self.fingerprint = fingerprint or "fake"
         self._given: dict[int, Config] = {}
-        """The configurations of candidates that workers have lowered, by index."""
+        """The configuration of each candidate that a worker has lowered, by index."""
         self._folder = Path()
         self._libraries = 0
         self._kills, self._now_running = Counter[int](), Counter[str]()
@@ -410,7 +410,7 @@ class FakeMachine(Calls):
     async def open(
         self, warn: Callable[[str], None] = ignored, wake: Callable[[], None] = ignored
     ) -> AsyncGenerator[None, None]:
-        """Make the folder of the libraries, and remove it on leaving."""
+        """Make the folder for the libraries, and remove the folder at the end of the context."""
         self.clock = self.clock or FakeClock()
         with run_folder() as folder:  # if this program is killed, the next run removes it
             self._folder = Path(folder)
@@ -461,21 +461,25 @@ class FakeMachine(Calls):
     def hints(self, measuring: int) -> CompileHints:
         return CompileHints()
 
+    async def sleep(self, seconds: float) -> None:
+        assert self.clock is not None, "the machine is not open"
+        await self.clock.sleep(seconds)
+
     def device_workers(self) -> list[FakeDeviceWorker]:
-        """Return the workers of the devices, beginning with ``fake-0``."""
+        """Return the worker of each device, beginning with ``fake-0``."""
         return self._device_workers
 
     def versions(self) -> dict[str, str]:
-        """Return the version of the fakes, for the header of a run's journal."""
+        """Return the versions that a run enters in the header of its journal."""
         return {"fake": "1"}
 
     @property
     def running(self) -> int:
-        """The number of calls that are running."""
+        """The number of calls that are running now."""
         return sum(self._now_running.values())
 
     async def spend(self, stage: str, seconds: float, limit_s: float = math.inf) -> bool:
-        """Spend virtual time on a call of `stage`, at most `limit_s`. Returns False if `seconds` exceeds this limit."""
+        """Sleep for `seconds` of virtual time, but at most `limit_s`. Return whether `seconds` is within the limit."""
         assert self.clock is not None, "the machine is not open"
         self._now_running[stage] += 1
         self.most_at_once[stage] = max(self.most_at_once[stage], self._now_running[stage])
@@ -489,14 +493,14 @@ class FakeMachine(Calls):
         return seconds <= limit_s
 
     def killed(self, index: int, stage: Stage) -> bool:
-        """Tell whether the compile worker of candidate `index` is killed now, in `stage`, and count the kill."""
+        """Tell whether the script now kills the compile worker of candidate `index` in `stage`, and count the kill."""
         where, times = self.script.kills.get(index, (stage, 0))
         kill = where == stage and self._kills[index] < times
         self._kills[index] += kill
         return kill
 
     def new_library(self) -> str:
-        """Write a file that stands for a library, and return its path."""
+        """Write a file that stands in for a library, and return the path of the file."""
         path = self._folder / f"{self._libraries}.so"
         self._libraries += 1
         path.write_bytes(b"a library of the fakes")

@@ -1,4 +1,4 @@
-"""The script of the fakes: a table with which a test decides their behaviour."""
+"""The script of the fakes, in which a test says how the fakes behave."""
 
 from __future__ import annotations
 
@@ -14,42 +14,41 @@ Stage = Literal["elaborate", "lower", "build", "measure"]
 Duration = float | Callable[[Config], float]
 
 STAGE_OF: dict[FailureKind, Stage] = {"lower": "lower", "codegen": "build", "compile": "build", "crash": "build"}
-"""The stage in which a kind of failure occurs by default. Every other kind occurs in measuring."""
+"""The stage in which a kind of failure occurs by default. All other kinds occur while a candidate is measured."""
 FATAL: tuple[FailureKind, ...] = ("fault", "out_of_bounds", "worker_lost", "timeout")
-"""Kinds of failure that end the device's process."""
+"""The kinds of failure that end the device's process."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """The behaviour of the fakes, by configuration or by candidate index. Times are in virtual seconds.
+    """The behaviour of the fakes. Times are in virtual seconds. A mapping has candidates' indices as keys.
 
-    `latency_ms` is the kernel's latency, and `final_ms` its latency in the final (the same by default). `reference_ms`
-    is the latency of the reference (None: no reference). Lowering takes `lower_s`, measuring `measure_s`, and starting
-    a device's process `start_s`. A library takes `library_s`, and `compile_s` for each member.
+    `latency_ms` is the kernel's latency. `final_ms` is the latency in the final, by default the same. `reference_ms` is
+    the reference's latency, or None for no reference. `lower_s` is the time to lower a candidate, `elaborate_s` the
+    time to elaborate it, `measure_s` the time to measure it, and `start_s` the time to start a device's process.
+    Compiling a library takes `library_s`, and also `compile_s` for each candidate in the library. Configurations with
+    equal `code_key` are duplicates, and equal kernels have equal `ir_digest`. Lowering and elaborating return `facts`.
 
-    `fails` maps a candidate to the kind of its failure, which determines the stage (`STAGE_OF`), or to (stage, kind).
-    A candidate that fails in ``build`` makes every group that contains it fail. `hangs` maps a candidate to a stage
-    in which it hangs until the deadline of the settings. Failures of a kind in `FATAL` end the device's process.
+    `fails` gives the kind of a candidate's failure, or a pair of stage and kind. By default, `STAGE_OF` gives the stage
+    for a kind. If a candidate fails in ``build``, every group that contains the candidate fails. `hangs` gives a stage
+    in which a candidate hangs until its deadline. A failure whose kind is in `FATAL` ends the device's process.
+    `start_failures` maps a device's name to the number of times that the process fails to start (`math.inf`: always).
+    `prepare_error` is the message of an error in the user's inputs or reference.
 
-    Configurations with an equal `code_key` are duplicates; `ir_digest` tells their kernels apart. `start_failures` maps
-    a device's name to the number of starts that fail at first (`math.inf`: all). `prepare_error` is the message with
-    which the user's inputs or reference fail. Lowering and elaborating return a candidate's `facts`, and elaborating
-    takes `elaborate_s`.
+    `kills` gives a stage, ``lower`` or ``build``, and the number of times that a candidate's compile worker is killed
+    from outside there. `doubts` is the number of times that a device is killed from outside while it measures a
+    candidate, and `dies_after` the number of times that it dies after measuring a candidate. `spoilt` gives the kind of
+    a candidate's failure in a process that has run other candidates. In a fresh process, the candidate does not fail.
 
-    `kills` maps a candidate to a stage, ``lower`` or ``build``, and the number of times that its compile worker is
-    killed from outside in this stage. `doubts` maps a candidate to the number of times that its device is
-    killed from outside during its measurement, and `dies_after` to the number of times that the device dies after it.
+    `final_fails` gives the kind of a candidate's failure in the final, after its timing. `first_ms` is the latency in a
+    candidate's first measurement. `slowdown` maps a device's name to the factor by which kernels and the reference are
+    slower on this device. `final_noise` is a factor for each sample in the final. In each of the first `final_losses`
+    finals, the device is lost. `bits` is the digest of the outputs for inputs that a seed draws.
 
-    `spoilt` maps a candidate to its failure in a process that has run other candidates; in a fresh process it does not
-    fail. `final_fails` maps it to its failure in the final, after its timing, and `first_ms` to the latency of its
-    first measurement. `slowdown` maps a device's name to the factor by which kernels and the reference run slower
-    there. `final_noise` multiplies each sample in the final. The first `final_losses` calls of the final lose the
-    device.
-
-    With `cicc`, cicc compiles every library, in a state that no run has compared. Comparing takes `compare_s`, fails if
-    `compare_fails`, and loses the worker in its first `compare_losses` calls. If `differs`, cicc's code differs.
-    Libraries that nvcc compiled have the latency `plain_ms` (by default the candidate's), and `plain_fails` maps
-    candidates to the failures of these libraries. `bits` is the digest of the outputs, by the seed of the inputs.
+    If `cicc` is true, cicc compiles every library, and no run has compared cicc with nvcc before. This comparison takes
+    `compare_s`, fails if `compare_fails` is true, finds different code if `differs` is true, and loses its worker the
+    first `compare_losses` times. `plain_ms` is the latency of a library from nvcc, by default the same as `latency_ms`.
+    `plain_fails` gives the kind of a candidate's failure with a library from nvcc.
     """
 
     latency_ms: Callable[[Config], float] = lambda config: 1.0
@@ -87,7 +86,7 @@ class Script:
     bits: Callable[[Config, int], str] = lambda config, seed: ""
 
     def failure(self, index: int, stage: Stage) -> FailureKind | None:
-        """Return the scripted kind of failure of candidate `index` in `stage`."""
+        """Return the kind of failure that the script gives for candidate `index` in `stage`, or None."""
         scripted = self.fails.get(index)
         if scripted is None:
             return None
@@ -95,13 +94,13 @@ class Script:
         return kind if where == stage else None
 
     def latency_of(self, config: Config, *, plain: bool, final: bool) -> float:
-        """Return the latency, in ms, of a candidate's library. `plain`: the library that nvcc compiled."""
+        """Return the latency of a candidate's library in ms. `plain`: whether nvcc compiled the library."""
         if self.cicc and plain and self.plain_ms is not None:
             return self.plain_ms(config)
         return (self.final_ms if final and self.final_ms is not None else self.latency_ms)(config)
 
     def seconds(self, seconds: Duration, stage: Stage, index: int, config: Config) -> float:
-        """Return the time of `stage` for candidate `index`: the script's `seconds`, or infinity if the stage hangs."""
+        """Return the time that `stage` takes for candidate `index`: `seconds`, or infinity if the candidate hangs."""
         if self.hangs.get(index) == stage:
             return math.inf
         return seconds(config) if callable(seconds) else seconds

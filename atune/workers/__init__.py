@@ -1,5 +1,6 @@
-"""The processes that do a run's work on this machine, the fork server that makes them, and the files that they store.
+"""The worker processes of a run on this machine, the fork server that forks them, and the files that later runs use.
 
-It imports `model`, `journal`, `workload` and `engine`'s protocols, but no stage: the processes import stages by
-path. The engine decides what to do next, and `stages` runs a candidate's code. `cluster` has the nodes of a cluster.
+This package imports `model`, `journal`, `workload` and the protocols of `engine`, but no stage: worker processes load
+stages by import path. The engine decides what to do next, and `stages` runs a candidate's code. `cluster` has the
+workers of a run on several machines.
 """

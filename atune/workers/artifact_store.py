@@ -1,16 +1,17 @@
-"""The store of built libraries in the cache folder, which later runs reuse, and of compiler states.
+"""The artifact store in the cache folder: built libraries and compiler states, which later runs use again.
 
     artifacts/<sha256>.so                  a library, named by the hash of its content
-    artifacts/<sha256>.<symbol>.source     one member's source
-    artifacts/codes/<code key>.json        location of a candidate's code: library, symbol, how to call it
-    artifacts/lowered/<ir key>.json        result of lowering a kernel: the key of its code, and facts about it
-    artifacts/swept                        time of the last eviction
+    artifacts/<sha256>.<symbol>.source     the source of one member of the library
+    artifacts/codes/<code key>.json        where a candidate's code is (library, symbol), and how to call the code
+    artifacts/lowered/<ir key>.json        the result of lowering a kernel: the key of its code, and facts about it
+    artifacts/swept                        an empty file, written at the last eviction
     states/<digest of tools and use>.json  the latest comparison of a compiler state
 
-The source and a compiler state decide the code. The state covers the compilers (`tools`), the parts of the headers that
-the source uses (`use`: arch, fast math, includes, kinds of wgmma), and these headers' contents.
+If the source and the compiler state are the same, so is the code. A compiler state consists of the compilers (`tools`),
+the parts of the headers that the source uses (`use`: arch, fast math, includes, kinds of wgmma), and the contents of
+these headers.
 
-Several processes may use the store at the same time. Files appear whole, by renaming. Lookups check a library's hash.
+Several processes may use the store at once: files appear whole, by renaming, and a lookup checks a library's hash.
 """
 
 from __future__ import annotations
@@ -34,27 +35,27 @@ from atune.workers.resources import space_is_short
 T = TypeVar("T")
 
 MAX_BYTES = 4 << 30
-"""The store's largest size after an eviction, in bytes."""
+"""Largest size of the store after an eviction, in bytes."""
 DAY_S = 86400.0
-"""Seconds that a file stays after its last use, because a run may still need it. Also the time between evictions."""
+"""Seconds that a file is kept after its last use, because a run may still need it. Also the time between evictions."""
 
 
 class ArtifactStore:
-    """A program's view of the store. `max_bytes` bounds the size of the store."""
+    """The artifact store, as one program uses it. `max_bytes`: the size to which an eviction reduces the store."""
 
     def __init__(self, folder: Path | None = None, max_bytes: int = MAX_BYTES) -> None:
         self.folder = folder or artifacts_folder()
         self.max_bytes = max_bytes
 
     def find(self, key: str, index: int) -> Artifact | None:
-        """Return the artifact of candidate `index` stored under `key`, or None if it is missing or damaged.
+        """Return the artifact stored under `key`, for candidate `index`; None if the artifact is missing or damaged.
 
-        Raises `OSError` if the store cannot be used, for example if it is read-only, or other users may write to it.
+        Raises `OSError` if the store cannot be used, for example if it is read-only, or if other users may write to it.
         """
         try:
             _check(self._code(key))
             stored = msgspec.json.decode(self._code(key).read_bytes(), type=Artifact)
-            library = self.folder / Path(stored.path).name  # only the name: a path might lead out of the folder
+            library = self.folder / Path(stored.path).name  # only the name, because a path might lead out of the folder
             _check(library)
             data = library.read_bytes()
             if f"{hashlib.sha256(data).hexdigest()}.so" != library.name:
@@ -67,13 +68,13 @@ class ArtifactStore:
         return msgspec.structs.replace(stored, index=index, path=str(library), seconds=0.0, why=STORED, store_key=key)
 
     def put(self, built: Iterable[tuple[str, Artifact]]) -> None:
-        """Store the artifacts of a library, each under the key of its code. Raises `OSError`."""
+        """Store each artifact of a library under the key of its code. Raises `OSError`."""
         for key, artifact in built:
             name = Path(self.keep(artifact).path).name
             _write(self._code(key), msgspec.json.encode(msgspec.structs.replace(artifact, path=name, store_key=key)))
 
     def put_lowered(self, lowered: Lowered) -> None:
-        """Store the result of lowering a kernel whose library is in the store. Raises `OSError`."""
+        """Store the result of lowering a kernel whose library is already in the store. Raises `OSError`."""
         path = store_file(self.folder, "lowered", lowered.ir_key)
         if lowered.ir_key and not path.exists():
             _write(path, msgspec.json.encode(msgspec.structs.replace(lowered, blob=b"")))
@@ -94,9 +95,10 @@ class ArtifactStore:
         return msgspec.structs.replace(artifact, path=str(library))
 
     def evict(self) -> int:
-        """Remove the least recently used files beyond `max_bytes`, at most once a day. Keep files used within `DAY_S`.
+        """If the store exceeds `max_bytes`, remove the least recently used files. Keep all files used within `DAY_S`.
 
-        Returns the number of removed libraries. Code or source without its library counts as missing, and is rewritten.
+        Does nothing if the last eviction was less than `DAY_S` ago. Returns the number of removed libraries. After a
+        library is gone, later runs ignore the files that describe it, and replace them.
         """
         old, removed, swept = time.time() - DAY_S, 0, self.folder / "swept"
         with contextlib.suppress(OSError):
@@ -116,13 +118,11 @@ class ArtifactStore:
         return store_file(self.folder, "codes", key)
 
 
-# Compiler states in which cicc's code was compared with nvcc's
-
-
 class StateCheck(msgspec.Struct, frozen=True):
-    """The result of comparing cicc's code with nvcc's. `difference` is empty if they are equal.
+    """The result of comparing the code from cicc with the code from nvcc. `difference` is empty if both are equal.
 
-    `files`: the headers that are read. `headers`: the digest of their contents, which identifies the state later.
+    `files`: the headers that the compilers read. `headers`: a digest of the headers' contents, which later identifies
+    the compiler state.
     """
 
     files: tuple[str, ...]
@@ -136,7 +136,7 @@ def _digest(*parts: str) -> str:
 
 
 def contents_of(files: Iterable[str]) -> str:
-    """Return the digest of the contents of `files`. Raises `OSError`."""
+    """Return one digest of the contents of all `files`. Raises `OSError`."""
     return _digest(*(f"{file} {hashlib.sha256(Path(file).read_bytes()).hexdigest()}" for file in sorted(files)))
 
 
@@ -146,7 +146,7 @@ def state_of(tools: str, use: str, headers: str) -> str:
 
 
 def key_in(store_key: str, state: str) -> str:
-    """Return the store key of a library that was built in `state`. Libraries of nvcc and g++ have no state."""
+    """Return the store key of a library that was built in `state`, which is empty for nvcc and g++."""
     return _digest(store_key, state) if store_key and state else store_key
 
 
@@ -156,7 +156,7 @@ def remember(tools: str, use: str, comparison: StateCheck) -> None:
 
 
 def recall(tools: str, use: str) -> tuple[str, str] | None:
-    """Return the state and the difference of the latest comparison; None if there is none, or a header has changed."""
+    """Return the state and the difference of the latest comparison, or None if it is missing or used other headers."""
     try:
         comparison = msgspec.json.decode(_state_file(tools, use).read_bytes(), type=StateCheck)
         _check(_state_file(tools, use))
@@ -184,26 +184,24 @@ def _write(path: Path, data: bytes) -> None:
         Path(part).write_bytes(data)
 
 
-# ---- the store as a run uses it
-
-
 class RunStore:
-    """Finds the artifacts of earlier runs, stores the artifacts of this run, and knows its compiler states.
+    """The artifact store, as one run uses it to find the artifacts of earlier runs, and to store new artifacts.
 
-    If the store fails with an `OSError` (it may be read-only, full or gone), the artifact counts as missing, `say` gets
-    the reason, and the next call tries again. `tools`: the compilers' part of the states; empty without cicc.
+    If the store raises an `OSError`, for example because the disk is full, the run treats the artifact as missing,
+    tells `say` the reason, and tries again at the next call. `tools`: the compilers' part of the compiler states; empty
+    without cicc.
     """
 
     def __init__(self, store: ArtifactStore | None = None, say: Callable[[str], object] = str) -> None:
         self.tools, self._say = "", say
         self.store = store
-        """The store; None if the run uses no store."""
+        """The store on disk; None if the run uses no store."""
         self._states = dict[str, tuple[str, str]]()
 
     async def state(self, use: str) -> tuple[str, str]:
-        """Return the state for sources with this `use`, and how cicc's code differs from nvcc's; both empty if unknown.
+        """Return the compiler state of sources with this `use`, and how cicc's code differs from nvcc's in this state.
 
-        Reads the headers once for each `use`.
+        Both texts are empty if the state was not compared. Reads the headers once for each `use`.
         """
         if not (use and self.tools):
             return "", ""
@@ -213,7 +211,7 @@ class RunStore:
         return self._states[use]
 
     async def find(self, lowered: Lowered) -> Artifact | None:
-        """Return the artifact of the same code if the store has it. In that case, also store the result of lowering."""
+        """If the store has an artifact with the code of `lowered`, return the artifact, and also store `lowered`."""
         if not lowered.storable:
             return None
         artifact = await self._do(lambda store: store.find(lowered.store_key, lowered.index))
@@ -227,12 +225,12 @@ class RunStore:
         return artifact and msgspec.structs.replace(artifact, roles=lowered.roles)
 
     async def keep(self, library: Iterable[Artifact]) -> None:
-        """Store the artifacts of a library under their keys. Skip artifacts without a key."""
+        """Store each artifact of a library under its `store_key`. Skip artifacts that have no key."""
         if keyed := [(artifact.store_key, artifact) for artifact in library if artifact.store_key]:
             await self._do(lambda store: store.put(keyed))
 
     async def keep_lowered(self, lowered: Lowered, key: str) -> None:
-        """Store the result of lowering a kernel. Its library must be in the store, under `key`."""
+        """Store the result of lowering a kernel whose library is in the store under `key`."""
         await self._do(lambda store: store.put_lowered(msgspec.structs.replace(lowered, kept_as=key)))
 
     async def _do(self, use: Callable[[ArtifactStore], T]) -> T | None:

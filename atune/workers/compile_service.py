@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+import shutil
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Literal
 
 import anyio
 import anyio.abc
@@ -14,38 +16,47 @@ from atune.errors import UsageError, WorkerError
 from atune.model.artifact import Artifact, Lowered
 from atune.model.device import Target, parse_target
 from atune.model.settings import CompileSettings
-from atune.workers.messages import SERVICE_HEADER, SERVICE_LISTEN
+from atune.workers.messages import SERVICE_LISTEN
 from atune.workers.pool import ForkServer, Worker
 from atune.workers.resources import usable_cores
-from atune.workers.server import started
+from atune.workers.server import DRIVER, parked_service, started, warm_service
 from atune.workers.waiting import background
 from atune.workers.workers import process_folders
 
-DRIVER = ("/dev/nvidiactl", "/dev/dxg")
-"""Device files of CUDA's driver. If the driver is installed, at least one of them exists."""
-SERVICE = ("atune.stages.cicc_server",)
 PREPARE_TIMEOUT_S = 120.0
+NEW_STATE = "nvcc, because the compiler state is new, and the run has few candidates"
+"""The reason for nvcc in a run that compares its compiler state while nvcc compiles."""
 
 
 class ServiceProcess(anyio.AsyncContextManagerMixin):
     """The process that keeps the parsed headers, for one run or several concurrent runs. The first call forks it.
 
-    It has its own fork server, which imports almost nothing; see `atune.stages.cicc_server`.
+    It has its own fork server, which imports almost nothing; see `atune.stages.cicc_server`. If that server has parsed
+    headers, it is parked for the program's next run.
     """
 
     def __init__(self, nice: int = 0) -> None:
         self._nice = nice
         self.worker: Worker | None = None
         """The process; None before it starts."""
-        self.parsed = False
-        """Whether the process has parsed headers, and compiled with them."""
         self._turn = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[ServiceProcess, None]:
-        async with background() as self._tasks:
-            yield self
+        self._ended = anyio.Event()
+        try:
+            async with background(cancel=False) as self._tasks:
+                yield self
+                self._ended.set()
+        except BaseException:
+            parked_service.park(None)  # a cancelled run leaves no process
+            raise
+
+    @property
+    def begun(self) -> bool:
+        """Whether the process has started, or starts."""
+        return self.worker is not None or self._turn.locked()
 
     async def call(self, entry: str, request: object) -> str:
         """Call `entry` in the process. Return the reason if the call failed, and otherwise an empty text.
@@ -58,45 +69,50 @@ class ServiceProcess(anyio.AsyncContextManagerMixin):
             return (await self.worker.call(entry, msgspec.msgpack.encode(request), PREPARE_TIMEOUT_S)).decode()
 
     async def _run(self, *, task_status: anyio.abc.TaskStatus[Worker]) -> None:
-        async with ForkServer(started(SERVICE)) as server:
-            worker = await server.spawn("service", env=process_folders(str(server.run_dir)), nice=self._nice)
-            task_status.started(worker)
-            await worker.ended()
+        before = parked_service.take()
+        park = None if before is None else parked_service.park  # only a parked server itself has parsed headers
+        async with ForkServer(before or started(("atune.stages.cicc_server",)), park=park) as server:
+            folders = process_folders(str(server.run_dir))
+            task_status.started(await server.spawn("service", env=folders, nice=self._nice))
+            await self._ended.wait()
+            shutil.rmtree(folders["TMPDIR"], ignore_errors=True)  # for headers that only this run needed
 
 
 class CompileService:
-    """Has `process` compile a run's candidates.
+    """The compile service, as one run uses it: `process` compiles the run's candidates.
 
     `start` begins to parse headers while the fork server still imports tilelang. The first candidate that must be
-    compiled makes the process compile for the run, unless `use` got a reason against that. While the service is
-    `warming`, lowering continues and building waits. Once it is `ready`, builds use it.
+    compiled makes the process prepare to compile for the run, unless `use` got a reason not to use the service. While
+    the service is `warming`, the run lowers candidates but builds none. When the service is `ready`, builds use the
+    service.
     """
 
     def __init__(self, settings: CompileSettings, target: str | Target) -> None:
         self.ready = False
-        """Whether the service compiles."""
+        """Whether builds use the service."""
         self.why = ""
-        """Why nvcc compiles; empty if nvcc does not compile, or if no explanation is needed."""
+        """Why nvcc compiles; empty if another compiler is used, or if no explanation is needed."""
         self.wake: Callable[[], None] = lambda: None
         """Called after each change."""
         self.process: ServiceProcess
         self._settings, self._target = settings, target
         self._run_dir = ""
         self._off = False
+        self.few = False
+        """Whether the run has so few candidates that nvcc compiles them if their compiler state is new."""
+        self._compared = set[str]()
+        """Keys of header parts whose new compiler states are compared; see `Lowered.use`."""
         self._request: tuple[bytes, str, str] | None = None
         """The request to the process; None until a candidate must be compiled."""
-        self._scope: anyio.CancelScope | None = None
-        """The scope of the run's calls of the process; None if there are none."""
-        self._wanted: anyio.Event
         self._tasks: anyio.abc.TaskGroup
 
     @property
     def warming(self) -> bool:
-        """Whether the service will soon be `ready`."""
+        """Whether the service is being prepared, and will soon be `ready`."""
         return self._request is not None and not (self.ready or self.why or self._off)
 
-    def start(self, process: ServiceProcess, tasks: anyio.abc.TaskGroup, run_dir: str, *, early: bool) -> None:
-        """Have `process` serve the run. If `early`, and if a core is free, begin to parse headers that a run may need.
+    def start(self, process: ServiceProcess, tasks: anyio.abc.TaskGroup, run_dir: str) -> None:
+        """Have `process` serve the run. If a core is free, begin to parse headers that the run may need.
 
         `run_dir`: the folder in which workers look for the service.
         """
@@ -107,54 +123,53 @@ class CompileService:
             return  # `discover` reports the error
         settings = self._settings
         cuda = any(map(os.path.exists, DRIVER)) if target is None else target.kind == "cuda"
-        if early and cuda and settings.cicc and settings.flags is None and len(usable_cores()) > 1:
-            self._begin("" if target is None else target.arch)
+        if cuda and settings.cicc and settings.flags is None and len(usable_cores()) > 1 and not process.begun:
+            with suppress(OSError):  # the first candidate to compile shows the error
+                warm_service("" if target is None else target.arch)
 
     def use(self, against: str | None) -> None:
         """Use the service in this run if `against` is None. Otherwise `against` is the reason not to, perhaps empty."""
-        was_off, self._off = self._off, against is not None
-        if was_off or self._off:
-            self.ready, self.why = False, f"nvcc, because {against}" if against else ""
-        if self._off and self._scope is not None:
-            self._scope.cancel()
-            self._scope = None
-        self.wake()
+        self._off, self.why = against is not None, f"nvcc, because {against}" if against else ""
 
-    def saw(self, lowered: Lowered, target: Target) -> None:
-        """Have the service compile for the run, beginning with the first candidate that must be compiled."""
+    def saw(self, lowered: Lowered, target: Target, *, known: bool) -> None:
+        """Have the service compile for the run, beginning with the first candidate that must be compiled.
+
+        `known`: whether the candidate's compiler state was compared before.
+        """
         if self._request is not None or self._off:
             return
         self._request = (lowered.blob, target.arch, self._run_dir)
-        if self._scope is None:
-            self._begin(None)
-        self._wanted.set()
+        self.why = NEW_STATE if self.few and not known else ""
+        self._tasks.start_soon(self._run)
         self.wake()
 
+    def compilers(self, use: str, states: Sequence[tuple[str, str]]) -> Literal["cicc", "nvcc", "both"]:
+        """Return the compilers for a group; ``both`` only once for each `use`, the key of the first member's headers.
+
+        `states`: the members' compiler states, as `RunStore.state` returns them.
+        """
+        new, differs = not all(state for state, _ in states), any(difference for _, difference in states)
+        if self.ready and not differs and not (new and self.few):
+            return "cicc"
+        if self._off or not (new and self.few) or use in ("", *self._compared) or len(usable_cores()) == 1:
+            return "nvcc"
+        self._compared.add(use)
+        return "both"
+
     def explain(self, artifact: Artifact) -> Artifact:
-        """Return `artifact` with the reason for the choice of its compiler, unless it already has a reason."""
-        return msgspec.structs.replace(artifact, why=artifact.why or self.why)
+        """Return `artifact` with the reason for nvcc, if nvcc built it and it has no reason yet."""
+        return msgspec.structs.replace(artifact, why=artifact.why or self.why) if artifact.plain else artifact
 
-    def _begin(self, arch: str | None) -> None:
-        """Have headers for `arch` parsed before a candidate is known. An empty `arch` stands for the architecture of
-        this machine's GPU. If `arch` is None, wait for the candidate."""
-        self._wanted, self._scope = anyio.Event(), anyio.CancelScope()
-        self._tasks.start_soon(self._run, arch, self._scope)
-
-    async def _run(self, arch: str | None, scope: anyio.CancelScope) -> None:
+    async def _run(self) -> None:
         try:
-            with scope:
-                if arch is not None:
-                    await self.process.call(SERVICE_HEADER, arch)
-                await self._wanted.wait()
-                self._settle(await self.process.call(SERVICE_LISTEN, self._request))
-                if self.ready and self.process.worker is not None:
-                    raise await self.process.worker.ended()
+            self._settle(await self.process.call(SERVICE_LISTEN, self._request))
+            if self.ready and self.process.worker is not None:
+                raise await self.process.worker.ended()
         except (WorkerError, OSError) as error:
             output = getattr(error, "detail", "").strip().splitlines()
             self._settle("; ".join((f"the compile service ended: {error}", *output[-1:])))
 
     def _settle(self, broken: str) -> None:
         """From now on use the service, or use nvcc if `broken` gives a reason."""
-        self.ready, self.why = not broken, f"nvcc, because {broken}" if broken else ""
-        self.process.parsed |= self.ready
+        self.ready, self.why = not broken, f"nvcc, because {broken}" if broken else self.why
         self.wake()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, cast
 
@@ -28,26 +28,24 @@ from atune.workers.artifact_store import RunStore
 from atune.workers.compile_service import CompileService
 from atune.workers.messages import Session
 from atune.workers.pool import Worker
-from atune.workers.resources import CompilerKilled, ShortOf, space_is_short
+from atune.workers.resources import COMPILE_NICE, CompilerKilled, ShortOf, space_is_short
 from atune.workers.supervised import DOING, NOT_ALONE, STARVED, Supervised, failure_in
 from atune.workers.workers import Workers, shortage
 
-COMPILE_NICE = 5
-"""Niceness of the compile workers, which gives the user's own programs and the device processes precedence."""
-
 ELABORATE_S = 20.0
-"""Time limit of an elaboration, because the whole run waits for it. A lower `compile_timeout_s` takes precedence. The
-facts of a candidate that takes longer stay unknown, and its lowering still gets the whole deadline."""
+"""Seconds that an elaboration may take. The limit is low, because the whole run waits. A lower `compile_timeout_s`
+takes precedence. If a candidate takes longer, its facts stay unknown, and its lowering still gets the whole
+deadline."""
 SPOILED = (
-    "candidate {index} failed in a process that had run other candidates, but not in a fresh one, because another "
-    "candidate changes what its process shares, such as os.environ. atune repeats these failures in a fresh process"
+    "candidate {index} failed in a process that had run other candidates, but not in a fresh process, because another "
+    "candidate changes shared state of the process, such as os.environ. atune repeats failed jobs in a fresh process"
 )
 PATIENCE = 4.0
-"""Factor that extends the deadline of a job that is repeated because it got hardly any CPU before its deadline."""
+"""Factor by which a job's deadline grows if the job is repeated because it got hardly any CPU time."""
 
 
 class CompileProcess(Supervised):
-    """A process of a compile worker. It starts when it is needed, and again if it has died. `role`: its name."""
+    """A process of a compile worker. `role`: the process's name. A job starts the process if it is not running."""
 
     died, raised = "crash", "lower"
 
@@ -62,7 +60,7 @@ class CompileProcess(Supervised):
         return self._worker
 
     async def _send(self, job: Job[Any], limit_s: float) -> bytes:
-        """Send `job` as `Supervised` does. Also raises `WorkerLost` if a compiler was killed."""
+        """Send `job` as `Supervised` does, but raise `WorkerLost` also if a compiler was killed."""
         try:
             return await super()._send(job, limit_s)
         except RemoteError as error:
@@ -78,7 +76,7 @@ class CompileProcess(Supervised):
 
 
 class LocalCompileWorker:
-    """A compile worker: a process that runs candidates' code to elaborate and lower them, and a process that builds."""
+    """A compile worker with two processes: one runs the code of candidates, and the other builds libraries."""
 
     def __init__(self, workers: Workers, session: Session, store: RunStore, service: CompileService, name: str) -> None:
         self.workers, self.session, self.store, self.service = workers, session, store, service
@@ -86,8 +84,12 @@ class LocalCompileWorker:
         self._code = CompileProcess(workers, msgspec.structs.replace(session, load=True), name)
         self._builds = CompileProcess(workers, session, f"{name}-builds")
         self._libraries = 0
+        self.prepare: Callable[[Job[Any]], Awaitable[Any]] | None = None
+        """Returns a job to do in place of each job, or a failure; None to do the jobs as they are."""
 
     async def run(self, job: Job[A]) -> A:
+        if self.prepare is not None and isinstance(job := await self.prepare(job), Failure):
+            return cast(A, job)
         return cast(A, await getattr(self, f"_{job.name}")(job))
 
     async def _roles(self, job: RolesJob) -> Roles | Failure:
@@ -115,11 +117,12 @@ class LocalCompileWorker:
     async def _find(self, job: FindJob) -> Artifact | None:
         artifact = await self.store.find(job.lowered)
         if artifact is None:
-            self.service.saw(job.lowered, self.session.target)  # only the first call has an effect
+            state, _ = await self.store.state(job.lowered.use)
+            self.service.saw(job.lowered, self.session.target, known=bool(state))  # only the first call has an effect
         return artifact
 
     async def _build(self, job: BuildJob) -> list[Built] | GroupFailed:
-        """Compile a group. Members without a blob were lowered by an earlier run, and come from the store."""
+        """Compile a group. An earlier run lowered the members without a blob, and the store has their libraries."""
         built = dict[int, Built]()
         for lowered in job.group:
             if not lowered.blob:
@@ -133,12 +136,11 @@ class LocalCompileWorker:
         return [built[lowered.index] for lowered in job.group]
 
     async def _compile(self, group: Sequence[Lowered], asked: BuildJob) -> list[Built] | GroupFailed:
-        """Compile `group` into one library and store it. Use cicc unless its code is known to differ from nvcc's."""
+        """Compile `group` into one library and store it. `service` chooses the compilers for CUDA."""
         store, service = self.store, self.service
-        use_service = service.ready and not asked.plain
-        for lowered in group:
-            use_service = use_service and not (await store.state(lowered.use))[1]
-        job = msgspec.structs.replace(asked, group=tuple(group), path=self._new_library(), service=use_service)
+        states = [await store.state(lowered.use) for lowered in group]
+        by = "nvcc" if asked.plain else service.compilers(group[0].use, states)
+        job = msgspec.structs.replace(asked, group=tuple(group), path=self._new_library(), by=by)
         answers = await self._try(job, group[0].index, job.limit_s)
         if isinstance(answers, Failure):
             return _of_group(answers, len(group))
@@ -151,7 +153,7 @@ class LocalCompileWorker:
         return [service.explain(member) if isinstance(member, Artifact) else member for member in built]
 
     async def _known(self, built: Built, lowered: Lowered) -> Built:
-        """Return `built`, marked if its compiler state was compared, and without a key if it must not be stored."""
+        """Return `built`. Set `compared` by its compiler state, and clear `store_key` if the store must not keep it."""
         if isinstance(built, Failure):
             return built
         compared = bool(built.state) and await self.store.state(lowered.use) == (built.state, "")
@@ -159,10 +161,8 @@ class LocalCompileWorker:
         return msgspec.structs.replace(built, store_key=key, compared=compared)
 
     async def _compare(self, job: CompareJob) -> Compared | Failure:
-        """Compile a candidate with nvcc, and compare it with cicc's library. A crash or a timeout is a `Failure`.
-
-        Raises `WorkerLost` if the worker was killed from outside.
-        """
+        """Compile a candidate with nvcc, and compare the result with cicc's library. A crash or a timeout gives a
+        `Failure`. Raises `WorkerLost` if the worker was killed from outside."""
         await self._code.kill()  # no other candidate may influence the result
         job, limit_s = msgspec.structs.replace(job, path=self._new_library()), 2 * self._limit_s  # to lower and compile
         answer = await self._try(job, job.candidate.index, limit_s)
@@ -171,11 +171,11 @@ class LocalCompileWorker:
         return answer
 
     async def _try(self, job: Job[A], index: int, limit_s: float | None = None, *, before: str = "") -> A | Failure:
-        """Have a process do `job` within `limit_s` or the settings' deadline, and return its answer.
+        """Have a process do `job` within `limit_s`, by default within the settings' deadline, and return the answer.
 
-        If there is no answer, return the failure of candidate `index`. A doubtful failure is repeated once in a fresh
-        process, with the reason as `before`. If the worker was killed from outside, the failure has a doubt, so
-        that the engine repeats the work.
+        If there is no answer, return the failure of candidate `index`. If the failure is in doubt, repeat the job once
+        in a fresh process, where `before` is the reason for the doubt. If the worker was killed from outside, return
+        the failure with its doubt, so that the engine repeats the work.
         """
         process = self._builds if isinstance(job, BuildJob) else self._code
         most_s = (limit_s or self._limit_s) * (PATIENCE if before == STARVED else 1)
@@ -193,7 +193,7 @@ class LocalCompileWorker:
         return await self._try(job, index, limit_s, before=failure.doubt)
 
     def _late(self, job: Job[Any], index: int) -> Failure:
-        """Return the failure of a candidate whose `job` misses its deadline."""
+        """Return the failure for the candidate `index` if `job` misses its deadline."""
         if isinstance(job, BuildJob) and job.limit_s is not None:
             return Failure(index, "hopeless", HOPELESS.format(limit_s=job.limit_s))
         return Failure(index, "timeout", f"{DOING[type(job)]} ran past compile_timeout_s={self._limit_s:g}")
@@ -209,5 +209,5 @@ class LocalCompileWorker:
 
 
 def _of_group(failure: Failure, members: int) -> list[Any] | GroupFailed:
-    """Return `failure` as the answer of a group: as a list if the group has one member, else as a `GroupFailed`."""
+    """Return `failure` as the answer for a group: a list if the group has one member, and otherwise a `GroupFailed`."""
     return GroupFailed(failure.message, failure.doubt) if members > 1 else [failure]

@@ -1,4 +1,4 @@
-"""A device's process on this machine, the lock that makes runs take turns on a device, and warnings of other users."""
+"""A device's process on this machine, the lock by which runs take turns, and warnings about other users."""
 
 from __future__ import annotations
 
@@ -50,38 +50,38 @@ from atune.workers.waiting import Deadline
 from atune.workers.workers import Workers, how_it_ended, process_folders
 
 MEMORY_POLL_S = 0.2
-"""Seconds between two checks whether another run has ended."""
+"""Seconds between two checks of whether another run has released its memory."""
 SHARED_S = 2.0
-"""Seconds of waiting for a device after which a warning says that another run measures there too."""
+"""Seconds of waiting for a device after which a warning says that another run also measures on the device."""
 DOUBTFUL: tuple[FailureKind, ...] = ("fault", "launch", "load", "out_of_memory")
-"""Failures that are always in doubt in a used process. Failures of other kinds count if the last correct candidate is
-still correct in that process, because repeating each of them would take a new context and new inputs."""
+"""Kinds of failure that are always in doubt in a used process. A failure of another kind counts if the last correct
+candidate is still correct in that process, because repeating every failure would take many new contexts and inputs."""
 SPOILING: tuple[FailureKind, ...] = ("fault", "out_of_bounds")
-"""Failures that ruin the context or the memory of the process, although the process answers."""
+"""Kinds of failure that damage the context or the memory of a process, even if the process still answers."""
 BUSY_PERCENT = 20
-"""If a GPU that the run does not use is utilised above this percentage, another program must be computing on it."""
+"""If a GPU's utilisation exceeds this percentage while the run does not use the GPU, another program computes on it."""
 LOCK_PATIENCE_S = 180.0
-"""Longest wait for a lock, in seconds. The program that holds the lock may be stopped."""
+"""Longest wait for a lock, in seconds, because the program that holds the lock may be stopped."""
 LOCK_POLL_S = (0.0005, 0.005)
-"""Seconds between the first two attempts to lock, and the longest time between later attempts."""
+"""Seconds between the first two attempts to lock a file, and the longest pause between later attempts."""
 REMEDY = "end it, or measure on another device"
 
 
 class MemoryClaim:
-    """A run's claim on `n_bytes` of each of its devices. `limit` bounds the sum of the claims of this program's runs.
+    """A run's claim to `n_bytes` of memory on each of its devices. All claims on a device together are at most `limit`.
 
-    The claim is granted for all devices together and held until the run ends, so that no deadlock is possible.
+    A claim is granted for all devices at the same time and held until the run ends, so that runs cannot deadlock.
     """
 
     _held: ClassVar[list[MemoryClaim]] = []
     _lock: ClassVar = threading.Lock()
-    """Guards the claims, because runs may be in several threads."""
+    """A lock for the claims, because this program's runs may be in several threads."""
 
     def __init__(self, devices: Collection[str], n_bytes: int, limit: int) -> None:
         self._devices, self._n_bytes, self._limit = frozenset(devices), n_bytes, limit
 
     def is_granted(self) -> bool:
-        """Take the claim if the other runs leave enough memory, and tell whether it is held."""
+        """Take the claim if the other runs leave enough memory. Return whether the claim is held."""
         with self._lock:
             used = [sum(held._n_bytes for held in self._held if device in held._devices) for device in self._devices]
             if self not in self._held and self._n_bytes + max(used, default=0) <= self._limit:
@@ -94,10 +94,10 @@ class MemoryClaim:
 
 
 class LocalDeviceWorker(Supervised):
-    """A device's process, which a `StartJob` replaces.
+    """The worker of a device. A `StartJob` replaces the worker's process.
 
-    `idle`: processes that other runs of the same set have left, and that this run may take over; None without a set.
-    These runs measure on the device in turn. `claim`: the run's claim on memory; None without a limit.
+    `idle`: processes that other runs of the same set have left, and that this run may take over; None outside a set.
+    The runs of a set measure on a device in turn. `claim`: the run's claim to memory; None without a limit.
     """
 
     died, raised = "fault", "launch"
@@ -118,17 +118,17 @@ class LocalDeviceWorker(Supervised):
         self.name, self._role = info.id, f"device-{info.id}"
         self._started = Started(info)
         self._inputs: PrepareJob | None = None
-        """The job that made the inputs. Each new process repeats it."""
+        """The job that made the inputs. Each new process repeats the job."""
         self._prepared = False
         self._said = ""
-        """Output of making the inputs and running the reference."""
+        """The text that was printed while the inputs were made and the reference ran."""
         self._right: MeasureJob | None = None
-        """The job of the last candidate that was measured, and was therefore correct."""
+        """The job of the last candidate that was measured. A measured candidate is correct."""
         self._accused = 0
-        """Number of candidates that have failed since then, although `_right`, run again, was still correct."""
+        """Number of candidates that have failed since `_right`, although repeating `_right` still succeeded."""
         self._device = info.uuid or info.id
         self._named: set[int] = set()
-        """Other users' processes on the device that a warning has already named."""
+        """Pids of other users' processes on the device that a warning has already named."""
 
     async def run(self, job: Job[A]) -> A:
         if isinstance(job, StartJob):
@@ -159,10 +159,8 @@ class LocalDeviceWorker(Supervised):
         return answer
 
     async def _sound(self, failure: Failure) -> bool:
-        """Tell whether the last correct candidate is still correct in the process.
-
-        The second failure after the same candidate is in doubt: that candidate may be correct only in this process.
-        """
+        """Tell whether the last correct candidate is still correct in the process. After the same correct candidate,
+        the second failure is in doubt: that candidate may be correct only in this process."""
         if failure.kind in DOUBTFUL or self._right is None or not self.alive:
             return False
         again = msgspec.structs.replace(self._right, best_ms=0.0)  # 0.0, so that timing takes hardly any time
@@ -192,8 +190,9 @@ class LocalDeviceWorker(Supervised):
     async def _prepare(self, job: PrepareJob) -> Prepared:
         """Make the inputs and run the reference. Only the device's first process times the reference.
 
-        Raises `WorkloadError` if this fails in the first process, because the workload must be at fault. A process that
-        another run has left may be spoiled, or have an old version of the workload's file. If it fails, it is replaced.
+        If the first process fails, raises `WorkloadError`, because the workload must be at fault. A process that
+        another run has left may be spoiled, or have loaded an old version of the workload's file, so it is replaced if
+        it fails.
         """
         if self.ran:
             with suppress(AtuneError):
@@ -232,7 +231,7 @@ class LocalDeviceWorker(Supervised):
         return prepared
 
     async def _new(self) -> Worker:
-        """Fork a process, pin it to the device and make its context."""
+        """Fork a process that sees only this device, and make the device's context in the process."""
         env = {"CUDA_VISIBLE_DEVICES": self.info.uuid} if self.info.uuid else {}  # read when CUDA starts
         if self._idle is not None:
             env |= process_folders(str(self.workers.server.run_dir))  # the process may outlive the run
@@ -245,7 +244,8 @@ class LocalDeviceWorker(Supervised):
         return worker
 
     async def _handed_on(self) -> Worker | None:
-        """Return a process, with its context, that another run has left; None if a lost process must be replaced."""
+        """Take over a process that another run has left, with its context. Return None if no process is left, or if a
+        lost process must be replaced."""
         while self._idle and self._inputs is None:
             if (worker := self._idle.pop()).alive:
                 self.workers.adopt(worker)
@@ -269,14 +269,14 @@ class LocalDeviceWorker(Supervised):
         return self._worker
 
     async def _send(self, job: Job[Any], limit_s: float) -> bytes:
-        """Send `job` as `Supervised` does, while no other run measures on the device. The wait for the device does not
-        count towards `limit_s`."""
+        """Send `job` as `Supervised` does, but while no other run measures on the device. Time spent on waiting for the
+        device does not count towards `limit_s`."""
         async with device_lock(self._device) as waited_s:
             self._note(waited_s)
             return await super()._send(job, limit_s)
 
     def _note(self, waited_s: float | None) -> None:
-        """Warn that the device is shared: every time that the wait was given up, and otherwise the first time."""
+        """Warn that another run uses the device: each time that this run gives up waiting, and otherwise only once."""
         if waited_s is None:
             held = f"another run has held device {self.name} for {LOCK_PATIENCE_S:g} s"
             self.workers.warn(f"{held}, so this run measures at the same time")
@@ -285,10 +285,8 @@ class LocalDeviceWorker(Supervised):
             self.workers.warn_once(message, message)
 
     async def _look(self, *, idle: bool = False) -> None:
-        """Have the process ask NVML for other users of its GPU, and warn of each once. `idle`: no timing has begun.
-
-        If the question kills the process, or takes too long, the next call reports it.
-        """
+        """Have the process ask NVML for other users of its GPU, and warn of each user once. `idle`: no timing has
+        begun. If the request kills the process or takes too long, the next call reports the error."""
         if not self.info.uuid or self._worker is None or not self._worker.alive:
             return
         question = msgspec.msgpack.encode(Neighbours(program=os.getpid(), uuid=self.info.uuid, idle=idle))
@@ -306,7 +304,7 @@ class LocalDeviceWorker(Supervised):
                 self.workers.warn(f"device {self.name} is also used by {', '.join(new)}, which {DISTURBS}; {REMEDY}")
 
     async def hand_on(self) -> None:
-        """Leave the process to another run of the set, after removing everything of this run from it."""
+        """Remove everything of this run from the process, and leave the process to another run of the set."""
         worker, self._worker = self._worker, None
         if worker is None or self._idle is None or not (worker.alive and self._prepared):
             return
@@ -317,7 +315,7 @@ class LocalDeviceWorker(Supervised):
             self._idle.append(worker)
 
     async def _wait_for_memory(self) -> None:
-        """Wait until this program's other runs leave this run's share of the memory limit."""
+        """Wait until the other runs of this program leave enough of the memory limit for this run."""
         while self.claim is not None and not self.claim.is_granted():
             waits = f"waiting, because another run uses the memory that memory_limit allows on device {self.name}"
             self.workers.warn_once("memory", waits)
@@ -337,11 +335,11 @@ class LocalDeviceWorker(Supervised):
 async def device_lock(
     device: str, folder: Path | None = None, patience_s: float = LOCK_PATIENCE_S
 ) -> AsyncGenerator[float | None, None]:
-    """Hold a device, by its UUID or name. Yields the seconds of waiting, or None if the wait was given up.
+    """Hold the lock of `device`, a UUID or a name. Yields the seconds of waiting, or None if the wait was given up.
 
     The lock consists of two advisory locks (flock) on files in `folder`, by default below `$TMPDIR/atune-UID`. Only the
-    holder of the first lock waits for the second, so a run that measures without pause cannot overtake a waiting run.
-    The kernel releases both if the program ends in any way. Cancelling the wait leaves nothing behind.
+    holder of the first lock waits for the second lock, so a run that measures without pause cannot overtake a waiting
+    run. The kernel releases both locks, no matter how the program ends. A cancelled wait leaves no lock behind.
     """
     folder = folder or private_root()
     deadline, began = Deadline(patience_s), time.monotonic()
@@ -353,7 +351,7 @@ async def device_lock(
 
 
 async def _locked(path: Path, stack: ExitStack, deadline: Deadline) -> bool:
-    """Lock `path` until `stack` is closed. Returns False if the deadline passes first."""
+    """Lock `path` until `stack` is closed. Return False if the deadline passes before the lock is free."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     stack.callback(os.close, fd)
     pause = LOCK_POLL_S[0]

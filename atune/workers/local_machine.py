@@ -1,17 +1,17 @@
-"""The compile workers and the device processes of a run on this machine, forked from one fork server."""
+"""The compile workers and device workers of a run on this machine, whose processes come from one fork server."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager, nullcontext
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Literal
 
 import anyio
 import anyio.to_thread
@@ -25,11 +25,11 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.version import installed_versions
 from atune.workers.artifact_store import ArtifactStore, RunStore
 from atune.workers.compile_service import CompileService, ServiceProcess
-from atune.workers.compile_worker import COMPILE_NICE, LocalCompileWorker
+from atune.workers.compile_worker import LocalCompileWorker
 from atune.workers.device_worker import LocalDeviceWorker, MemoryClaim
 from atune.workers.messages import DISCOVER, GPUS, Discovery, Session
 from atune.workers.pool import ForkServer, Worker
-from atune.workers.resources import WORKER_BYTES, usable_cores, usable_memory_bytes, workers_that_fit
+from atune.workers.resources import COMPILE_NICE, WORKER_BYTES, usable_cores, usable_memory_bytes, workers_that_fit
 from atune.workers.waiting import background
 from atune.workers.workers import Workers, described, fork_server, killed
 from atune.workload.packing import LARGE_BYTES, write
@@ -37,11 +37,9 @@ from atune.workload.pickling import PickleRef, WorkloadRef
 from atune.workload.workload import WorkloadSpec
 
 FEW_CANDIDATES = 4
-"""nvcc alone compiles a run of at most this many candidates, because parsing headers for cicc takes as long. On an H100
-with 16 workers, runs of 8 candidates took 0.91 times as long with cicc as with nvcc, and 1.08 times if the compiler
-state was new; runs of 15 candidates took 0.70 times as long (bench/results/states)."""
-WHY_PLAIN = "preparing cicc takes longer than it saves for so few candidates"
-"""The reason not to use cicc for so few candidates."""
+"""If the compiler state is new, nvcc compiles a run of at most this many candidates, because the run would wait for the
+comparison. On an H100 with 16 workers, runs of 8 candidates in a new state took 1.08 times as long with cicc as with
+nvcc (bench/results/states)."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +48,34 @@ class Shared:
 
     server: ForkServer
     service: ServiceProcess
-    at_once: int
-    """Largest number of concurrent runs."""
+    at_once: int = 1
+    """Largest number of concurrent runs on a device."""
+    apart: bool = False
+    """Whether each run uses one of the devices, instead of all."""
     idle: dict[str, list[Worker]] = field(default_factory=dict)
     """Processes, by device and torch's state, that ended runs leave to later ones, because a context takes a second."""
+    runs: Counter[str] = field(default_factory=Counter)
+    """Number of runs that use each device."""
+    lost: set[str] = field(default_factory=set)
+    """Devices that a run gave up. Later runs do not use them if others are left."""
+
+    @contextmanager
+    def lent(self, devices: Sequence[DeviceInfo]) -> Iterator[tuple[DeviceInfo, ...]]:
+        """Choose the devices of a run, and count them as used by it: all, or the least used one if runs are `apart`."""
+        left = [device for device in devices if device.id not in self.lost] or devices
+        chosen = tuple(sorted(left, key=lambda device: self.runs[device.id])[: 1 if self.apart else None])
+        self.runs.update(device.id for device in chosen)
+        try:
+            yield chosen
+        finally:
+            self.runs.subtract(device.id for device in chosen)
 
 
 @asynccontextmanager
-async def shared_processes(warn: Callable[[str], None] = ignored, at_once: int = 1) -> AsyncGenerator[Shared, None]:
+async def shared_processes(warn: Callable[[str], None] = ignored) -> AsyncGenerator[Shared, None]:
     """Start the fork server, or take the warm one, for one run or for several in the same event loop."""
     async with fork_server(warn) as server, ServiceProcess(COMPILE_NICE) as service:
-        shared = Shared(server, service, at_once)
+        shared = Shared(server, service)
         try:
             yield shared
         finally:
@@ -68,13 +83,15 @@ async def shared_processes(warn: Callable[[str], None] = ignored, at_once: int =
 
 
 class LocalMachine:
-    """Compile workers and device workers of one run, as processes on this machine.
+    """The compile workers and device workers of one run, as processes on this machine.
 
-    `workload` is a reference that the workers can load. `spec` is its description if the caller has one,
-    so that describing it needs no loading. If `spec` lacks the space, only the space is loaded. `target` is a text such
-    as ``auto`` or ``cuda``. `devices` names devices, or is ``("all",)``. `cores` limits how many of this process's
-    cores the run uses. `shared`: the processes that concurrent runs share; None to start own processes.
+    `workload`: a reference that the workers can load. `spec`: the workload's description if the caller has it, so that
+    `describe` loads nothing; if `spec` lacks the space, `describe` loads only the space. `target`: also a text such as
+    ``auto`` or ``cuda``. `devices`: names of devices, or ``("all",)``. `cores`: how many of this process's cores the
+    run may use. `shared`: the processes that concurrent runs share; None if the run starts its own processes.
     """
+
+    sleep = staticmethod(anyio.sleep)
 
     def __init__(
         self,
@@ -100,18 +117,19 @@ class LocalMachine:
         self.store = RunStore()
         self.run_dir = ""
         self.discovery: Discovery
-        """The target and the devices, after `discover` or `assume` has set them."""
+        """The run's target and devices. `discover` or `assume` sets this attribute."""
         self._devices: list[LocalDeviceWorker] = []
         self._cores_left: int | None = None
-        """Number of cores without a compile worker. None if measuring needs no free core."""
+        """Number of cores that have no compile worker; None if measuring needs no free core."""
 
     @asynccontextmanager
     async def open(
         self, warn: Callable[[str], None] = ignored, wake: Callable[[], None] = ignored
     ) -> AsyncGenerator[None, None]:
-        """Start the fork server, or take the warm one that the previous run left. Kill every worker on leaving.
+        """Start the fork server, or take the warm fork server of the previous run. On leaving, kill every worker.
 
-        A run that is not cancelled leaves the server, with tilelang imported, to the next run; see `atune.shutdown`.
+        If the run was not cancelled, the fork server stays warm for the next run, with tilelang imported; see
+        `atune.shutdown`.
         """
         self.service.wake = wake
         with run_folder() as self.run_dir, ExitStack() as self._ended:
@@ -122,8 +140,7 @@ class LocalMachine:
             async with nullcontext(self.shared) if self.shared else own as shared, background() as tasks:
                 self.server = shared.server
                 self.workers.attach(self.server, self.run_dir, tasks, warn)
-                early = self.shared is not None or self.server.process.preload_s is None  # importing uses only one core
-                self.service.start(shared.service, tasks, self.run_dir, early=early)
+                self.service.start(shared.service, tasks, self.run_dir)
                 store = ArtifactStore() if self.compile.store else None
                 if store is not None and (why := untrusted(store.folder)):
                     store = None
@@ -145,7 +162,7 @@ class LocalMachine:
             await anyio.to_thread.run_sync(partial(shutil.rmtree, self.run_dir, ignore_errors=True))
 
     async def _put_aside(self, workload: WorkloadRef) -> WorkloadRef:
-        """Return `workload`. If it is large and the disk has room, move it into a file that all workers map."""
+        """Return `workload`. If it is large and the disk has room, first move it into a file that all workers map."""
         if not isinstance(workload, PickleRef) or workload.packed.size < LARGE_BYTES:
             return workload
         path = os.path.join(self.run_dir, "workload.pickle")
@@ -170,8 +187,10 @@ class LocalMachine:
         reply = known.get(question) or await self.workers.ask_once("discover", DISCOVER, question)
         known[question] = reply
         discovery = msgspec.msgpack.decode(reply, type=Discovery)
-        discovery = msgspec.structs.replace(discovery, devices=tuple(map(with_peaks, discovery.devices)))
-        self.discovery = discovery
+        devices = tuple(map(with_peaks, discovery.devices))
+        if self.shared is not None:
+            devices = self._ended.enter_context(self.shared.lent(devices))
+        self.discovery = discovery = msgspec.structs.replace(discovery, devices=devices)
         if self._most_cores is None:  # on a node of a cluster, the cluster's machine gives these warnings
             for remark in filter(None, (discovery.untested, discovery.fallback)):
                 self.workers.warn(remark)
@@ -179,7 +198,7 @@ class LocalMachine:
         return discovery.target, list(discovery.devices)
 
     async def assume(self, device: DeviceInfo | None) -> Target:
-        """Use `device`, without `discover`, in a run that builds nothing. None: the first GPU here, or the CPU."""
+        """For a run that builds nothing, use `device` without `discover`; by default, the first GPU or the CPU."""
         if device is None:
             reply = await self.workers.ask_once("gpus", GPUS, b"")
             device = next(iter(msgspec.msgpack.decode(reply, type=list[DeviceInfo])), None)
@@ -188,19 +207,19 @@ class LocalMachine:
         return target
 
     async def prepare(self, candidates: int) -> None:
-        few = self.shared is None and candidates <= FEW_CANDIDATES  # a set shares the parsed headers
-        self.use(WHY_PLAIN if few else self.discovery.no_cicc)
+        self.service.few = self.shared is None and candidates <= FEW_CANDIDATES  # a set shares the comparison
 
     def use(self, no_cicc: str) -> None:
-        """Compile with cicc, unless `no_cicc` is a reason against it."""
+        """Compile with cicc if `no_cicc` is empty. Otherwise `no_cicc` is the reason to compile without cicc."""
         self.service.use("" if self._on_cpu else no_cicc or None)
         self.store.tools = "" if no_cicc else self.discovery.tools
 
     def compile_workers(self) -> list[LocalCompileWorker]:
-        """Return one worker per core, or as many as fit into memory. `CompileSettings.workers` overrides the number.
+        """Return one worker for each core, or fewer if memory is short. `CompileSettings.workers` overrides the number.
 
-        Workers are not pinned to cores, because other runs on this machine have workers, too. A device's process takes
-        precedence by its niceness. The process of a GPU needs a core while it measures, and `hints` then keep one free.
+        Workers are not pinned to cores, because other runs on this machine have workers, too. The process of a device
+        takes precedence because of its niceness. While the process of a GPU measures, it needs a core, so `hints` keeps
+        a core free.
         """
         n, limited = self.most_workers()
         if limited:
@@ -210,7 +229,7 @@ class LocalMachine:
         return [LocalCompileWorker(*parts, f"compile-{i}") for i in range(n)]
 
     def most_workers(self) -> tuple[int, str]:
-        """Return the number of compile workers, and a warning if memory limits it."""
+        """Return the number of compile workers, and a warning if too little memory is free for one worker per core."""
         cores, memory = len(self._cores), usable_memory_bytes()
         # On a node of a cluster no worker rests while a device measures (see `hints`), so cores stay free throughout.
         devices_apart = self._on_cpu or self._most_cores is not None
@@ -253,9 +272,7 @@ class LocalMachine:
 
     def hints(self, measuring: int) -> CompileHints:
         resting = 0 if self._cores_left is None else max(0, measuring - self._cores_left)
-        builds: Literal["all", "first", "none"] = "all"
-        if self.service.warming:  # warming takes long only if no header is parsed yet
-            builds = "none" if self.service.process.parsed else "first"
+        builds = not self.service.warming
         return msgspec.structs.replace(compile_hints(self.discovery), builds=builds, resting=resting)
 
     @property
@@ -268,5 +285,5 @@ class LocalMachine:
 
 
 def compile_hints(discovery: Discovery) -> CompileHints:
-    """Return the scheduler's hints that follow from the target, on this machine or on a cluster."""
+    """Return the scheduler's hints that are the same on one machine and on a cluster."""
     return CompileHints(alike=COMMON_FAILURES if discovery.fallback else 0)

@@ -1,6 +1,6 @@
-"""Calls of workers: the import paths of the functions, and the messages, which travel as msgpack.
+"""Calls to workers: the import paths of the called functions, and the messages, which are encoded as msgpack.
 
-The messages pass only between a program and its own processes.
+A message passes only between a program and the program's own processes.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ LIST_SPACE = "atune.stages.session:list_space"
 GPUS = "atune.stages.gpu:gpus"
 
 JOBS = "atune.stages.entry_points:"
-"""Prefix of the functions that do jobs. Each is named after its job, such as ``lower``."""
+"""Start of the import paths of functions that do jobs. It is followed by the job's name, such as ``lower``."""
 DISCOVER = f"{JOBS}discover"
 OPEN_DEVICE = f"{JOBS}open_device"
 REST_DEVICE = f"{JOBS}rest_device"
+ELABORATE_FOREIGN = "atune.stages.foreign:elaborate"
 NEIGHBOURS = "atune.stages.gpu:neighbours"
 
-SERVICE_HEADER = "atune.stages.cicc_server:header"
 SERVICE_LISTEN = "atune.stages.cicc_server:listen"
 
 
 class Session(msgspec.Struct, frozen=True):
-    """Everything that a worker gets at its start. `device`: the name of its device; empty in a compile worker."""
+    """Everything that a worker gets when it starts. `device`: the worker's device; empty for a compile worker."""
 
     ref: WorkloadRef
     target: Target
@@ -39,33 +39,35 @@ class Session(msgspec.Struct, frozen=True):
     benchmark: BenchmarkSettings
     run_dir: str
     load: bool = False
-    """Whether to load the workload now, so that no candidate's deadline has to cover that; if not, on first use."""
+    """Whether the worker loads the workload when it starts, outside any candidate's deadline, or only when needed."""
     device: str = ""
     tools: str = ""
-    """The compilers' part of the compiler state; empty if cicc is not used."""
+    """The compilers' part of the compiler states; empty if the run does not use cicc."""
+    allow: tuple[str, ...] | None = None
+    """Code that strangers' kernels may bring, by name, in a run that judges them; None in any other run."""
     memory_bytes: int | None = None
-    """Bytes of device memory that a device's process may use; None for no limit."""
+    """Bytes of device memory that the process of a device may use; None for no limit."""
 
 
 class Discovery(msgspec.Struct, frozen=True):
-    """The target that ``auto`` means on this machine, and its devices."""
+    """The target of a run on this machine, and the devices for that target."""
 
     target: Target
     devices: tuple[DeviceInfo, ...]
     tools: str = ""
-    """The part of the compiler state for the compilers behind nvcc; empty if cicc cannot be used."""
+    """The part of the compiler states that identifies the compilers behind nvcc; empty if cicc cannot be used."""
     no_cicc: str = ""
-    """Why cicc cannot be used; empty if it can."""
+    """Why cicc cannot be used; empty if cicc can be used."""
     fallback: str = ""
-    """Warning that ``auto`` means the CPU because there is no GPU; otherwise empty."""
+    """The warning that ``auto`` means the CPU because there is no GPU; empty if ``auto`` does not mean that."""
     untested: str = ""
-    """Warning that atune was not tested with this version of tilelang; otherwise empty."""
+    """The warning that atune was not tested with this version of tilelang; empty if atune was tested with it."""
     nvcc: bool = True
     """Whether the target's compiler is installed. Only a machine without a device to measure on may lack it."""
 
 
 class LoadSpace(msgspec.Struct, frozen=True):
-    """A workload to load before its space is requested. `known`: its description without the space, if available."""
+    """A request to load a workload before its space is requested. `known`: the description without the space."""
 
     ref: WorkloadRef
     known: WorkloadSpec | None
@@ -73,17 +75,17 @@ class LoadSpace(msgspec.Struct, frozen=True):
 
 
 class SpacePart(msgspec.Struct, frozen=True):
-    """Some configurations of a space. The last part also has the workload's description, without configurations."""
+    """Some configurations of a space. The last part also has the workload's description, but without configurations."""
 
     configs: tuple[Config, ...]
     spec: WorkloadSpec | None
 
 
 class Neighbours(msgspec.Struct, frozen=True):
-    """Asks who else uses the GPU `uuid`. `program`: the pid of the run's program.
+    """A request for the other users of the GPU `uuid`. `program`: the pid of the run's program.
 
-    The answer describes the processes, by pid. If no process can be named, because the pids are of another namespace,
-    the answer also has the GPU's utilisation in percent; otherwise it has 0.
+    The answer describes each process, by pid. If the pids are of another namespace, so that no process can be named,
+    the answer also has the GPU's utilisation in percent; otherwise that number is 0.
     """
 
     program: int

@@ -1,6 +1,6 @@
-"""The parent's side of the worker processes: it starts them, calls them, and never leaves a process behind.
+"""The parent's side of the worker processes: starting processes, calling them, and leaving no process behind.
 
-`server_main` imports the heavy modules and forks the workers; this module imports none of them.
+The fork server (`server_main`) imports the heavy modules and forks the workers, so this module imports none of them.
 Every wait goes through the event loop, on non-blocking sockets and under any of anyio's backends.
 """
 
@@ -44,36 +44,37 @@ from atune.workers.server_main import (
 from atune.workers.waiting import Deadline, background
 
 CANCEL_S, GRACE_S, HAMMER_S = 0.3, 0.4, 0.2
-"""Time limits, in seconds, of the steps that clean up after a cancelled run. Together they stay under a second."""
+"""Time limits, in seconds, of the steps that clean up after a cancelled run: together less than a second."""
 START_TIMEOUT_S = CALL_TIMEOUT_S = 300.0
-"""Time limit for importing the preload, for forking a worker after that, and for calls without their own limit, such as
-loading the user's file or making a device's context. Even a slow machine needs far less."""
+"""Seconds that importing the preload may take, and that forking a worker may take after that. Also the limit of calls
+that set no limit, such as loading the user's file or making a context. Even slow machines need far less time."""
 FIRST_TIMEOUT_S = 5.0
-"""Time limit of forking a worker, which takes milliseconds. After the limit, another server replaces the first."""
+"""Seconds without a forked worker after which another server replaces the first one. Forking takes milliseconds."""
 
 TAIL_BYTES = 4096
 READ_BYTES, PRINTED_CHARACTERS = 1 << 16, 2000
-"""The most bytes of a call's output that are read, and the most characters of it that are kept."""
+"""Largest number of bytes of a call's output to read, and largest number of characters of the output to keep."""
 PF_EXITING = 0x4
-"""Flag of a process that is ending. It is set before the process's files are closed (Linux, include/linux/sched.h)."""
+"""Flag of an ending process. The kernel sets the flag before closing the process's files (include/linux/sched.h)."""
 STARVED_SHARE = 0.5
-"""If a call's processes got less CPU time than this share of the call's wall time, and one still waits for a CPU,
-the machine was too busy for the call."""
+"""If a call's processes got less CPU time than this share of the call's duration, and one of these processes still
+waits for a CPU, the machine was too busy for the call."""
 REAP_S = 1.0
 SLICE_BYTES = 1 << 20
-"""Largest number of bytes that are sent or received before other tasks of the event loop get their turn."""
+"""Largest number of bytes to send or receive before other tasks of the event loop get their turn."""
 
 
 class ForkServer(anyio.AsyncContextManagerMixin):
-    """Owns the fork server and all workers. They and their compilers end with the `async with`.
+    """Owns the fork server and all workers. When the context ends, the server, the workers and their compilers end.
 
-    `process` is a new or a parked server. Entering does not wait for its imports. Leaving takes under a second,
-    whatever the processes do.
+    `process`: a new or a parked server. Entering the context does not wait for the server's imports. Leaving the
+    context takes less than a second, whatever the processes do.
 
-    If `park` is given and the body was not cancelled, a server that answers is parked, not ended. Its workers end.
+    `park`: parks a server for the next run. If the body was not cancelled and the server answers, the server is parked
+    instead of ended, but its workers end.
 
-    If `again` is given, it starts one replacement for a server that is lost or hangs, and `spawn` waits for the
-    replacement. After a second loss `spawn` raises `MachineError`. Each loss makes running calls raise `ServerLost`.
+    `again`: starts a replacement for a server that is lost or hangs. `spawn` waits for the replacement. After a second
+    loss, `spawn` raises `MachineError`. At each loss, running calls raise `ServerLost`.
     """
 
     def __init__(
@@ -84,18 +85,18 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         again: Callable[[], ForkServerProcess] | None = None,
     ) -> None:
         self.run_dir = process.folder
-        """The folder of the server's log and of each worker's stderr."""
+        """The folder that has the server's log and each worker's stderr."""
         self.process, self._park, self._again = process, park, again
         self._workers: dict[int, Worker] = {}
         self._failure = ""
-        """The reason that the server is gone, or cannot fork."""
+        """Why the server is gone or cannot fork."""
         self._absent = ""
-        """The message that names packages to install, if a package that atune requires is missing."""
+        """A message that names packages to install; empty if no package that atune requires is missing."""
         self._running = self._leaving = False
         self._first_loss = ""
-        """The reason that the first server was lost, if it was replaced."""
+        """Why the first server was lost; empty if it was not replaced."""
         self.hangs = ""
-        """The step that the server did not complete in time; empty if it answers. A server that hangs is not parked."""
+        """What the server did not do in time; empty if the server answers. A server that hangs is not parked."""
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[ForkServer, None]:
@@ -128,12 +129,13 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         cpus: Sequence[int] | None = None,
         nice: int = 0,
     ) -> Worker:
-        """Fork a worker, after the preload is done.
+        """Fork a worker, after the server has imported the preload.
 
-        `cpus` limits the worker to these CPUs, `nice` is added to its niceness, and `env` extends its environment.
-        Raises `ServerLost` if the server ends meanwhile, `MachineError` after its replacement has ended, and
-        `UsageError` if tilelang or torch is not installed. Raises `WorkerError`, with the tail of the server's log, if
-        the preload fails otherwise, or if the server is gone or does not answer in time. Cancellation leaves no worker.
+        The worker uses only the CPUs in `cpus`. `nice` is added to the worker's niceness, and `env` extends its
+        environment. Raises `ServerLost` if the server ends during the call, `MachineError` if the server's replacement
+        has ended, too, and `UsageError` if tilelang or torch is not installed. Raises `WorkerError`, with the tail of
+        the server's log, if the preload fails for another reason, or if the server is gone or does not answer in time.
+        A cancelled call leaves no worker.
         """
         if not self._running:
             raise WorkerError("the fork server is not open")
@@ -184,10 +186,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         return server + [worker.pid for worker in self._workers.values() if worker.pid]
 
     async def _detach(self, within_s: float = REAP_S) -> bool:
-        """Park the server for the next run; return False if its state does not allow that.
-
-        A server that is still importing has no workers, and is parked, too. The workers have `within_s` to end.
-        """
+        """Park the server for the next run. Return False if the server's state does not allow parking. The workers get
+        `within_s` to end. A server that is still importing has no workers yet, and can be parked, too."""
         self._leaving = True
         if self._park is None or self._failure or self.hangs:
             return False
@@ -204,7 +204,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         return True
 
     async def order(self, message: dict[str, Any], fds: list[int]) -> None:
-        """Send the server a message, with descriptors. Raises `WorkerError` if the server was closed."""
+        """Send a message and file descriptors to the server. Raises `WorkerError` if the server was closed."""
         data, control = json.dumps(message).encode(), self._control
         while self._running:
             if control is not self._control:
@@ -223,10 +223,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         self._workers.pop(number, None)
 
     async def _listen(self) -> None:
-        """Read the server's messages until it ends, and then the messages of its replacement.
-
-        This is shielded, because the cleanup after a cancellation needs the reported exits.
-        """
+        """Read the server's messages until the server ends, and then read the messages of its replacement. Reading is
+        shielded from cancellation, because the cleanup after a cancellation needs the reports of ended workers."""
         with self._listening:
             while True:
                 while data := await self._hear():
@@ -256,7 +254,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
             worker.set_ended(str(message["how"]), outside=bool(message.get("outside")))
 
     async def _hear(self) -> bytes:
-        """Return the server's next message, or no bytes if the server has hung up."""
+        """Return the next message from the server; empty if the server has hung up."""
         hung_up = select.poll()
         hung_up.register(self._control, select.POLLRDHUP)
         while True:
@@ -269,11 +267,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 return b""
 
     def _replaced(self, why: str) -> bool:
-        """Replace the lost server if that may help. Returns whether a new server was started.
-
-        A new server does not help if the import itself fails, nor after a second loss, which means that something kills
-        the processes.
-        """
+        """Replace the lost server, and return whether a new server was started. A new server does not help if the
+        import itself fails. After a second loss, it does not help either, because something kills the processes."""
         may_help = self._ready.is_set() or from_outside(self.process.returncode)
         if self._again is None or not may_help or self._first_loss or self._failure or self._leaving:
             return False
@@ -303,7 +298,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
             worker.set_ended(why, with_server=True)
 
     def _error(self) -> AtuneError:
-        """Return the error for a request to a server that is gone, or cannot fork."""
+        """Return the error for a request to a server that is gone or cannot fork."""
         if self._absent:
             return UsageError(self._absent)
         if not self._first_loss or self._leaving:
@@ -315,11 +310,9 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         )
 
     def _kill_all(self) -> None:
-        """SIGKILL all processes without the server's help.
-
-        When the lifeline closes, the kernel kills them, without races. The rest of the method is needed if a fork of
-        this program also holds the lifeline, or if processes have left their worker's group.
-        """
+        """SIGKILL all processes without the server's help. Closing the lifeline makes the kernel kill the processes,
+        without races. The explicit signals are needed if a fork of this program also holds the lifeline, or if
+        processes have left their worker's process group."""
         workers = [worker.pid for worker in self._workers.values() if worker.pid]
         below = descendants([*workers, *([self.process.pid] if self.process.returncode is None else [])])
         self.process.hang_up()
@@ -331,7 +324,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 os.kill(pid, signal.SIGKILL)
 
     async def _stop(self) -> None:
-        """End every process through the server, which reaps them, and then with `_kill_all`. Shielded and bounded."""
+        """End all processes through the server, which reaps them. Then call `_kill_all`. Shielded and bounded."""
         self._leaving = True
         with anyio.CancelScope(shield=True):
             try:
@@ -355,22 +348,22 @@ class ForkServer(anyio.AsyncContextManagerMixin):
 
 
 class Worker:
-    """The parent's view of a process that answers calls, one at a time. `ForkServer.spawn` makes it."""
+    """The parent's view of a worker process, which answers one call at a time. `ForkServer.spawn` creates it."""
 
     def __init__(
         self, server: ForkServer, number: int, name: str, sock: socket.socket, stderr: Path, mark: int
     ) -> None:
         self.name, self.stderr = name, stderr
         self.pid = 0
-        """The pid of the process, and of its process group. 0 before it exists."""
+        """The pid of the process, which is also the id of its process group; 0 before the process exists."""
         self.printed = ""
-        """The first lines that the last call printed, without repetitions."""
+        """The first lines that the last call printed, without repeated lines."""
         self._server, self._number = server, number
         self._sock, self._mark = sock, mark
         self._calls = 0
         self._busy = False
         self.forked = anyio.Event()
-        """Set when the process exists, or can no longer start."""
+        """An event that is set when the process exists or can no longer start."""
         self.how_ended = ""
         self.with_server = False
         """Whether the process ended because its server ended."""
@@ -378,7 +371,7 @@ class Worker:
         self._exited = anyio.Event()
 
     async def ended(self) -> WorkerLost:
-        """Wait for the process to end, and return an error with the reason."""
+        """Wait until the process has ended, and return an error that has the reason."""
         await self._exited.wait()
         return self._lost(f"{self.name} is gone: {self.how_ended}")
 
@@ -390,13 +383,14 @@ class Worker:
     async def call(self, entry: str, payload: bytes, timeout_s: float = CALL_TIMEOUT_S) -> bytes:
         """Run ``module:function`` on `payload` in the worker, and return the resulting bytes.
 
-        Raises `RemoteError` if the function raised; the worker stays usable. Raises `WorkerTimeout` after `timeout_s`,
-        and `WorkerLost` if the process ended (`ServerLost` if its server ended, too). The `detail` of these errors is
-        the tail of the worker's output since the previous call.
+        If the function raises an exception, raises `RemoteError`, and the worker stays usable. Raises `WorkerTimeout`
+        after `timeout_s`, and `WorkerLost` if the process ended (`ServerLost` if the process ended with its server).
+        The `detail` of these errors is the tail of the worker's output since the previous call.
 
-        Time in which this program itself is stopped does not count, and an answer that waits is still read. If the call
-        ends in any other way than with a result or a `RemoteError`, the worker and its compilers are dead. A process
-        that continues without its socket, or answers another request, counts as lost: the code that it ran broke it.
+        While this program is stopped, the time does not count, and an answer that has arrived is still read. If the
+        call neither returns a result nor raises `RemoteError`, the worker and its compilers are dead. A process that
+        runs on without its socket, or that answers another request, counts as lost, because the code that it ran has
+        broken it.
         """
         if self._busy:
             raise RuntimeError(f"{self.name} is already in a call")
@@ -443,7 +437,7 @@ class Worker:
         return body
 
     async def kill(self, within_s: float = REAP_S) -> None:
-        """SIGKILL the worker's process group and wait up to `within_s` until it is reaped, even if cancelled."""
+        """SIGKILL the worker's process group. Wait up to `within_s` until the worker is reaped, even if cancelled."""
         with anyio.move_on_after(within_s, shield=True):
             if self.alive:
                 with suppress(WorkerError):
@@ -459,7 +453,7 @@ class Worker:
             self.set_ended("killed by SIGKILL, not reaped")
 
     def set_ended(self, how: str, *, outside: bool = False, with_server: bool = False) -> None:
-        """Record the process's end. `outside`: an outside signal ended it. `with_server`: it ended with its server."""
+        """Record how the process ended. `outside`: by an outside signal. `with_server`: because its server ended."""
         if self.alive:
             self.how_ended = how
             self._outside, self.with_server = outside, with_server
@@ -487,7 +481,7 @@ class Worker:
 
 
 async def _comes(event: anyio.Event, within_s: float) -> bool:
-    """Wait for an event for at most `within_s` seconds, and tell whether it came."""
+    """Wait for an event for at most `within_s` seconds, and return whether the event came."""
     deadline = Deadline(within_s)
     with suppress(TimeoutError):
         while not event.is_set():
@@ -496,7 +490,7 @@ async def _comes(event: anyio.Event, within_s: float) -> bool:
 
 
 class OutOfTurn(Exception):
-    """The received frame is not a reply to the request."""
+    """A received frame is not the reply to the current request."""
 
 
 async def send(sock: socket.socket, deadline: Deadline, number: int, *parts: bytes) -> None:
@@ -514,7 +508,7 @@ async def send(sock: socket.socket, deadline: Deadline, number: int, *parts: byt
 async def receive(sock: socket.socket, deadline: Deadline, number: int) -> list[bytes]:
     """Receive the reply to request `number` from a non-blocking socket.
 
-    A second reply to an earlier request is skipped, because this request did not cause it. Raises `OutOfTurn` for any
+    Skips a second reply to an earlier request, because the current request did not cause it. Raises `OutOfTurn` for any
     other frame, and `EOFError` if the stream ends.
     """
 
@@ -545,7 +539,7 @@ async def receive(sock: socket.socket, deadline: Deadline, number: int) -> list[
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of ``/proc/PID/stat`` from the process's state on. A process that is gone counts as dead."""
+    """Return the fields of ``/proc/PID/stat`` from the process's state on. A missing process has the state X (dead)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except OSError:
@@ -553,20 +547,20 @@ def _stat(pid: int) -> list[str]:
 
 
 def _cpu_of(pid: int) -> tuple[float, bool]:
-    """Return the CPU seconds of a process and its descendants, and whether any of these runs or waits for a CPU."""
+    """Return the CPU seconds of a process and its descendants, and whether any of them runs or waits for a CPU."""
     stats = [_stat(process) for process in (pid, *descendants([pid]))]
     ticks = sum(int(field) for stat in stats for field in stat[11:15])
     return ticks / os.sysconf("SC_CLK_TCK"), any(stat[0] == "R" for stat in stats)
 
 
 def _ends(pid: int) -> bool:
-    """Tell whether a process is dying or dead. If it is, its end has closed the socket."""
+    """Tell whether a process is dying or dead, so that the kernel, and not the process's code, closed its socket."""
     state, *fields = _stat(pid)
     return state in "ZX" or bool(int(fields[5]) & PF_EXITING)
 
 
 def read_printed(path: Path, start: int) -> str:
-    """Return the first lines of a log from `start` on, without repetitions, because timed code may print them often."""
+    """Return the first lines of a log after `start`. Omit repeated lines, because timed code may print a line often."""
     with path.open("rb") as file:
         file.seek(start)
         lines = file.read(READ_BYTES).decode(errors="replace").splitlines()
@@ -575,7 +569,7 @@ def read_printed(path: Path, start: int) -> str:
 
 
 def read_tail(path: Path, start: int = 0) -> str:
-    """Return the tail of a log, but nothing before `start`; empty if the file is gone."""
+    """Return the tail of a log, but nothing before the offset `start`; empty if the log is gone."""
     with suppress(OSError), path.open("rb") as file:
         file.seek(max(start, file.seek(0, os.SEEK_END) - TAIL_BYTES))
         return file.read(TAIL_BYTES).decode(errors="replace")

@@ -1,6 +1,6 @@
-"""The cores and the memory that this process may use, and how to detect shortages and killed compilers.
+"""The cores and the memory that this process may use, and the detection of shortages and of killed compilers.
 
-Exceptions and compiler output show both. A candidate is not at fault if its compiler lacks a resource or is killed.
+Exceptions and compiler output show shortages and killed compilers. In both cases the candidate is not at fault.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from atune.errors import message_of
 
 
 def usable_cores() -> list[int]:
-    """Return the CPUs of this process' affinity mask, at most as many as the quota in ``cpu.max`` (cgroup v2)."""
+    """Return the CPUs of this process' affinity mask, but no more CPUs than ``cpu.max`` (cgroup v2) allows."""
     cores = sorted(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -28,15 +28,17 @@ def usable_cores() -> list[int]:
     return cores
 
 
+COMPILE_NICE = 5
+"""Niceness of the compile workers, which gives the user's own programs and the device processes precedence."""
 WORKER_BYTES = 1 << 30
-"""Memory set aside for a compile worker: twice what a worker used for bf16 GEMMs in groups of up to twelve. It used
-80 MiB itself (it shares its imports with the fork server), and nvcc's cicc used 450 MiB, or NVRTC 300 MiB."""
+"""Bytes of memory to set aside for a compile worker: twice the memory that a worker used for bf16 GEMMs in groups of up
+to twelve. The worker used 80 MiB that it does not share with the fork server; cicc used 450 MiB, NVRTC 300 MiB."""
 
 
 def usable_memory_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the available bytes, the minimum over the machine (MemAvailable) and each cgroup of this process.
+    """Return the free bytes of memory: the minimum over the machine (MemAvailable) and each cgroup of this process.
 
-    A cgroup's unused page cache (``inactive_file``) counts as free, as in MemAvailable. None if unknown.
+    As in MemAvailable, a cgroup's unused page cache (``inactive_file``) counts as free. None if the number is unknown.
     """
     rooms: list[int] = []
     try:
@@ -54,7 +56,7 @@ def usable_memory_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/f
 
 
 def _own_cgroup(proc: Path, cgroups: Path) -> Path:
-    """Return the folder of this process' cgroup (v2), or the root if it is unknown."""
+    """Return the folder of this process' cgroup (v2); if that folder is unknown, return the root of all cgroups."""
     try:
         own = next(line for line in (proc / "self" / "cgroup").read_text().splitlines() if line.startswith("0::"))
         return cgroups / own.removeprefix("0::").lstrip("/")
@@ -63,7 +65,7 @@ def _own_cgroup(proc: Path, cgroups: Path) -> Path:
 
 
 def _room_bytes(group: Path) -> int | None:
-    """Return the bytes that `group` may still use below its ``memory.max`` (cgroup v2), or None without a limit."""
+    """Return how many more bytes ``memory.max`` lets `group` use (cgroup v2); None if `group` has no limit."""
     try:
         limit = int((group / "memory.max").read_text())
         used = int((group / "memory.current").read_text())
@@ -74,7 +76,7 @@ def _room_bytes(group: Path) -> int | None:
 
 
 def workers_that_fit(wanted: int, available_bytes: int | None) -> int:
-    """Return the number of compile workers that fit into memory: at most `wanted`, at least one."""
+    """Return how many compile workers fit into memory, but at most `wanted`, and at least one."""
     if available_bytes is None:
         return wanted
     return max(1, min(wanted, available_bytes // WORKER_BYTES))
@@ -96,30 +98,30 @@ BY_TEXT: dict[Resource, re.Pattern[str]] = {
         "(?:fork|spawn|clone|thread)[^\\n]*Resource temporarily unavailable|can't start new thread|cannot fork"
     ),
 }
-"""Messages in compiler output by which the C library and runtimes report these errors."""
+"""The messages with which the C library and other runtimes report each shortage in a compiler's output."""
 
 
 KILLED = re.compile(
     r"Killed signal terminated program|(?:(?:died due to|terminated with|killed by) signal|wait status) (?:9|15)\b"
 )
-"""Messages of gcc, nvcc and atune for a compiler that got SIGKILL or SIGTERM."""
+"""The messages with which gcc, nvcc and atune report that a compiler got SIGKILL or SIGTERM."""
 
 
 LEAST_BYTES = 32 << 20
-"""Free disk space below which a compiler's failure is blamed on the disk, because some compilers do not name the cause.
-nvcc's temporary files for a library take several MiB, and nvcc removes them when it fails."""
+"""Bytes of free disk space below which a compiler's failure is blamed on the disk, because some compilers do not name
+the cause. For one library, nvcc writes several MiB of temporary files, and removes these files when it fails."""
 
 
 class ShortOf(Exception):
-    """The machine ran out of a resource. Raised in the worker; the message begins with the resource's name."""
+    """The machine ran out of a resource. Raised in the worker, with a message that begins with the resource's name."""
 
 
 class CompilerKilled(Exception):
-    """A signal from outside killed a compiler. Raised in the worker that called it."""
+    """A signal from outside killed a compiler. Raised in the worker that called the compiler."""
 
 
 def check_machine(error: BaseException, output: str = "", *, but: Resource | None = None) -> None:
-    """Raise `ShortOf` or `CompilerKilled` if `error`, or the compiler output `output`, shows that the machine failed.
+    """If `error` or a compiler's `output` shows that the machine is at fault, raise `ShortOf` or `CompilerKilled`.
 
     `but`: a resource to ignore, because a candidate that ran in this process may have used it up.
     """
@@ -133,7 +135,7 @@ def check_machine(error: BaseException, output: str = "", *, but: Resource | Non
 
 
 def check_compiled(error: BaseException, output: str) -> None:
-    """Check like `check_machine`, and also raise `ShortOf` if compilers have hardly any disk space."""
+    """Do the checks of `check_machine`, and also raise `ShortOf` if hardly any disk space is left for compilers."""
     check_machine(error, output)
     folder = os.environ.get("TMPDIR") or tempfile.gettempdir()
     if space_is_short(folder):
@@ -169,7 +171,7 @@ def shortage_of(error: BaseException) -> Resource | None:
 
 
 def shortage_in(output: str) -> Resource | None:
-    """Return the resource that is missing according to the English output of a compiler or a library, or None."""
+    """Return the resource that is missing according to the English `output` of a compiler or a library, or None."""
     for short_of, pattern in BY_TEXT.items():
         if pattern.search(output):
             return _confirmed(short_of)
@@ -177,7 +179,7 @@ def shortage_in(output: str) -> Resource | None:
 
 
 def _confirmed(short_of: Resource) -> Resource | None:
-    """Report memory as short only if little is free, because a request that is too large fails on any machine."""
+    """Return `short_of`, but None for memory if much memory is free: too large a request fails on any machine."""
     if short_of != "memory":
         return short_of
     room = usable_memory_bytes()
@@ -185,7 +187,7 @@ def _confirmed(short_of: Resource) -> Resource | None:
 
 
 def what_to_do(short_of: Resource, folder: str) -> str:
-    """Return a message that names the shortage and its remedy. `folder` holds the run's files."""
+    """Return a message that names the shortage and a remedy. `folder`: where the run's files are."""
     fewer = "use fewer compile workers (--workers, CompileSettings(workers=…))"
     return {
         "space": f"no space is left on the disk of {folder}: make room there, or set TMPDIR to another place",

@@ -1,13 +1,13 @@
-"""The result cache: a folder that contains nothing but journals.
+"""The result cache: a folder that contains only journals.
 
-    journals/<kernel>/<key>-<time>.jsonl   the journal of a run that has the result of `key`, or will have it
-    journals/<kernel>/<key>-<hash>.jsonl   a link to a journal with this key that lies elsewhere or has another name
+    journals/<kernel>/<key>-<time>.jsonl   the journal of a run that has the result of `key`, or is computing it
+    journals/<kernel>/<key>-<hash>.jsonl   a link to a journal of this key that is elsewhere, or has another name
     journals/<name>-<time>.jsonl           a journal that began before its key was known
     journals/<name>-<time>/                the journals of a set's problems
 
-A look-up lists the names that begin with its key, and reads the first and the last line of these journals. Processes
-may share the cache: a run keeps its journal locked, and the lock is its claim on the work. Runs continue without the
-folder if it cannot be used.
+A look-up lists the files whose names begin with the key, and reads the first and the last line of these journals.
+Processes may share the cache: a run locks its journal, and thereby claims the work. If the folder cannot be used, runs
+continue without it.
 """
 
 from __future__ import annotations
@@ -48,30 +48,30 @@ from atune.model.folders import cache_folder, make_private_folder, untrusted
 from atune.workers.result_key import CacheEntry, ResultKey, exported, result_key, same_problem
 
 Begun = tuple[Journal | None, Sequence[AnyEvent]]
-"""The journal that was opened for a run, or None if its folder cannot be written, and the journal's events."""
+"""The journal for a run (None if the journal's folder cannot be written), and the events in this journal."""
 KnownOutcome = tuple[Entry, Outcome]
-"""A configuration's entry and outcome in an earlier run."""
+"""The entry and the outcome that a configuration had in an earlier run."""
 Still = Callable[[Any, Sequence[tuple[Config, str]]], bool]
 """Tells whether each configuration's kernel, for a problem's arguments, still has the given `Lowered.ir_digest`."""
 
 MOST_CACHE_BYTES = 256 << 20
-"""Largest size of all journals, in bytes. If they exceed it, the oldest are deleted, the journals of a set together.
-The newest journal and the journals that runs are writing stay."""
+"""Largest size of all journals together, in bytes. Above this size, the oldest journals are deleted, but the newest
+journal is kept, and so are journals that runs are writing. The journals of a set are deleted together."""
 NEW_S = 60.0
-"""Seconds for which an empty journal is kept, because a run may be about to lock it."""
+"""Seconds for which an empty journal is kept, because a run may be about to lock the journal."""
 MOST_READ = 8
-"""Largest number of journals from which known outcomes are read, beginning with the newest."""
+"""Largest number of journals, beginning with the newest, from which known outcomes are read."""
 LASTING = ("lower", "codegen", "compile", "launch", "out_of_bounds", "mismatch", "non_finite", "unwritten")
-"""Kinds of failure that the same code always repeats. A candidate with another kind of failure (a deadline, a lost
-process, a shortage of memory) is tried again."""
+"""Kinds of failure that the same code always repeats. If a candidate's failure was of another kind (a deadline, a lost
+process, a shortage of memory), the candidate is tried again."""
 
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run, read from the first and the last line of its journal. `time`: its end, in seconds since 1970.
+    """A run, as the first and the last line of its journal describe it. `time`: the run's end, in seconds since 1970.
 
-    `path`: the journal. `end`: its last event; None if the run did not end normally. `found`: the run's findings.
-    `roles`: the roles of the kernel's parameters.
+    `path`: the path of the journal. `end`: the run's last event; None if the run did not end normally. `found`: the
+    run's findings. `roles`: the roles of the kernel's parameters.
     """
 
     path: str
@@ -83,7 +83,7 @@ class StoredRun:
 
     @cached_property
     def parts(self) -> ResultKey | None:
-        """The key of the result; None if the run uses no cache, or an older atune began it."""
+        """The key of the result; None if the run uses no cache, or if an older atune began the run."""
         return None if self.header.settings.get("cache") == "off" else result_key(self.header)
 
     @cached_property
@@ -102,7 +102,7 @@ class StoredRun:
 
     @property
     def entry(self) -> CacheEntry | None:
-        """The result as data; None if the run cannot answer look-ups, because it has no winner or is incomplete."""
+        """The result as data; None if look-ups skip the run, because the run has no winner or is incomplete."""
         if self.parts is None or self.config is None or not self.found.whole:
             return None
         return CacheEntry(
@@ -115,10 +115,10 @@ class StoredRun:
 
 
 def stored_run(path: str, *, whole: bool = False) -> StoredRun | None:
-    """Read the run of the journal at `path`; None if it has no complete header. Raises `JournalError` and `OSError`.
+    """Read the run of the journal at `path`. Return None if the journal has no complete header.
 
-    `whole`: read the whole journal of a run that has not ended, for its findings so far. The journal of an older atune
-    is always read as a whole.
+    `whole`: if the run has not ended, read its whole journal for the findings so far. The journal of an older atune is
+    always read as a whole. Raises `JournalError` and `OSError`.
     """
     header, last = ends(path)
     if header is None:
@@ -134,12 +134,12 @@ def stored_run(path: str, *, whole: bool = False) -> StoredRun | None:
 
 
 _read: dict[str, tuple[tuple[int, int, int], StoredRun | None]] = {}
-"""The journals that this process has read, by path. A value has the file's identity, time and size, and the journal's
-run, or None if the journal was damaged or had not begun."""
+"""The journals that this process has read, by path. Each value has the journal file's identity, time and size, and the
+journal's run. The run is None if the journal was damaged or had not begun."""
 
 
 def known_of(state: State) -> dict[str, KnownOutcome]:
-    """Return the lasting outcomes of a run by config key: measurements, and failures of the kinds in `LASTING`."""
+    """Return the lasting outcomes of a run, by config key: measurements, and failures whose kind is in `LASTING`."""
     outcomes = ((entry, state.outcome(entry.index)) for entry in state.entries.values() if entry.key)
     return {
         entry.key: (entry, outcome)
@@ -149,22 +149,22 @@ def known_of(state: State) -> dict[str, KnownOutcome]:
 
 
 class ResultCache:
-    """The cache in `folder` (default: the user's cache). The first run creates the folder."""
+    """The result cache in `folder`, by default in the user's cache folder. The first run creates the folder."""
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         self.folder = Path(os.path.abspath(folder)) if folder is not None else cache_folder()
         self.journals = self.folder / "journals"
         self._refused = set[str]()
-        """Journals that a warning has named because their results are of another kernel."""
+        """Journals that a warning has already named, because their results belong to another kernel."""
 
     # Adding runs
 
     def new_path(self, name: str) -> Path:
-        """Return the path for a new journal of the kernel `name` before its key is known."""
+        """Return the path for a new journal of the kernel `name` while the journal's key is not known yet."""
         return self.journals / f"{_file_name(name)}-{_moment()}.jsonl"
 
     def open_new(self, name: str = "", at: Path | None = None) -> Journal | None:
-        """Return a new journal in the cache, for the kernel `name` or `at` a path; None, with a warning, on failure."""
+        """Create a journal in the cache, for kernel `name` or at path `at`. On failure, warn and return None."""
         path = at or self.new_path(name)
         try:
             make_private_folder(str(path.parent))
@@ -174,10 +174,11 @@ class ResultCache:
             return None
 
     def begin(self, header: RunStarted, still: Still | None = None, again: bool = False, own: str = "") -> Begun | None:
-        """Return the journal for a run of `header`, and its events. The journal is new, or continues an interrupted run
-        of the same work. Return None if another process is doing this work or has the result.
+        """Return the journal for a run of `header`, and the journal's events. The journal is new, or it is the journal
+        of an interrupted run of the same work. Return None if another process is doing this work or has the result.
 
-        `still`: as for `find`. `again`: continue no interrupted run. `own`: a journal that the run has already opened.
+        `still`: as in `find`. `again`: continue no interrupted run. `own`: the path of a journal that the run has
+        already opened.
         """
         key = result_key(header)
         assert key is not None, "this atune records all parts of a key"
@@ -194,7 +195,7 @@ class ResultCache:
         elif (begun := self._continued(key, header, still, again))[0] is None:
             begun = self.open_new(at=self._place(key, _moment())), []
         journal = begun[0]
-        # Each run looks after it has locked its own journal, so if two begin together, at least one sees the other.
+        # A run looks for other runs after it has locked its own journal, so of two runs, at least one sees the other.
         if not taken(own if journal is None else journal.path):
             return begun
         if own:
@@ -204,7 +205,7 @@ class ResultCache:
         return None
 
     def _is_claimed(self, key: ResultKey, mine: str) -> bool:
-        """Tell whether a run of this key, or a run without a header yet, is writing a journal other than `mine`."""
+        """Tell whether a run with this key, or a run without a header yet, is writing another journal than `mine`."""
         for real in self._own(key):
             with contextlib.suppress(OSError):
                 if str(real) != os.path.realpath(mine) and is_written(real):
@@ -214,7 +215,7 @@ class ResultCache:
         return False
 
     def _continued(self, key: ResultKey, header: RunStarted, still: Still | None, again: bool) -> Begun:
-        """Reopen the newest interrupted run of the same work that may be continued, or else return no journal."""
+        """Reopen the journal of the newest interrupted run that this run may continue. Return None if there is none."""
         for real in [] if again else self._own(key):
             run = self._run(str(real))
             if run is None or run.end is not None or run.key != key.text:
@@ -231,13 +232,13 @@ class ResultCache:
         return None, []
 
     def add(self, path: str | os.PathLike[str]) -> None:
-        """File the journal at `path`, whose run has ended, under its key. Delete old journals beyond the size limit."""
+        """Link the journal at `path`, whose run has ended, under its key. Delete old journals beyond the size limit."""
         run = self._run(os.path.realpath(path))
         self.note(path, None if run is None else run.parts)
         self._tidy()
 
     def note(self, path: str | os.PathLike[str], key: ResultKey | None = None) -> None:
-        """Link the journal at `path` so that look-ups of `key` find it. Without a key, only `runs` finds it."""
+        """Link the journal at `path` for look-ups of `key`. Without a key, only `runs` finds the journal."""
         real = Path(path).resolve()
         if self._owns(real) and (key is None or real.name.startswith(key.text)):
             return
@@ -254,17 +255,18 @@ class ResultCache:
             self._warn_unusable(error)
 
     def discard(self, path: str | os.PathLike[str]) -> None:
-        """Forget a journal that its run did not keep, and delete it if it lies in the cache."""
+        """Forget a journal that its run did not keep. If the journal is in the cache, delete it."""
         real = os.path.realpath(path)
         self._delete([Path(file.path) for file in self._files() if _real(file.path) == real])
 
     # Look-ups
 
     def find(self, key: ResultKey, header: RunStarted | None = None, still: Still | None = None) -> StoredRun | None:
-        """Return the newest run that has the result under `key`. Reads only the first and the last line of journals.
+        """Return the newest run that has the result under `key`. Read only the first and the last line of each journal.
 
-        Skips, with a warning, journals that are gone or damaged, and results of another kernel. `header`: the header of
-        the run that asks. `still`: compares kernels; None counts any kernel as the same.
+        Skip journals that are gone or damaged, and results of another kernel, with a warning. `header`: the header of
+        the run that needs the result. `still`: a function that compares kernels; if None, any kernel counts as the
+        same.
         """
         run, other = self._search(key, header, still)
         if run is None and other is not None and other.path not in self._refused:
@@ -278,7 +280,8 @@ class ResultCache:
     def _search(
         self, key: ResultKey, header: RunStarted | None, still: Still | None
     ) -> tuple[StoredRun | None, StoredRun | None]:
-        """Return the newest run with the result under `key`, and None; or else None and another kernel's newest run."""
+        """Return the newest run that has the result under `key`, and None. If there is no such run, return None, and
+        the newest run that has the key but another kernel."""
         other: StoredRun | None = None
         for run in self._answering(key.text):
             if _serves(run, header):
@@ -289,7 +292,7 @@ class ResultCache:
         return None, other
 
     def events(self, run: StoredRun, header: RunStarted | None = None) -> list[Event]:
-        """Return the events of a run; none, with a warning, if its journal is damaged. `header`: as for `find`."""
+        """Return the events of a run; none, with a warning, if the run's journal is damaged. `header`: as in `find`."""
         try:
             return _served_to(header, read(run.path))
         except JournalError as error:
@@ -297,7 +300,7 @@ class ResultCache:
             return []
 
     def result(self, run: StoredRun, header: RunStarted | None = None) -> TuneResult | None:
-        """Return the whole result of a run, with `cache_hit` set; None if its journal is damaged."""
+        """Return the whole result of a run, with `cache_hit` set. If the journal is damaged, warn and return None."""
         events = self.events(run, header)
         result = Result.from_events(events, run.path, replayed=True) if events else None
         if isinstance(result, TuneResult):
@@ -308,7 +311,7 @@ class ResultCache:
         return None
 
     def known(self, work: str, configs: Iterable[Config]) -> dict[str, KnownOutcome]:
-        """Return the outcomes of `configs` in earlier runs of the same work, by config key."""
+        """Return the outcomes that `configs` had in earlier runs of the same work, by config key."""
         wanted, newest_first = {config_key(config) for config in configs}, list[dict[str, KnownOutcome]]()
         for run in self._runs_of(work=work)[:MOST_READ]:
             known = known_of(State.of(self.events(run)))
@@ -316,7 +319,7 @@ class ResultCache:
         return {key: outcome for known in reversed(newest_first) for key, outcome in known.items()}
 
     def runs(self) -> list[tuple[Path, float]]:
-        """Return the journals of all runs, each with the time of its last write in seconds since 1970, newest first."""
+        """Return the journals of all runs, newest first, each with the time of its last write in seconds since 1970."""
         written = dict[str, float]()
         for file in self._files():
             with contextlib.suppress(OSError):
@@ -326,10 +329,10 @@ class ResultCache:
     def answers(
         self, *, kernel: str | None = None, key: str = "", work: str = "", source: str | None = None
     ) -> list[StoredRun]:
-        """Return, for each key, the newest run that has a result. The newest of these runs comes first.
+        """For each key, return the newest run that has a result. Among these runs, the newest comes first.
 
-        `kernel`: the kernel's name. `key`: the beginning of the key. `work`: the hash of the work. `source`: also
-        return runs of kernels that have this source under another name.
+        `kernel`: the kernel's name. `key`: the beginning of the keys. `work`: the hash of the work. `source`: also
+        return runs of kernels that have this source but another name.
         """
         newest: dict[str, StoredRun] = {}
         for run in self._answering(key, work, kernel if source is None else None):
@@ -338,19 +341,19 @@ class ResultCache:
         return [*newest.values()]
 
     def entries(self, *, kernel: str | None = None, key: str = "") -> list[CacheEntry]:
-        """Return the results as data, the newest first. `kernel` and `key`: as for `answers`."""
+        """Return the results as data, the newest first. `kernel` and `key`: as in `answers`."""
         return [run.entry for run in self.answers(kernel=kernel, key=key) if run.entry is not None]
 
     def export(self, *, kernel: str | None = None, key: str = "") -> bytes:
-        """Return results as JSON to ship with a library. It has keys, winners and latencies, but no compiled code."""
+        """Return results as JSON to ship with a library: keys, winners and latencies, but no compiled code."""
         return exported(self.entries(kernel=kernel, key=key))
 
     # Removing runs
 
     def clear(self, results: Iterable[StoredRun] | None = None) -> int:
-        """Forget `results` and all runs of the same work, and delete their journals if these lie in the cache.
+        """Forget `results` and all runs of the same work. Delete those journals of these runs that are in the cache.
 
-        None: forget everything. Returns the number of results that are no longer available.
+        If `results` is None, forget all runs. Returns the number of results that are no longer available.
         """
         forgotten = self.answers() if results is None else list(results)
         if results is None:
@@ -363,11 +366,12 @@ class ResultCache:
         return len({run.key for run in forgotten} - {run.key for run in self.answers()})
 
     def _tidy(self) -> None:
-        """Delete the oldest journals beyond `MOST_CACHE_BYTES` (those of a set together), and entries without a run.
+        """Delete the oldest journals beyond `MOST_CACHE_BYTES` (those of a set together), and files without a run.
 
-        Such entries are empty files that killed programs left, and links to deleted journals of the cache. A broken
-        link to a journal elsewhere stays until a look-up, because its file system may come back. A journal with a time
-        in the future, from a clock that was wrong, gets the present time, so that it does not stay the newest.
+        A file without a run is an empty file that a killed program left, or a link to a deleted journal of the cache. A
+        broken link to a journal elsewhere stays until a look-up, because the journal's file system may come back. If a
+        wrong clock dated a journal in the future, the journal gets the present time, so that it does not stay the
+        newest journal.
         """
         units, empty = dict[Path, tuple[float, int, list[Path]]](), list[Path]()
         now, is_set = time.time(), cache(set_folder.is_set)
@@ -394,7 +398,7 @@ class ResultCache:
         self._delete([*empty, *(link for link in links if self._owns(link.resolve()))])
 
     def _delete(self, paths: Iterable[Path]) -> None:
-        """Delete the links at `paths`, and the cache's own journals there or behind links. Skip those being written."""
+        """Delete the links at `paths`, and the cache's journals there or behind links. Skip journals being written."""
         for path in paths:
             with contextlib.suppress(OSError):
                 real = path.resolve()
@@ -406,10 +410,8 @@ class ResultCache:
                         self._remove(file)
 
     def _remove(self, path: Path) -> None:
-        """Remove a link or a journal that lies in the cache. With a set's last journal, also remove the set's folder.
-
-        If other users may write to the journal or its folders, the journal stays, and atune warns. Raises `OSError`.
-        """
+        """Remove a link or a journal that is in the cache. With the last journal of a set, also remove the set's
+        folder. If other users may write to the journal or its folders, keep the journal and warn. Raises `OSError`."""
         folder = path.parent
         places = [self.folder, self.journals, folder, *([] if path.is_symlink() else [path])]
         for place in places:
@@ -427,10 +429,8 @@ class ResultCache:
     # The folder
 
     def _files(self, folder: str | None = None) -> Iterator[os.DirEntry[str]]:
-        """Yield the journals and the links to journals. Does not follow links to folders.
-
-        `folder`: skip the files in folders of another name.
-        """
+        """Yield the journals and the links to journals. Does not follow links to folders. `folder`: skip the files in
+        folders of another name."""
         for entry in self._listed(os.path.realpath(self.journals)):
             if not entry.is_dir(follow_symlinks=False):
                 files: Collection[os.DirEntry[str]] = [entry]
@@ -439,10 +439,8 @@ class ResultCache:
             yield from (file for file in files if file.name.endswith(".jsonl"))
 
     def _keyed(self, key: str = "", work: str = "", kernel: str | None = None) -> Iterator[os.DirEntry[str]]:
-        """Yield the files whose names begin with a key that begins with `key` and has the hash `work`.
-
-        `kernel`: only files in the folder of kernels with this name.
-        """
+        """Yield the files whose names begin with a key, if the key begins with `key` and ends with the hash `work`.
+        `kernel`: yield only files in the folder of kernels with this name."""
         for file in self._files(None if kernel is None else _file_name(kernel)):
             if file.name.startswith(key) and file.name.startswith(work, 16) and KEYED.match(file.name):
                 yield file
@@ -458,7 +456,7 @@ class ResultCache:
             return ()
 
     def _own(self, key: ResultKey) -> list[Path]:
-        """Return the journals of a key that lie in the cache, the most recently written first."""
+        """Return the journals of a key that are in the cache, beginning with the journal that was written last."""
         own = []
         for file in self._keyed(key.text):
             with contextlib.suppress(OSError):
@@ -467,10 +465,8 @@ class ResultCache:
         return [real for _, real in sorted(own, reverse=True)]
 
     def _runs_of(self, key: str = "", work: str = "", kernel: str | None = None) -> list[StoredRun]:
-        """Return the runs whose keys match, the newest first. Takes the arguments of `_keyed`.
-
-        The names of files are only a first guess: a run of another key may have replaced a journal since it was linked.
-        """
+        """Return the runs whose keys match, the newest first. The parameters are those of `_keyed`. The key in a file's
+        name is not reliable, because the journal behind a link may belong to another run by now."""
         runs = (self._run(file.path) for file in self._keyed(key, work, kernel))
         matching = (run for run in runs if run and run.key and run.key.startswith(key) and run.key.startswith(work, 16))
         return sorted(matching, key=lambda run: run.time, reverse=True)
@@ -480,7 +476,8 @@ class ResultCache:
         return [run for run in self._runs_of(key, work, kernel) if run.entry is not None]
 
     def _run(self, path: str) -> StoredRun | None:
-        """Return the run of the journal at `path`; None if it has not begun, or is damaged (this warns once)."""
+        """Return the run of the journal at `path`. If the run has not begun, or the journal is damaged (this warns
+        once), return None."""
         real = _real(path)
         try:
             stamp = _stamp(real)
@@ -497,14 +494,14 @@ class ResultCache:
         return None
 
     def _owns(self, real: Path) -> bool:
-        """Tell whether a journal lies in the cache. `real`: its path without links."""
+        """Tell whether a journal is in the cache. `real`: the journal's path without links."""
         return real.is_relative_to(self.journals.resolve())
 
     def _place(self, key: ResultKey, name: str) -> Path:
         return self.journals / _file_name(key.kernel) / f"{key.text}-{name}.jsonl"
 
     def _link(self, journal: Path, key: ResultKey | None = None) -> Path:
-        """Return the path of the link to a journal."""
+        """Return the path for a link to a journal."""
         name = hashlib.sha256(os.fsencode(journal)).hexdigest()[:16]
         return self.journals / "elsewhere" / f"{name}.jsonl" if key is None else self._place(key, name)
 
@@ -513,16 +510,16 @@ class ResultCache:
 
 
 KEYED = re.compile(r"[0-9a-f]{32}-(.*\.jsonl)$")
-"""The name of a journal's file that begins with a key."""
+"""Pattern for the name of a journal's file that begins with a key."""
 
 
 def run_name(journal: Path) -> str:
-    """Return a journal's name as people see it: the name of the kernel and a time, without the key between them."""
+    """Return a journal's name for people: the name of the kernel and a time, without the key between them."""
     return f"{journal.parent.name}-{keyed[1]}" if (keyed := KEYED.match(journal.name)) else journal.name
 
 
 def _file_name(name: str) -> str:
-    """Return a kernel's name in a form that can be part of a file's name."""
+    """Return a kernel's name, changed so that it can be part of a file's name."""
     return re.sub(r"^\.+|[^A-Za-z0-9_.-]", "_", name)[:80] or "_"
 
 
@@ -531,12 +528,12 @@ def _moment() -> str:
 
 
 def _real(path: str) -> str:
-    """Return the path of a listed journal, or, for a link, the path of the journal that it points to."""
+    """Return the path of a journal. If `path` is a link, return the path of the journal that the link points to."""
     return os.path.realpath(path) if os.path.islink(path) else path
 
 
 def _is_empty(real: Path) -> bool:
-    """Tell whether a file is a journal without content, because its program has not written yet or was killed."""
+    """Tell whether a file is an empty journal, because its program has not written anything yet or was killed."""
     return real.suffix == ".jsonl" and real.is_file() and real.stat().st_size == 0
 
 
@@ -546,20 +543,20 @@ def _stamp(path: str) -> tuple[int, int, int]:
 
 
 def _serves(run: StoredRun, header: RunStarted | None) -> bool:
-    """Tell whether a winner serves the run of `header`, whose default may differ, or be refused by a constraint."""
+    """Tell whether a run's winner is valid for `header`. If the default won, `header` must allow the same default."""
     if header is None or run.found.winner != BASELINE or run.config is None:
         return True
     return header.baseline is not None and not header.refused and config_key(header.baseline) == config_key(run.config)
 
 
 def _is_same(run: StoredRun, still: Still | None) -> bool:
-    """Tell whether a run's winner is still the kernel that was measured. False if its journal does not identify it."""
+    """Tell whether a run's winner is still the measured kernel. False if the journal does not identify that kernel."""
     digest = run.found.ir_digest
     return still is None or (bool(digest) and still(run.header.arguments, [(run.config or {}, digest)]))
 
 
 def _served_to(header: RunStarted | None, events: Sequence[Event]) -> list[Event]:
-    """Return a run's events, renamed to the workload and kernel of `header`. The run of `header` does the same work."""
+    """Return a run's events, with the workload and the kernel renamed as in `header`, whose run does the same work."""
     if header is None or not events or not isinstance(first := events[0], RunStarted):
         return [*events]
     names = {name: getattr(header, name) for name in ("workload", "origin", "fingerprint", "kernel")}
@@ -567,10 +564,8 @@ def _served_to(header: RunStarted | None, events: Sequence[Event]) -> list[Event
 
 
 def _continues(past: Sequence[AnyEvent], header: RunStarted, still: Still | None) -> bool:
-    """Tell whether a run of `header` may continue the run with the events `past`.
-
-    Runs with the same key may do different work or have different kernels, and a run may have continued another run.
-    """
+    """Tell whether a run of `header` may continue the run with the events `past`. Two runs with the same key may do
+    different work or have different kernels. Also, a run may have continued another run."""
     first = past[0] if past else None
     names = ("fingerprint", "strategy", "refused")
     return (
@@ -588,7 +583,7 @@ def _continues(past: Sequence[AnyEvent], header: RunStarted, still: Still | None
 
 
 def _leave_out(path: str, why: Exception | str) -> None:
-    """Warn of the damaged journal at `path`, and skip it until its file changes."""
+    """Warn of the damaged journal at `path`, and skip the journal until its file changes."""
     with contextlib.suppress(OSError):
         _read[path] = _stamp(path), None
     _warn(f"a run of the result cache is skipped: {why}")

@@ -1,4 +1,4 @@
-"""The key of a tuning's result, which records its dependencies; a result as data; and files of exported results."""
+"""The key of a tuning's result, which records what the result depends on; results as data; and exported results."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ EXPORT_SCHEMA = 1
 
 
 class ResultKey(msgspec.Struct, frozen=True, kw_only=True):
-    """All dependencies of a result. `result_key` takes them from a run's header.
+    """Everything that a result depends on. `result_key` creates it from the header of a run.
 
-    `kernel`: the kernel's name, for people. `source`: SHA-256 of the kernel's source and closure alone, without the
-    defaults of tunable arguments. `fingerprint`: hash of the whole kernel with its callbacks. `problem`: the problem's
-    key, as data. `tuned_for`: the tuned problem, which represents all problems with this key. `device`: the model.
-    `measuring`: settings that affect a measurement. `search`: settings that affect the choice of the winner. `space`:
-    SHA-256 of the candidates' keys in order.
+    `kernel`: the kernel's name, for people. `source`: SHA-256 of only the kernel's source and closure, without the
+    defaults of tunable arguments. `fingerprint`: hash of the whole kernel with its callbacks. `problem`: the key of the
+    problem, as data. `tuned_for`: the tuned problem, which represents all problems with this key. `device`: the
+    device's model. `measuring`: settings that affect a measurement. `search`: settings that affect the choice of the
+    winner. `space`: SHA-256 of the candidates' keys, in order.
     """
 
     kernel: str
@@ -41,25 +41,25 @@ class ResultKey(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def work(self) -> str:
-        """The hash of the dependencies of a single measurement, 16 hex digits."""
+        """The hash of everything that a single measurement depends on: 16 hex digits."""
         return _digest(self, (*_FOR_PEOPLE, *_CHOICE))
 
     @property
     def text(self) -> str:
-        """The hash of the whole key, 32 hex digits, which ends with the 16 digits of `work`."""
+        """The hash of the whole key: 32 hex digits, of which the last 16 are `work`."""
         return _digest(self, _FOR_PEOPLE) + self.work
 
 
 _FOR_PEOPLE = ("kernel", "source", "tuned_for")
-"""Parts that follow from the other parts, or that only name the result."""
+"""Parts of the key that the other parts determine, or that only name the result."""
 _CHOICE = ("search", "space")
-"""Parts that affect only the choice of the winner."""
+"""Parts of the key that affect only the choice of the winner."""
 _DTYPE = "$dtype"
-"""The tag of a TileLang dtype among a call's arguments."""
+"""The name that marks a TileLang dtype among the arguments of a call."""
 
 
 def result_key(header: RunStarted) -> ResultKey | None:
-    """Return the key of a run's result; None if an older atune began the run, and did not record all parts."""
+    """Return the key of a run's result; None if an older atune began the run without recording all parts of the key."""
     if not header.code:
         return None
     compile, benchmark = header.settings.get("compile", {}), header.settings.get("benchmark", {})
@@ -96,7 +96,7 @@ def result_key(header: RunStarted) -> ResultKey | None:
 
 
 def plain_dtypes(value: Any) -> Any:
-    """Return a problem with TileLang's dtypes replaced by their names, as in a workload's arguments."""
+    """Return `value` with TileLang's dtypes replaced by their names, as in the arguments of a workload."""
     if isinstance(value, Mapping):
         if len(value) == 1 and _DTYPE in value:
             return value[_DTYPE]
@@ -105,14 +105,14 @@ def plain_dtypes(value: Any) -> Any:
 
 
 def open_sizes(problem: Any, tuned_for: Any) -> dict[str, Any]:
-    """Return the arguments of the tuned problem that its key leaves open, by name."""
+    """Return those arguments of the tuned problem, by name, that do not occur in the problem's key."""
     key = problem if isinstance(problem, Mapping) else {}
     tuned = tuned_for if isinstance(tuned_for, Mapping) else {}
     return {name: value for name, value in tuned.items() if name not in key}
 
 
 def same_problem(one: Any, other: Any) -> bool:
-    """Tell whether two problems have the same key. The order of names does not count."""
+    """Tell whether two problems have the same key. The order of the names makes no difference."""
     first, second = (msgspec.json.encode(plain_dtypes(each), order="deterministic") for each in (one, other))
     return first == second
 
@@ -125,7 +125,7 @@ class CacheEntry(msgspec.Struct, frozen=True, kw_only=True):
     latency_ms: float | None = None
     reference_ms: float | None = None
     created: float = 0.0
-    """Wall clock, seconds since the Unix epoch."""
+    """The end of the run, in seconds since the Unix epoch."""
 
     @property
     def key(self) -> str:
@@ -145,7 +145,7 @@ def exported(entries: Iterable[CacheEntry]) -> bytes:
 
 
 def read_exported(data: bytes) -> list[CacheEntry]:
-    """Return the entries of a file that `ResultCache.export` wrote. Raises `UsageError` on anything else."""
+    """Return the entries of a file that `ResultCache.export` wrote. Raises `UsageError` for any other file."""
     try:
         content = msgspec.json.decode(data, type=_Exported)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

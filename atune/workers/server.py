@@ -1,7 +1,7 @@
-"""The fork server's process, which may be started early, and stays warm for the next run.
+"""The fork server's process, which may be started early, and which stays warm for the next run.
 
-No event loop owns it. A run attaches to it and, unless the run was cancelled, parks it for the next run, which may use
-another loop or thread.
+The process belongs to no event loop. A run attaches to the process. Unless the run is cancelled, it then parks the
+process for the next run, which may use another loop or thread.
 """
 
 from __future__ import annotations
@@ -28,9 +28,14 @@ import anyio
 from atune.errors import AtuneError, WorkloadError
 from atune.model.folders import CACHE_VARIABLE, SERVER_FOLDER, TILELANG_FOLDER, server_folder, working_folder
 from atune.workers import server_main
+from atune.workers.resources import usable_cores
 
 PRELOAD = ("torch", "tilelang", "atune.stages.entry_points")
 """Modules that the fork server imports once for all workers."""
+SERVICE_ARCH = "ATUNE_SERVICE_ARCH"
+"""Environment variable of the compile service's fork server: the architecture for which it parses headers."""
+DRIVER = ("/dev/nvidiactl", "/dev/dxg")
+"""Device files of CUDA's driver. If the driver is installed, at least one of them exists."""
 
 SERVER_ENV = {
     "TILELANG_DISABLE_CACHE": "1",
@@ -40,11 +45,10 @@ SERVER_ENV = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 DEFAULT_ENV = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""Defaults of the environment. Transparent huge pages make lowering 6 to 15 % faster, because it allocates many small
-objects."""
+"""Default environment variables. Lowering allocates many small objects, so huge pages make it 6 to 15 % faster."""
 
 WARM_VARIABLE = "ATUNE_WARM"
-"""Environment variable. ``off`` means that no process starts before a run or a call of `warm` needs it."""
+"""Environment variable. If the variable is ``off``, processes start only when a run or a call of `warm` needs them."""
 SERVER_REAP_S = 0.5
 
 
@@ -54,14 +58,14 @@ def in_worker() -> bool:
 
 
 def refuse_in_worker() -> None:
-    """Raise `WorkloadError` in a worker, because a file that tunes while it is loaded would load itself forever."""
+    """In a worker, raise `WorkloadError`, because a file that tunes while it is loaded would load itself forever."""
     if not in_worker():
         return
     stack = traceback.extract_stack(sys._current_frames().get(threading.main_thread().ident or 0))
     ours = os.path.dirname(server_main.__file__)
     files = [frame for frame in stack if frame.name == "<module>" and os.path.dirname(frame.filename) != ours]
     if not files:
-        raise WorkloadError("a function of the workload tunes in a worker of a tuning: call it outside the workload")
+        raise WorkloadError("a function of the workload tunes in a worker of a run: move the call out of the workload")
     raise WorkloadError(
         f"{files[-1].filename}, line {files[-1].lineno}, tunes while a worker loads the file, and would tune again in "
         'each worker: put the call below `if __name__ == "__main__":`'
@@ -71,9 +75,9 @@ def refuse_in_worker() -> None:
 class ForkServerProcess:
     """A fork server: its process, the control socket, and the lifeline, whose write end only this program holds.
 
-    Starting takes milliseconds, after which the server imports `preload` on its own. Its log and the stderr of its
-    workers go to `folder`. `remove_folder` is called after the process has ended. `env` is added to its environment.
-    `facts` holds answers that runs keep for later runs. Raises `WorkloadError` in a worker.
+    Starting the process takes milliseconds. Then the server imports `preload` on its own. The server's log and its
+    workers' stderr go to `folder`. `remove_folder` is called after the process has ended. `env` is added to the
+    process's environment. `facts` holds answers that runs keep for later runs. Raises `WorkloadError` in a worker.
     """
 
     def __init__(
@@ -150,7 +154,7 @@ class ForkServerProcess:
         return self.returncode
 
     def hang_up(self) -> None:
-        """Close the lifeline, so that the kernel SIGKILLs the server and every worker, and SIGKILL the server, too."""
+        """Close the lifeline, so that the kernel SIGKILLs the server and every worker. Then SIGKILL the server, too."""
         if self.lifeline >= 0:
             os.close(self.lifeline)
             self.lifeline = -1
@@ -160,19 +164,19 @@ class ForkServerProcess:
                     kill(self.pid, signal.SIGKILL)
 
     def reap(self) -> None:
-        """Wait for the process after `hang_up`. Blocks for milliseconds, at most for half a second."""
+        """After `hang_up`, wait until the process has ended. Blocks for milliseconds, and for half a second at most."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(SERVER_REAP_S)
         self._remove_folder()
 
     def destroy(self) -> None:
-        """End the server, to which no run is attached. Blocks for half a second at most."""
+        """End a server to which no run is attached. Blocks for half a second at most."""
         self.hang_up()
         self.reap()
         self.control.close()
 
     def forget(self) -> None:
-        """In a forked child: release the parent's resources, so that the child does not keep the server alive."""
+        """In a forked child, release the parent's resources, so that the child does not keep the server alive."""
         os.close(self.lifeline)
         self.lifeline = -1
         self.control.close()
@@ -188,10 +192,10 @@ _NOT_INHERITED = {
 
 
 def surroundings() -> tuple[object, ...]:
-    """Return the settings that a process started now inherits: environment, working folder, limits, niceness and cores.
+    """Return the settings that a new process would inherit: environment, working folder, limits, niceness and cores.
 
-    Processes with equal settings are interchangeable. Variables that importing tilelang sets are left out, so that a
-    process that was started before the import can be used after it.
+    Processes with equal settings are interchangeable. Variables that the import of tilelang sets are left out, so that
+    a process that was started before the import can be used after the import.
     """
     environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     limits = [resource.getrlimit(value) for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
@@ -199,14 +203,14 @@ def surroundings() -> tuple[object, ...]:
 
 
 class Parked:
-    """The program's idle fork server, which the next run takes."""
+    """A place for an idle fork server of the program, which the next run takes."""
 
     def __init__(self) -> None:
         self.server: ForkServerProcess | None = None
         self._lock = threading.Lock()
 
     def take(self) -> ForkServerProcess | None:
-        """Return the parked server if it lives and was started in the present surroundings; otherwise end it."""
+        """Return the parked server if it is alive and its `surroundings` are current. Otherwise end the server."""
         with self._lock:
             server, self.server = self.server, None
         if server is None:
@@ -217,7 +221,7 @@ class Parked:
         return None
 
     def park(self, server: ForkServerProcess | None) -> None:
-        """Keep `server` for the next run, and end the server that was parked before. None: only end the latter."""
+        """Keep `server` for the next run, and end the server that was parked before. None: only end that server."""
         with self._lock:
             before, self.server = self.server, server
         if before is not None:
@@ -230,14 +234,24 @@ class Parked:
             self.server = None
 
 
-parked = Parked()
-atexit.register(parked.park, None)
-os.register_at_fork(after_in_child=parked.forget)
+parked, parked_service = Parked(), Parked()
+for _place in (parked, parked_service):
+    atexit.register(_place.park, None)
+    os.register_at_fork(after_in_child=_place.forget)
 
 
-def started(preload: Sequence[str] | None = None) -> ForkServerProcess:
+def started(preload: Sequence[str] | None = None, **env: str) -> ForkServerProcess:
     """Start a fork server, and return while it is still importing `preload`, or `PRELOAD` by default."""
-    return ForkServerProcess(PRELOAD if preload is None else preload, *server_folder(), env=SERVER_ENV)
+    return ForkServerProcess(PRELOAD if preload is None else preload, *server_folder(), env={**SERVER_ENV, **env})
+
+
+def warm_service(arch: str = "") -> None:
+    """Park a fork server for the compile service, unless one is parked.
+
+    It parses headers for `arch`, or else for this machine's GPU. Raises `OSError` if no process can be started.
+    """
+    early = ("atune.stages.cicc_early",)
+    parked_service.park(parked_service.take() or started(early, **{SERVICE_ARCH: arch}))
 
 
 def taken() -> ForkServerProcess:
@@ -248,21 +262,25 @@ def taken() -> ForkServerProcess:
 def warm() -> None:
     """Start the processes that the next tuning needs, in the background, and return immediately.
 
-    They import torch and tilelang while the program continues, and then wait. A tuning takes them over if its
-    environment, working folder, limits, niceness and cores are the same. Otherwise it ends them and starts its own.
-    They end with the program, however it ends, or at `shutdown`. A second call, or a call in a worker, does nothing.
+    They import torch and tilelang, and parse CUDA's headers, while the program continues, and then wait. A tuning takes
+    them over if its environment, working folder, limits, niceness and cores are the same. Otherwise it ends them and
+    starts its own. They end with the program, however it ends, or at `shutdown`. A second call, or a call in a worker,
+    does nothing.
 
     Raises `UsageError` if ``$TMPDIR`` cannot be used, and `OSError` if no process can be started.
     """
-    if not in_worker():
-        parked.park(taken())
+    if in_worker():
+        return
+    parked.park(taken())
+    if any(map(os.path.exists, DRIVER)) and len(usable_cores()) > 2:  # two import tilelang: program and fork server
+        warm_service()
 
 
 @functools.cache
 def warm_early() -> None:
-    """Call `warm` once per program, because something shows that it will tune. Ignore failures.
+    """Call `warm` once in a program, because something shows that the program will tune. Ignore failures.
 
-    Do nothing in a child of `multiprocessing`, which runs the program's file only to load its functions.
+    In a child of `multiprocessing`, do nothing, because the child runs the program's file only to load its functions.
     """
     process = sys.modules.get("multiprocessing.process")
     if os.environ.get(WARM_VARIABLE) != "off" and (process is None or process.parent_process() is None):
@@ -271,8 +289,9 @@ def warm_early() -> None:
 
 
 def shutdown() -> None:
-    """End the idle processes that `tune` and `run` keep warm for the next call. The next call starts new ones.
+    """End the idle processes that `tune` and `run` keep warm for the next call. The next call starts new processes.
 
-    They also end with the program, however it ends. Blocks for half a second at most.
+    Without `shutdown`, the idle processes end when the program ends. Blocks for half a second at most.
     """
     parked.park(None)
+    parked_service.park(None)

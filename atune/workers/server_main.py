@@ -1,19 +1,19 @@
-"""The fork server's program: it imports the heavy modules once, and then forks workers that have them.
+"""The fork server's program: it imports the heavy modules once, and then forks workers that have these modules.
 
-The server and each worker lead their own process group, so that one kill also reaches the compilers that a worker
-started. These mechanisms end all processes with the parent:
+The server and each worker lead their own process groups, so that one signal also reaches the compilers that a worker
+has started. Three mechanisms end all processes when the parent ends:
 
-- The lifeline is a pipe whose write end only the parent holds. When that end closes, the kernel itself SIGKILLs every
-  worker's group, even while native code holds the GIL. The lifeline is armed before any heavy module is imported. While
-  the server is importing, its own group is killed, too. Once it is serving, it gets SIGCONT instead, so that even a
-  stopped server cleans up after its workers.
+- The lifeline is a pipe whose write end only the parent holds. When the write end closes, the kernel itself SIGKILLs
+  every worker's group, even while native code holds the GIL. The lifeline is armed before any heavy module is imported.
+  While the server is importing, the kernel also kills the server's own group. When the server is serving, it gets
+  SIGCONT instead, so that even a stopped server cleans up after its workers.
 - The server watches the parent's pidfd, because a process forked from the parent may also hold the write end.
-- The server and each worker are subreapers. Processes that a worker started stay below it, even in another session.
-  When the worker ends they become the server's children, and the server kills and reaps them. No other process becomes
-  a child of the server.
+- The server and each worker are subreapers. Processes that a worker started stay below the worker, even in another
+  session. When the worker ends, these processes become children of the server, which kills and reaps them. No other
+  process becomes a child of the server.
 
-The module imports only the standard library, and it is run by its path, not as a module of its package. So no other
-module is imported before the lifeline is armed.
+The module imports only the standard library, and the parent runs it by its path, not as a module of its package. So no
+other module is imported before the lifeline is armed.
 """
 
 from __future__ import annotations
@@ -34,42 +34,42 @@ import sys
 import time
 import traceback
 from builtins import bytearray, getattr, len, memoryview  # as they are before a candidate replaces them
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from types import ModuleType
 from typing import Any, NoReturn
 
 REQUEST, REPLY = struct.Struct("!QIQ"), struct.Struct("!QIIQ")
-"""Headers of frames: the request's number, which its reply repeats, and the sizes of the parts. The parts of a request
-are (entry, payload). The parts of a reply are (empty, empty, result) or, if the entry point raised an exception, (name
-of the exception's class, message, tail of the traceback)."""
+"""Headers of frames. A header has the request's number, which the reply repeats, and the sizes of the frame's parts.
+The parts of a request are (entry, payload). The parts of a reply are (empty, empty, result). If the called function
+raised an exception, the parts are (name of the exception's class, message, tail of the traceback)."""
 
 F_SETSIG = 10
 PR_SET_CHILD_SUBREAPER = 36
 CONTROL_BYTES = 1 << 18
 TRACEBACK_BYTES = 8192
 FIRST_PRIVATE_FD = 64
-"""Lowest descriptor for a worker's socket, or half of the worker's limit if that is lower."""
+"""Lowest descriptor for a worker's socket, or half of the worker's limit of open files if that number is lower."""
 FILES = 4096
-"""Number of files that a worker may have open, if the user's limit allows that many."""
+"""Number of files that a worker may have open, unless the user's limit is lower."""
 WORKER = "ATUNE_WORKER"
-"""Environment variable that holds a worker's pid. The worker's children inherit it, but have other pids."""
+"""Environment variable that holds a worker's pid. The worker's children inherit the variable, but have other pids."""
 HUNG_UP = 113
-"""Exit status of a worker whose socket was closed by the code that it ran."""
+"""Exit status of a worker if the code that it ran has closed its socket."""
 HUNG_UP_WORDS = "closed the socket for its replies"
 OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT})
-"""Signals that come from outside. SIGSEGV, SIGABRT and others are caused by the code that the process runs."""
+"""Signals that come from outside. Other signals, such as SIGSEGV, are caused by the code that the process runs."""
 FAULTS = signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT
-"""Signals that faulthandler reports. Workers drop preloaded libraries' handlers for these signals, because
-tvm_ffi's handler allocates memory, and a process whose heap is damaged would hang in that handler forever."""
+"""Signals that faulthandler reports. Workers drop the handlers that preloaded libraries have set for these signals. For
+example, tvm_ffi's handler allocates memory, so it would hang forever in a process whose heap is damaged."""
 SWEEP_S = 0.1
-"""Longest wait, in seconds, until killed leftovers of workers end. SIGKILL takes far less unless the kernel hangs."""
+"""Longest wait, in seconds, for killed processes to end. SIGKILL takes far less time unless the kernel hangs."""
 END_S = 2
-"""Seconds after which the server exits, even if a process that it killed has not ended."""
+"""Seconds after which the server exits, even if a process that the server killed has not ended."""
 
 
 def main() -> NoReturn:
-    """Serve until the parent hangs up, and then end with the whole process group."""
+    """Serve until the parent hangs up, and then end the whole process group, including this process."""
     config = json.loads(sys.argv[1])
     os.setpgid(0, 0)
     lifeline = arm_lifeline(config["lifeline"])
@@ -93,7 +93,7 @@ def main() -> NoReturn:
 
 
 def set_limits() -> None:
-    """Disable core files for crashing candidates, and allow enough open files."""
+    """Disable core files, because candidates may crash, and allow enough open files."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < FILES:
@@ -105,8 +105,8 @@ def set_limits() -> None:
 def arm_lifeline(lifeline: int) -> int:
     """Have the kernel SIGKILL this process group as soon as the parent's end of the pipe closes.
 
-    The receiver of the signal is a property of the open file description, so each group reopens the pipe. Closes
-    `lifeline` and returns the descriptor that replaces it.
+    The receiver of the signal is a property of the open file description, so each process group opens the pipe again.
+    Closes `lifeline`, and returns the new descriptor.
     """
     own = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK)
     fcntl.fcntl(own, fcntl.F_SETOWN, -os.getpgrp())
@@ -125,18 +125,30 @@ def preload(modules: list[str]) -> dict[str, Any]:
     Returns the seconds that this took, the text of an error (or None), and the missing module (or None).
     """
     start, error, absent = time.monotonic(), None, None
-    gc.disable()  # nearly all objects that imports create stay alive
     try:
-        for name in modules:
-            importlib.import_module(name)
+        import_all(modules)
     except BaseException as exc:
         traceback.print_exc()
         kind, message, _ = failure(exc)
         error = f"{kind.decode()}: {message.decode()}"
         absent = exc.name if isinstance(exc, ModuleNotFoundError) else None
-    gc.freeze()  # so that collections in a worker leave the shared pages shared; collecting here would take 0.3 s
-    gc.enable()
     return {"seconds": time.monotonic() - start, "error": error, "absent": absent}
+
+
+def import_all(modules: Sequence[str]) -> None:
+    """Import `modules` without collections, which take a third of the time, because nearly all new objects stay alive.
+
+    Later collections omit these objects. So in a worker, they leave the shared pages shared.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        for name in modules:
+            importlib.import_module(name)
+    finally:
+        gc.freeze()
+        if collects:
+            gc.enable()
 
 
 def children_of(pid: int) -> set[int]:
@@ -182,19 +194,19 @@ class ForkServerMain:
         self.woken, self.wakeup = socket.socketpair()
         self.parent = -1
         self.pids: dict[int, int] = {}
-        """Pids by worker number, from the fork until the worker is reaped, while signals to them are safe."""
+        """Pids by worker number. A pid is removed when its worker is reaped, so signals to the pids here are safe."""
         self.own: set[int] = set()
-        """Pids of processes that the imports started, and that belong to no worker."""
+        """Pids of processes that the imported modules started. These processes belong to no worker."""
 
     def adopt_orphans(self) -> None:
-        """Make this process the parent of orphans below it."""
+        """Make this process the parent of its descendants when they become orphans."""
         self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def report(self, **message: Any) -> None:
         self.control.send(json.dumps(message).encode())
 
     def serve(self, parent: int) -> None:
-        """Serve until the parent has hung up or is gone. `parent` is its pidfd."""
+        """Serve until the parent has hung up or is gone. `parent`: the parent's pidfd."""
         self.wakeup.setblocking(False)
         signal.set_wakeup_fd(self.wakeup.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -216,7 +228,7 @@ class ForkServerMain:
                     return
 
     def obey(self) -> bool:
-        """Receive a message and do what it orders. Returns False if the parent hung up."""
+        """Receive a message and carry out its order. Returns False if the parent hung up."""
         text, fds, _, _ = socket.recv_fds(self.control, CONTROL_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
         if not text:
             return False
@@ -243,14 +255,14 @@ class ForkServerMain:
         return True
 
     def kill(self, number: int) -> bool:
-        """SIGKILL the worker's process group. Returns False if there is no worker with this number (anymore)."""
+        """SIGKILL a worker's process group. Returns False if no worker has this number (any more)."""
         if number in self.pids:
             with suppress(ProcessLookupError):
                 os.killpg(self.pids[number], signal.SIGKILL)
         return number in self.pids
 
     def reap(self, options: int) -> None:
-        """Reap ended processes, kill the leftovers of workers among them, and report those workers."""
+        """Reap ended processes. If an ended process was a worker, kill what it left running, and report its end."""
         with suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | options)) is not None:
                 number = next((n for n, pid in self.pids.items() if pid == ended.si_pid), None)
@@ -265,7 +277,7 @@ class ForkServerMain:
                     self.report(op="exited", id=number, how=describe(code), outside=from_outside(code))
 
     def sweep(self) -> None:
-        """SIGKILL and reap the leftovers of ended workers, level by level. None of their pids can be reused yet."""
+        """SIGKILL and reap what ended workers left running, level by level. None of these pids can be reused yet."""
         give_up = time.monotonic() + SWEEP_S
         while orphans := children_of(os.getpid()) - self.own - set(self.pids.values()):
             for pid in orphans:
@@ -279,8 +291,8 @@ class ForkServerMain:
                     os.waitpid(pid, os.WNOHANG)
 
     def end(self) -> NoReturn:
-        """Kill and reap every worker and its leftovers, and then end with all processes of this group."""
-        signal.alarm(END_S)  # ends this process if the kernel hangs while it ends another
+        """Kill and reap every worker and the processes that it left. Then end all processes of this group."""
+        signal.alarm(END_S)  # ends this process if the kernel hangs while it ends another process
         self.own.clear()
         for number in self.pids:
             self.kill(number)
@@ -334,7 +346,7 @@ class ForkServerMain:
 
 
 def work(replies: socket.socket, libc: ctypes.CDLL) -> NoReturn:
-    """Answer requests, one after the other, until the parent closes the socket."""
+    """Answer requests one after another, until the parent closes the socket."""
     pid = os.getpid()
     while True:
         number, (entry, payload) = receive(replies)
@@ -344,7 +356,7 @@ def work(replies: socket.socket, libc: ctypes.CDLL) -> NoReturn:
         except BaseException as exc:
             reply = failure(exc)
         for stream in (sys.stdout, sys.stderr):
-            with suppress(BaseException):  # the user's code may have closed or replaced it
+            with suppress(BaseException):  # the user's code may have closed or replaced the stream
                 stream.flush()
         libc.fflush(None)
         if os.getpid() != pid:  # a child that the called code forked; only the worker itself may answer
@@ -367,7 +379,7 @@ def failure(exc: BaseException) -> tuple[bytes, bytes, memoryview]:
 
 
 def encoded(make: Callable[[], str], what: str) -> bytes:
-    """Return a text about a user's exception. Making the text may raise, too, or give text that cannot be encoded."""
+    """Return text about a user's exception. `make` may itself raise, or return text that cannot be encoded."""
     try:
         return str.encode(make(), errors="backslashreplace")
     except BaseException as broken:
@@ -394,12 +406,12 @@ def receive(replies: socket.socket) -> tuple[int, list[bytes]]:
 
 
 def from_outside(code: int | None) -> bool:
-    """Tell whether a process was ended from outside. `code`: as in `describe`."""
+    """Tell whether a signal from outside ended a process. `code`: as in `describe`."""
     return code is not None and -code in OUTSIDE
 
 
 def describe(code: int | None) -> str:
-    """Describe the end of a process. `code`: its exit code as in `subprocess`, negative for a signal."""
+    """Describe how a process ended. `code`: the exit code as in `subprocess`, which is negative for a signal."""
     if code == HUNG_UP:
         return HUNG_UP_WORDS
     if code is None or code >= 0:

@@ -1,4 +1,4 @@
-"""Supervised jobs: a process ends if it misses a job's deadline, and a failure in a used process is in doubt."""
+"""Supervised jobs: a process that misses a job's deadline is ended, and a failure in a used process is in doubt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DOING: dict[type, str] = {
     LowerJob: "lowering", ElaborateJob: "elaborating", RolesJob: "elaborating",
     BuildJob: "compiling", CompareJob: "compiling", MeasureJob: "measuring",
 }  # fmt: skip
-"""The activity of a process during each job, for messages."""
+"""What a process does during each kind of job, for messages."""
 NOT_ALONE = "earlier candidates in its process may have caused this"
 STARVED = "it got hardly any CPU time"
 
@@ -26,20 +26,21 @@ STARVED = "it got hardly any CPU time"
 class Supervised:
     """A process that does the jobs of a worker, one at a time.
 
-    The same rule holds for all jobs. A failure counts immediately if the process is fresh. If the code of another
-    candidate ran in it before, that code may have changed the process. Then the failure is in doubt, and the job is
-    repeated once in a fresh process. A missed deadline counts immediately anywhere, unless the job got hardly any CPU.
+    The same rule holds for all jobs. If the process is fresh, a failure counts immediately. If another candidate's code
+    has run in the process, that code may have changed the process, so the failure is in doubt, and the job is repeated
+    once in a fresh process. In any process, a missed deadline counts immediately, unless the job got hardly any CPU
+    time.
     """
 
     died: FailureKind
-    """The kind of failure if a candidate ends the process."""
+    """The kind of failure of a candidate that ends the process."""
     raised: FailureKind
-    """The kind of failure if a candidate's job raises an exception in the process."""
+    """The kind of failure of a candidate whose job raises an exception."""
 
     def __init__(self, workers: Workers) -> None:
         self.workers = workers
         self.ran = set[int | None]()
-        """The candidates whose code ran in the process; None stands for candidates of another run."""
+        """The candidates whose code has run in the process. None stands for any candidate of another run."""
         self.printed = ""
         """Output of the last job."""
         self._worker: Worker | None = None
@@ -52,14 +53,15 @@ class Supervised:
         return self._worker is not None and self._worker.alive
 
     async def settled(self, job: Job[A], late: Failure, limit_s: float) -> A | Failure:
-        """Have the process do `job`, and return its answer, or the failure of its candidate.
+        """Have the process do `job`, and return the answer or the failure of the job's candidate.
 
-        `late`: the failure if the job takes more than `limit_s`. A failure with a `doubt` may not be the candidate's
-        fault. Raises `UsageError` if the caller is at fault, and `MachineError` if the machine is.
+        `late`: the failure to return if the job takes more than `limit_s`. If a failure has a `doubt`, its candidate
+        may not be at fault. Raises `UsageError` if the caller is at fault, and `MachineError` if the machine is at
+        fault.
         """
         answer = await self._answered(job, late, limit_s)
         used = self._used_before(late.index)
-        if not isinstance(job, BuildJob):  # its compilers run in processes of their own
+        if not isinstance(job, BuildJob):  # its compilers run in separate processes
             self.ran |= {c.index for c in job.candidates} if isinstance(job, ElaborateJob) else {late.index}
         failure = failure_in(answer)
         if not used or failure is None or failure.doubt or failure.kind == "timeout" or await self._sound(failure):
@@ -67,7 +69,7 @@ class Supervised:
         return msgspec.structs.replace(failure, doubt=NOT_ALONE)
 
     async def call(self, job: Job[A], limit_s: float) -> A:
-        """Have the process do `job`, and wait while the machine is short of a resource.
+        """Have the process do `job`. While the machine is short of a resource, wait and try again.
 
         Raises `WorkerTimeout` after `limit_s`, `MachineError` if a shortage lasts, `WorkerLost` and `RemoteError`.
         """
@@ -81,11 +83,11 @@ class Supervised:
             await worker.kill()
 
     async def _ready(self) -> Worker:
-        """Return the process. A subclass may start it here."""
+        """Return the process. A subclass may start the process here."""
         raise NotImplementedError
 
     async def _sound(self, failure: Failure) -> bool:
-        """Tell whether a used process is known to be as good as a fresh process, so that `failure` counts."""
+        """Tell whether the used process is known to be as good as a fresh process, so that `failure` counts."""
         return False
 
     async def _send(self, job: Job[Any], limit_s: float) -> bytes:
@@ -119,7 +121,7 @@ class Supervised:
             return Failure(index, "codegen" if builds else self.raised, str(error), error.detail)
 
     def _used_before(self, index: int) -> bool:
-        """Tell whether the code of another candidate ran in the process."""
+        """Tell whether another candidate's code has run in the process."""
         return not self.ran <= {index}
 
 

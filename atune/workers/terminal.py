@@ -16,7 +16,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def end_at_once(number: int, frame: FrameType | None) -> None:
-    """End the process if a signal arrives while a command is being imported, because nothing is open yet.
+    """End the process, because a signal has arrived while a command is being imported, and nothing is open yet.
 
     A KeyboardInterrupt could be lost in a destructor of the import system.
     """
@@ -27,10 +27,11 @@ def end_at_once(number: int, frame: FrameType | None) -> None:
 class Interrupts:
     """Turns the first of `SIGNALS` into a KeyboardInterrupt. Later signals are only counted.
 
-    Python drops an exception in a destructor. If a signal came in one, its exception is raised again soon after.
+    Python drops an exception that a destructor raises. If the signal came in a destructor, the KeyboardInterrupt is
+    raised again soon afterwards.
 
-    A SIGHUP that is already ignored, for example by `nohup`, stays ignored. `keep`: leave the handlers installed on
-    exit, for a process that is about to end.
+    If SIGHUP is already ignored, for example because of `nohup`, it stays ignored. `keep`: on exit, leave the handlers
+    installed, for a process that is about to end.
     """
 
     def __init__(self, *, keep: bool) -> None:
@@ -40,7 +41,7 @@ class Interrupts:
         """The signals that interrupt this process."""
         self._keep = keep
         self._leaves = keep
-        """Whether a signal ends the process immediately, as it does while a command is being imported."""
+        """Whether a signal ends the process immediately. True while a command is being imported."""
         self._raises, self._raised = True, False
         self._before: dict[signal.Signals, Any] = {}
         self._report_unraisable = sys.unraisablehook
@@ -60,9 +61,10 @@ class Interrupts:
             sys.unraisablehook = self._report_unraisable
 
     def loaded(self) -> None:
-        """Raise `KeyboardInterrupt` at a signal from now on, because the command has been imported.
+        """From now on, raise `KeyboardInterrupt` at a signal, because the command has been imported.
 
-        During the imports nothing is open yet, and an exception could crash a module such as msgspec.
+        Before, a signal ended the process, because nothing was open, and an exception could crash a module such as
+        msgspec.
         """
         self._leaves = False
 
@@ -70,7 +72,8 @@ class Interrupts:
     def counted(self) -> Iterator[None]:
         """Inside the block, only count signals. The block's event loop receives them, and cancels the block's work.
 
-        Raises `KeyboardInterrupt` if a signal came before the block, because a destructor may have lost its exception.
+        If a signal came before the block, raises `KeyboardInterrupt`, because a destructor may have lost the first
+        exception.
         """
         self._raises = False
         if self.count:
@@ -101,8 +104,8 @@ class Interrupts:
 def prepare() -> None:
     """Make stdin, stdout and stderr usable.
 
-    A closed stream becomes the null device. Otherwise a journal could get the stream's descriptor, and printed text
-    would end up in the journal. Characters that a stream cannot encode are written as escapes.
+    The null device replaces a closed stream. Otherwise a journal could get the stream's descriptor, and printed text
+    would end up in the journal. If a stream cannot encode a character, the stream gets an escape instead.
     """
     for number in (0, 1, 2):
         try:
@@ -117,7 +120,7 @@ def prepare() -> None:
 
 
 def discard(stream: TextIO, number: int) -> None:
-    """Discard the rest of `stream`'s buffer and all later writes, because Python would fail on them at exit."""
+    """Discard the rest of `stream`'s buffer and all later writes, because Python would fail to write them at exit."""
     with suppress(OSError, ValueError):
         if stream.fileno() == number:
             fd = os.open(os.devnull, os.O_WRONLY)

@@ -1,4 +1,4 @@
-"""Deadlines that count only the time in which this program runs, and background tasks."""
+"""Deadlines that count only the time during which this program runs, and background tasks."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ TICK_S = 0.5
 
 
 class Deadline:
-    """A limit, in seconds, on waiting for something that may hang.
+    """A time limit, in seconds, on waiting for something that may hang.
 
-    Waiting happens in ticks, and no tick counts for more than its planned time. So the time in which this program does
-    not run (SIGSTOP, Ctrl-Z, a suspended machine) does not count, except for one tick.
+    The deadline waits in ticks, and a tick counts for no more than its planned time. So if this program is stopped
+    (SIGSTOP, Ctrl-Z, a suspended machine), at most one tick of the stopped time counts.
     """
 
     def __init__(self, seconds: float) -> None:
         self._left_s = seconds
 
     async def wait(self, ready: Callable[[], Awaitable[object]]) -> None:
-        """Wait for `ready`, for at most one tick. The caller checks whether `ready` came, and otherwise calls again.
+        """Wait for `ready`, for at most one tick. The caller then checks for `ready`, and otherwise calls `wait` again.
 
-        Raises `TimeoutError` if no time is left, so the caller always checks once more before it gets the error.
+        Raises `TimeoutError` if no time was left before the call. So the caller checks one last time before it gets the
+        error.
         """
         if self._left_s <= 0:
             raise TimeoutError
@@ -39,8 +40,8 @@ class Deadline:
 async def background(*, cancel: bool = True) -> AsyncGenerator[TaskGroup, None]:
     """Yield a task group for background tasks. Exceptions of the body are raised unchanged, not as a group.
 
-    The tasks are cancelled when the body ends; without `cancel` the exit waits for them. If a task fails, the body
-    is cancelled, and the task group's own exceptions are raised.
+    When the body ends, the tasks are cancelled; without `cancel`, the exit waits for the tasks instead. If a task
+    fails, the body is cancelled, and the task group's own exceptions are raised.
     """
     error: BaseException | None = None
     try:

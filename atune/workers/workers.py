@@ -1,4 +1,4 @@
-"""A run's worker processes, how they wait for scarce resources, and the process that lists a workload's space."""
+"""The worker processes of a run, the waits for scarce resources, and the process that lists a workload's space."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ from atune.workload.workload import WorkloadSpec
 T = TypeVar("T")
 
 FILE_TIMEOUT_S = 120.0
-"""Time limit of running the user's file, including its imports."""
+"""Seconds that running the user's file may take, including the file's imports."""
 ANSWER_TIMEOUT_S = 60.0
-"""Time limit for calling a constraint, the function of an axis or of the configurations, or a generator."""
+"""Seconds that a call of a constraint, a generator, or the function of an axis or of the configurations may take."""
 NO_ANSWER = (
     "did not answer within {:g} s and was ended. It hangs or is too slow, because it is called for every configuration"
 )
 
 PAUSES_S = (0.5, 2.0, 8.0)
-"""Successive waits, in seconds, for a resource that the machine is short of."""
+"""Successive pauses, in seconds, before retries while the machine is short of a resource."""
 STAYS = "The journal keeps all measurements, and `atune resume JOURNAL` continues the run"
 
 
 def process_folders(run_dir: str) -> dict[str, str]:
-    """Make the folders that a run's processes write to, and return the environment variables that name them."""
+    """Make the folders to which a run's processes write, and return the environment variables that name them."""
     return {
         "TMPDIR": made_folder(run_dir, "tmp"),
         TILELANG_FOLDER: made_folder(run_dir, "tilelang"),
@@ -73,7 +73,7 @@ def process_folders(run_dir: str) -> dict[str, str]:
 
 
 def fork_server(warn: Callable[[str], None] = ignored) -> ForkServer:
-    """Start the fork server, or take the warm one that the previous run left. A lost server is reported to `warn`."""
+    """Start the fork server, or take the warm fork server of the previous run. Call `warn` if the server is lost."""
 
     def again() -> ForkServerProcess:
         process = started()
@@ -86,7 +86,8 @@ def fork_server(warn: Callable[[str], None] = ignored) -> ForkServer:
 class Workers:
     """Forks the workers of a run from the fork server that `attach` gets.
 
-    `workload`: the reference that they load. `known`: the workload's fingerprint in this program; empty if unknown.
+    `workload`: the reference that the workers load. `known`: the workload's fingerprint in this program; empty if
+    unknown.
     """
 
     def __init__(self, workload: WorkloadRef, known: str = "") -> None:
@@ -99,18 +100,18 @@ class Workers:
         self._background: TaskGroup
         self._forked: list[Worker] = []
         self.loaded_as = ""
-        """The fingerprint of the workload as the run's first worker loaded it."""
+        """The workload's fingerprint in the first worker of the run that loaded the workload."""
         self._programs = "" if isinstance(workload, FileRef) else workload.loaded_as
         self._known = known or self._programs
         self._began = time.time()
         self._warned_of = set[str]()
         self.alone = anyio.Lock()
-        """Held by each job that is repeated because it got hardly any CPU, or because the fork server was lost."""
+        """A lock for jobs that are repeated because they got hardly any CPU time or lost the fork server."""
 
     def attach(
         self, server: ForkServer, run_dir: str, background: TaskGroup, warn: Callable[[str], None] = ignored
     ) -> None:
-        """Fork workers from `server` from now on. They write to `run_dir`; `background` ends with the run."""
+        """From now on, fork workers from `server`. The workers write to `run_dir`. `background` ends with the run."""
         self.server, self._env, self._background = server, process_folders(run_dir), background
         self.run_dir, self.warn = run_dir, warn
 
@@ -127,12 +128,12 @@ class Workers:
         return worker
 
     async def end(self) -> None:
-        """Kill the workers of this run, and wait until they have ended. Shielded and bounded."""
+        """Kill the workers of this run, and wait until they have ended. Shielded from cancellation, and bounded."""
         await killed(self._forked)
         self._forked = []
 
     def adopt(self, worker: Worker) -> None:
-        """Have `end` kill a worker that another run of the set forked."""
+        """Have `end` also kill `worker`, which another run of the set has forked."""
         self._forked.append(worker)
 
     def release(self, worker: Worker) -> None:
@@ -140,9 +141,10 @@ class Workers:
         self._forked.remove(worker)
 
     async def agree(self, worker: Worker, loaded_as: str) -> None:
-        """Raise `WorkloadError`, naming the edited files, if `worker` did not load the same workload as the first.
+        """Raise `WorkloadError`, naming edited files, if `worker` and the first worker loaded different workloads.
 
-        Also raise it if the program itself has another workload, one of whose files was written since the run began.
+        Also raise it if the program itself has a different workload, and a file of the workload was written during the
+        run.
         """
         self.loaded_as = self.loaded_as or loaded_as
         if loaded_as == self.loaded_as and loaded_as == (self._known or loaded_as):
@@ -158,7 +160,7 @@ class Workers:
                     "for the workers' version. Pass changed values as arguments, or restart the program",
                 )
             return
-        cause = "no Python file of it was written since, so something else that it reads while loading changed"
+        cause = "none of its Python files was written since, so something else that it reads while loading changed"
         if written:
             cause = f"written since: {', '.join(written)}"
         raise WorkloadError(
@@ -167,7 +169,7 @@ class Workers:
         )
 
     async def begun(self, role: str, session: Session, nice: int) -> Worker:
-        """Fork a compile worker, which loads the workload if `session.load` is set."""
+        """Fork a compile worker. If `session.load` is set, the worker loads the workload."""
 
         async def begin() -> Worker:
             worker = await self.spawn(role, nice=nice)
@@ -183,7 +185,7 @@ class Workers:
 
     @asynccontextmanager
     async def asked(self, role: str) -> AsyncGenerator[Worker, None]:
-        """Fork a worker, and kill it afterwards, because the user's code may have started other processes in it."""
+        """Fork a worker, and kill it afterwards, because the user's code may have started processes in the worker."""
         worker = await self.spawn(role)
         try:
             yield worker
@@ -202,9 +204,9 @@ class Workers:
     async def again_if_killed(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Load the workload with `ask`, and return the result. Retry once if the process was killed from outside.
 
-        Also retry if the fork server was lost, because the workload did not cause that; `spawn` raises at the second
-        loss. Raises `WorkloadError` if the workload's code ends or hangs its process, and `WorkerError` if a second
-        process is killed.
+        Also retry if the fork server was lost, because the workload did not cause the loss; at the second loss, `spawn`
+        raises an error. Raises `WorkloadError` if the workload's code hangs or ends its process, and `WorkerError` if a
+        second process is killed.
         """
         lost = False
         while True:
@@ -225,10 +227,10 @@ class Workers:
                 lost = True
 
     async def until_it_works(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `attempt`, which is repeated while the machine is short of a resource.
+        """Return the result of `attempt`. While the machine is short of a resource, wait and repeat `attempt`.
 
-        Raises `MachineError` if the shortage lasts, or if files of the run were removed, so that no candidate is
-        blamed. If a device's memory stays short, raises the error of the last attempt.
+        Raises `MachineError` if the shortage lasts. Also raises `MachineError` if files of the run were removed, so
+        that no candidate is blamed. If a device's memory stays short, raises the error of the last attempt.
         """
         pauses_s = [*PAUSES_S]
         while True:
@@ -249,12 +251,12 @@ class Workers:
 
     def _check_exists(self, path: str) -> None:
         if not os.path.exists(path):
-            remedy = f"keep programs that clear {tempfile.gettempdir()} from it, or set TMPDIR to another place"
+            remedy = f"stop programs that clear {tempfile.gettempdir()}, or set TMPDIR to another folder"
             raise MachineError(f"{path} was removed while the run used it: {remedy}. {STAYS}")
 
 
 async def killed(workers: Iterable[Worker]) -> None:
-    """Kill `workers`, and wait until they have ended. Shielded and bounded."""
+    """Kill `workers`, and wait until the workers have ended. Shielded from cancellation, and bounded."""
     with anyio.CancelScope(shield=True):
         async with anyio.create_task_group() as tasks:
             for worker in workers:
@@ -262,17 +264,17 @@ async def killed(workers: Iterable[Worker]) -> None:
 
 
 def how_it_ended(error: WorkerLost) -> str:
-    """Describe the end of a worker without its name, so that failures of the same kind can be counted together."""
+    """Describe how a worker ended, without its name, so that failures of the same kind can be counted together."""
     return str(error).rpartition(": ")[2]
 
 
 def machine_error(short_of: Resource, folder: str) -> MachineError:
-    """Return the error that ends a run that lacks a resource. `folder` holds the run's files."""
+    """Return the error that ends a run that lacks a resource. `folder`: where the run's files are."""
     return MachineError(f"{what_to_do(short_of, folder)}. {STAYS}")
 
 
 def shortage(error: OSError | WorkerError) -> Resource | None:
-    """Return the resource whose shortage caused a worker's or the system's error; None if the cause is another."""
+    """Return the resource whose shortage caused `error` in a worker or the system; None if there was no shortage."""
     if isinstance(error, OSError):
         return shortage_of(error)
     if isinstance(error, RemoteError):
@@ -287,11 +289,11 @@ def shortage(error: OSError | WorkerError) -> Resource | None:
 
 
 async def described(workers: Workers, ref: WorkloadRef, known: WorkloadSpec | None, seed: int) -> WorkloadSpec:
-    """Load the workload in a separate process, and return its description with the space.
+    """Load the workload in a separate process, and return the workload's description with the space.
 
-    `known`: the description without the space if the caller has it; otherwise the worker makes it. `seed`: for drawing
-    points of a large space. Raises `WorkloadError` if loading fails or hangs, and `SpaceError`, with the function's
-    name, if a function of the space fails, hangs or ends the process.
+    `known`: the description without the space; if None, the worker makes it. `seed`: the seed for drawing points of a
+    large space. Raises `WorkloadError` if loading fails or hangs. If a function of the space fails, hangs or ends the
+    process, raises `SpaceError` with the function's name.
     """
     return await workers.again_if_killed(partial(_described, workers, ref, known, seed))
 
@@ -333,7 +335,7 @@ _STACK_LINE = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
 
 def _place(stack: str) -> str:
-    """Return, from faulthandler's `stack`, the user's function that was called and where it hangs; empty if unknown."""
+    """Return which function of the user hangs, and where, according to faulthandler's `stack`; empty if unknown."""
     ours = os.path.dirname(atune.__file__) + os.sep
     for thread in reversed(stack.split("Thread 0x")):
         frames = [frame for frame in _STACK_LINE.findall(thread) if not frame[0].startswith("<frozen ")]
@@ -345,7 +347,7 @@ def _place(stack: str) -> str:
 
 
 async def counted(ref: FileRef, seed: int) -> WorkloadSpec:
-    """Return the description of a workload and its space. Raises the errors of `described`."""
+    """Return the description of a workload with its space. Raises the errors of `described`."""
     with run_folder() as run_dir:
         async with fork_server() as server, background(cancel=False) as tasks:
             workers = Workers(ref)

@@ -1,5 +1,5 @@
-"""Workloads (kernels with a space, inputs and a reference): their description, fingerprint and transport to workers.
+"""Workloads (kernels with a space, inputs and a reference), their fingerprints, and how they are sent to workers.
 
-This package imports only `model`, and never tilelang: `stages.frontend` elaborates a workload's kernel, and `workers`
-carries the workloads that `ship` packs.
+This package imports only `model`, and never tilelang. `stages.frontend` elaborates the kernel of a workload, and
+`workers` passes on the workloads that `ship` packs.
 """

@@ -1,4 +1,4 @@
-"""Identity of kernels: their source texts, and fingerprints over a workload's source, closure and globals.
+"""The identity of kernels: their source texts, and fingerprints of a workload's source, closure and globals.
 
 Comments, docstrings and formatting do not count.
 """
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=ast.AST)
 PARSE_TRIES = 5
-"""CPython 3.11 may raise `SystemError` for correct source while another thread parses (its issue 106905)."""
+"""How often a source is parsed, as CPython 3.11 may raise `SystemError` while another thread parses (issue 106905)."""
 _SILENT = frozenset({"kind", "type_comment", "type_ignores", "str"})
-"""Fields of the syntax tree that record only the spelling: a string's prefix, type comments, a template's text."""
+"""Fields of the syntax tree for spelling alone, such as a string's prefix, a type comment, or a template's text."""
 _NO_TREE = (SyntaxError, ValueError, RecursionError, MemoryError)
 ALONE = "atune_workload_"
-"""Prefix of the module names under which workers run a file that is in no package."""
+"""Beginning of the names of modules that workers make from files that are not in a package."""
 BY_NAME_ALONE = frozenset({"atune", "tilelang", "torch", "tvm", "tvm_ffi"})
-"""Packages whose functions count by name only: atune records their versions, and their sources use much other code."""
+"""Packages whose functions count only by name: atune records their versions, and their sources use much other code."""
 
 
 def fingerprint(workload: Workload, *, problem: bool = True) -> str:
-    """Return a SHA-256 over the kernel's source and closure, the problem, and the checks of results.
+    """Return a SHA-256 of the kernel's source and closure, of the problem, and of what decides the checks.
 
-    Comments, docstrings and formatting do not count. `problem`: False omits the problem's arguments, for callers
-    with a separate key for the problem.
+    Comments, docstrings and formatting do not count. `problem`: if False, the arguments of the problem do not count,
+    because the caller has another key for them.
     """
     digest = hashlib.sha256()
     # Constraints do not count, because the space has its own fingerprint, and may grow while the kernel stays the same.
@@ -64,7 +64,7 @@ def fingerprint(workload: Workload, *, problem: bool = True) -> str:
 
 
 def kernel_fingerprint(kernel: Any, *, without_defaults: Collection[str] = ()) -> str:
-    """Return a SHA-256 over a kernel's source and closure alone.
+    """Return a SHA-256 of only the source and closure of a kernel.
 
     `without_defaults`: parameters whose default values do not count.
     """
@@ -72,7 +72,7 @@ def kernel_fingerprint(kernel: Any, *, without_defaults: Collection[str] = ()) -
 
 
 def identity(part: Any, depth: int = 0, without_defaults: Collection[str] = ()) -> bytes:
-    """Return the bytes for a function or data in a fingerprint. The program and its workers get the same bytes."""
+    """Return the bytes of a function or of data in a fingerprint, which are the same in a program and its workers."""
     if callable(own := getattr(type(part), "cache_identity", None)):
         return bytes(own(part))
     if is_autotuned(part):
@@ -104,7 +104,7 @@ def identity(part: Any, depth: int = 0, without_defaults: Collection[str] = ()) 
 
 
 def _taken(values: Iterable[Any], names: Collection[str], seen: list[ModuleType]) -> Iterator[Any]:
-    """Yield `values`, with each module of the user replaced by those of its variables that `names` contains."""
+    """Yield `values`. A module of the user is replaced by those of its variables whose names are in `names`."""
     for value in values:
         if not isinstance(value, ModuleType):
             yield value
@@ -119,9 +119,9 @@ def _is_library(module: str, place: str = "") -> bool:
 
 
 def _data_identity(part: Any, depth: int) -> bytes:
-    """Return a text that identifies data: values by content, tensors by metadata, functions by source.
+    """Return bytes that identify data. Values count by content, tensors by metadata, and functions by source.
 
-    Other objects count by their type and pickled content, because a `repr` may hold an address.
+    Other objects count by type and pickled content, because their `repr` may contain an address.
     """
     if isinstance(part, bytes):
         return f"{len(part)} bytes: {hashlib.sha256(part).hexdigest()}".encode()
@@ -165,13 +165,13 @@ _script: str | None = None
 
 
 def sent_from(script: str) -> None:
-    """Treat classes that come to this process by value as classes of the program's file `script`."""
+    """Treat classes that were sent to this process by value as classes of the program's file `script`."""
     global _script
     _script = script
 
 
 def _named(kind: type) -> str:
-    """Return a class's name with the last part of its module. A script counts by file: workers rename its module."""
+    """Return the last part of a class's module, and its name. A script counts by file, as workers rename its module."""
     module = kind.__module__
     if _is_library(module):
         return f"{module}.{kind.__qualname__}"
@@ -183,7 +183,7 @@ def _named(kind: type) -> str:
 
 
 def _content(part: Any) -> list[Any]:
-    """Return an object's parts as pickle sends them, without its caches, the fields that begin with ``_``."""
+    """Return what pickle sends for an object, except caches, which are fields that begin with ``_``."""
     reduced: Any = None, (), getattr(part, "__dict__", None)
     if type(part).__module__.partition(".")[0] not in BY_NAME_ALONE:
         reduce: Any = copyreg.dispatch_table.get(type(part), lambda value: value.__reduce_ex__(4))
@@ -198,7 +198,7 @@ def _content(part: Any) -> list[Any]:
 
 
 def _class_identity(kind: type, depth: int = 0) -> bytes:
-    """Return a text that identifies a class: a library's class by name, others by source, public values and bases."""
+    """Return bytes that identify a class: by name in a library, and otherwise by source, public values and bases."""
     text = _named(kind)
     if _is_library(kind.__module__):
         return text.encode()
@@ -209,7 +209,7 @@ def _class_identity(kind: type, depth: int = 0) -> bytes:
 
 
 def lambda_body(code: CodeType) -> str:
-    """Return the text of a lambda's body in its file. Raises `OSError` if there is no source."""
+    """Return the text of a lambda's body from its file. Raises `OSError` if the source is missing."""
     positions = [p for p in code.co_positions() if None not in p and p[2] != p[3]]
     lines = [line.encode() for line in linecache.getlines(code.co_filename)]
     if not positions or not lines or code.co_filename == "<string>":  # Python 3.13 has lines for `python -c`
@@ -225,7 +225,7 @@ def lambda_body(code: CodeType) -> str:
 
 
 def constraint_text(constraint: Callable[..., Any]) -> str:
-    """Return a constraint as text for people: a lambda's source, or a function's name, file and line."""
+    """Return a constraint in readable form: a lambda's source, or the name, file and line of a function."""
     code = getattr(constraint, "__code__", None)
     name = getattr(constraint, "__name__", type(constraint).__name__)
     if code is None:
@@ -240,7 +240,7 @@ def constraint_text(constraint: Callable[..., Any]) -> str:
 
 
 def _code_text(code: CodeType) -> str:
-    """Return a text that identifies code without source. A code object's `repr` would hold an address."""
+    """Return a text that identifies code without a source. The `repr` of code would contain an address."""
     consts = [_code_text(c) if isinstance(c, CodeType) else _data_identity(c, 0) for c in code.co_consts]
     return repr((code.co_code, code.co_names, code.co_varnames, consts))
 
@@ -256,7 +256,7 @@ def _filled(cell: Any) -> bool:
 
 
 def function_of(kernel: Any) -> Any:
-    """Return the Python function inside `@tilelang.jit`'s wrapper, or `kernel` itself."""
+    """Return the Python function that `@tilelang.jit` wraps, or `kernel` itself if it is not wrapped."""
     inner = getattr(kernel, "func", None)
     own = getattr(kernel, "orig_func", None)  # a PrimFunc or a macro has `orig_func`
     if inspect.isfunction(own) or isinstance(kernel, functools.partial):
@@ -265,25 +265,25 @@ def function_of(kernel: Any) -> Any:
 
 
 def signature_of(kernel: Any) -> inspect.Signature:
-    """Return the signature of `kernel`: its `workload_signature` if it declares one, else its function's."""
+    """Return the `workload_signature` of `kernel` if it declares one, or else the signature of its function."""
     own = getattr(kernel, "workload_signature", None)
     return own if isinstance(own, inspect.Signature) else inspect.signature(function_of(kernel))
 
 
 def launch_hints(kernel: Any) -> frozenset[str]:
-    """Return the names of launch hints that `kernel` does not take as arguments."""
+    """Return the names of those launch hints that are not arguments of `kernel`."""
     parameters = inspect.signature(function_of(kernel)).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     return frozenset() if takes_any else LAUNCH_HINTS - parameters.keys()
 
 
 def is_compiled(kernel: Any) -> bool:
-    """Tell whether `kernel` is a compiled `tilelang.JITKernel`, as opposed to the function that makes it."""
+    """Tell whether `kernel` is a compiled `tilelang.JITKernel`, and not the function that makes the kernel."""
     return hasattr(type(kernel), "prim_func") and hasattr(type(kernel), "adapter")
 
 
 def is_autotuned(kernel: Any) -> bool:
-    """Tell whether a kernel has a tuning decorator. Its `workload_for` then returns the workload of a problem."""
+    """Tell whether a kernel has a tuning decorator, so that `workload_for` returns the workload for a problem."""
     return getattr(type(kernel), "is_autotuned", False) is True
 
 
@@ -295,7 +295,7 @@ def parts_of(workload: Workload) -> list[tuple[str, Any]]:
 
 
 def global_names(code: CodeType) -> Iterator[str]:
-    """Yield the global names that `code` and its inner functions, such as the PrimFunc, use."""
+    """Yield the names of globals in `code`, and in its inner functions, such as the PrimFunc."""
     yield from code.co_names
     for const in code.co_consts:
         if isinstance(const, CodeType):
@@ -303,10 +303,10 @@ def global_names(code: CodeType) -> Iterator[str]:
 
 
 def annotation_names(function: Any) -> list[str]:
-    """Return the global names in the annotations of `function` and of its inner functions, from their source.
+    """Return the names of globals in annotations of `function` and of its inner functions, according to the source.
 
     tilelang evaluates quoted annotations, and all annotations under ``from __future__ import annotations``, although no
-    code object has their names. Names local to `function` do not count, even if a script has a variable of that name.
+    code object has their names. Names that are local to `function` do not count, even if a script has them, too.
     """
     try:
         tree = parse_module(textwrap.dedent(inspect.getsource(function)))
@@ -328,11 +328,11 @@ def annotation_names(function: Any) -> list[str]:
 
 
 def normalised(text: str, without_defaults: Collection[str] = ()) -> str:
-    """Return a text that is equal for sources that differ only in comments, docstrings and formatting.
+    """Return a text that stays equal if only comments, docstrings or formatting of a source change.
 
-    `text`: source of a function or a class, as `inspect` returns it. Text that is not Python is returned unchanged.
-    Tuning decorators are removed, because their space is not part of the kernel. Defaults of the function's
-    parameters in `without_defaults` are removed too. All versions of Python return the same text.
+    `text`: the source of a function or a class, as returned by `inspect`. If the text is not Python, it is returned
+    unchanged. Tuning decorators are removed, because their spaces are not part of the kernel. Defaults of parameters in
+    `without_defaults` are also removed. The result is the same in all versions of Python.
     """
     try:
         [top] = parsed(text).body
@@ -346,7 +346,7 @@ def normalised(text: str, without_defaults: Collection[str] = ()) -> str:
 
 
 def normalised_expression(text: str) -> str:
-    """Normalise an expression, such as a lambda's body, like `normalised`."""
+    """Return an expression, such as the body of a lambda, in the form that `normalised` returns."""
     try:
         return _written(parse_expression(f"({text}\n)").body)
     except _NO_TREE:
@@ -354,7 +354,7 @@ def normalised_expression(text: str) -> str:
 
 
 def parsed(text: str) -> ast.Module:
-    """Return the syntax tree of a piece of a file, which may be indented. Raises `SyntaxError`."""
+    """Return the syntax tree of a part of a file. The part may be indented. Raises `SyntaxError`."""
     if not text[:1].isspace():
         return parse_module(text)
     # textwrap.dedent would change multi-line strings whose lines begin further left.
@@ -364,13 +364,13 @@ def parsed(text: str) -> ast.Module:
 
 
 def tunes(decorator: ast.expr) -> bool:
-    """Tell by its name whether a decorator tunes. It may be atune's or another tuner's."""
+    """Tell by the name of a decorator whether it tunes. The decorator may come from atune or from another tuner."""
     called = decorator.func if isinstance(decorator, ast.Call) else decorator
     return ast.unparse(called).rpartition(".")[2] == "autotune"
 
 
 def _drop_defaults(arguments: ast.arguments, names: Collection[str]) -> None:
-    """Remove the defaults of `names`, and store the other defaults by parameter name instead of by position."""
+    """Remove the defaults of `names`, and store all other defaults by name instead of by position."""
     positional = [*arguments.posonlyargs, *arguments.args]
     with_default = positional[len(positional) - len(arguments.defaults) :]
     kept = [(arg.arg, value) for arg, value in zip(with_default, arguments.defaults, strict=True)]
@@ -380,7 +380,7 @@ def _drop_defaults(arguments: ast.arguments, names: Collection[str]) -> None:
 
 
 def _written(node: object) -> str:
-    """Return a tree as text, like `ast.dump`, without docstrings, empty fields and the fields in `_SILENT`."""
+    """Return a tree as text, like `ast.dump`, but without docstrings, empty fields, and the fields in `_SILENT`."""
     if isinstance(node, ast.Constant):
         return f"{type(node.value).__name__} {node.value!a}"
     if isinstance(node, ast.AST):
@@ -394,17 +394,16 @@ def _written(node: object) -> str:
 
 
 def _is_text(node: object) -> bool:
-    """Tell whether a node is a bare string, such as a docstring, which Python and tilelang ignore."""
+    """Tell whether a node is a string on its own, such as a docstring, which Python and tilelang ignore."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def parse_module(text: str) -> ast.Module:
-    """Return the syntax tree of a file's text. Raises `SyntaxError`."""
+    """Return the syntax tree of a file with this text. Raises `SyntaxError`."""
     return _tried(lambda: ast.parse(text))
 
 
 def parse_expression(text: str) -> ast.Expression:
-    """Return the syntax tree of an expression. Raises `SyntaxError`."""
     return _tried(lambda: ast.parse(text, mode="eval"))
 
 
@@ -418,20 +417,20 @@ def _tried(parse: Callable[[], T]) -> T:
 
 
 def show(texts: Mapping[str, str]) -> None:
-    """Make tracebacks and inspect, with which tilelang reads kernels, use `texts` as the named files' contents."""
+    """Make tracebacks and `inspect` use `texts` as the contents of files. tilelang reads kernels through `inspect`."""
     for name, text in texts.items():
         # An mtime of None marks an entry without a file, which checkcache() keeps.
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
 
 
 def keep_texts() -> None:
-    """Make inspect return the texts that it has read so far, even after their files are edited."""
+    """Make `inspect` return the texts that it has already read, even if the files are edited later."""
     for name, entry in linecache.cache.copy().items():
         if len(entry) == 4:
             linecache.cache[name] = (entry[0], None, entry[2], entry[3])
 
 
 def written_since(when: float) -> list[str]:
-    """Return the files of this process's modules that were written after `when`."""
+    """Return the files of this process's modules that were changed after `when`."""
     files = {file for module in sys.modules.copy().values() if (file := getattr(module, "__file__", None))}
     return sorted(file for file in files if os.path.exists(file) and os.path.getmtime(file) > when)

@@ -1,7 +1,7 @@
-"""Pickle values for workers, with large tensors and arrays outside the stream, and explain why pickling fails.
+"""Pickling of values for workers, where large tensors and arrays stay outside the stream, and explanations of failures.
 
-`pack` returns a short stream and views of the large buffers. `write` puts both into a file, and may run in a thread.
-`unpack` maps that file, so that processes share its pages until they write to them.
+`pack` returns a short stream, and views of the large buffers. `write` puts the stream and the buffers into a file, and
+may run in a thread. `unpack` maps the file into memory, so that processes share its pages until they write to them.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from atune.workload.fingerprint import annotation_names, function_of, global_nam
 from atune.workload.workload import Workload
 
 LARGE_BYTES = 1 << 20
-"""Smallest size, in bytes, of a buffer that is kept outside the stream."""
+"""Size in bytes from which a buffer stays outside the stream."""
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """A pickled value: the stream and its large buffers. They are in memory, or in the file `path`.
+    """A pickled value: its stream and its large buffers, which are all in memory or all in the file `path`.
 
-    `spans`: offset and size in the file, in bytes, of the stream and of each buffer.
+    `spans`: for the stream and for each buffer, its offset and size in the file, in bytes.
     """
 
     stream: bytes
@@ -50,10 +50,10 @@ class Packed(msgspec.Struct, frozen=True):
 
 
 def pack(value: Any, *, annotations: bool = True) -> Packed:
-    """Pickle `value` with its functions and classes. Pickling may raise any exception.
+    """Pickle `value`, including its functions and classes. Pickling may raise any exception.
 
-    Large tensors and arrays are not copied but referenced, so their contents at the time of writing count.
-    `annotations`: whether the globals that a function's annotations name are pickled with the function.
+    Large tensors and arrays are not copied, so what counts is their content when the file is written. `annotations`:
+    whether to include globals that are named in annotations of functions.
     """
     buffers: list[Any] = []
 
@@ -72,7 +72,7 @@ def pack(value: Any, *, annotations: bool = True) -> Packed:
 
 @functools.cache
 def _packer_class() -> Any:
-    """Make the class on first use, because importing cloudpickle takes time and not every program needs it."""
+    """Make the class on first use, because importing cloudpickle takes time, and not every program needs it."""
     import cloudpickle
 
     class Packer(cloudpickle.Pickler):  # type: ignore[misc]
@@ -98,7 +98,7 @@ def _packer_class() -> Any:
 
 
 def _code(code: CodeType) -> tuple[Any, ...]:
-    """Reduce `code` like cloudpickle, but keep the name of its file. cloudpickle leaves it out since 3.1.3."""
+    """Reduce `code` as cloudpickle does, but keep the name of its file, which cloudpickle omits since 3.1.3."""
     import cloudpickle
 
     make, parts = cloudpickle.Pickler.dispatch_table[CodeType](code)
@@ -110,9 +110,9 @@ def _in_file(name: str, make: Callable[..., CodeType], parts: tuple[Any, ...]) -
 
 
 def _annotation_globals(function: FunctionType) -> dict[str, Any]:
-    """Return the globals that a function's annotations name, as far as they can be pickled.
+    """Return the globals that are named in a function's annotations, as far as they can be pickled.
 
-    Under ``from __future__ import annotations``, annotations are strings, which cloudpickle does not parse.
+    Under ``from __future__ import annotations``, annotations are strings, in which cloudpickle finds no names.
     """
     known = {}
     for name in annotation_names(function):
@@ -133,14 +133,14 @@ def _fill_annotated(function: Any, filled: tuple[Callable[..., None], Any, dict[
 
 
 def _lru_cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
-    """Put a function under `functools.lru_cache`. pickle itself sends such a function only by name."""
+    """Wrap a function in `functools.lru_cache`. pickle itself sends a wrapped function only by name."""
     return functools.lru_cache(**parameters)(function)
 
 
 def _by_name(obj: Any) -> tuple[Any, ...] | None:
-    """Reduce an object that a worker can look up by its name; None for other objects.
+    """Reduce an object that a worker can find by its name; return None for any other object.
 
-    These are torch's operators, classes of pybind11, and modules with their own class, such as torch.backends.
+    Such objects are torch's operators, classes of pybind11, and modules of a special class, such as torch.backends.
     """
     kind, name = type(obj), ""
     with suppress(Exception):
@@ -156,9 +156,9 @@ def _by_name(obj: Any) -> tuple[Any, ...] | None:
 
 
 def _storage(obj: Any) -> tuple[Any, ...] | None:
-    """Reduce the memory of a tensor on the CPU, which several tensors may share; None for other objects.
+    """Reduce the memory of a CPU tensor, which several tensors may share; return None for any other object.
 
-    torch itself pickles small typed storages. It fails for untyped storages, which new dtypes such as float8 have.
+    torch itself pickles small typed storages. torch fails for untyped storages, which new dtypes such as float8 have.
     """
     typed = type(obj).__name__ == "TypedStorage"
     untyped = obj._untyped_storage if typed else obj
@@ -176,7 +176,7 @@ def _typed(storage: Any, dtype: Any) -> Any:
 
 
 def _untyped(memory: Any) -> Any:
-    """Return a typed storage of bytes, from which torch makes tensors of new dtypes."""
+    """Return a typed storage of bytes, from which torch can make tensors of new dtypes."""
     torch = importlib.import_module("torch")
     storage = torch.UntypedStorage(0, device="cpu")
     if len(memory):
@@ -185,7 +185,7 @@ def _untyped(memory: Any) -> Any:
 
 
 def _tilelang_object(obj: Any) -> tuple[Any, ...] | None:
-    """Reduce an object of tilelang to its inputs, because compiled code cannot be pickled; None for other objects."""
+    """Reduce an object of tilelang to what made it, because compiled code cannot be pickled; None for other objects."""
     if is_compiled(obj):
         names = ("target", "target_host", "execution_backend", "verbose", "pass_configs", "compile_flags")
         options = {name: getattr(obj, name) for name in names}
@@ -205,7 +205,7 @@ def _fill(obj: Any, fields: dict[str, Any]) -> None:
 
 
 def unpack(packed: Packed) -> Any:
-    """Return the packed value. It can be changed like the original, and no other process sees the changes."""
+    """Return the packed value. The value may be changed, and no other process sees the changes."""
     if packed.path:
         with open(packed.path, "rb") as file:
             whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
@@ -215,7 +215,7 @@ def unpack(packed: Packed) -> Any:
 
 
 def write(packed: Packed, path: str) -> Packed:
-    """Write a packed value into the new file `path`, and return the value that refers to it. Raises `OSError`."""
+    """Write a packed value into the new file `path`, and return a packed value for the file. Raises `OSError`."""
     spans: list[tuple[int, int]] = []
     with open(path, "xb") as file:
         for part in (packed.stream, *packed.buffers):
@@ -227,10 +227,10 @@ def write(packed: Packed, path: str) -> Packed:
 
 
 class LazyCallback:
-    """A callback that a worker unpickles at its first call. `func` is the original, but only in the caller's process.
+    """A callback that a worker unpickles at its first call. `func` is the original, which workers do not have.
 
-    Every worker gets the whole workload, but only device workers call parts such as the reference. A CUDA tensor in a
-    callback's closure must not create a CUDA context in every compile worker.
+    Every worker gets the whole workload, but only device workers call parts such as the reference. If a callback has a
+    CUDA tensor in its closure, compile workers must not create a CUDA context for it.
     """
 
     func: Callable[..., Any]
@@ -245,7 +245,7 @@ class LazyCallback:
         return self._function(*values, **named)
 
     def cache_identity(self) -> bytes:
-        """Return the callback's part in the workload's fingerprint."""
+        """Return what the callback contributes to the workload's fingerprint."""
         return identity(self.func) if self._sent is None else self._sent[0]
 
     @functools.cached_property
@@ -263,7 +263,7 @@ class LazyCallback:
 
 
 def _unopened(signature: inspect.Signature, name: str, identity: bytes, stream: bytes, buffers: Any) -> LazyCallback:
-    """Return a worker's lazy callback, which has no `func`."""
+    """Return the lazy callback for a worker, which has no `func`."""
     callback = LazyCallback.__new__(LazyCallback)
     callback.__signature__, callback.__name__ = signature, name
     callback._sent = identity, stream, tuple(buffers)
@@ -281,7 +281,7 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def can_be_sent(part: Any) -> bool:
-    """Tell whether `part` can be sent to other processes. For example, a closure over a lock cannot."""
+    """Tell whether `part` can be sent to other processes. For example, a function that uses a lock cannot be sent."""
     try:
         pack(part)
     except Exception:  # pickling may raise anything
@@ -290,7 +290,7 @@ def can_be_sent(part: Any) -> bool:
 
 
 def refusal(parts: Iterable[tuple[str, Any]], error: Exception) -> str:
-    """Explain the `error` of pickling: name the object in `parts` that cannot be sent, its holders, and a remedy.
+    """Explain why pickling failed with `error`: name the object in `parts` that cannot be sent, and a remedy.
 
     For example ``kernel → op → lock cannot be sent to the workers (…)``.
     """
@@ -306,7 +306,7 @@ def refusal(parts: Iterable[tuple[str, Any]], error: Exception) -> str:
 
 
 def _held(obj: Any) -> dict[str, Any]:
-    """Return the variables that a function uses from outside, or the values that an object holds, by name."""
+    """Return by name the outside variables that a function uses, or the values that an object holds."""
     if inspect.isfunction(obj := function_of(obj)):
         with suppress(ValueError):  # a variable of the closure is not set yet
             used = {n: obj.__globals__[n] for n in global_names(obj.__code__) if n in obj.__globals__}

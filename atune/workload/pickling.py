@@ -1,6 +1,6 @@
-"""Send a workload to the workers: as a file and a name, or as pickled functions with their source text.
+"""Sending a workload to workers: by file and name, or as pickled functions together with their source text.
 
-The source text must come along, because tilelang reads the source of every kernel, even of a kernel in a notebook.
+The source text is needed because tilelang reads the source of every kernel, even if the kernel is in a notebook.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from atune.workload.workload import Workload, tuned_by_calls
 
 
 class FileRef(msgspec.Struct, frozen=True, tag="file"):
-    """A reference to a workload by file and name. Loading it runs the file."""
+    """A reference to a workload by its file and its name. Loading it runs the file."""
 
     path: str
     name: str
-    """The workload's name. If it is empty, the file's only workload or its WORKLOAD is meant."""
+    """The workload's name. An empty name means the only workload in the file, or the workload called WORKLOAD."""
     typed: str = ""
-    """The command and the file as the user typed them, for messages."""
+    """The command and the file as typed by the user, for messages."""
     arguments: dict[str, Any] = {}
-    """Arguments of the problem that replace the file's own; see `Workload.at`."""
+    """Arguments of the problem that replace those in the file; see `Workload.at`."""
     torch: dict[str, Any] = {}
-    """The `torch_state` of the program, or of the run that is resumed."""
+    """The `torch_state` of the program, or of a run that is continued."""
 
     @property
     def origin(self) -> str:
@@ -52,27 +52,27 @@ class FileRef(msgspec.Struct, frozen=True, tag="file"):
 
 
 class PickleRef(msgspec.Struct, frozen=True, tag="pickle"):
-    """A workload by value. A program sends it only to its own workers, and never writes it into a journal."""
+    """A workload by value, which a program sends only to its own workers, and never writes into a journal."""
 
     packed: Packed
     sources: dict[str, str]
-    """Texts of the files whose functions and classes are sent by value, by the file names in code objects."""
+    """Texts of files whose functions or classes are sent by value. The keys are the file names in code objects."""
     sys_path: tuple[str, ...]
     torch: dict[str, Any] = {}
     script: str = ""
-    """The program's own file. Functions and classes that are sent by value belong to it."""
+    """The program's own file. Functions and classes that are sent by value belong to this file."""
     loaded_as: str = ""
-    """The program's fingerprint of the workload, if a worker must compute the same fingerprint; else empty."""
+    """The program's fingerprint of the workload if a worker must get the same fingerprint; otherwise empty."""
 
 
 WorkloadRef = FileRef | PickleRef
 
 
 def parse_file_ref(text: str, command: str = "") -> FileRef:
-    """Parse ``FILE.py:NAME`` or ``package.module:NAME``. Without ``:NAME``, the file's only workload is meant.
+    """Parse ``FILE.py:NAME`` or ``package.module:NAME``. Without ``:NAME``, the file must have only one workload.
 
-    Raises `WorkloadError` for a missing file. `command`: the command that gets the text, for the message about a file
-    with several workloads.
+    Raises `WorkloadError` if there is no such file. `command`: the user's command, for the message about a file with
+    several workloads.
     """
     path, colon, name = text.rpartition(":")
     if not colon or text.endswith(".py"):
@@ -88,7 +88,7 @@ def parse_file_ref(text: str, command: str = "") -> FileRef:
 
 
 def _file_of_module(name: str) -> str:
-    """Search the working folder and `sys.path` for the file of a module, and return its path; empty if it has none."""
+    """Return the path of a module's file in the working folder or in `sys.path`; empty if there is no such file."""
     for folder in (working_folder(), *sys.path) if name.replace(".", "").isidentifier() else ():
         module = Path(folder, *name.split("."))
         if files := [file for file in (module / "__init__.py", module.with_suffix(".py")) if file.is_file()]:
@@ -97,7 +97,7 @@ def _file_of_module(name: str) -> str:
 
 
 def edited_since(origin: str, when: float) -> str:
-    """Return the file of an `origin`, ``FILE.py:NAME``, if it was edited after `when`; else an empty text."""
+    """Return the file in `origin`, which is ``FILE.py:NAME``, if the file was edited after `when`; otherwise empty."""
     file = origin.rpartition(":")[0]
     return file if os.path.isfile(file) and os.path.getmtime(file) > when else ""
 
@@ -110,7 +110,7 @@ _RELATIVE = (
 
 
 def _hint(path: str, error: BaseException) -> str:
-    """Return advice on an import in the file `path` that failed with `error`; empty if there is none."""
+    """Return advice about an import in the file `path` that failed with `error`; empty if there is no advice."""
     if "relative import" in message_of(error):
         return _RELATIVE
     top = str(getattr(error, "name", None)).partition(".")[0]
@@ -120,12 +120,12 @@ def _hint(path: str, error: BaseException) -> str:
 
 
 _one_at_a_time = threading.Lock()
-"""Held while cloudpickle's list of modules to pickle by value is changed, because the whole process shares the list."""
+"""A lock for cloudpickle's list of modules that are pickled by value. The list belongs to the whole process."""
 
 
 @contextmanager
 def _by_value(functions: Iterable[Any]) -> Generator[None, None, None]:
-    """Make cloudpickle send the modules of `functions` by value inside the block, if workers cannot import them."""
+    """Inside the block, make cloudpickle send the modules of `functions` by value, unless workers can import them."""
     import cloudpickle
 
     named = (getattr(function, "__module__", None) or "" for function in functions)
@@ -141,9 +141,9 @@ def _by_value(functions: Iterable[Any]) -> Generator[None, None, None]:
 
 
 def ship(workload: Workload) -> PickleRef:
-    """Pack `workload` for the workers. If pickling fails, raises `WorkloadError`, which names the culprit.
+    """Pack `workload` for the workers. If pickling fails, raises `WorkloadError`, which names the object at fault.
 
-    Large tensors, arrays and byte strings are referenced, so their contents at the time of sending count.
+    Large tensors, arrays and byte strings are not copied, so what counts is their content at the time of sending.
     """
     parts, shipped = [part for _, part in parts_of(workload)], copy.copy(workload)
     shipped.amounts, shipped._first = {}, None  # workers need only the results of these functions
@@ -167,7 +167,7 @@ def ship(workload: Workload) -> PickleRef:
 
 
 def load(ref: WorkloadRef) -> Workload:
-    """Run the file of `ref`, or unpickle it, and return the workload. Raises `WorkloadError`."""
+    """Return the workload of `ref`, after running its file or unpickling it. Raises `WorkloadError`."""
     if isinstance(ref, PickleRef):
         for entry in ref.sys_path:
             if entry not in sys.path:
@@ -178,7 +178,7 @@ def load(ref: WorkloadRef) -> Workload:
         take_state(ref.torch)
     else:
         take_state(ref.torch)  # before the file runs, which may change the settings
-        module = _run_file((ref := chosen(ref)).path)
+        module = run_file((ref := chosen(ref)).path)
         if not hasattr(module, ref.name):
             there = _workloads_of(module)
             hint = f"it has {', '.join(there)}{meant(ref.name, there)}" if there else "it has no workloads"
@@ -199,14 +199,14 @@ def load(ref: WorkloadRef) -> Workload:
 
 
 def chosen(ref: FileRef) -> FileRef:
-    """Return `ref` with a name. If it has none, run its file and take the only workload, or WORKLOAD.
+    """Return `ref` with a name. If `ref` has no name, run its file, and take the only workload, or else WORKLOAD.
 
-    In a file without workloads, take the only decorated kernel. Raises `WorkloadError` if the file has several
-    workloads or none, and then lists the possible commands.
+    If the file has no workload, take its only decorated kernel. Raises `WorkloadError` if the file has several
+    workloads or none. The message then lists the possible commands.
     """
     if ref.name:
         return ref
-    there = _workloads_of(_run_file(ref.path))
+    there = _workloads_of(run_file(ref.path))
     if not there:
         raise NoSuchWorkload(f"{ref.path} has no atune.Workload at its top level")
     if len(there) > 1 and PREFERRED not in there:
@@ -216,11 +216,11 @@ def chosen(ref: FileRef) -> FileRef:
 
 
 PREFERRED = "WORKLOAD"
-"""Name of the workload to take from a file with several workloads, if the user gives no name."""
+"""Name of the workload that is used if a file has several workloads and the user gives no name."""
 
 
 def _workloads_of(module: ModuleType) -> list[str]:
-    """Return the names of a module's workloads, or else of its decorated kernels, in order, one name per object."""
+    """Return the names of a module's workloads, or else of its decorated kernels, in order. Each object counts once."""
     names = list(reversed(vars(module).items()))
     by_id = {id(value): name for name, value in names if isinstance(value, Workload)}
     by_id = by_id or {id(value): name for name, value in names if is_autotuned(value)}
@@ -228,7 +228,7 @@ def _workloads_of(module: ModuleType) -> list[str]:
 
 
 def _comes_by_name(part: Any) -> bool:
-    """Tell whether workers import `part` instead of receiving it by value."""
+    """Tell whether workers import `part` by its name, so that it is not sent by value."""
     function = function_of(part)
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     if module is None or not isinstance(function, FunctionType) or not _importable(module):
@@ -240,7 +240,7 @@ def _comes_by_name(part: Any) -> bool:
 
 
 def _importable(module: ModuleType) -> bool:
-    """Tell whether a worker can import the module by name. It cannot if the module was loaded from a path."""
+    """Tell whether workers can import the module by name. They cannot import modules that were loaded from a path."""
     if module.__name__ == "__main__":
         return False
     top = sys.modules.get(module.__name__.partition(".")[0], module)
@@ -255,7 +255,7 @@ def _importable(module: ModuleType) -> bool:
 
 
 class _Kept(io.StringIO):
-    """Passes stderr on while a file is loaded, and keeps a copy."""
+    """A stream that passes stderr on while a file is loaded, and keeps a copy."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -266,8 +266,8 @@ class _Kept(io.StringIO):
         return super().write(text)
 
 
-def _run_file(path: str) -> ModuleType:
-    """Run a file as a module of its package, or alone if it is in no package. Raises `WorkloadError`."""
+def run_file(path: str) -> ModuleType:
+    """Run a file as a module of its package, or alone if the file is not in a package. Raises `WorkloadError`."""
     name = f"{ALONE}{hashlib.sha256(path.encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -296,7 +296,7 @@ def _run_file(path: str) -> ModuleType:
 
 
 def _run_member(path: str, package: str, alone: str) -> ModuleType:
-    """Run a file as a module of `package`, under its full name, or without a package under the name `alone`."""
+    """Run a file as a module of `package` under its full name. Without a package, the module's name is `alone`."""
     name, stem = alone, Path(path).stem
     places = getattr(importlib.import_module(package), "__path__", ()) if package else ()
     if os.path.realpath(os.path.dirname(path)) in map(os.path.realpath, places):  # it is no other package of that name

@@ -1,4 +1,4 @@
-"""Find the line of the user's own code that raised, in an exception or in the text of a traceback."""
+"""Finding the line in the user's own code that raised, from an exception or from the text of a traceback."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ FOREIGN_PATHS = re.compile(
     r"/atune/(?:bundle|compat|engine|frontends|journal|model|reporting|stages|testing|workers|workload)/|"
     r"/atune/(?:layout|errors)\.py$"
 )
-"""Paths of code that is not the user's own."""
+"""Paths of files that are not the user's own code."""
 _FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
 _STACK_FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$')
-"""A line of the stack that Python writes when a signal kills it. Innermost lines come first, without source."""
+"""A line of the stack that Python writes when a signal kills the process. The innermost call comes first."""
 REWRITTEN = "/tilelang/language/"
-"""Folder of tilelang's functions that call the kernels, which tilelang has rewritten."""
+"""Folder of the functions with which tilelang calls kernels that it has rewritten."""
 EVALUATED = "<string>"
-"""File name of code from a string that Python evaluates."""
+"""File name that Python gives to code that it evaluates from a string."""
 DETAIL_FRAMES = 6
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A line of a source file. `source`: the line, stripped. `caret`: the marks below its columns, or empty."""
+    """A line of a source file. `source`: the line, stripped. `caret`: marks below some columns, or empty."""
 
     file: str
     line: int
@@ -42,21 +42,21 @@ class Place(msgspec.Struct, frozen=True):
     caret: str = ""
 
     def lines(self) -> list[str]:
-        """Return the place as lines of a Python traceback."""
+        """Return the place as the lines that a Python traceback has for it."""
         function = f", in {self.function}" if self.function else ""
         below = [f"  {text}" for text in (self.source, self.caret) if text]
         return [f'File "{self.file}", line {self.line}{function}', *below]
 
 
 def is_users(file: str) -> bool:
-    """Tell whether a traceback's `file` is the user's, not a file of a library, of Python or of atune."""
+    """Tell whether `file` in a traceback is the user's own, and not from a library, Python or atune."""
     return (file.endswith(".py") or file.startswith("<")) and FOREIGN_PATHS.search(file) is None
 
 
 def place_in(text: str) -> Place | None:
-    """Return the innermost place of the user's own code in a traceback's `text`, or None.
+    """Return the innermost place in the user's own code from a traceback's `text`; None if there is none.
 
-    If there is no traceback, search the stack that Python writes when a signal kills it.
+    If the text has no traceback, use the stack that Python writes when a signal kills the process.
     """
     lines = text.splitlines()
     frames = [_FRAME.match(line) for line in lines]
@@ -74,21 +74,21 @@ def place_in(text: str) -> Place | None:
 
 
 def _innermost(files: Sequence[str | None]) -> int | None:
-    """Return the index of the user's innermost file in `files`, the outermost first. None if no file is the user's.
+    """Return the index of the user's innermost file, or None. `files` begins with the outermost file.
 
-    Text that Python evaluates, such as an annotation, counts only if no other file is the user's.
+    A string that Python evaluates, such as an annotation, counts only if no other file is the user's.
     """
     users = [i for i, file in enumerate(files) if file is not None and is_users(file)]
     return max([i for i in users if files[i] != EVALUATED] or users, default=None)
 
 
 def place_of(error: BaseException) -> Place | None:
-    """Return the innermost place of the user's own code in `error`'s traceback, or None. Never raises."""
+    """Return the innermost place in the user's own code from the traceback of `error`, or None. Never raises."""
     return place_in(detail_of(error))
 
 
 def _place_of(error: BaseException) -> tuple[Place | None, str]:
-    """Return the innermost place of the user's own code, and the place's text in Python's traceback."""
+    """Return the innermost place in the user's own code, and what Python's traceback shows for this place."""
     steps, step = list[TracebackType](), error.__traceback__
     while step is not None:
         steps.append(step)
@@ -114,10 +114,10 @@ def _place_of(error: BaseException) -> tuple[Place | None, str]:
 
 
 def _line(step: TracebackType) -> int:
-    """Return the line of a traceback's step in a function that tilelang has rewritten.
+    """Return the line for a step of a traceback, in a function that tilelang has rewritten.
 
-    tilelang gives line 1 to calls in the head of a loop, and the function's first line to code that it adds around a
-    statement. The right line is then the line of the code before the call or the added code.
+    tilelang gives line 1 to calls in the head of a loop. tilelang gives the function's first line to code that it adds
+    around a statement. In both cases, the right line is that of the preceding code.
     """
     code, line = step.tb_frame.f_code, step.tb_lineno
     before = [number for number, *_ in itertools.islice(code.co_positions(), step.tb_lasti // 2)]
@@ -126,7 +126,7 @@ def _line(step: TracebackType) -> int:
 
 
 def detail_of(error: BaseException) -> str:
-    """Return the end of the traceback, with the innermost place of the user's own code corrected. Never raises."""
+    """Return the end of the traceback, after correcting the innermost place of the user's own code. Never raises."""
     text = traceback_of(error, limit=-DETAIL_FRAMES)[-DETAIL_CHARACTERS:]
     try:
         place, shown = _place_of(error)
@@ -139,15 +139,15 @@ def detail_of(error: BaseException) -> str:
 
 
 def located(message: str, error: BaseException) -> str:
-    """Return `message`, and below it the place in the user's own code that raised `error`, if that is known."""
+    """Return `message`, followed by the place in the user's own code that raised `error`, if the place is known."""
     place = place_of(error)
     return message if place is None else "\n".join([message, *(f"  {line}" for line in place.lines())])
 
 
 def ask(what: str, question: Callable[[], T], hint: str = "") -> T:
-    """Return the result of `question`, which calls a function of a workload. `what`: the function's name in messages.
+    """Return the result of `question`, which calls a function of a workload. `what`: the name of that function.
 
-    If `question` raises, raises `WorkloadError` with the place in the user's code, or `hint` if the call itself failed.
+    If `question` raises, raise `WorkloadError` with the place in the user's code, or with `hint` if the call failed.
     """
 
     def raised(error: BaseException) -> WorkloadError:

@@ -1,4 +1,4 @@
-"""Settings of torch that change results. Workers copy the program's settings, so that references compute the same."""
+"""Settings of torch that affect results. Workers copy the program's settings, so that references compute the same."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ TORCH_DEFAULTS: dict[str, tuple[Any, ...]] = {
     "deterministic_debug_mode": (0,),
     "backends.cudnn.allow_tf32": (True, "backends.cudnn.conv.fp32_precision"),
 }
-"""Each setting with torch's default, and with the flags that the setting stands for. After a program has set one of
-these flags, torch refuses to report the whole setting, so atune reads the flags instead."""
+"""For each setting, torch's default, and the flags that the setting stands for. If a program has set one of these
+flags, torch refuses to report the setting, so atune reads the flags instead."""
 
 
 def torch_state() -> dict[str, Any]:
-    """Return the settings that are not torch's defaults, as plain data; empty if the program has not imported torch."""
+    """Return the settings that differ from torch's defaults, as plain data; empty if torch was not imported."""
     torch, state = sys.modules.get("torch"), dict[str, Any]()
     for name, (usual, *flags) in TORCH_DEFAULTS.items():
         try:
@@ -35,7 +35,7 @@ def torch_state() -> dict[str, Any]:
 
 
 def take_state(state: dict[str, Any]) -> None:
-    """Apply the settings in `state` to torch, which must have its defaults."""
+    """Apply the settings in `state` to torch, which must still have its defaults."""
     for name in (name for whole, (_, *flags) in TORCH_DEFAULTS.items() for name in (whole, *flags) if name in state):
         torch, (holder, _, flag) = importlib.import_module("torch"), name.rpartition(".")
         with suppress(Exception):  # torch is older, or a stranger's journal is wrong, which the description shows

@@ -1,6 +1,6 @@
-"""Workloads (kernels with their space, problem, inputs and reference), and their description for the engine.
+"""Workloads, which are kernels with a space, a problem, inputs and a reference, and their description for the engine.
 
-The description lists the candidates: all points of the space in order, or a draw from a large space.
+The description lists the candidates, which are all points of the space in order, or a sample from a large space.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ from atune.workload.torch_state import torch_state
 from atune.workload.workload_options import WorkloadOptions, amount
 
 ENOUGH_LOOKS, ENOUGH_FOUND = 500_000, 1_000
-"""Drawing ends after (first number) points if at least (second number) of these points are candidates."""
+"""Drawing ends after the first number of points, if at least the second number of these points are candidates."""
 MOST_LOOKS = 5_000_000
-"""Drawing ends after this many points, even if few of them are candidates."""
+"""Drawing always ends after this number of points, even if only few of them are candidates."""
 
 
 @documents(WorkloadOptions)
 class Workload:
     """A kernel to tune, such as ``Workload(scale, Space(block=[64, 128]), arguments={"N": 4096}, reference=double)``.
 
-    Raises `WorkloadError` or `SpaceError` for arguments that cannot work, such as an axis that the kernel does not
-    take. Raises `UsageError`, which is a TypeError too, for an unknown option.
+    Raises `WorkloadError` or `SpaceError` for arguments that cannot work, for example if the kernel does not take an
+    axis. For an unknown option, raises `UsageError`, which is also a TypeError.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class Workload:
     """
 
     _first: Workload | None = None
-    """The workload from which `at` made this workload for another problem."""
+    """The workload from which `at` made this workload; None if `at` did not make it."""
 
     def __init__(self, kernel: Callable[..., Any], space: Space | Any, **options: Unpack[WorkloadOptions]) -> None:
         refuse_unknown("Workload", options, ["space", *WorkloadOptions.__annotations__])
@@ -93,7 +93,7 @@ class Workload:
         problem = given["arguments"] or {}
         self.supply: str | None = given["supply"]
         self.amounts: dict[str, Any] = {name: given[name] for name in ("flops", "bytes")}
-        """`flops` and `bytes` as the caller gave them: numbers, or functions of the arguments."""
+        """`flops` and `bytes` as given by the caller, which are numbers or functions of the arguments."""
         self.flops, self.bytes = (amount(name, each, problem) for name, each in self.amounts.items())
         checked("Workload", {"flops": self.flops, "bytes": self.bytes}, WorkloadOptions, WorkloadError)
         self.kernel = kernel
@@ -103,17 +103,17 @@ class Workload:
         self.name: str = given["name"] or str(getattr(function_of(kernel), "__name__", "kernel"))
         self.arguments = self._plain(problem)
         self.kernel_arguments = {str(name): as_written(value) for name, value in problem.items()}
-        """The arguments as the user wrote them, for the kernel. `arguments` has the same values as plain data."""
+        """The arguments for the kernel, as the user wrote them. `arguments` has the same values as plain data."""
         self.key: Any = None
-        """Key of the result in the cache, as data. If it is None, the problem is the key."""
+        """Key of the result in the cache, as plain data. If the key is None, the problem is the key."""
         self.inputs, self.reference = given["inputs"], given["reference"]
         self.check, self.setup = given["check"], given["setup"]
         self.out_idx = outputs_named(kernel, given["out_idx"])
-        """Positions of the outputs, from the caller or from `@tilelang.jit`; None if neither gives them."""
+        """Positions of the outputs, from the caller or from `@tilelang.jit`; None if neither gave them."""
         self.kernels_out_idx = given["out_idx"] is None
-        """Whether `out_idx` is the kernel's own. After a call, tilelang counts these positions from the front."""
+        """Whether `out_idx` comes from the kernel. tilelang makes its positions positive when the kernel is called."""
         self.like_tilelang = False
-        """Whether to call the user's functions as tilelang's tuner does, and let only listed configurations win."""
+        """Whether the user's functions are called as by tilelang's tuner, and only listed configurations may win."""
         self.restore, self.zero = tuple(given["restore"] or ()), tuple(given["zero"] or ())
         self.rtol, self.atol, self.max_mismatched_ratio = given["rtol"], given["atol"], given["max_mismatched_ratio"]
         self.default = None if given["default"] is None else dict(given["default"])
@@ -129,7 +129,7 @@ class Workload:
 
     @contextmanager
     def placed(self) -> Generator[None, None, None]:
-        """Add the user's line that made the workload to each error raised inside, unless the error names another."""
+        """Add the line that made the workload to any error raised in the block, unless the error has a line already."""
         try:
             yield
         except (SpaceError, WorkloadError) as error:
@@ -137,10 +137,10 @@ class Workload:
             raise
 
     def at(self, arguments: Mapping[str, Any]) -> Workload:
-        """Return this workload for another problem, in which `arguments` replace its own arguments of the same names.
+        """Return this workload for another problem, where `arguments` replace the arguments of the same names.
 
-        `flops` and `bytes` are unknown there if they were numbers. Raises `WorkloadError` for an argument that
-        the kernel does not take, and `SpaceError` for a value that is not plain data.
+        If `flops` and `bytes` were given as numbers, they are unknown for the new problem. Raises `WorkloadError` if
+        the kernel does not take an argument, and `SpaceError` if a value is not plain data.
         """
         changed = {**self.arguments, **self._plain(arguments)}
         if key_of(changed) == key_of(self.arguments):
@@ -167,17 +167,17 @@ class Workload:
         return max(places, key=lambda place: f'"{place.rpartition(":")[0]}"' in self._made_at)
 
     def as_written(self, config: Mapping[str, Any]) -> Config:
-        """Return a configuration of plain values in the values that the user wrote, because the kernel gets those.
+        """Return a plain configuration with the values that the user wrote, because the kernel gets these values.
 
-        For a computed space, the first call for each problem calls the user's functions. Raises `SpaceError`.
+        If the space is computed, the first call for a problem calls the user's functions. Raises `SpaceError`.
         """
         written = self._written(config)
         return with_tuples(config) if written is None else written
 
     def admits(self, config: Mapping[str, Any]) -> bool:
-        """Tell whether the space has `config` for the problem. The default counts if no constraint refuses it.
+        """Tell whether the space has `config` for this problem.
 
-        Raises `SpaceError` if a function of the space raises.
+        The default is included, unless a constraint refuses it. Raises `SpaceError` if a function in the space raises.
         """
         written = self._written(config)
         return written is not None and self._points[0].admits(written)
@@ -193,7 +193,7 @@ class Workload:
         return self.space.points(self.kernel_arguments), ConfigCheck(self)
 
     def __repr__(self) -> str:
-        """Return the name, the space and the given options. Calls none of the user's functions."""
+        """Return the name, the space, and the options that were given. Calls none of the user's functions."""
         parts = [f"arguments={self.arguments!r}"] if self.arguments else []
         functions = {"inputs": self.inputs, "reference": self.reference, "check": self.check}
         parts += [f"{n}={getattr(f, '__name__', '…')}" for n, f in functions.items() if f is not None]
@@ -201,13 +201,13 @@ class Workload:
 
 
 def outputs_named(kernel: Any, out_idx: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    """Return the outputs' positions from `out_idx`, or else from `@tilelang.jit`; None if neither gives them."""
+    """Return the positions of the outputs in `out_idx`, or else in `@tilelang.jit`; None if neither has them."""
     named = getattr(kernel, "out_idx", None) if out_idx is None else out_idx
     return (named,) if isinstance(named, int) else None if named is None else tuple(named)
 
 
 def tuned_by_calls(kernel: Any) -> str:
-    """Explain why a workload cannot have a kernel that is tuned when it is called; empty for other kernels."""
+    """Return the reason that a workload cannot have a kernel that is tuned by calls; empty for any other kernel."""
     if is_autotuned(kernel):
         return "is a decorated kernel; call it, or its tune(…). For a Workload, pass its .kernel, the function under it"
     if getattr(getattr(kernel, "func", None), "tensor_args", None):
@@ -218,8 +218,8 @@ def tuned_by_calls(kernel: Any) -> str:
 def check_names(workload: Workload) -> None:
     """Raise `SpaceError` or `WorkloadError` if the kernel does not take an axis, or an argument of the problem.
 
-    Calls none of the user's functions, so only the names of computed axes are checked. Computed configurations are
-    checked later, when they are computed.
+    Calls none of the user's functions, and therefore checks only the names of computed axes. Computed configurations
+    are checked when they are computed.
     """
     try:
         fit = ConfigCheck(workload)
@@ -231,15 +231,15 @@ def check_names(workload: Workload) -> None:
 
 
 def not_taken(name: str, parameters: Iterable[str]) -> str:
-    """Return a message, with a suggestion: the kernel takes `parameters`, but no argument `name`."""
+    """Return a message, with a suggestion, which says that the kernel takes `parameters`, but no argument `name`."""
     known = list(parameters)
     return f"takes no argument {name!r}; it takes {', '.join(known) or 'none'}{meant(name, known)}"
 
 
 def _expected(parameter: inspect.Parameter, value: Any, own: Any) -> str:
-    """Return the type that a parameter expects, such as ``a number``, if `value` has another type; else ``""``.
+    """Return the type that a parameter expects, such as ``a number``, if `value` has another type; otherwise ``""``.
 
-    The parameter's annotation or default decides, or else the value in the workload's `own` problem.
+    The type comes from the annotation or the default of the parameter, or else from the `own` problem of the workload.
     """
     kind = (
         parameter.annotation if isinstance(parameter.annotation, str) else getattr(parameter.annotation, "__name__", "")
@@ -254,7 +254,7 @@ def _expected(parameter: inspect.Parameter, value: Any, own: Any) -> str:
 
 
 class ConfigCheck:
-    """Check that configurations fit the kernel's parameters, and find the default configuration."""
+    """A check whether configurations fit the kernel's parameters, which also finds the default configuration."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
@@ -266,7 +266,7 @@ class ConfigCheck:
             n for n, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
         }
         self._fitting: set[tuple[str, ...]] = set()
-        """Tuples of axis names for which configurations fit."""
+        """Tuples of axis names. Configurations with these names fit the kernel."""
         self._default_keys: dict[tuple[object, ...], str] = {}
         own = (workload._first or workload).arguments
         for name, value in workload.arguments.items():
@@ -283,11 +283,11 @@ class ConfigCheck:
 
     @property
     def names(self) -> set[str]:
-        """The axis names of the configurations that were checked."""
+        """All axis names of the configurations that were checked."""
         return {name for names in self._fitting for name in names}
 
     def problem(self) -> dict[str, Any]:
-        """Return the problem's arguments, and the kernel's defaults of other parameters if they are plain data."""
+        """Return the problem's arguments, and the defaults of the kernel's other parameters if these are plain data."""
         values, given = dict[str, Any](), self._workload.arguments
         for name, parameter in self._parameters.items():
             value = given.get(name, parameter.default)
@@ -297,7 +297,7 @@ class ConfigCheck:
         return {**values, **given}
 
     def check(self, config: Config, where: str) -> None:
-        """Raise `SpaceError`, beginning with `where`, if a configuration does not fit the kernel."""
+        """Raise `SpaceError`, whose message begins with `where`, if a configuration does not fit the kernel."""
         if (names := tuple(config)) not in self._fitting:
             self._check_names(config, where)
             self._fitting.add(names)
@@ -305,7 +305,7 @@ class ConfigCheck:
             check_reserved(name, config[name], where, hint=True)
 
     def check_known(self, names: Iterable[str], where: str) -> None:
-        """Raise `SpaceError`, beginning with `where`, if the kernel does not take a name of the space."""
+        """Raise `SpaceError`, whose message begins with `where`, if the kernel does not take a name in the space."""
         arguments = self._workload.arguments
         wrong = (n for n in names if n not in {*self._parameters, *self._no_arguments} and not self._takes_any)
         if unknown := sorted(wrong):
@@ -316,16 +316,16 @@ class ConfigCheck:
         names, arguments = config.keys() - RESERVED, self._workload.arguments
         self.check_known(names, where)
         if both := sorted(names & arguments.keys()):
-            raise SpaceError(f"{where}: {both[0]!r} is an axis and a problem argument; give it in one place")
+            raise SpaceError(f"{where}: {both[0]!r} is both an axis and a problem argument; give it in one place")
         if missing := sorted(self._required - names - arguments.keys()):
             raise ArgumentMissing(
-                f"{where}: {config} lacks {missing[0]!r}, which the kernel needs; add it there or to arguments"
+                f"{where}: {config} lacks {missing[0]!r}, which the kernel needs; add it to the config or to arguments"
             )
 
     def given_default(self, config: Mapping[str, Any]) -> Config:
-        """Return the default configuration with the axis names of `config`, in the values that the user wrote.
+        """Return the default configuration for the axis names in `config`, with the values that the user wrote.
 
-        The default has no launch hints. Its empty pass configuration is written as in `config`.
+        The default configuration has no launch hints. If its pass configuration is empty, it is written as in `config`.
         """
         given = self._workload.default
         if given is None:
@@ -336,16 +336,16 @@ class ConfigCheck:
         return given
 
     def default(self, config: Mapping[str, Any]) -> Config | None:
-        """Return `given_default` in plain values, or None if it is not plain data."""
+        """Return `given_default` as plain values, or None if one of its values is not plain data."""
         try:
             return {name: normalise(value, name) for name, value in self.given_default(config).items()}
         except SpaceError:
             return None
 
     def no_default(self, config: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> str:
-        """Return the reason that no default has the axis names of `config`; empty if there is a default.
+        """Return the reason that there is no default for the axis names in `config`; empty if there is a default.
 
-        A parameter whose default is None counts as having no default, unless None is a value of its axis.
+        If the default of a parameter is None, the parameter has no default, unless its axis has the value None.
         """
         if self._workload.default is not None:
             return ""
@@ -362,7 +362,7 @@ class ConfigCheck:
         return "" if self.default(config) is not None else "the default values are not plain data"
 
     def default_key(self, config: Config) -> str:
-        """Return the key of the configuration that `default` returns; empty if `default` returns None."""
+        """Return the key of what `default` returns for `config`; empty if `default` returns None."""
         alike = (config.get(PASS_CONFIGS) is None, *config)
         if alike not in self._default_keys:
             default = self.default(config)
@@ -374,48 +374,47 @@ class ConfigCheck:
 
 
 class WorkloadSpec(msgspec.Struct, frozen=True):
-    """The description of a workload for the engine: plain data without code."""
+    """A description of a workload for the engine, as plain data without code."""
 
     name: str
     origin: str
     arguments: dict[str, Any]
     configs: tuple[Config, ...]
-    """The candidates in order: all points of the space, or a draw from a large space."""
+    """The candidates in order, which are all points of the space, or a sample from a large space."""
     default: int | None
-    """Index of the default configuration; `BASELINE` if the space does not list it, None if there is none."""
+    """Index of the default configuration; `BASELINE` if the space does not have it, or None if there is no default."""
     fingerprint: str
     flops: float | None = None
     bytes: float | None = None
     code: str = ""
     """`fingerprint` without the problem."""
     problem: Any = None
-    """Identity of the problem: the arguments with the kernel's defaults, or a caller's own key."""
+    """What identifies the problem: the arguments and the kernel's other defaults, or a key that the caller gave."""
     kernel: str = ""
-    """SHA-256 of only the kernel's source and closure, without defaults of parameters that the space sets."""
+    """SHA-256 of only the kernel's source and closure, without defaults for names in the space."""
     space: str = ""
-    """SHA-256 over the configurations' keys in order; empty while the configurations are unknown."""
+    """SHA-256 of the configurations' keys in order; empty while the configurations are not known."""
     points: int | None = None
-    """If the configurations are drawn from a space: the number of its points before constraints. Else None."""
+    """Number of the space's points before constraints, if the configurations were drawn from it. Else None."""
     remarks: tuple[str, ...] = ()
-    """Remarks on the space for the user."""
+    """Remarks about the space that the user should see."""
     layout_axes: tuple[str, ...] = ()
-    """Names of the axes that lay out fragments and loops."""
+    """Names of the axes that set layouts of fragments and loops."""
     baseline: Config | None = None
-    """The default configuration, if the space does not list it."""
+    """The default configuration, if the space does not have it."""
     refused: str = ""
-    """The reason that the baseline must not win, such as the constraint that refuses it; empty if it may win."""
+    """The reason that the baseline cannot win, such as a constraint that refuses it; empty if it can win."""
     no_default: str = ""
-    """The reason that there is no default configuration; empty if there is one."""
+    """The reason that there is no default configuration; empty if there is a default configuration."""
     asks: tuple[str, ...] = ()
-    """Arguments of the problem that the space's functions take."""
+    """Those arguments of the problem that functions of the space take."""
     torch: dict[str, Any] = {}
-    """The program's `torch_state`, if functions of the user make the inputs or check the outputs."""
+    """The program's `torch_state`, if the inputs or the checks use functions of the user."""
     refusals: tuple[tuple[str, int], ...] = ()
-    """The constraints, each with the number of points that it was the first to refuse."""
+    """For each constraint, the number of points that it refused and all earlier constraints admitted."""
 
     @property
     def default_config(self) -> Config | None:
-        """The default configuration; None if there is none."""
         if self.default is None or self.default == BASELINE:
             return self.baseline
         return self.configs[self.default]
@@ -449,18 +448,18 @@ def describe(workload: Workload, origin: str = "", seed: int = 0) -> WorkloadSpe
 
 
 def with_space(spec: WorkloadSpec, workload: Workload, seed: int = 0) -> WorkloadSpec:
-    """Return `spec` with the candidates of `workload`, drawn by `seed` from a large space. Raises like `describe`."""
+    """Return `spec` with the candidates of `workload`, sampled by `seed` if there are too many. See `describe`."""
     candidates = Candidates(workload, seed)
     configs = tuple(candidate.config for candidate in candidates.listed() if candidate is not None)
     return candidates.complete(msgspec.structs.replace(spec, configs=configs))
 
 
 class Candidates:
-    """The candidates of `workload`, in order. Creating this object calls no constraint.
+    """The candidates of `workload`, in order. No constraint is called until the candidates are listed.
 
-    In a space with more than `LARGE` points, the first candidate is the default configuration. Points drawn with `seed`
-    follow if they satisfy the constraints, up to `LARGE` candidates. Raises `SpaceError` and `WorkloadError` for
-    configurations that do not fit the kernel.
+    If the space has more than `LARGE` points, the default configuration comes first. Then, points are drawn with
+    `seed`, and those that satisfy the constraints follow. There are at most `LARGE` candidates. Raises `SpaceError` or
+    `WorkloadError` if a configuration does not fit the kernel.
     """
 
     def __init__(self, workload: Workload, seed: int = 0) -> None:
@@ -473,9 +472,10 @@ class Candidates:
         self._default: int | None = None
 
     def listed(self) -> Iterator[Candidate | None]:
-        """Yield every candidate, in order. To let the caller pause, yield None for drawn points that are no candidates.
+        """Yield every candidate, in order.
 
-        Raises `SpaceError` for duplicates and for an empty space.
+        Yields None for drawn points that are not candidates, so that the caller can pause. Raises `SpaceError` for
+        duplicates and for an empty space.
         """
         seen: dict[str, int] = {}
         for config in self._drawn() if self.large else self.points.walk():
@@ -515,9 +515,9 @@ class Candidates:
             yield points.plain(place) if new else None
 
     def complete(self, spec: WorkloadSpec) -> WorkloadSpec:
-        """Return `spec` with all facts, except the configurations, that are known after every candidate was listed.
+        """Return `spec` with all facts that are known after all candidates were listed, except the configurations.
 
-        Raises `WorkloadError` if the given default has other axes than the space's configurations.
+        Raises `WorkloadError` if the axes of the given default differ from those of the configurations.
         """
         default, baseline, no_default, refusals = self._default, None, "", tuple(self._refusals())
         if default is None:
@@ -545,7 +545,7 @@ class Candidates:
         )
 
     def _baseline(self) -> tuple[int | None, Config | None, str]:
-        """Return index and configuration of a default that the space does not list, or the reason for no default."""
+        """Return a default that the space lacks, with its index, or the reason that there is no default."""
         given, axes = self.workload.default, self.points.axes
         if given is not None and (why := wrong_names(given, axes)):
             raise WorkloadError(f"Workload {self.workload.name}: the default {given} does not fit the space: {why}")
@@ -555,7 +555,7 @@ class Candidates:
         return (None, None, "the default is not plain data") if config is None else (BASELINE, config, "")
 
     def _refused(self, baseline: Config) -> str:
-        """Return the reason that the baseline must not win: a constraint that refuses it or raises. Else empty."""
+        """Return which constraint refuses the baseline or raises, so that the baseline must not win. Else empty."""
         if self.workload.like_tilelang or not (where := self.workload.space.where):
             return "configs does not list it" * self.workload.like_tilelang
         place = self.points.place(baseline)
@@ -568,14 +568,14 @@ class Candidates:
 
 
 def wrong_names(default: Mapping[str, Any], axes: Mapping[str, Any]) -> str:
-    """Return the reason that `default` is not a configuration of these axes, with a suggestion; empty if it is."""
+    """Return the reason that `default` does not fit these axes, with a suggestion; empty if it fits."""
     if unknown := [name for name in default if name not in axes]:
         return f"the space has no axis {unknown[0]!r}; its axes are {', '.join(axes)}{meant(unknown[0], axes)}"
     if lacking := [name for name in axes if name not in default]:
-        return f"the default has no {lacking[0]!r}; give a value of every axis"
+        return f"the default has no {lacking[0]!r}; give a value for every axis"
     return ""
 
 
 def candidates_of(workload: Workload) -> list[Candidate]:
-    """List the candidates of a space, or draw them from a large space. Raises `SpaceError` if candidates do not fit."""
+    """Return the candidates of a space, or a sample from a large space. Raises `SpaceError` if one does not fit."""
     return [candidate for candidate in Candidates(workload).listed() if candidate is not None]

@@ -1,4 +1,4 @@
-"""The options of a workload. `@autotune` has most of them too. Passing a wrong value raises at once."""
+"""The options of a workload. `@autotune` has most of these options, too. A wrong value raises an error immediately."""
 
 import inspect
 import reprlib
@@ -11,7 +11,7 @@ from atune.model.options import Amount, Share, converted, option
 
 Inputs = Callable[..., Sequence[Any]] | Sequence[Any] | None
 Work = float | Callable[..., float] | None
-"""Number of operations or bytes of a call, or a function that computes the number from the arguments."""
+"""Number of operations or bytes of a call, or a function of the problem's arguments that returns the number."""
 
 SUPPLIES = ("auto", "integer", "uniform", "normal", "randn", "zero", "one")
 """Names of tilelang's `TensorSupplyType`."""
@@ -29,12 +29,12 @@ def _supply(where: str, value: Any) -> str:
 
 
 def _amount(where: str, value: Any) -> Any:
-    must = "must be a number, zero or more, or a function of arguments"
+    must = "must be a number that is not negative, or a function of arguments"
     return value if callable(value) else converted(where, value, Amount, must, WorkloadError)
 
 
 def check_inputs(where: str, value: Any) -> Any:
-    """Return `value`. Raises `WorkloadError` if it is neither a list nor a function."""
+    """Return `value`. Raises `WorkloadError` if `value` is neither a list nor a function."""
     if callable(value) or (isinstance(value, Sequence) and not isinstance(value, (str, bytes))):
         return value
     raise WorkloadError(f"{where} must be a list of tensors, or a function that returns one, got {reprlib.repr(value)}")
@@ -49,15 +49,16 @@ class SharedOptions(TypedDict, total=False):
 
     # fmt: off
     reference: Annotated[Callable[..., Any] | None, option(
-        "A function of the inputs that returns the expected output, or a tuple of outputs. Without a reference no "
-        "value is checked. If the kernel updates inputs in place, the reference updates them too, or returns their "
-        "new values. A reference that takes every parameter writes into the outputs.",
+        "A function of the inputs that returns the expected output, or a tuple of outputs. Without a reference, values "
+        "are not checked. If the kernel updates inputs in place, the reference must update them, too, or return their "
+        "new values. If the reference takes every parameter of the kernel, it must write its results into the outputs.",
         must=_FUNCTION,
     )]
     out_idx: Annotated[int | Sequence[int] | None, option(
-        "Positions of the output parameters; an empty list for none. The default is `@tilelang.jit`'s `out_idx`, or "
-        "the tensors that an eager kernel returns; else the parameters that the kernel only writes, and `zero`.",
-        must="must be a position of an output, such as -1, or several",
+        "Positions of the output parameters; an empty list if the kernel has no outputs. The default is the `out_idx` "
+        "of `@tilelang.jit`, or the tensors that an eager kernel returns. Without these, the outputs are the "
+        "parameters that the kernel only writes, and the parameters in `zero`.",
+        must="must be the position of an output, such as -1, or a list of positions",
     )]
     rtol: Annotated[Amount | None, option(
         "Relative tolerance of the check, as in `torch.testing.assert_close`. The default depends on the output dtype.",
@@ -67,43 +68,44 @@ class SharedOptions(TypedDict, total=False):
         "Share of elements that may be outside the tolerances.", default=0.0, must="must be a share, from 0 to 1",
     )]
     check: Annotated[Callable[..., Any] | None, option(
-        "A function that judges the outputs. If they are wrong, it returns False or raises; else it returns True or "
-        "None. With a reference it gets ``(outputs, reference_outputs)``, like tilelang's `manual_check_prog`; without "
-        "a reference it gets ``(inputs, outputs)``. All are lists of tensors.",
+        "A function that judges the outputs. If the outputs are wrong, it must return False or raise; otherwise True "
+        "or None. With a reference, the function gets ``(outputs, reference_outputs)``, like `manual_check_prog` in "
+        "tilelang; without a reference, it gets ``(inputs, outputs)``. All of these are lists of tensors.",
         must="must be a function of the outputs",
     )]
     supply: Annotated[Any, option(
-        "The supply type that draws inputs, by tilelang's name, such as ``'integer'`` or ``'uniform'``.",
+        "Name of the supply type (of tilelang) that draws the inputs, such as ``'integer'`` or ``'uniform'``.",
         check=_supply,
     )]
     setup: Annotated[Callable[..., Any] | None, option(
-        "A function of the inputs, which is called after they are made on a device and may change them in place. Calls "
-        "of the tuned kernel do not repeat it, so if it changed the inputs, atune does not hand out the kernel.",
+        "A function that is called with the inputs after they are made on a device, and may change them in place. If "
+        "it changed some, atune does not hand out the kernel, because calls of the kernel do not call this function.",
         must=_FUNCTION,
     )]
     restore: Annotated[Sequence[int] | None, option(
-        "Positions of parameters to restore before each call. Inputs that the kernel writes into are detected and "
-        "restored anyway. A parameter in this list is not an output, unless `out_idx` has it.",
+        "Positions of parameters to restore before each call. Inputs that the kernel writes into are restored even if "
+        "they are not listed. A parameter in this list is an output only if `out_idx` has its position, too.",
         default=(), must=_POSITIONS,
     )]
     zero: Annotated[Sequence[int] | None, option(
-        "Positions of parameters to set to zero before each call: outputs, or inputs that `out_idx` leaves out. Calls "
-        "of the tuned kernel set them to zero, too, except outputs that the caller passes.",
+        "Positions of parameters to set to zero before each call: outputs, or inputs that are not in `out_idx`. A call "
+        "of the tuned kernel sets these parameters to zero, too, unless they are outputs that the caller passes.",
         default=(), must=_POSITIONS,
     )]
     flops: Annotated[Work, option(
-        "The least number of operations of a call: a number, or a function of the problem's arguments, by name. It is "
-        "the basis of rooflines, and a timing faster than the device's peak is measured again in a fresh process.",
+        "The least number of operations of a call: a number, or a function that takes arguments of the problem by "
+        "name. Rooflines use this number. A timing faster than the device's peak is measured again in a fresh process.",
         check=_amount,
     )]
     bytes: Annotated[Work, option(
-        "The least number of bytes that a call moves to and from memory, given like `flops`.", check=_amount,
+        "The least number of bytes that a call moves to and from memory: a number or a function, like `flops`.",
+        check=_amount,
     )]
     default: Annotated[Mapping[str, Any] | None, option(
-        "The configuration to compare the winner with. The default is the kernel's own parameter defaults.",
+        "The configuration to compare the winner with. By default, it has the kernel's own default values.",
         must="must be a configuration as a dict, such as {'block': 64}",
     )]
-    name: Annotated[str | None, option("The kernel's name in journals and reports.", must="must be a text")]
+    name: Annotated[str | None, option("The kernel's name in journals and reports.", must="must be a string")]
     # fmt: on
 
 
@@ -112,14 +114,14 @@ class WorkloadOptions(SharedOptions, total=False):
 
     # fmt: off
     inputs: Annotated[Inputs, option(
-        "A list of tensors for the kernel's input parameters, or a function that returns the list; for one input, it "
-        "may return the tensor itself. The function's parameters name what it gets: arguments of the problem, and as "
-        "``parameters`` the kernel's input parameters with dtypes and shapes. torch is seeded before the call. By "
-        "default, inputs are drawn from the parameters' shapes and dtypes.",
+        "A list of tensors for the kernel's input parameters, or a function that returns the list. If there is only "
+        "one input, the function may return the tensor itself. Its parameters may name arguments of the problem, and "
+        "``parameters``, which stands for the kernel's input parameters with their dtypes and shapes. torch is seeded "
+        "before the call. By default, inputs are drawn at random, with the shapes and dtypes of the parameters.",
         check=check_inputs,
     )]
     arguments: Annotated[Mapping[str, Any] | None, option(
-        "The problem: values of the kernel's other parameters, such as ``{'M': 1024, 'N': 1024}``.",
+        "The problem, which consists of values for the kernel's other parameters, such as ``{'M': 1024, 'N': 1024}``.",
         must="must be a dict of the kernel's other parameters, such as {'M': 1024}",
     )]
     pass_configs: Annotated[Mapping[str, Any] | None, option(
@@ -127,16 +129,16 @@ class WorkloadOptions(SharedOptions, total=False):
         must=MUST_BE_PASS_CONFIGS,
     )]
     source: Annotated[str | None, option(
-        "The source text of the kernel's module, for kernels made by `exec`, whose source Python cannot find.",
+        "The source text of the kernel's module, if `exec` made the kernel, so that Python cannot find the source.",
         must="must be the source text of the kernel's module",
     )]
     # fmt: on
 
 
 def amount(label: str, given: Work, arguments: Mapping[str, Any]) -> float | None:
-    """Return `given` if it is a number, or call the function `given` with the `arguments` that it names.
+    """Return `given` if it is a number; if `given` is a function, return its result for the `arguments` that it takes.
 
-    Raises `WorkloadError` if the function names other arguments, raises, or does not return a number.
+    Raises `WorkloadError` if the function has other parameters, raises, or does not return a number.
     """
     if not callable(given):
         return given

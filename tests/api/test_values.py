@@ -52,7 +52,7 @@ DOORS: dict[str, tuple[type[Exception], Callable[..., Any]]] = {
 NO_COUNT: list[Any] = [0, -1, 1.5, True, "4", float("nan"), None]
 NO_AMOUNT: list[Any] = [float("inf"), float("nan"), -1, 10**400]
 NO_NUMBER_ABOVE_0: list[Any] = [0, -0.5, True, "4", float("nan"), float("inf")]
-AMOUNT = "must be a number, zero or more, or a function of arguments, got"
+AMOUNT = "must be a number that is not negative, or a function of arguments, got"
 WRONG: list[tuple[str, str, Any, str]] = [
     # a workload, and a kernel under the decorator
     ("Workload", "arguments", 3, "arguments must be a dict of the kernel's other parameters, such as {'M': 1024}, got"),
@@ -83,8 +83,8 @@ WRONG: list[tuple[str, str, Any, str]] = [
     # a run
     ("run", "accept", 3, "accept: give some of kernel, target"),
     ("run", "journal", 3, "journal must be a path, got 3"),
-    ("run", "on_event", 3, "on_event must be a function of an event, got 3"),
-    ("run", "on_event", functools.partial(listening), "on_event must be a plain function, because it is called"),
+    ("run", "on_event", 3, "on_event must be a function that takes an event, got 3"),
+    ("run", "on_event", functools.partial(listening), "on_event must be a plain function, because atune does not"),
     ("run", "seed", -1, "seed must be a whole number >= 0, got -1"),
     ("run", "target", "hip", "target 'hip' is not supported: use auto, cuda"),
     ("run", "strategy", "genetic", "strategy 'genetic' is unknown; choose auto, exhaustive, random"),
@@ -102,7 +102,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     *(("BenchmarkSettings", "benchmark_timeout_s", n, "timeout_s must be a number") for n in NO_NUMBER_ABOVE_0),
     ("BenchmarkSettings", "early_stop_factor", 0.5, "early_stop_factor must be a number >= 1.0, got 0.5"),
     ("BenchmarkSettings", "adaptive", 0, "adaptive must be True or False, got 0"),
-    ("CompileSettings", "flags", "-O1 -g", "must be a list of texts, such as ('-O2', '-g'), got '-O1 -g'"),
+    ("CompileSettings", "flags", "-O1 -g", "must be a list of strings, such as ('-O2', '-g'), got '-O1 -g'"),
     ("CompileSettings", "target_host", "yes", "target_host must be a target such as 'c' or 'llvm', got 'yes'"),
     ("Budget", "seconds", 0, "Budget: seconds must be a number > 0.0, got 0"),
     # the drop-in, under tilelang's names
@@ -113,7 +113,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("set_profile_args", "atol", float("nan"), "atol must be a number >= 0.0, got nan"),
     ("set_profile_args", "backend", "foo", "backend must be 'event', 'cudagraph' or 'cupti', got 'foo'"),
     ("drop_in.autotune", "early_stop", "off", "early_stop must be True or False, got 'off'"),
-    ("set_compile_args", "out_idx", "x", "out_idx must be a position of an output"),
+    ("set_compile_args", "out_idx", "x", "out_idx must be the position of an output"),
 ]  # fmt: skip
 
 
@@ -140,7 +140,7 @@ def test_a_decorator_refuses_what_a_workload_refuses() -> None:
 
 @pytest.mark.parametrize("option", ["flops", "bytes"])
 def test_a_function_that_returns_no_amount_is_refused(option: str) -> None:
-    with pytest.raises(WorkloadError, match=f"Workload: {option} must be a number, zero or more"):
+    with pytest.raises(WorkloadError, match=f"Workload: {option} must be a number that is not negative"):
         atune.Workload(kernel, SPACE, arguments={"M": 1}, **{option: lambda M: -1})
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import inspect
 import json
+import lzma
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import first_programs
 import pytest
+import sets
 import vs_tilelang
 
+from atune.journal.reader import JournalReader
 from atune.workload.pickling import load, parse_file_ref
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,3 +89,47 @@ def test_a_whole_comparison_on_the_cpu(tmp_path: Path) -> None:
     [timed] = found["common_harness"]
     assert len(timed["timing"]["samples_us"]) == 3
     assert (tmp_path / "atune.jsonl").stat().st_size > 1000
+
+
+def test_a_whole_run_s_seconds_and_what_the_time_limit_leaves_out(tmp_path: Path) -> None:
+    """bench/first.py on the CPU: a row under both states, stored with its breakdown, and continued by a second call."""
+    command = [sys.executable, str(ROOT / "bench" / "first.py"), "--target", "c", "--out", str(tmp_path), "--rows"]
+    done = [
+        subprocess.run(
+            [*command, *more], capture_output=True, text=True, timeout=150, cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        for more in (("one", "--rounds", "1"), ("one,drop-in-1", "--rounds", "2", "--time-limit", "0.01"))
+    ]  # fmt: skip
+    assert [each.returncode for each in done] == [0, 0], done[0].stderr + done[1].stderr
+    assert "repeat the command for the rest" not in done[0].stderr and "--time-limit: 0.01 s" in done[1].stderr
+    found = json.loads((tmp_path / "first-c.json").read_text())["rows"]["one"]
+    assert [sorted(taken) for taken in found] == [["known", "unknown"]]
+    for figures in found[0].values():
+        stages = figures["stages"]
+        assert figures["measured"] == 1 and 0 < stages["first_s"]["RunStarted"] < stages["end_s"] < figures["wall_s"]
+        assert stages["devices"]["cpu"]["measuring"] > 0
+    [known, unknown] = [line.split() for line in done[1].stdout.splitlines() if line.startswith("one")]
+    assert known[:2] == ["one", "known"] and unknown[:2] == ["one", "unknown"]
+    assert f"| one | unknown | {unknown[2]} | {unknown[3]} | {unknown[4]} |" in (tmp_path / "first-c.md").read_text()
+    assert float(unknown[-1]) == round(found[0]["unknown"]["wall_s"] / found[0]["known"]["wall_s"], 2)
+
+
+def test_a_library_is_written_for_both_tuners() -> None:
+    ours, theirs = (first_programs.library("cuda", first_programs.LIBRARY["cuda"], head) for head in ("import x", ""))
+    assert ours == f"import x{theirs}" and theirs.count("class Operator") == 3
+    compile(theirs, "library.py", "exec")
+
+
+def test_where_the_seconds_of_a_set_went(tmp_path: Path) -> None:
+    """Four stored journals of a set: their runs overlap, and one device measures and decides all of them."""
+    journals = [tmp_path / f"{number:04}.jsonl" for number in range(4)]
+    for journal in journals:
+        stored = ROOT / "bench" / "results" / "sets" / "whole" / f"{journal.name}.xz"
+        journal.write_bytes(lzma.decompress(stored.read_bytes()))
+    began = min(next(iter(JournalReader(str(journal)))).time for journal in journals) - 1.0
+    found = sets.breakdown(journals, began)
+    first, [device] = found["first_s"], found["devices"].values()
+    assert first["RunStarted"] == 1.0 < first["CandidateLowered"] < first["ArtifactBuilt"] < first["FinalOrdered"]
+    assert 1 < found["runs"] <= 4 and found["workers"] > 1 and found["last_s"]["RunFinished"] < found["end_s"]
+    assert sum(device.values()) < found["end_s"] - 1.0 and min(device.values()) > 0

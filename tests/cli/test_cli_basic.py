@@ -284,7 +284,7 @@ def test_a_gpu_that_nothing_finds_is_told_with_where_it_was_looked_for(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(doctor, "SCRIPT", "")
     assert doctor._target("cuda", doctor.ARCH).advice == f"it lacks a GPU: NVML finds none{where}"
-    with pytest.raises(TargetError, match=rf"\(NVML finds none{where}\): use target c for the CPU"):
+    with pytest.raises(TargetError, match=rf"\(NVML finds none{where}\): use target c for the CPU, or compile without"):
         gpu.find_devices("cuda", ("all",))
 
 
@@ -430,4 +430,4 @@ def test_a_finished_run_says_that_its_file_was_written_since(
     assert main(["resume", str(journal)]) == 0
     err = capsys.readouterr().err
     assert f"the run of {journal} is finished" in err
-    assert (f"{file} was edited since: atune tune '{file}' tunes the new version" in err) == told
+    assert (f"{file} was edited after the run: atune tune '{file}' tunes the new version" in err) == told

@@ -43,7 +43,7 @@ def test_a_configuration_that_does_not_lower_is_the_answer(capsys: pytest.Captur
         ([WEIGHTED, "--config", "128"], "--config '128': give each name once"),
         ([WEIGHTED, "--config", "a=1,a=2"], "--config 'a=1,a=2': give each name once"),
         ([WEIGHTED, "--config", "a=1), _(b=2"], "--config 'a=1), _(b=2': give each name once"),
-        ([WEIGHTED, "--config", "a=1", "--config", "a=2", "--config", "a=3"], "give one, or two"),
+        ([WEIGHTED, "--config", "a=1", "--config", "a=2", "--config", "a=3"], "give one, or give two"),
         ([JOURNAL, "--config", "a=1"], "give the candidate's INDEX"),
         ([WEIGHTED, "--arg", "N=1,2"], "--arg N: explain takes a single problem: give N a single value"),
         ([JOURNAL, "12345"], f"has no candidate 12345; to list its candidates: atune replay {JOURNAL} --table"),
@@ -70,6 +70,14 @@ def test_a_candidate_is_explained_for_the_problem_of_its_journal(
     write_journal(str(tmp_path / "j.jsonl"), stream.events)  # type: ignore[arg-type]
     assert main(["explain", str(tmp_path / "j.jsonl"), "--target", "c", "--source"]) == 0
     assert "bx < 32" in capsys.readouterr().out
+
+
+def test_a_failing_candidate_of_a_journal_keeps_its_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stream = Stream(total=8).ready().candidate(7, 1.0, rows="no").finished()
+    stream.events[0] = msgspec.structs.replace(stream.events[0], origin=WEIGHTED, arguments={})
+    write_journal(str(tmp_path / "j.jsonl"), stream.events)  # type: ignore[arg-type]
+    assert main(["explain", str(tmp_path / "j.jsonl"), "7", "--target", "sm_90a"]) == 1
+    assert "for example, candidate 7: rows='no'" in capsys.readouterr().err
 
 
 def test_a_configuration_is_read_from_text() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from event_streams import Stream
-from fake_runs import finish, tuned
+from fake_runs import copying, finish, tuned
 
 from atune.engine.compile_stage import FACTOR, FLOOR_S, LEAST_COMPILED, limit_s
 from atune.engine.interfaces import CompileHints
@@ -51,25 +51,58 @@ ALONE = CompileSettings(compile_timeout_s=1000, group_size=1, workers=1)
 
 
 async def test_a_hopeless_compile_is_ended_long_before_the_users_deadline() -> None:
-    machine = FakeMachine(20, Script(hangs={15: "build"}, library_s=2.5), compile=ALONE)
+    machine = FakeMachine(40, Script(hangs={15: "build"}, library_s=2.5), compile=ALONE)
     run = await tuned(machine, compile=ALONE)
     [failed], ended_s = run.of(BuildFailed), run.when(BuildFailed)
     assert (failed.index, failed.kind) == (15, "hopeless")
     assert failed.message.startswith("compiling took more than 15 s")  # five times the others' three seconds
-    assert 15 <= ended_s < 80 and run.result.measured == 19
+    assert 15 <= ended_s < 80 and run.result.measured == 39
+
+
+def light(x: int) -> float:
+    """Return the seconds of one of many compiles, which take 0.4 to 3.4 s."""
+    return 0.4 + 0.3 * (7 * x % 11)
+
+
+HEAVY, FASTEST = {3, 12}, 11
+SPREADS: dict[str, tuple[int, Any, set[int]]] = {
+    "two": (18, lambda x: 40.0 if x in HEAVY else light(x), HEAVY),
+    "two, after two longer ones": (18, lambda x: 40.0 if x in HEAVY else 9.0 if x in (5, 6) else light(x), HEAVY),
+    "one of few": (7, lambda x: 40.0 if x == 3 else light(x), set()),
+    "all": (18, lambda x: 38.0 + x % 5, set()),
+    "many, with the fastest": (18, lambda x: 20.0 if x % 2 else light(x), set()),
+    "the prior's favourite, the fastest": (18, lambda x: 15.0 if x == FASTEST else 3.4, set()),
+}
+"""By which compiles are heavy: the candidates, the seconds of each compile, and those that end as hopeless."""
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+async def test_a_run_waits_for_its_last_compiles_only_while_they_may_be_worth_it(spread: str) -> None:
+    """They started before anything was known. Waiting for the two would take 40 s. No heavy winner is ended."""
+    total, compile_s, hopeless = SPREADS[spread]
+    script = Script(
+        compile_s=lambda config: compile_s(config["x"]),
+        library_s=0.1,
+        facts=lambda config: copying(abs(config["x"] - FASTEST)),
+        latency_ms=lambda config: 1.0 + abs(config["x"] - FASTEST),
+    )
+    run = await finish(FakeMachine(total, script, workers=16, target="sm_90a"))
+    assert {failed.index for failed in run.of(BuildFailed)} == hopeless
+    assert run.result.best_config == {"x": min(FASTEST, total - 1)}
+    assert not hopeless or run.seconds[-1] < 30
 
 
 @pytest.mark.parametrize("hangs", [20, 23])
 async def test_the_others_of_a_hopeless_group_are_compiled_after_it(hangs: int) -> None:
     """Its limit is that of four; each half then has its own."""
     settings = CompileSettings(compile_timeout_s=1000, group_size=4)
-    machine = FakeMachine(40, Script(hangs={hangs: "build"}), compile=settings)
+    machine = FakeMachine(80, Script(hangs={hangs: "build"}), compile=settings)
     run = await tuned(machine, compile=settings)
     [split, half] = run.of(GroupSplit)
     assert hangs in half.indices and len(split.indices) == 4 and len(half.indices) == 2
     assert all("far longer than other compiles" in event.message for event in (split, half))
     [failed] = run.of(BuildFailed)
-    assert failed.index == hangs and failed.kind == "hopeless" and run.result.measured == 39
+    assert failed.index == hangs and failed.kind == "hopeless" and run.result.measured == 79
 
 
 async def test_the_default_configuration_is_compiled_however_long_that_takes() -> None:

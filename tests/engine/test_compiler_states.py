@@ -43,11 +43,17 @@ async def test_the_run_waits_for_it_before_the_final_and_no_longer() -> None:
     assert 400 < final - measured <= 500 and machine.most_at_once["compare"] == 1
 
 
+async def test_comparing_begins_while_others_compile_so_that_the_final_need_not_wait() -> None:
+    machine = FakeMachine(40, Script(cicc=True, compare_s=5.0), workers=3)
+    run = await tuned(machine)
+    assert len(machine.compared) == 1 and run.when(FinalStarted) - run.when(CandidateMeasured) < 0.1
+
+
 async def test_the_finalists_of_a_state_that_differs_are_built_again_by_nvcc() -> None:
-    machine = FakeMachine(N, script(differs=True, plain_ms=lambda c: 10.0 - c["x"]), workers=2)
+    machine = FakeMachine(N, script(differs=True, compare_s=500.0, plain_ms=lambda c: 10.0 - c["x"]), workers=2)
     run = await tuned(machine)
     [warned] = warnings(run)
-    assert "differs from nvcc's (the device code)" in warned
+    assert "differs from nvcc's code (the device code)" in warned
     again = {index for event in run.of(ArtifactBuilt) if "again" in event.reason for index in event.indices}
     [final] = run.of(FinalOrdered)
     assert again == {entry.index for entry in final.entries} and kept(run).plain

@@ -135,7 +135,7 @@ async def test_a_default_outside_of_the_space_is_measured_first_and_counts_nowhe
     assert proposed(run.events)[0] == BASELINE == machine.lowered[0] and len(proposed(run.events)) == 1 + count
     assert (run.result.measured, run.result.total, len(run.result.records)) == (count, 100, count)
     assert run.result.best_config == OUTSIDE and run.result.best_index == BASELINE and run.result.latency_ms == 0.5
-    assert default_line(run.result) == "nothing in the space beats the default, which is not part of it"
+    assert default_line(run.result) == "nothing in the space beats the default, which is outside the space"
     [end] = run.of(RunFinished)
     assert end.kernel is not None and end.kernel.index == BASELINE
     assert run.result.built == count and run.result.remaining == 100 - count

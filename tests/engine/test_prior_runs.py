@@ -197,7 +197,8 @@ async def test_it_ends_once_what_is_left_is_hardly_better(tmp_path: Path) -> Non
     assert asked[0] == MANY - 1 and min(asked) > MANY - 40 and len(asked) == 16
     assert result.header is not None and result.header.strategy == "bayesian"
     assert result.header.settings["budget"]["auto"]
-    said = f"stopped early, because none of the last 8 candidates was 2 % faster; {MANY - len(asked)} were not tried"
+    why = "none of the last 8 candidates was 2 % faster than the best before them"
+    said = f"stopped early, because {why}; {MANY - len(asked)} were not tried"
     assert said in summary_text(result) and said in summary_text(replay(tmp_path / "j"))
     again = judged()
     await resume(tmp_path / "j", machine=again, budget="auto")

@@ -20,6 +20,7 @@ from atune.engine.scheduler import (
     halves,
 )
 from atune.model.artifact import Lowered, StaticFacts
+from atune.model.layouts import Layouts, LoopFacts
 
 
 def lowered(index: int, merge_key: str = "") -> Lowered:
@@ -67,6 +68,25 @@ def test_the_deferred_come_last_the_longest_first_by_a_workers_share() -> None:
     one = state(proposing=False, workers=4, deferred=deferred)
     groups = [indices(one.next_job()) for _ in range(8)]
     assert groups == [[1], [3], [5], [7], [0], [2], [4], [6]]
+
+
+def with_loop(index: int, iterations: int) -> Lowered:
+    layouts = Layouts(loops=(LoopFacts(extents=(iterations,), slots=iterations),))
+    return msgspec.structs.replace(lowered(index), facts=StaticFacts(layouts=layouts))
+
+
+def test_kernels_with_far_longer_loops_than_others_come_last_each_one_alone() -> None:
+    one = state(proposing=False, devices=0)
+    for index, iterations in enumerate([10240, 40, 2560, 80, 40, 80]):
+        one.add(with_loop(index, iterations))
+    assert [indices(one.next_job()) for _ in range(5)] == [[1, 3], [4], [5], [0], [2]]
+
+
+def test_loops_that_are_all_long_defer_nothing() -> None:
+    one = state(proposing=False, devices=0, workers=1)
+    for index in range(4):
+        one.add(with_loop(index, 2560))
+    assert indices(one.next_job()) == [0, 1, 2, 3]
 
 
 def test_members_of_a_group_share_a_merge_key_and_the_oldest_goes_first() -> None:
@@ -121,7 +141,7 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
             one.proposing = bool(proposals)
             one.waiting = len(buffer)
             held = bool(running) and rng.random() < 0.1  # something goes on that will end it
-            one.hints = CompileHints("first" if held else "all")
+            one.hints = CompileHints(builds=not held)
             job = one.next_job()
             if job is None:
                 return
@@ -170,9 +190,8 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
     assert set((built + failed).values()) <= {1}
 
 
-def test_where_headers_are_parsed_no_group_is_compiled_without_them() -> None:
-    def next_job(builds: Any) -> Any:
-        ready = [lowered(0), lowered(1)]
-        return CompileState(2, 1, 4, ready=ready, proposing=False, hints=CompileHints(builds=builds)).next_job()
-
-    assert isinstance(next_job("first"), Build) and next_job("none") is None
+@pytest.mark.parametrize("builds", [True, False])
+def test_while_headers_are_parsed_no_group_is_compiled_even_for_a_waiting_device(builds: bool) -> None:
+    ready = [lowered(0), lowered(1)]
+    state = CompileState(2, 1, 4, ready=ready, proposing=False, hints=CompileHints(builds=builds))
+    assert isinstance(state.next_job(), Build) == builds

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import anyio
 import pytest
+from fake_runs import finish
 from idle import InstantClock
 
 from atune.frontends.tuner import tune
+from atune.journal.events import CandidateLowered
 from atune.journal.reader import JournalReader
 from atune.journal.result import Result
 from atune.testing import FakeMachine, Script
@@ -53,3 +55,14 @@ async def test_all_idle_workers_begin_where_there_is_work_for_all() -> None:
     machine = FakeMachine(400, Script(), workers=128, devices=2)
     assert (await tune(machine=machine)).measured == 400
     assert machine.most_at_once["lower"] == 128
+
+
+@pytest.mark.anyio
+async def test_neighbours_are_lowered_by_one_worker_which_may_share_the_work() -> None:
+    """Not the last ones, which all workers share."""
+    machine = FakeMachine([{"x": x, "y": y} for x in range(20) for y in range(2)], workers=3)
+    run = await finish(machine)
+    workers = {event.index: event.worker for event in run.of(CandidateLowered)}
+    assert (
+        sum(workers[index] == workers[index + 1] for index in range(0, 40, 2)) >= 16 and len({*workers.values()}) == 3
+    )

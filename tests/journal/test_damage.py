@@ -103,7 +103,7 @@ def test_the_command_line_names_the_damaged_line_and_how_to_keep_those_before_it
     path.write_bytes(b"".join([*lines[:5], b"x" + lines[5], *lines[6:]]))
     assert main(["replay", str(path)]) == 2
     err = capsys.readouterr().err
-    assert "line 6: damaged" in err and "`head -n 5` saves them" in " ".join(err.split())
+    assert "line 6: damaged" in err and "save them as a journal with `head -n 5`" in " ".join(err.split())
     path.write_bytes(b"".join(lines[:5]))
     assert [record.index for record in replay(path).records] == [0]
 

@@ -49,7 +49,7 @@ def test_clocks_that_moved_or_were_lowered_are_reported_with_their_reasons() -> 
     quiet = timed(sm_mhz=1980)
     hot = timed(sm_mhz=1500, throttle=("temperature", "application clocks"))
     [sign] = noise_of([quiet, hot, timed(sm_mhz=1980, throttle=("power cap",))], [])
-    moved = "the clock of device 0 moved between"
+    moved = "the clock of device 0 varied between"
     assert sign.startswith(f"{moved} 1500 and 1980 MHz (power cap, temperature). Cool the GPU")
     [sign] = noise_of([timed(sm_mhz=1980, throttle=("power cap",))], [])
     do = "Cool the GPU, raise its power limit, or lock the clock"

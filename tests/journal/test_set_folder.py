@@ -62,7 +62,7 @@ def test_where_nothing_has_begun_the_problems_are_replaced(tmp_path: Path) -> No
     lock.close()
     assert [str(row.problem) for row in tuned_problems(tmp_path)] == ["M=1"]
     finished(path)
-    with pytest.raises(UsageError, match=f"journal {tmp_path}: m=1 and M=1 have arguments of different names"):
+    with pytest.raises(UsageError, match=f"journal {tmp_path}: m=1 and M=1 have different names of arguments"):
         open_set_folder(tmp_path, [Problem({"m": 1})])
 
 

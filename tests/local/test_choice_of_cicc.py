@@ -11,18 +11,19 @@ from atune.engine.interfaces import CompileHints
 from atune.model.artifact import Lowered, StaticFacts
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
-from atune.workers.compile_service import ServiceProcess
-from atune.workers.local_machine import WHY_PLAIN, LocalMachine
+from atune.workers.compile_service import NEW_STATE, ServiceProcess
+from atune.workers.local_machine import FEW_CANDIDATES, LocalMachine
 from atune.workers.messages import Discovery
 from atune.workload.pickling import FileRef
 
 pytestmark = pytest.mark.anyio
 FOUND = Discovery(target=Target("cuda", "sm_90a"), devices=())
 ON_CPU = Discovery(target=Target("c"), devices=(), no_cicc="it is for CUDA")
-SWITCHED_OFF = msgspec.structs.replace(FOUND, no_cicc="it is switched off")
+SWITCHED_OFF = msgspec.structs.replace(FOUND, no_cicc="cicc is switched off")
 
 
 LOWERED = Lowered(0, "code", "merge", (), StaticFacts(), 0.1, b"blob")
+NEW, KNOWN, DIFFERS = ("", ""), ("state", ""), ("state", "the code")
 
 
 class Tasks:
@@ -47,9 +48,9 @@ def machine(found: Discovery = FOUND, **settings: Any) -> LocalMachine:
     ("found", "candidates", "against", "why"),
     [
         (FOUND, 5, False, ""),
-        (FOUND, 4, True, f"nvcc, because {WHY_PLAIN}"),
+        (FOUND, 4, False, ""),
         (ON_CPU, 3, True, ""),
-        (SWITCHED_OFF, 100, True, "nvcc, because it is switched off"),
+        (SWITCHED_OFF, 100, True, "nvcc, because cicc is switched off"),
     ],
     ids=["many", "few", "on the CPU", "switched off"],
 )
@@ -59,30 +60,43 @@ async def test_who_compiles(found: Discovery, candidates: int, against: bool, wh
     assert (one.service._off, one.service.why) == (against, why) and one.hints(0) == CompileHints()
 
 
-def with_service(process: ServiceProcess | None = None) -> tuple[LocalMachine, Tasks]:
+def with_service() -> tuple[LocalMachine, Tasks]:
     one, tasks = machine(), Tasks()
-    one.service.process = process or ServiceProcess()
+    one.service.process = ServiceProcess()
     one.service._tasks = tasks  # type: ignore[assignment]
     return one, tasks
 
 
-@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize(("candidates", "few"), [(FEW_CANDIDATES, True), (FEW_CANDIDATES + 1, False)])
+async def test_few_candidates_of_a_new_state_are_compiled_by_nvcc(candidates: int, few: bool) -> None:
+    """nvcc does not wait for the service, and one build compares the state; in a known state, cicc builds all."""
+    one, _ = with_service()
+    await one.prepare(candidates)
+    one.service.saw(LOWERED, FOUND.target, known=False)
+    assert one.hints(0).builds == few and one.service.why == (NEW_STATE if few else "")
+    assert [one.service.compilers("headers", [NEW]) for _ in range(2)] == (["both", "nvcc"] if few else ["nvcc"] * 2)
+    assert one.service.compilers("", [NEW]) == "nvcc", "cicc cannot compile it"
+    one.service._settle("")
+    assert one.service.compilers("other", [KNOWN, NEW]) == ("both" if few else "cicc")
+    assert one.service.compilers("headers", [KNOWN]) == "cicc"
+    assert one.service.compilers("headers", [KNOWN, DIFFERS]) == "nvcc"
+    known, _ = with_service()
+    await known.prepare(candidates)
+    known.service.saw(LOWERED, FOUND.target, known=True)
+    assert known.service.why == "" and not known.hints(0).builds
+
+
 @pytest.mark.parametrize("broken", ["", "cicc is gone"])
-async def test_building_waits_for_a_service_that_will_soon_be_there(early: bool, broken: str) -> None:
+async def test_building_waits_for_a_service_that_will_soon_be_there(broken: str) -> None:
     one, tasks = with_service()
-    if early:
-        one.service._begin("sm_90a")
-    assert one.hints(0).builds == "all"
-    one.service.saw(LOWERED, FOUND.target)
-    one.service.saw(LOWERED, FOUND.target)  # only the first candidate asks
-    assert tasks.begun == 1 and one.service._wanted.is_set()
-    assert one.hints(0).builds == "first"
+    assert one.hints(0).builds
+    one.service.saw(LOWERED, FOUND.target, known=False)
+    one.service.saw(LOWERED, FOUND.target, known=False)  # only the first candidate asks
+    assert tasks.begun == 1
+    assert not one.hints(0).builds
     one.service._settle(broken)
-    assert one.hints(0).builds == "all" and one.service.ready == (not broken)
+    assert one.hints(0).builds and one.service.ready == (not broken)
     assert one.service.why == (f"nvcc, because {broken}" if broken else "")
-    later, _ = with_service(one.service.process)  # of the same set
-    later.service.saw(LOWERED, FOUND.target)
-    assert later.hints(0).builds == ("first" if broken else "none")
 
 
 def test_devices_that_measure_take_cores_from_compilers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,7 +177,7 @@ def test_other_data_that_a_worker_reads_as_it_loads_ends_the_run(
 ) -> None:
     """What was measured stays; `resume` refuses the other work, and goes on where the change was undone."""
     journal, data = tmp_path / "journal.jsonl", tmp_path / "data.json"
-    cause = r"no Python file of it was written since"
+    cause = r"none of its Python files was written since"
     with pytest.raises(WorkloadError, match=rf"has changed since the run's start \({cause}.*resume"):
         tuned(given(work[0]), once(when, lambda: data.write_text("200.0")), journal=journal)
     events = [json.loads(line)["event"]["event"] for line in journal.read_text().splitlines()]

@@ -84,9 +84,9 @@ def boom(a: int) -> bool:
         (lambda: Space(lambda: {("a", 1)}), "configs must be a list or another series of dicts, got {('a', 1)}"),  # type: ignore[arg-type, return-value]
         (lambda: Space(a=[1], where="a > 5"), "a constraint must be callable, got 'a > 5'"),  # type: ignore[arg-type]
         (lambda: Space(a=lambda Q: [Q]), "axis 'a' needs Q; available: nothing"),
-        (lambda: layout.fragments("compiler"), "'compiler' cannot name a layout of yours"),
-        (lambda: layout.fragments("two words"), "'two words' cannot name a layout of yours"),
-        (lambda: layout.fragments("rows", "rows"), "'rows' cannot name a layout of yours"),
+        (lambda: layout.fragments("compiler"), "'compiler' cannot be a layout's name"),
+        (lambda: layout.fragments("two words"), "'two words' cannot be a layout's name"),
+        (lambda: layout.fragments("rows", "rows"), "'rows' cannot be a layout's name"),
     ],
 )
 def test_mistakes_are_named(make: Any, message: str) -> None:

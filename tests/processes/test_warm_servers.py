@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing.process
 import os
 import resource
@@ -183,10 +184,25 @@ def test_atune_tune_starts_it_before_all_else(
     assert "missing.py" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_imports_leave_collections_on_or_off_as_they_were(enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    during = list[bool]()
+    monkeypatch.setattr(server_main.importlib, "import_module", lambda name: during.append(gc.isenabled()))
+    monkeypatch.setattr(gc, "freeze", lambda: during.append(gc.isenabled()))
+    (gc.enable if enabled else gc.disable)()
+    try:
+        server_main.import_all(["one"])
+        assert during == [False, False] and gc.isenabled() == enabled
+    finally:
+        gc.enable()
+
+
 DROP_IN = """
+    import gc
     from atune.workers import server
     server.PRELOAD = ()
     import atune.compat.tilelang
+    assert gc.isenabled() and gc.get_freeze_count() > 100_000, "collections would go through tilelang's objects"
     waiting = server.parked.server
     import tilelang
     assert server.taken() is waiting, "imports made other surroundings"

@@ -58,7 +58,7 @@ def test_problems_are_matched_by_kernel_and_arguments(tmp_path: Path) -> None:
     [one] = found.problems
     assert one.ratio is not None and one.ratio[1] == pytest.approx(1.1)
     assert (found.only_before, found.only_after) == (0, 2) and "0 only before, 2 only after" in str(found)
-    with pytest.raises(UsageError, match=r"no problem is in both: toy .* before, b .* after"):
+    with pytest.raises(UsageError, match=r"no problem is in both sets: toy .* before, b .* after"):
         compare(tmp_path, after[2])
     with pytest.raises(UsageError, match="fail_over must be zero or more"):
         compare(after, after, fail_over=-0.1)
@@ -93,4 +93,4 @@ def test_the_exit_status_is_1_where_something_is_slower(tmp_path: Path, capsys: 
     found = json.loads(capsys.readouterr().out)
     assert (found["slower"], found["fail_over"], found["problems"][0]["slower"]) == (1, 0.02, True)
     assert main(["compare", before, after, "--fail-over", "0.02"]) == 2
-    assert "must be a percentage, zero or more, such as 2%, got '0.02'" in capsys.readouterr().err
+    assert "must be a percentage of zero or more, such as 2%, got '0.02'" in capsys.readouterr().err

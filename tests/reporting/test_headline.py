@@ -124,7 +124,10 @@ def test_ties_of_a_winner_that_failed_since_are_left_out() -> None:
         ),
         (Stream(default=1).candidate(0, 1.0).proposed(1), ""),
         (Stream().candidate(0, 1.0), ""),
-        (Stream(total=3, default=0).candidate(0, 1.0), "this is the default configuration; no other was measured"),
+        (
+            Stream(total=3, default=0).candidate(0, 1.0),
+            "this is the default configuration; no other configuration was measured",
+        ),
         (
             Stream(no_default="block has no default value").candidate(0, 1.0),
             "there is no default configuration to compare with: block has no default value",

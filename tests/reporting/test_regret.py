@@ -59,9 +59,9 @@ def test_a_problem_without_a_winner_is_left_out() -> None:
 
 def test_what_is_no_set_of_problems_is_refused(tmp_path: Path) -> None:
     one = run_of({"M": 1}, FIRSTS)
-    with pytest.raises(UsageError, match="results of two kernels, 'toy' and 'other'"):
+    with pytest.raises(UsageError, match="results for two kernels, 'toy' and 'other'"):
         regret_matrix([one, run_of({"M": 2}, FIRSTS, workload="other")])
-    with pytest.raises(UsageError, match="the problem M=1 comes twice"):
+    with pytest.raises(UsageError, match="two results are for the problem M=1"):
         regret_matrix([one, one])
     with pytest.raises(UsageError, match="has no journals"):
         regret_matrix(tmp_path)
@@ -119,7 +119,7 @@ def test_what_is_no_size_must_be_equal() -> None:
         ({"N": 8}, None),
     ):
         assert rule.pick({**problems[0], **change}) == picked, change
-    with pytest.raises(UsageError, match="the rule needs M, but got dtype='half': give M too"):
+    with pytest.raises(UsageError, match="the rule needs M, but got dtype='half': also give M"):
         rule.pick({"dtype": "half"})
 
 

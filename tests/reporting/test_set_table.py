@@ -67,11 +67,11 @@ def test_page_and_screen_say_the_same_of_cover_and_rule(tmp_path: Path) -> None:
     assert len(found.cover().configs) == 2
     few, rule, shown = found.cover(), found.rule(), str(found)
     assert rule.regret is not None and rule.worst_regret is not None
-    worst, left = f"{100 * few.worst_regret:.2g} %", f"leaving out each of {rule.tested} in turn"
+    worst, left = f"{100 * few.worst_regret:.2g} %", f"with each of {rule.tested} problems left out in turn"
     regret = f"{100 * rule.regret:.2g} % slower on average, {100 * rule.worst_regret:.2g} % at worst"
     for text in (
         f"{len(few.configs)} configurations serve all problems, at most {worst} slower than the winners (chosen",
-        f"other problems use the nearest problem's winner; {left}: {regret}",
+        f"other problems use the nearest problem's winner; {left}, that winner is {regret}",
         "8 of 8 have a winner",
     ):
         assert text in shown and text in without_script(page)

@@ -59,7 +59,7 @@ def test_decorated_kernels_and_the_drop_in_are_in_the_programs_own_structlog(con
 
 
 REFUSALS = [
-    ({"processors": [lambda *_: {}["run"]]}, "lost an entry: KeyError: 'run'; log=False turns it off"),
+    ({"processors": [lambda *_: {}["run"]]}, "lost an entry: KeyError: 'run'; log=False stops logging"),
     ({"logger_factory": lambda: structlog.ReturnLogger()}, ""),
     ({"logger_factory": lambda name: structlog.ReturnLogger()}, "structlog failed: TypeError: "),
     ({"wrapper_class": structlog.BoundLoggerBase}, "structlog failed: AttributeError: "),

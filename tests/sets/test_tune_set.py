@@ -164,7 +164,7 @@ def test_a_value_that_cannot_be_is_named_with_file_and_entry(tmp_path: Path, cap
     ("name", "sizes", "told"),
     [
         ("SCALE", "m=1,2,3,4", "Workload scale: the kernel takes no argument 'm'; it takes n, block"),
-        ("BARE", "n=256,512,1024,2048", "lacks 'mode', which the kernel needs; add it there or to arguments"),
+        ("BARE", "n=256,512,1024,2048", "lacks 'mode', which the kernel needs; add it to the config or to arguments"),
         ("SCAEL", "n=256,512", "has no 'SCAEL'; it has SCALE"),
     ],
 )
@@ -226,7 +226,7 @@ def test_the_command_line_tunes_one_problem_or_a_set(tmp_path: Path, capsys: Any
 
 
 def test_a_folder_of_other_work_is_refused(tuned: Any, tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match="it has problems of scale, but this is other work"):
+    with pytest.raises(JournalError, match="the folder has problems of scale, but this is other work"):
         atune.run_set(f"{KERNELS}:FREE", [{"n": 128}], journal=tuned[0].folder, **FAST)
     assert {row.result and row.result.header and row.result.header.workload for row in read_set(tuned[0].folder)} == {
         "scale"

@@ -137,7 +137,7 @@ def problem(space: Any, **options: Any) -> Any:
     ("make", "message"),
     [
         (lambda: problem([{"N": 1}, {"block": 2}], arguments={}), "config 1: {'block': 2} lacks 'N'"),
-        (lambda: problem(Space(N=[1])), "'N' is an axis and a problem argument; give it in one place"),
+        (lambda: problem(Space(N=[1])), "'N' is both an axis and a problem argument; give it in one place"),
         (lambda: problem(Space(block=[1, 1])), "{'block': 1} occurs twice, first as config 0"),
         (lambda: problem(Space(block=[1]), arguments={"N": len}), "argument 'N': <built-in function len>"),
         (
@@ -155,7 +155,7 @@ def problem(space: Any, **options: Any) -> Any:
         ),
         (
             lambda: problem(Space(block=[1]), default={}),
-            "does not fit the space: the default has no 'block'; give a value of every axis",
+            "does not fit the space: the default has no 'block'; give a value for every axis",
         ),
         (lambda: parse_file_ref(f"{__file__}:a-b"), "'a-b' is not a Python name"),
     ],

@@ -1,17 +1,22 @@
-"""The names of `tilelang.autotuner` on atune's engine: a drop-in that needs one changed import line.
+"""The names of `tilelang.autotuner`, on atune's engine: a drop-in replacement that needs one changed import line.
 
     from atune.compat.tilelang import autotune, AutoTuner, set_autotune_inputs
 
-Results are tilelang's own `JITKernel`s, with latency, configuration and reference latency set. A parameter without a
-meaning here warns once (`CompatWarning`), and the warning says what happens instead. docs/migration.md compares both
-tuners. This package may import all of atune but `testing`; `frontends` does the tuning.
+The kernel in a result is tilelang's own `JITKernel`, whose latency, configuration and reference latency are set. If a
+parameter has no meaning here, a `CompatWarning` says once what happens instead. This package may import all of atune
+but `testing`. The tuning is done in `frontends`.
 """
 
 from __future__ import annotations
 
+import sys
+
 from atune.workers.server import warm_early
+from atune.workers.server_main import import_all
 
 warm_early()  # before the import below, so that worker processes import tilelang at the same time
+if "tilelang" not in sys.modules:
+    import_all(["tilelang", "atune.compat.tilelang.autotuner"])
 
 from atune.compat.tilelang.autotuner import AutoTuneImpl, AutoTuner, AutotuneResult, CompileArgs, ProfileArgs, autotune
 from atune.compat.tilelang.environment import (

@@ -1,6 +1,6 @@
 """tilelang's tuner: `AutoTuner`, `@autotune` above `@tilelang.jit`, and their result, `AutotuneResult`.
 
-The classes derive from tilelang's and have its signatures. A default of None leaves the decision to the engine.
+The classes derive from tilelang's classes, and have the same signatures. If a default is None, the engine decides.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ COMPILE, RUN = (
 PROFILE = [field.name for field in dataclasses.fields(ProfileArgs)]
 OUT_IDX = "out_idx.json"
 RUN_TIMEOUT_S = 180.0
-"""Default of tilelang's `run`, which ignores the timeout of `set_profile_args`."""
+"""Default timeout of tilelang's `run`, which ignores the timeout that `set_profile_args` sets."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
     """The result of a tuning.
 
     `latency`, `ref_latency`: milliseconds of the winner and of the reference; None if nothing was timed. `config`: the
-    winner's configuration as you gave it, or the call's own values if nothing was tuned. `libcode`: the winner's device
-    source. `func`: its PrimFunc. `kernel`: its `tilelang.JITKernel`. `winner`: its record in the result cache.
-    `warnings`: warnings about arguments that have no effect here; the warnings of `tuning` begin with them.
+    winner's configuration as you gave it, or the values in the call if nothing was tuned. `libcode`, `func`, `kernel`:
+    the winner's device source, PrimFunc and `tilelang.JITKernel`. `winner`: the winner's record in the result cache.
+    `warnings`: warnings about arguments that have no effect here. The warnings of `tuning` begin with these warnings.
     """
 
     winner: Winner | None = field(default=None, repr=False)
@@ -77,14 +77,14 @@ class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
 
     @property
     def tuning(self) -> TuneResult | None:
-        """The whole tuning, as atune's `TuneResult`; None for a loaded result, or if nothing was tuned."""
+        """The whole tuning, as atune's `TuneResult`; None if the result was loaded or nothing was tuned."""
         result = None if self.winner is None else self.winner.result
         if result is not None:
             result.warnings = tuple(dict.fromkeys((*self.warnings, *result.warnings)))
         return result
 
     def save_to_disk(self, path: Path | str, verbose: bool = False) -> None:
-        """Write the folder `path` in tilelang's format, in place of an existing folder.
+        """Write the result in tilelang's format into the folder `path`. An existing folder is replaced.
 
         The folder is written completely or not at all. Raises `AtuneError` if tilelang could not write the kernel.
         """
@@ -109,11 +109,11 @@ class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
 
     @classmethod
     def load_from_disk(cls, path: Path | str, compile_args: Any, *, trusted: bool = False) -> AutotuneResult | None:
-        """Return the result in `path`, written by tilelang or atune. As in tilelang, returns None if there is none.
+        """Return the result that tilelang or atune saved in `path`. As in tilelang, it is None if nothing was saved.
 
-        ``auto`` in `compile_args` means the target and the adapter that atune saved. Older folders lack
-        ``out_idx.json``; `compile_args.out_idx` then names their outputs. Loading runs the code in the folder, so files
-        of another user raise `ArgumentError` unless they are `trusted`.
+        If `compile_args` has ``auto``, the target and the adapter that atune saved are used. Older folders have no
+        ``out_idx.json``. Their outputs are those in `compile_args.out_idx`. Loading runs code from the folder, so a
+        file of another user raises `ArgumentError` unless the folder is `trusted`.
         """
         path = Path(path)
         if not path.exists():
@@ -151,9 +151,9 @@ def _inputs(supply_prog: Callable[..., Any], parameters: Sequence[KernelParam]) 
 
 
 class ByText:
-    """A kernel that takes text in place of objects such as enums and functions, and looks the objects up.
+    """A kernel that takes strings in place of objects (such as enums and functions), and looks up the objects.
 
-    `tables`: for each parameter, the objects by text.
+    `tables`: for each parameter, the objects by string.
     """
 
     def __init__(self, kernel: Any, tables: Mapping[str, Mapping[str, Any]]) -> None:
@@ -176,12 +176,12 @@ class ByText:
 
 
 class TextEncoder(Encoder):
-    """Encodes any value: text stands for a value that is not data, such as a function."""
+    """Encodes values of any kind. If a value is not data (such as a function), a string represents it."""
 
     def __init__(self, frontend: Any) -> None:
         super().__init__(frontend)
         self._given: dict[str, tuple[Config, Config]] = {}
-        """Configurations by key, in two forms: with text, for a kernel that is `ByText`, and with the user's values."""
+        """Configurations by key, in two forms: with strings (for a `ByText` kernel), and as the user wrote them."""
         self._tables: dict[str, dict[str, Any]] = {}
         """``tables[parameter][text]``: the user's value."""
 
@@ -212,7 +212,7 @@ class TextEncoder(Encoder):
 
 
 class TilelangKernel(TunedKernel):
-    """A kernel whose arguments may be any objects, such as enums and functions. In keys, text stands for them."""
+    """A kernel whose arguments may be any objects, such as enums and functions. In keys, strings represent them."""
 
     encoder = TextEncoder
 
@@ -225,9 +225,9 @@ def _data_of(value: Any) -> Any:
 
 
 def described(value: Any) -> str:
-    """Return a text that represents `value`: the same in each run, but different for different code.
+    """Return a string that represents `value`. The string is the same in each run, but differs for different code.
 
-    It is a part of configuration keys, which must never change. Therefore comments in the code count, too.
+    The string is a part of configuration keys, which must never change. Therefore the string even depends on comments.
     """
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
@@ -246,7 +246,7 @@ def _code(value: Any) -> str:
 
 @contextmanager
 def drop_in() -> Iterator[None]:
-    """Use the cache folder of tilelang's variables. Raise the exceptions that programs for tilelang's tuner catch."""
+    """Use the cache folder in tilelang's variables. Raise the exceptions that programs for tilelang's tuner expect."""
     warnings_of_call.set([])
     try:
         with cache_folder_at(environment.cache_root()):
@@ -269,7 +269,7 @@ def drop_in() -> Iterator[None]:
 
 
 class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
-    """Tunes a kernel function over a list of configurations.
+    """A tuner for a kernel function with a list of configurations.
 
         tuner = AutoTuner.from_kernel(matmul, configs=[{"block_M": 64}, {"block_M": 128}])
         tuner.set_compile_args(out_idx=[-1], target="cuda").set_profile_args(ref_prog=reference)
@@ -277,7 +277,7 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
         result.kernel(A, B)
 
     `fn`: a function of the configuration that returns a PrimFunc, plain or under `@tilelang.jit`. `configs`: dicts, a
-    generator of dicts, or a function of the kernel's raw arguments that returns either. Each run calls the function.
+    generator of dicts, or a function that returns dicts for the kernel's raw arguments. Each run calls the function.
     """
 
     def __init__(self, fn: Callable[..., Any], configs: Any) -> None:
@@ -295,7 +295,7 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
 
     @taking(tilelang.tuner.AutoTuner.set_compile_args)
     def set_compile_args(self, **given: Any) -> AutoTuner:
-        """Set how candidates are compiled. None means the value of tilelang's environment variable, or its default."""
+        """Set how candidates are compiled. None means the value of tilelang's variable, or else the default."""
         env = tilelang.env
         if given["target"] is None:
             given["target"] = env.get_default_target()
@@ -309,32 +309,32 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
 
     @taking(tilelang.tuner.AutoTuner.set_profile_args, timeout=RUN_TIMEOUT_S, cache_input_tensors=None)
     def set_profile_args(self, **given: Any) -> AutoTuner:
-        """Set how `run` checks and times candidates. `run` will use the tensors of `with set_autotune_inputs(…)`."""
+        """Set how `run` checks and times candidates. Keep the tensors of `with set_autotune_inputs(…)` for `run`."""
         self.profile_args = ProfileArgs(**given)
         self._captured = tilelang.capture.get_autotune_inputs()
         return self
 
     @taking(tilelang.tuner.AutoTuner.run, **dict.fromkeys([*RUN, "tuning"]))
     def run(self, **run_arguments: Any) -> AutotuneResult:
-        """Tune, or return the known result of the same tuning. None leaves a value to `set_profile_args` or the engine.
+        """Tune, or return the known result of the same tuning.
 
-        `tuning`: ``pick`` compiles the prior's choice without measuring, if there is no result. ``quick`` stops after
-        eight candidates in a row without a gain of 2 %.
+        If an argument is None, `set_profile_args` or the engine decides. `tuning`: if no result is known, ``pick``
+        compiles the prior's choice without measuring. ``quick`` stops after eight candidates without a gain of 2 %.
 
-        Raises `ConfigError`, `ArgumentError` and other `UsageError`s for arguments that cannot work, and
-        `TuningFailed` if no configuration works.
+        Raises `ConfigError`, `ArgumentError` or another `UsageError` for arguments that cannot work, and `TuningFailed`
+        if no configuration works.
         """
         kernel = TilelangKernel(self.fn)
         with drop_in():
             return result_of(kernel, self.call_of(kernel, run_arguments))
 
     def call_of(self, kernel: TilelangKernel, run_arguments: Mapping[str, Any], do_not_specialize: Any = ()) -> Call:
-        """Return the analysed call of `kernel` with this tuner's arguments and `run_arguments`."""
+        """Return the analysed call of `kernel`, with the arguments of this tuner and `run_arguments`."""
         args, kwargs = self._kernel_parameters or ((), ())
         return Call(kernel, self._options(run_arguments, do_not_specialize), tuple(args), dict(kwargs))
 
     def _options(self, run_arguments: Mapping[str, Any], do_not_specialize: Any) -> Options:
-        """Translate this tuner's arguments into options of atune's decorator."""
+        """Translate the arguments of this tuner into options of atune's decorator."""
         profile, compile_args = self.profile_args, self.compile_args
         inputs: Callable[..., Any] | None = None
         captured = tilelang.capture.get_autotune_inputs() if self._captured is None else self._captured
@@ -368,7 +368,7 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
 
 
 def result_of(kernel: TilelangKernel, call: Call) -> AutotuneResult:
-    """Return the result of a call. Tunes if the result is unknown."""
+    """Return the result of a call. If the result is unknown, tune first."""
     if call.explicit:
         warn_once(f"tunable parameters {call.explicit}", "the call passes them, so nothing is tuned")
     winner, compiled = (None, explicit_kernel(call)) if call.explicit else kernel.chosen(call)
@@ -387,12 +387,12 @@ def result_of(kernel: TilelangKernel, call: Call) -> AutotuneResult:
 
 
 class AutoTuneImpl(TilelangKernel):
-    """A kernel function that tunes at its first call with new arguments.
+    """A kernel function that is tuned when it is first called with new arguments.
 
-    Calling a lazy kernel function returns the winner, a `tilelang.JITKernel`; calling an eager kernel function runs the
-    winner. `compile` and a call with ``__return_kernel=True`` return the winner for both kinds. If another thread or
-    process tunes the same work, a call waits for it. `results` holds the results by key. As in tilelang, the
-    decorator's arguments, such as `configs`, are attributes; a new value affects only calls without a result.
+    A lazy kernel function returns the winner, a `tilelang.JITKernel`. An eager kernel function runs the winner. For
+    both kinds of functions, `compile` and a call with ``__return_kernel=True`` return the winner. If another thread or
+    process tunes the same work, a call waits for its result. `results` has the results by key. As in tilelang,
+    arguments such as `configs` are attributes, and a new value of an attribute affects only calls without a result.
     """
 
     configs: Any
@@ -406,7 +406,7 @@ class AutoTuneImpl(TilelangKernel):
             self.configs = list(self.configs)
         self.results: dict[Hashable, AutotuneResult] = {}
         self._tuner_cache: dict[Hashable, tuple[Any, dict[str, Any] | None]] = {}
-        """`results` under tilelang's name, in tilelang's form and with its keys. If cleared, the next call tunes."""
+        """The same as `results`, but in tilelang's form. If this dict is cleared, the next call tunes."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs.pop("__return_kernel", False):
@@ -443,7 +443,7 @@ class AutoTuneImpl(TilelangKernel):
             return super()._entry(args, kwargs)
 
     def _result(self, call: Call) -> AutotuneResult:
-        """Return the result for the call's key. As in tilelang, the key omits arguments in `do_not_specialize`."""
+        """Return the result for the key of a call. As in tilelang, the key leaves out `do_not_specialize`."""
         counts = {n: v for n, v in call.given.items() if n not in call.options.leave_out}
         key = self.form_of((), counts) if call.explicit else call.tuned.key_text
         result = self.results.get(key) or result_of(self, call)
@@ -461,7 +461,7 @@ class AutoTuneImpl(TilelangKernel):
         self._tuner_cache.clear()
 
     def get_tuner(self) -> AutoTuner:
-        """Return an `AutoTuner` with this decorator's arguments."""
+        """Return an `AutoTuner` with the arguments of this decorator."""
         tuner = AutoTuner(self.jit_impl, self.configs)
         tuner.set_profile_args(**self._values({*PROFILE} & {*self._given}))
         return tuner
@@ -477,11 +477,11 @@ class AutoTuneImpl(TilelangKernel):
 def autotune(func: Any, **given: Any) -> Callable[[Any], AutoTuneImpl]:
     """Return a decorator for a kernel function under `@tilelang.jit`.
 
-    `configs`: dicts, a generator of dicts, or a function of the call's raw arguments that returns either.
-    `do_not_specialize`: parameters to leave out of the key of a tuning. If they are tunable, a call's values for them
-    are ignored. The other parameters are the same as in `AutoTuner.set_profile_args` and `AutoTuner.run`.
+    `configs`: dicts, a generator of dicts, or a function that returns dicts for the call's raw arguments.
+    `do_not_specialize`: parameters that the key of a tuning leaves out. If such parameters are tunable, their values in
+    a call are ignored. The other parameters are those of `AutoTuner.set_profile_args` and `AutoTuner.run`.
 
-    Raises `ArgumentError` for anything but a kernel function under `@tilelang.jit`.
+    Raises `ArgumentError` unless the decorated object is a kernel function under `@tilelang.jit`.
     """
     if func is not None or given["configs"] is None:
         raise ArgumentError("autotune needs its configs: write @autotune(configs=...) above @tilelang.jit")

@@ -1,4 +1,4 @@
-"""Check arguments and environment variables of tilelang's tuner, and translate them into atune's settings.
+"""Checks of arguments and environment variables of tilelang's tuner, and their translation into atune's settings.
 
 docs/migration.md lists the arguments and the variables.
 """
@@ -35,11 +35,11 @@ from atune.workload.workload_options import SUPPLIES, supply_name
 
 
 class ArgumentError(UsageError, ValueError):
-    """An argument cannot work as given. As in tilelang's tuner, this is also a ValueError."""
+    """An argument cannot work as it was given. As in tilelang's tuner, this is also a ValueError."""
 
 
 class CompatWarning(UserWarning):
-    """A parameter of tilelang's tuner means something else here; the message says what happens instead."""
+    """A parameter of tilelang's tuner has another meaning here. The message says what happens instead."""
 
 
 class ConfigError(SpaceError, ValueError):
@@ -51,16 +51,16 @@ class ValueMissing(InputsMissing, ArgumentError):
 
 
 class TuningFailed(NoWinner, RuntimeError):
-    """No configuration worked; `result` holds every record. As in tilelang's tuner, this is also a RuntimeError."""
+    """No configuration worked. `result` has every record. As in tilelang's tuner, this error is also a RuntimeError."""
 
 
 _warned: set[str] = set()
 warnings_of_call: ContextVar[list[str]] = ContextVar("warnings_of_call")
-"""The warnings about this call's arguments, including warnings that the program got earlier."""
+"""The warnings about arguments of this call, including warnings that the program has already shown."""
 
 
 def warn_once(subject: str, message: str) -> None:
-    """Warn about `subject` once per program. Every result lists the warnings about its arguments."""
+    """Warn about `subject` once in a program. Each result also lists the warnings about its own arguments."""
     text = f"{subject}: {message}"
     warnings_of_call.get([]).append(text)
     if subject not in _warned:
@@ -72,9 +72,9 @@ _replaced: dict[tuple[str, str], Any] = {}
 
 
 def install() -> None:
-    """Replace tilelang's tuner by atune's until `uninstall`. Call it before the program imports the tuner's names.
+    """Replace tilelang's tuner by atune's tuner until `uninstall` is called.
 
-    Raises `UsageError` if this tilelang lacks any of the names.
+    Call `install` before the program imports names of the tuner. Raises `UsageError` if this tilelang lacks a name.
     """
     tilelang.untested()
     ours = importlib.import_module("atune.compat.tilelang")
@@ -98,7 +98,7 @@ COMPILE_TIMEOUT_S = 120.0
 
 
 def _number(variable: str, kind: Callable[[str], Any] = int) -> Any:
-    """Return the value of an environment variable. Raises `ArgumentError`, which names it."""
+    """Return the value of an environment variable as a number. Raises `ArgumentError`, which names it."""
     try:
         return kind(getattr(tilelang.env, variable))
     except ValueError as error:
@@ -106,7 +106,7 @@ def _number(variable: str, kind: Callable[[str], Any] = int) -> Any:
 
 
 def workers() -> int | None:
-    """Return the number of compile workers that tilelang's variables set; None if all of them have their defaults."""
+    """Return the number of compile workers that tilelang's variables set; None if the variables have their defaults."""
     count, share = _number("TILELANG_AUTO_TUNING_CPU_COUNTS"), _number("TILELANG_AUTO_TUNING_CPU_UTILITIES", float)
     most = _number("TILELANG_AUTO_TUNING_MAX_CPU_COUNT")
     if count <= 0 and share == 0.9 and most <= 0:
@@ -117,7 +117,7 @@ def workers() -> int | None:
 
 
 def cache_root() -> Path | None:
-    """Return the folder for results and libraries in `TILELANG_CACHE_DIR`; None if the variable is not set."""
+    """Return the folder for results and libraries below `TILELANG_CACHE_DIR`; None if this variable is not set."""
     named = os.environ.get(TILELANG_FOLDER)
     return Path(named).expanduser() / "atune" if named else None
 
@@ -138,18 +138,18 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "early_stop_factor": (Annotated[float, Meta(ge=1)], ""),
     "group_compile_size": (Count, ""),
     "max_mismatched_ratio": (Share, ""),
-    "out_idx": (int | Sequence[int], "must be a position of an output, such as -1, or several"),
+    "out_idx": (int | Sequence[int], "must be the position of an output, such as -1, or a list of positions"),
     "pass_configs": (Mapping[str, Any], MUST_BE_PASS_CONFIGS),
     "rep": (Count, ""),
     "timeout": (float, ""),
     "tuning": (Literal["pick", "quick"], "must be 'pick' or 'quick', or None to tune all"),
     "warmup": (Natural, ""),
 }
-"""Type of each parameter, and its constraint in words if msgspec's words would not help the user."""
+"""The type of each parameter, and what messages say about a wrong value if msgspec's words are not helpful."""
 
 
 def checked_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments `given`. Raises `ArgumentError`, naming the parameter, for a wrong value."""
+    """Return the arguments `given`. Raises `ArgumentError`, which names the parameter, for a wrong value."""
     for name, value in given.items():
         if name in _KINDS and value is not None:
             converted(name, value, *_KINDS[name], ArgumentError)
@@ -161,8 +161,8 @@ def checked_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
 def taking(theirs: Callable[..., Any], **defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that gives a function the parameters of tilelang's function `theirs`, with these `defaults`.
 
-    A name in `defaults` that `theirs` lacks becomes a keyword of atune's own. The function gets every argument by name,
-    after a check.
+    A name in `defaults` that `theirs` does not have becomes an additional keyword of the function. All arguments are
+    checked, and then passed by name.
     """
     given = inspect.signature(theirs)
     ours = [p.replace(default=defaults.get(name, p.default)) for name, p in given.parameters.items()]
@@ -189,10 +189,10 @@ NO_DEADLINE_S = 7 * 24 * 3600.0
 
 
 def translated(compile_args: Any, profile: Any, run: Mapping[str, Any], tensors: str = "") -> dict[str, Any]:
-    """Translate tilelang's arguments into fields of `Options`: target, plan, and arguments of `jit_kernel`.
+    """Translate tilelang's arguments into fields of `Options`: the target, the plan, and arguments of `jit_kernel`.
 
-    `run`: the arguments of `AutoTuner.run`, which override the profile's. `tensors`: the source of the inputs; empty if
-    they are random. Raises `ArgumentError` and `TargetError`. Warns of arguments without a meaning here.
+    `run`: the arguments of `AutoTuner.run`, which override the profile. `tensors`: the source of the inputs; empty if
+    the inputs are random. Raises `ArgumentError` and `TargetError`. Warns about arguments that have no meaning here.
     """
     given = {**vars(profile), **{name: value for name, value in run.items() if value is not None}}
     timeout = given["timeout"]
@@ -254,7 +254,7 @@ def translated(compile_args: Any, profile: Any, run: Mapping[str, Any], tensors:
 
 
 def resolved_target(target: Any) -> Target:
-    """Return the target. ``auto`` is CUDA if tilelang sees a GPU, otherwise the CPU. Raises `TargetError`."""
+    """Return the target. ``auto`` means CUDA if torch sees a GPU, and otherwise the CPU. Raises `TargetError`."""
     kind = getattr(getattr(target, "kind", None), "name", None)
     if kind is not None and not isinstance(target, Target):  # a TVM target
         target = {"kind": str(kind), "arch": str(target.attrs.get("arch", ""))} if kind == "cuda" else str(kind)
@@ -277,13 +277,13 @@ def _devices(target: Target, given: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 BACKENDS = {"cuda": ("tvm_ffi", "cython", "nvrtc"), "c": ("cython",)}
-"""tilelang's adapters that work, by target. Candidates use the target's first adapter."""
+"""For each target, the adapters of tilelang that work. Candidates are built with the first adapter."""
 
 
 def backend_of(name: str, target: Target) -> str:
-    """Return the adapter for kernels that tilelang compiles itself. Warns if candidates use another adapter.
+    """Return the adapter for kernels that tilelang itself compiles. Warns if candidates use another adapter.
 
-    Raises `ArgumentError` for an adapter that the target lacks.
+    Raises `ArgumentError` if the target does not have this adapter.
     """
     usual, *others = BACKENDS[target.kind]
     if name in others:

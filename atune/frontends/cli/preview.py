@@ -33,7 +33,7 @@ from atune.frontends.tuner import RunPlan
 from atune.journal.reader import replay
 from atune.journal.result import Record
 from atune.model.artifact import Artifact, source_path
-from atune.model.candidate import Config, describe_config, normalise, numbered
+from atune.model.candidate import Candidate, Config, describe_config, normalise, numbered, with_tuples
 from atune.model.device import parse_target
 from atune.model.settings import Budget, CompileSettings
 from atune.reporting.export import aligned, outcome, record_data, record_lines
@@ -48,7 +48,7 @@ from atune.workload.workload import WorkloadSpec
 
 
 def dry_run_command(workload: FileRef, plan: RunPlan, arguments: argparse.Namespace) -> int:
-    """Print the number of candidates that tuning by `plan` would try. A worker counts them. Raises as `tune` does."""
+    """Print the number of candidates that a tuning by `plan` would try. A worker counts them. Raises like `tune`."""
     settings = plan.settings
     spec = anyio.run(counted, workload, settings.seed)
     most = settings.budget.most(spec.total)
@@ -82,11 +82,11 @@ def dry_run_lines(spec: WorkloadSpec, to_do: str) -> Iterator[str]:
     yield f"workload   {spec.name}: {describe_config(spec.arguments) or 'without arguments'}"
     yield f"space      {counts['points']:,} points, of which {spec.total:,} are candidates"
     if spec.points is not None:
-        yield f"           drawn with the seed: {counts['looked_at']:,} points were examined"
+        yield f"           the candidates are drawn with the seed: {counts['looked_at']:,} points were examined"
     for constraint, count in spec.refusals:
         yield f"           {count:,} refused by {constraint}"
     yield f"to do      {to_do}"
-    yield "           fewer are measured, because lowering drops candidates with the same code,"
+    yield "           a run measures fewer candidates: lowering drops candidates with the same code,"
     yield "           and candidates that do not fit the device"
 
 
@@ -103,7 +103,7 @@ def compile_only_command(workload: FileRef, plan: RunPlan, arguments: argparse.N
 async def _compile_space(workload: FileRef, plan: RunPlan, builds: bool = True) -> tuple[dict[str, Any], list[Record]]:
     """Compile a space, or only lower it. Returns the outcome for ``--json``, and the records of failed candidates.
 
-    ``codes``: the number of distinct codes that compiled. ``passed``: how many lost to others in ``layouts``.
+    ``codes``: number of different codes that compiled. ``passed``: number of candidates whose layout was not chosen.
     """
     began, settings = time.monotonic(), plan.settings.compile
     async with compilers(workload, plan.target, settings) as (machine, run):
@@ -133,14 +133,13 @@ def _choice(record: Record) -> dict[str, Any]:
 
 
 def _layout_lines(data: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines that tell for each layout whether it was kept, or why not. Yields nothing without ``--layouts``."""
+    """Yield a line for each layout: ``kept``, or why the layout was dropped. Without ``--layouts``, yield nothing."""
     rows = [(str(each["index"]), describe_config(each["config"]), each["outcome"]) for each in data["layouts"]]
     yield from [f"layouts    for {data['target']}"] if rows else []
     yield from (f"           {line}" for line in aligned(rows, 1).splitlines())
 
 
 def _compile_lines(data: Mapping[str, Any], failures: list[Record]) -> Iterator[str]:
-    """Yield the outcome of compiling a space as lines of text."""
     counts = "{compiled} of {total} candidates, {codes} distinct, {failed} failed".format_map(data)
     counts += f", {data['passed']} passed over" if data["passed"] else ""
     yield f"compiled   {counts}; {duration(data['wall_s'])}"
@@ -158,7 +157,7 @@ def _compile_lines(data: Mapping[str, Any], failures: list[Record]) -> Iterator[
 def parse_config(text: str) -> Config:
     """Return the configuration in a text such as ``a=1,b=(2, 3),c=name``. Raises `UsageError` and `SpaceError`.
 
-    Values are Python literals. Any other expression is taken as text.
+    If the expression of a value is not a Python literal, the value is the text of the expression.
     """
     source, config = f"_({text})", Config()
     try:
@@ -178,11 +177,11 @@ def parse_config(text: str) -> Config:
 
 
 def explain_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    ref, configs, target = _to_explain(arguments)
-    settings = CompileSettings(compile_timeout_s=arguments.compile_timeout_s, cicc=False, workers=len(configs))
-    compiled, machine = anyio.run(_compile_configs, ref, configs, target, settings)
+    ref, candidates, target = _to_explain(arguments)
+    settings = CompileSettings(compile_timeout_s=arguments.compile_timeout_s, cicc=False, workers=len(candidates))
+    compiled, machine = anyio.run(_compile_all, ref, candidates, target, settings)
     if machine.fallback:
-        print_message("no GPU found, so this is for the CPU; for a GPU, give its arch: --target sm_90a", "warning: ")
+        print_message("no GPU found, so these facts are for the CPU; for a GPU, add --target sm_90a", "warning: ")
     arch, two = machine.target.arch, len(compiled) == 2
     if arguments.json:
         data = [record_data(record, arch) | ({"source": text} if arguments.source else {}) for record, text in compiled]
@@ -196,48 +195,49 @@ def explain_command(arguments: argparse.Namespace, interrupts: Interrupts) -> in
     return 0
 
 
-async def _compile_configs(
-    ref: FileRef, configs: list[Config], target: str, settings: CompileSettings
+async def _compile_all(
+    ref: FileRef, candidates: list[Candidate], target: str, settings: CompileSettings
 ) -> tuple[list[tuple[Record, str]], Discovery]:
-    """Compile configurations. Returns their records and sources, and the machine's devices. Raises `CompileFailed`."""
+    """Compile candidates. Returns their records and sources, and the machine's devices. Raises `CompileFailed`."""
     async with compilers(ref, target, settings) as (machine, run):
-        compiled = await compile_candidates(machine, numbered(configs), run, 1)
+        compiled = await compile_candidates(machine, candidates, run, 1)
         raise_failures([record for record, _ in compiled])
         return [(record, _source(artifact)) for record, artifact in compiled if artifact is not None], machine.discovery
 
 
 def _source(artifact: Artifact) -> str:
-    """Return a kernel's device source with neutral names in place of its symbol."""
+    """Return a kernel's device source, with ``kernel`` in place of the candidate's symbol, to compare candidates."""
     text = Path(source_path(artifact.path, artifact.symbol)).read_text(errors="replace")
     return text.replace(f"{artifact.symbol}_kernel", "kernel").replace(artifact.symbol, "kernel")
 
 
-def _to_explain(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
-    """Return the workload, the configurations, and the target. Raises `UsageError`."""
+def _to_explain(arguments: argparse.Namespace) -> tuple[FileRef, list[Candidate], str]:
+    """Return the workload, the candidates (with their numbers in the journal) and the target. Raises `UsageError`."""
     what, indices, target = arguments.what, arguments.index, arguments.target
     given = None if arguments.workload is None else parse_file_ref(arguments.workload, "--workload")
     if (n := max(len(indices), len(arguments.config))) > 2:
-        raise UsageError(f"{n} configurations: give one, or two to compare")
+        raise UsageError(f"{n} configurations: give one, or give two to compare")
     if what.endswith(".py") or (":" in what and not os.path.exists(what)):
         if given is not None:
-            raise UsageError(f"--workload is for a journal, but {what} is a workload itself: leave out either")
+            raise UsageError(f"--workload is for a journal, but {what} is a workload: leave one of the two out")
         if indices:
             raise UsageError(f"an INDEX needs a journal, but {what} is a workload: give --config a=1,b=2")
         ref, problem = parse_file_ref(what, "atune explain"), one_problem(arguments.arg, "explain")
         ref, target = msgspec.structs.replace(ref, arguments=problem), target or "auto"
-        configs = [*map(parse_config, arguments.config)] or [{}]
+        candidates = numbered([*map(parse_config, arguments.config)] or [{}])
     elif arguments.config or arguments.arg:
         raise UsageError("--config and --arg work with FILE.py:NAME only: for a journal, give the candidate's INDEX")
     else:
         result = replay(find_journal(what))
-        configs = [record_at(result, index).config for index in indices or [None]]
-        for config in configs:
-            check_code(CompileSettings(), config, check_parts(arguments.accept))
+        records = [record_at(result, index) for index in dict.fromkeys(indices or [None])]
+        candidates = [Candidate(record.index, record.key, with_tuples(record.config)) for record in records]
+        for candidate in candidates:
+            check_code(CompileSettings(), candidate.config, check_parts(arguments.accept))
         ref = origin_of(result.header, say=partial(print_message, kind="")) if given is None else given
         ref = msgspec.structs.replace(ref, arguments=result.header.arguments)
         target = target or options_of(result.header)["target"]
     parse_target(target)
-    return ref, configs, target
+    return ref, candidates, target
 
 
 # atune pick

@@ -1,5 +1,5 @@
-"""Runs on many machines: a `Machine` that has the workers of every node. Ray is the transport.
+"""Runs on several machines: a `Machine` whose workers are on the nodes of a Ray cluster.
 
-It imports `engine`'s protocols, `model.jobs`, `workload` and `workers`. Each node's agent runs a `LocalMachine`, and
-the messages carry jobs. The engine makes all decisions, and the nodes enforce the deadlines of candidates.
+This package imports the protocols of `engine`, `model.jobs`, `workload` and `workers`. On every node, an agent runs a
+`LocalMachine`, and Ray carries the jobs to the agents. The engine makes all decisions, and the nodes enforce deadlines.
 """

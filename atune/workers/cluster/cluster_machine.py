@@ -1,6 +1,6 @@
-"""The machine of a run on a cluster: its nodes, their workers, and the messages between the engine and the nodes.
+"""The machine of a run on a cluster: its nodes, the nodes' workers, and the messages between the engine and the nodes.
 
-The engine makes all decisions. A node's agent is in `ray_cluster`.
+The engine makes all decisions. `ray_cluster` has the agent that runs on each node.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from atune.workload.workload import WorkloadSpec
 
 T = TypeVar("T")
 STALL_S = 30.0
-"""Seconds after which a silent node counts as lost. Its agent answers at least every `ray_cluster.NOTICE_S`."""
+"""Seconds of silence after which a node counts as lost. Agents answer at least every `ray_cluster.NOTICE_S` seconds."""
 
 
 class NodeLost(AtuneError):
-    """The node ended, or became unreachable, before it answered. Its open calls must be repeated."""
+    """The node ended or became unreachable before it answered. Calls that were still running must be repeated."""
 
 
 def none_left(causes: Iterable[str]) -> MachineError:
-    """Return the error of a run that has lost all its nodes, with the causes and the way to continue."""
+    """Return the error for a run that has lost all its nodes, with the causes and the way to continue the run."""
     return MachineError(f"every node was lost: {'; '.join(causes)}. {STAYS}")
 
 
@@ -63,14 +63,14 @@ class Agent(Protocol):
         """Call a method of the agent, and return its reply. Raises `NodeLost`. Cancelling ends the call on the node."""
 
     def kill(self) -> None:
-        """End the agent, with all its processes, without waiting. Open calls raise `NodeLost` immediately."""
+        """End the agent and all its processes, without waiting. Open calls raise `NodeLost` immediately."""
 
 
 # ---- the messages, which Ray pickles
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """The first message to an agent: the work, the settings, and the number of the node's cores that it may use."""
+    """The first message to an agent: the work, the settings, and how many of the node's cores the agent may use."""
 
     workload: WorkloadRef
     target: str
@@ -81,14 +81,14 @@ class Opening(msgspec.Struct, frozen=True):
 
 
 class Library(msgspec.Struct, frozen=True):
-    """A library in a message, with the sources of its members by symbol."""
+    """The content of a library in a message. `sources`: the source of each member of the library, by symbol."""
 
     data: bytes
     sources: dict[str, bytes]
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """An agent's answer with its libraries by path, or the error that the call raised.
+    """The reply to a call: the answer and the libraries in it, by path, or the error that the method raised.
 
     `alive`: the devices whose processes are running.
     """
@@ -100,12 +100,12 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 def sendable(error: Exception) -> AtuneError:
-    """Return `error`. If its class is not atune's, return a `WorkerError` with the traceback of `error` instead."""
+    """Return `error` if atune defines its class, and otherwise a `WorkerError` with its message and traceback."""
     return error if isinstance(error, AtuneError) else WorkerError(name_and_message(error), traceback_of(error))
 
 
 async def libraries_of(value: object) -> dict[str, Library]:
-    """Return the libraries of a job or an answer, by path. Raises `OSError`."""
+    """Read the libraries of all artifacts in a job or an answer, and return the libraries by path. Raises `OSError`."""
     artifacts = list[Artifact]()
 
     def note(artifact: Artifact) -> Artifact:
@@ -126,7 +126,7 @@ def _read(artifacts: list[Artifact]) -> dict[str, Library]:
 
 
 async def arrived(value: T, libraries: Mapping[str, Library], run_dir: str) -> T:
-    """Write `libraries` below `run_dir`, and return the job or answer `value` with their paths there."""
+    """Write `libraries` below `run_dir`. Return `value`, a job or an answer, with the new paths in its artifacts."""
     if not libraries:
         return value
     folder = made_folder(run_dir, "libraries")
@@ -137,7 +137,7 @@ async def arrived(value: T, libraries: Mapping[str, Library], run_dir: str) -> T
 
 
 def _write(library: Library, folder: str) -> str:
-    """Write a library under the SHA-256 of its content, and return the path."""
+    """Write a library to a file named by the SHA-256 of its content, and return the file's path."""
     path = Path(folder) / f"{hashlib.sha256(library.data).hexdigest()}.so"
     named = (symbol for symbol in library.sources if symbol.isidentifier())  # a path might lead out of the folder
     files = {Path(source_path(str(path), symbol)): library.sources[symbol] for symbol in named}
@@ -148,7 +148,7 @@ def _write(library: Library, folder: str) -> str:
 
 
 def with_artifacts(value: T, change: Callable[[Artifact], Artifact]) -> T:
-    """Return a job or an answer with its artifacts changed."""
+    """Return `value`, a job or an answer, after replacing each artifact in it by the result of `change`."""
     changed: Any = value
     if isinstance(value, Artifact):
         changed = change(value)
@@ -160,16 +160,13 @@ def with_artifacts(value: T, change: Callable[[Artifact], Artifact]) -> T:
     return cast(T, changed)
 
 
-# ---- nodes and their workers
-
-
 class Node:
-    """A node of a run. `discovery`, `compilers`: its devices, and the number of its compile workers."""
+    """A node of a run. `discovery`: the target and devices. `compilers`: the number of the node's compile workers."""
 
     def __init__(self, agent: Agent, run_dir: str, on_loss: Callable[[Node], None]) -> None:
         self.agent, self.name = agent, agent.name
         self.lost = ""
-        """The reason that the node is no longer used; empty while it is used."""
+        """Why the run no longer uses the node; empty while the run uses the node."""
         self.discovery: Discovery
         self.compilers = 0
         self._run_dir, self._on_loss = run_dir, on_loss
@@ -177,7 +174,7 @@ class Node:
         self._silence = Deadline(STALL_S)
 
     async def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the agent. Raises `NodeLost`, and the errors of the method."""
+        """Call a method of the agent. Raises `NodeLost`, or the error that the method raised."""
         if self.lost:
             raise NodeLost(self.lost)
         try:
@@ -198,13 +195,13 @@ class Node:
         return cast(A, await self.ask("run", job, worker, libraries))
 
     async def discover(self, *arguments: Any) -> None:
-        """Have the agent find the node's devices, and make its workers."""
+        """Have the agent find the node's devices and create the node's workers."""
         self.discovery, self.compilers = await self.ask("discover", *arguments)
 
     async def watch(self, notice: Callable[[str], None]) -> None:
         """Pass on the agent's messages until the node is lost. A node that is silent for `STALL_S` counts as lost.
 
-        Time in which this program is stopped does not count.
+        While this program is stopped, the time does not count.
         """
         async with background() as tasks:
             tasks.start_soon(self._listen, notice)
@@ -233,21 +230,22 @@ class Node:
         return not self.lost and device in self._alive
 
     def named(self, info: DeviceInfo) -> DeviceInfo:
-        """Return a device of the node under its name in the run, ``NODE/ID``."""
+        """Return `info` with the device's name in the run, ``NODE/ID``."""
         return msgspec.structs.replace(info, id=f"{self.name}/{info.id}")
 
 
 class ClusterCompileWorker:
-    """A compile worker of a node. If the node is lost, a worker of another node repeats the job and replaces it.
+    """A compile worker of a node. If the node is lost, a worker of another node repeats the job and does later jobs.
 
-    `places`: for each compile worker of the run, its node and its number there. This worker's place is at `index`.
+    `places`: for each compile worker of the run, the node, and the worker's number on the node. `index`: the index of
+    this worker's place.
     """
 
     def __init__(self, index: int, places: Sequence[tuple[Node, int]]) -> None:
         self.name, self._index, self._places = f"compile-{index}", index, places
 
     async def run(self, job: Job[A]) -> A:
-        """Have the node do `job`. Raises the job's errors, and `MachineError` if no node is left."""
+        """Have the node do `job`. Raises the error of the job, or `MachineError` if no node is left."""
         while True:
             node, number = self._place()
             try:
@@ -264,7 +262,7 @@ class ClusterCompileWorker:
 
 
 class ClusterDeviceWorker:
-    """A device of a node. `info` has the name that it has on its node; in the run, its name is ``NODE/ID``."""
+    """A device of a node. `info` has the device's name on the node. The device's name in the run is ``NODE/ID``."""
 
     def __init__(self, node: Node, info: DeviceInfo) -> None:
         self.node, self._id = node, info.id
@@ -276,7 +274,7 @@ class ClusterDeviceWorker:
         return self.node.alive(self._id)
 
     async def run(self, job: Job[A]) -> A:
-        """Have the device's process do `job`. Raises `WorkerError`, which blames no candidate, if the node is lost."""
+        """Have the device's process do `job`. If the node is lost, raises a `WorkerError` that blames no candidate."""
         try:
             answer: Any = await self.node.run(job, self._id)
         except NodeLost as error:
@@ -288,13 +286,13 @@ class ClusterDeviceWorker:
         return cast(A, answer)
 
 
-NO_NVCC = "it has neither a device like the run's nor nvcc to compile with"
+NO_NVCC = "it has no device for this run, and no nvcc for compiling"
 
 
 def target_of(discoveries: Iterable[Discovery]) -> Target:
-    """Return the run's target, which depends on the devices of the nodes. GPUs take precedence over CPUs.
+    """Return the target for a run on these nodes. GPUs take precedence over CPUs.
 
-    Raises `TargetError` if the devices are of several models.
+    Raises `TargetError` if the nodes have several models of devices.
     """
     discoveries = list(discoveries)
     kind = "cuda" if any(node.target.kind == "cuda" for node in discoveries) else "c"
@@ -310,14 +308,17 @@ def target_of(discoveries: Iterable[Discovery]) -> Target:
 
 
 Connect = Callable[[Opening], AbstractAsyncContextManager[tuple[Sequence[Agent], Sequence[str]]]]
-"""Starts agents on all nodes. Gives the agents, and the reasons that nodes were left out. Leaving ends the agents."""
+"""Starts agents on the nodes, yields the agents and the reasons why nodes are left out, and then ends the agents."""
 
 
 class ClusterMachine:
-    """Compile workers and device workers of a run, on the nodes that `connect` finds.
+    """The compile workers and device workers of a run on the nodes where `connect` starts agents.
 
-    The other parameters are as in `LocalMachine`. `CompileSettings.workers` and `devices` apply to each node.
+    The other parameters mean the same as in `LocalMachine`, but `CompileSettings.workers` and `devices` apply to each
+    node.
     """
+
+    sleep = staticmethod(anyio.sleep)
 
     def __init__(
         self,
@@ -337,7 +338,7 @@ class ClusterMachine:
         self._warn: Callable[[str], None] = ignored
         self._discovery: Discovery
         self._fingerprint = ""
-        """The workload's fingerprint on the node that described it."""
+        """The workload's fingerprint, computed by the node that described the workload."""
         self._describing = anyio.Lock()
         self._wake: Callable[[], None] = ignored
 
@@ -345,7 +346,7 @@ class ClusterMachine:
     async def open(
         self, warn: Callable[[str], None] = ignored, wake: Callable[[], None] = ignored
     ) -> AsyncGenerator[None, None]:
-        """Start an agent on every node. On leaving, end the agents and with them every process."""
+        """Start an agent on every node. At the end of the context, end the agents and all their processes."""
         self._warn, self._wake = warn, wake
         with run_folder() as run_dir:
             async with self._connect(self._opening) as (agents, left_out), background() as tasks:
@@ -376,7 +377,7 @@ class ClusterMachine:
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
         """Ask every node for its devices, and choose the run's target and devices.
 
-        A node without devices of the target only compiles. Raises `TargetError` as `target_of` does.
+        A node that has no device of the target only compiles. Raises `TargetError` as `target_of` does.
         """
         await self.describe()
         without: dict[str, TargetError] = {}
@@ -400,12 +401,11 @@ class ClusterMachine:
         return target, list(devices)
 
     async def _have_compile(self, node: Node, target: Target, why: TargetError | None) -> None:
-        """Have a node without devices of the run compile for them, or leave the node out if it cannot. `why`: the
-        node's error about the requested devices; None without an error.
-        """
+        """If a node has no device for the run, have it compile for other nodes. If it cannot compile, leave the node
+        out. `why`: the error that the node raised about the requested devices; None if there was no error."""
         if why is None and node.discovery.target == target:
             return
-        lacks = str(why) if target.kind == "c" else ""  # it has no g++
+        lacks = str(why) if target.kind == "c" else ""  # the node has no g++
         if not lacks:
             await node.discover(self._fingerprint, target.arch, ())
             lacks = "" if node.discovery.nvcc else NO_NVCC
@@ -418,10 +418,10 @@ class ClusterMachine:
             self._warn(f"node {node.name} only compiles: {why}")
 
     async def prepare(self, candidates: int) -> None:
-        """Do nothing, because each node already has its workers, and decides by itself whether it uses cicc."""
+        """Do nothing, because each node already has its workers, and decides for itself whether to use cicc."""
 
     def compile_workers(self) -> list[ClusterCompileWorker]:
-        """Return a worker for each compile worker of the nodes. Successive workers are on different nodes."""
+        """Return one worker for each compile worker on any node. Successive workers are on different nodes."""
         places = [(node, number) for node in self._living for number in range(node.compilers)]
         places.sort(key=lambda place: place[1])
         return [ClusterCompileWorker(index, places) for index in range(len(places))]
@@ -433,7 +433,7 @@ class ClusterMachine:
         return installed_versions()
 
     def hints(self, measuring: int) -> CompileHints:
-        """Return the hints. Each node keeps cores free by itself."""
+        """Return the scheduler's hints. The hints keep no cores free for measuring, because each node does that."""
         return compile_hints(self._discovery)
 
     @property
@@ -441,14 +441,14 @@ class ClusterMachine:
         return [node for node in self.nodes if not node.lost]
 
     def _lose(self, node: Node) -> None:
-        """Continue without a node, and warn of its loss in one line."""
+        """Continue without a lost node, and warn of the loss in one line."""
         left = len(self._living)
-        rest = f"{left} of {len(self.nodes)} nodes are left, which repeat its unfinished work"
+        rest = f"{left} of {len(self.nodes)} nodes are left, and they repeat the lost node's unfinished work"
         self._warn(f"{node.lost}. {rest if left else 'No node is left'}")
         self._wake()
 
     async def _everywhere(self, ask: Callable[[Node], Awaitable[None]]) -> None:
-        """Ask all nodes at the same time, except lost nodes. If several fail, raises the first error by node name."""
+        """Call `ask` for all living nodes at once. Of several errors, raise the error of the first node by name."""
         errors: dict[str, Exception] = {}
 
         async def ask_node(node: Node) -> None:

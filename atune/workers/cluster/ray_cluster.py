@@ -1,11 +1,11 @@
-"""The nodes of a Ray cluster: the agent that runs a node's workers, its actor, and the engine's connection to it.
+"""The nodes of a Ray cluster: the agent that runs a node's workers, the agent's Ray actor, and the connection.
 
-All code that may crash or hang runs in processes of the node's own fork server. So the node enforces deadlines whatever
-the network does, and no process outlives the agent, because the fork server ends with the process that it belongs to.
+All code that may crash or hang runs in processes that the node's own fork server forks. So a node enforces deadlines
+even while the network is down. No process outlives the agent, because the fork server ends with the agent's process.
 
-An actor per node holds the node's cores and GPUs. Ray restarts no actor and retries no call, because the engine decides
-what is repeated. Ray reports a lost node late, so the engine counts an agent that gives no sign of life for
-`cluster_machine.STALL_S` as lost.
+One actor for each node holds the node's cores and GPUs. Ray restarts no actor and retries no call, because the engine
+decides what to repeat. Ray reports a lost node late, so the engine counts a node as lost if the node's agent is silent
+for `cluster_machine.STALL_S` seconds.
 """
 
 from __future__ import annotations
@@ -51,24 +51,24 @@ from atune.workers.messages import Discovery
 from atune.workload.workload import WorkloadSpec
 
 READY_S = 60.0
-"""Seconds that an agent may take to start. Ray itself would let it wait forever for resources that are in use."""
+"""Seconds that an agent may take to start. Without a limit, Ray would wait forever for cores and GPUs in use."""
 REACH_S = 5.0
 """Seconds that connecting to a cluster's address may take."""
 NODE_CANCEL_S = 5.0
 """Seconds that a cancelled call may take to end on its node."""
 SETTLE_S = 3.0
-"""Seconds to wait for cores and GPUs that are in use, because Ray reports late that an ended run has freed them."""
+"""Seconds to wait for busy cores and GPUs, because Ray reports late that an ended run has freed its cores and GPUs."""
 NOTICE_S = 5.0
-"""Seconds after which an agent answers even without messages, so that the engine knows that it lives."""
+"""Seconds after which an agent answers even if it has no messages, so that the engine knows that the agent is alive."""
 
 
 def versions_here() -> dict[str, str]:
-    """Return the versions that all nodes of a run must share."""
+    """Return the versions on this machine that must be the same on all nodes of a run."""
     return {"Python": platform.python_version().rpartition(".")[0], **installed_versions()}
 
 
 class NodeAgent(anyio.AsyncContextManagerMixin):
-    """The workers of a node. Entering starts their fork server, leaving kills every process."""
+    """The workers of a node. Entering the context starts a fork server. Leaving the context kills every worker."""
 
     def __init__(self, opening: Opening) -> None:
         o = opening
@@ -78,7 +78,7 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         self._compilers: list[LocalCompileWorker] = []
         self._devices: dict[str, LocalDeviceWorker] = {}
         self._turns = defaultdict[int | str, anyio.Lock](anyio.Lock)
-        """A lock per worker, held by its job, because a cancelled job may still be ending when the next job arrives."""
+        """A lock per worker, held by the current job. A cancelled job may still be ending when the next job arrives."""
         self._notices: list[str] = []
         self._noticed = anyio.Event()
 
@@ -88,7 +88,7 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
             yield self
 
     async def answer(self, method: str, *arguments: Any) -> Reply:
-        """Call `method`, and return its answer or its error. Cancelling ends the work of the method."""
+        """Call `method`, and reply with the method's answer or error. Cancelling the call also cancels the method."""
         try:
             answer = await getattr(self, method)(*arguments)
             reply = Reply(answer, await libraries_of(answer))
@@ -102,10 +102,10 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
     async def discover(
         self, fingerprint: str, target: str = "", devices: tuple[str, ...] = ()
     ) -> tuple[Discovery, int]:
-        """Find the node's devices, make its workers, and return the discovery and the number of compile workers.
+        """Find the node's devices and create its workers. Return the discovery and the number of compile workers.
 
-        `target`: the run's target, for which only `devices` are used; if empty, the `Opening` gives target and devices.
-        Workers that load a workload with another `fingerprint` are refused.
+        `target`: the target of the run. If `target` is empty, the target and the devices of the `Opening` apply;
+        otherwise `devices` apply. Refuse workers that load a workload with another `fingerprint`.
         """
         machine = self._machine
         machine.workers.loaded_as = fingerprint
@@ -117,14 +117,14 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         return machine.discovery, len(self._compilers)
 
     async def notices(self) -> list[str]:
-        """Wait for messages for the user, for at most `NOTICE_S`, and return them."""
+        """Return the messages for the user, after waiting at most `NOTICE_S` seconds for the first message."""
         with anyio.move_on_after(NOTICE_S):
             await self._noticed.wait()
         notices, self._notices, self._noticed = self._notices, [], anyio.Event()
         return notices
 
     async def run(self, job: Job[Any], worker: int | str, libraries: Mapping[str, Library]) -> Any:
-        """Have `worker` (a compile worker's number or a device's id) do `job`. The job came with `libraries`."""
+        """Have `worker` do `job`, which came with `libraries`. `worker`: a compile worker's number or a device's id."""
         job = await arrived(job, libraries, self._machine.run_dir)
         async with self._turns[worker]:
             if isinstance(worker, str):
@@ -139,25 +139,25 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
 
 
 class Actor:
-    """The Ray actor of a node. It runs an agent in a separate task, and Ray calls its methods."""
+    """The Ray actor of a node, whose methods Ray calls. The actor runs the node's agent in a separate task."""
 
     def __init__(self) -> None:
         self._agent: NodeAgent
         self._ended: asyncio.Task[None]
 
     async def versions(self) -> dict[str, str]:
-        """Return the versions on this node, which must equal the versions of the engine's program."""
+        """Return the versions on this node, which must equal the versions in the engine's program."""
         return versions_here()
 
     async def open(self, opening: Opening) -> None:
-        """Start the agent. Raises the error if its fork server cannot be started."""
+        """Start the agent. If the agent's fork server cannot be started, raise the error from starting it."""
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._leave = asyncio.Event()
         self._ended = asyncio.create_task(self._serve(opening, opened))
         await opened
 
     async def _serve(self, opening: Opening, opened: asyncio.Future[None]) -> None:
-        """Run the agent until the engine ends it. If that fails or is cancelled, end this process: the node is lost."""
+        """Run the agent until the engine ends it. If the agent fails or is cancelled, end this process."""
         try:
             async with NodeAgent(opening) as self._agent:
                 opened.set_result(None)
@@ -171,7 +171,7 @@ class Actor:
                 os._exit(1)
 
     async def call(self, *arguments: Any) -> Reply:
-        """Have the agent answer. If Ray cancels this task, first end the task of the answer in an orderly way."""
+        """Have the agent answer a call. If Ray cancels this task, first wait until the agent has ended the call."""
         scope = anyio.CancelScope()
 
         async def answer() -> Reply:
@@ -198,7 +198,7 @@ class RayAgent:
     def __init__(self, ray: Any, actor: Any, name: str, local: bool) -> None:
         self._ray, self.actor, self.name, self.local = ray, actor, name, local
         self._calls = set[anyio.Event]()
-        """An event for each running call, which is set when the call ends or the agent is killed."""
+        """An event for each running call. The event is set when the call ends or the agent is killed."""
         self.killing: threading.Thread | None = None
 
     async def ask(self, method: str, *arguments: Any) -> Reply:
@@ -212,13 +212,13 @@ class RayAgent:
             raise
 
     async def answered(self, reference: Any) -> Any:
-        """Wait for the result of a remote call, on any event loop. Raises `NodeLost`."""
+        """Wait, on any event loop, for the result of a remote call. Raises `NodeLost`."""
         ended, loop = anyio.Event(), anyio.lowlevel.current_token().native_token
         soon: Callable[[Callable[[], None]], object]
         soon = loop.run_sync_soon if hasattr(loop, "run_sync_soon") else loop.call_soon_threadsafe  # type: ignore[attr-defined]
 
         def wake(_: object) -> None:
-            """Set `ended`. Runs in a thread of Ray, which must not wait for the loop, as the loop may wait for Ray."""
+            """Set `ended`. Ray calls this in a thread that must not wait for the loop: the loop may wait for Ray."""
             with suppress(RuntimeError):  # the loop has ended, and no task waits
                 soon(ended.set)
 
@@ -238,7 +238,7 @@ class RayAgent:
 
     def kill(self) -> None:
         def kill() -> None:
-            with suppress(Exception):  # it may be gone
+            with suppress(Exception):  # the actor may be gone
                 self._ray.kill(self.actor, no_restart=True)
 
         if self.killing is None:  # in a thread, because Ray may take seconds
@@ -252,9 +252,9 @@ class RayAgent:
 async def ray_agents(opening: Opening, *, address: str) -> AsyncGenerator[tuple[list[Agent], list[str]], None]:
     """Join the cluster at `address`, start an agent on every node that can take part, and yield the agents.
 
-    Also yields the reasons that nodes were left out. `address`: ``auto`` for the cluster that RAY_ADDRESS names or that
-    runs here, or an address for `ray.init`, such as ``ray://HOST:10001``. Raises `UsageError` if Ray or the cluster
-    cannot be found, and `MachineError` if no node can take part.
+    Also yields the reasons why the other nodes are left out. `address`: either an address for `ray.init`, such as
+    ``ray://HOST:10001``, or ``auto`` for the cluster that RAY_ADDRESS names or that runs on this machine. Raises
+    `UsageError` if Ray or the cluster cannot be found, and `MachineError` if no node can take part.
     """
     ray = optional("a cluster", "ray")
     joined = await opened_aside(partial(_join, ray, address), lambda joined: joined and ray.shutdown())
@@ -287,7 +287,7 @@ async def ray_agents(opening: Opening, *, address: str) -> AsyncGenerator[tuple[
 
 
 def _leave(ray: Any, agents: Sequence[RayAgent]) -> None:
-    """Leave the cluster after Ray has killed `agents`; a later `ray.kill` would join or start a cluster again."""
+    """Leave the cluster after Ray has killed `agents`, because a later `ray.kill` would join or start a cluster."""
     until = time.monotonic() + NODE_CANCEL_S
     for agent in agents:
         if agent.killing is not None:
@@ -301,10 +301,10 @@ async def _close(agent: RayAgent) -> None:
 
 
 async def _started(ray: Any, node: Mapping[str, Any], opening: Opening, started: list[RayAgent]) -> RayAgent:
-    """Start the agent of a node, and add it to `started`. Raises `NodeLost`, with the reason, if that fails."""
+    """Start the agent of a node, and append the agent to `started`. If that fails, raise `NodeLost` with the reason."""
     claim = _claim(node, opening.compile.workers)
     if claim["num_cpus"] < 1:
-        raise NodeLost("other programs of the Ray cluster use all its cores, or Ray got no cores there")
+        raise NodeLost("other programs of the Ray cluster use all its cores, or Ray was started there without cores")
     strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
     remote = ray.remote(Actor).options(
         **claim, max_restarts=0, max_task_retries=0, max_concurrency=100_000, scheduling_strategy=strategy
@@ -329,7 +329,7 @@ async def _started(ray: Any, node: Mapping[str, Any], opening: Opening, started:
 
 
 def _differs(there: Mapping[str, str]) -> str:
-    """Return a message that names the differences between a node's versions and the versions here, or nothing."""
+    """Return a message with the differences between a node's versions and the versions here; empty if none differ."""
     here = versions_here()
     pairs = {name: (here.get(name, "none"), there.get(name, "none")) for name in {**here, **there}}
     differences = [f"{name} {theirs} and not {ours}" for name, (ours, theirs) in pairs.items() if ours != theirs]
@@ -337,7 +337,7 @@ def _differs(there: Mapping[str, str]) -> str:
 
 
 async def _settled(ray: Any, opening: Opening) -> list[dict[str, Any]]:
-    """Return the nodes as soon as the resources that the run wants are free, or after `SETTLE_S`."""
+    """Return the nodes when all resources that the run wants are free, but at the latest after `SETTLE_S` seconds."""
     nodes: list[dict[str, Any]] = []
     claim = partial(_claim, workers=opening.compile.workers)
     with anyio.move_on_after(SETTLE_S):
@@ -348,7 +348,8 @@ async def _settled(ray: Any, opening: Opening) -> list[dict[str, Any]]:
 
 
 def _claim(node: Mapping[str, Any], workers: int | None) -> dict[str, Any]:
-    """Return an agent's request for resources of `node`: all that are free, or a core per device and per worker."""
+    """Return the resources of `node` to request for an agent: all free GPUs, and one core for each GPU and each worker.
+    If `workers` is None, request all free cores."""
     cores, gpus = (int(node["Free"].get(name, 0)) for name in ("CPU", "GPU"))
     claim: dict[str, Any] = {"num_cpus": cores if workers is None else min(cores, workers + (gpus or 1))}
     return claim | ({"num_gpus": gpus} if gpus else {})
@@ -368,7 +369,7 @@ def _nodes(ray: Any) -> list[dict[str, Any]]:
 
 
 def _join(ray: Any, address: str) -> bool:
-    """Connect this program to a cluster. Returns False if it was already connected."""
+    """Connect this program to a cluster. Returns False if the program was already connected."""
     if ray.is_initialized():
         return False
     _reach(address)
@@ -388,7 +389,7 @@ def _join(ray: Any, address: str) -> bool:
 
 
 def _reach(address: str) -> None:
-    """Raise `UsageError` if no server listens at ``HOST:PORT``, because Ray itself would try for minutes."""
+    """If no server listens at ``HOST:PORT``, raise `UsageError` now, because Ray itself would retry for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdigit():
         return

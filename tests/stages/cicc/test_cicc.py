@@ -9,6 +9,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import anyio
 import msgspec
 import pytest
 from processes import gone, wait_until
@@ -16,6 +17,7 @@ from services import artifacts, children, given_up, lowered, until
 from stage_runs import session_of
 from versions import needs_cicc
 
+import atune
 from atune.model.candidate import Candidate, config_key
 from atune.model.device import Target
 from atune.model.jobs import BuildJob
@@ -28,6 +30,8 @@ from atune.stages.codegen import Blob
 from atune.stages.lowering import lower
 from atune.stages.tilelang import paths
 from atune.workers.local_machine import Shared, shared_processes
+from atune.workers.server import parked_service, warm_service
+from atune.workers.server_main import parent_of
 from atune.workload.pickling import FileRef
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
@@ -176,6 +180,38 @@ def test_a_child_that_ends_early_is_a_failure(server: Path, hopper_server: cicc_
 
 @needs_cicc
 @pytest.mark.anyio
+async def test_a_cancelled_run_leaves_no_parsed_headers() -> None:
+    """Neither before nor after they are used."""
+    for used in (False, True):
+        with anyio.CancelScope() as scope:
+            async with shared_processes() as shared:
+                warm_service("sm_90a")
+                if used:
+                    async with lowered(1, CompileSettings(workers=1), "sm_90a", shared) as (machine, _, _):
+                        assert machine.service.ready and parked_service.server is None
+                scope.cancel()
+                await anyio.sleep_forever()
+        assert parked_service.server is None
+
+
+def test_a_server_whose_headers_were_written_since_is_not_used(
+    hopper_server: cicc_server.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state of what it compiles would be the new headers' state."""
+    assert hopper_server.fits(HOPPER, ()) and not hopper_server.fits(AMPERE, ())
+    (tmp_path / "edited.h").touch()
+    monkeypatch.setattr(hopper_server, "_read", [*hopper_server._read, str(tmp_path / "edited.h")])
+    assert not hopper_server.fits(HOPPER, ())
+
+
+def cicc_beside(service: int) -> int:
+    """Return the cicc that the fork server of the process `service` has started."""
+    (cicc,) = {*children(parent_of(service))} - {service}
+    return cicc
+
+
+@needs_cicc
+@pytest.mark.anyio
 async def test_a_group_is_compiled_and_is_tilelangs_own() -> None:
     async with lowered(3, CompileSettings(workers=1)) as (machine, worker, group):
         assert machine.service.ready, machine.service.why
@@ -187,7 +223,7 @@ async def test_a_group_is_compiled_and_is_tilelangs_own() -> None:
         assert all(f"{one.symbol}_kernel".encode() in library for one in built)
 
         # A compile that is given up ends, with the one who asked.
-        (server,) = children(machine.service.process.worker.pid)
+        server = cicc_beside(machine.service.process.worker.pid)
         await given_up(worker, group, server)
         assert machine.service.ready
         (again, *_) = artifacts(list(await worker.run(BuildJob(tuple(group)))))
@@ -210,19 +246,30 @@ async def test_without_the_service_nvcc_takes_over_and_says_why() -> None:
 @needs_cicc
 @pytest.mark.anyio
 async def test_runs_at_the_same_time_share_the_headers_where_they_fit() -> None:
-    """As in a set. Those of another architecture are parsed beside them, by the same process."""
+    """As in a set, and after it: the next run takes them. The process parses those of another architecture itself."""
 
     async def run(arch: str, shared: Shared) -> None:
         async with lowered(1, CompileSettings(workers=1), arch, shared) as (_, worker, group):
             (built,) = artifacts(list(await worker.run(BuildJob(tuple(group)))))
             assert built.compiler == "cicc", built.why
 
+    atune.shutdown()
+    async with shared_processes() as shared:
+        await run("sm_90a", shared)
+        service = shared.service.worker.pid
+        server = cicc_beside(service)
+        await run("sm_90a", shared)
+        assert children(service) == []
+        await run("sm_80", shared)
+        (other,) = children(service)
+    wait_until(lambda: gone(service) and gone(other), 2, "the end of the service")
+    async with shared_processes() as shared:
+        await run("sm_90a", shared)
+        assert cicc_beside(shared.service.worker.pid) == server and children(shared.service.worker.pid) == []
+        os.kill(server, signal.SIGKILL)
+        wait_until(lambda: gone(shared.service.worker.pid), 2, "the end of the process, which is useless without cicc")
     async with shared_processes() as shared:
         await run("sm_90a", shared)
         (server,) = children(shared.service.worker.pid)
-        await run("sm_90a", shared)
-        assert children(shared.service.worker.pid) == [server]
-        await run("sm_80", shared)
-        assert len(children(shared.service.worker.pid)) == 2 and server in children(shared.service.worker.pid)
-        service = shared.service.worker.pid
-    wait_until(lambda: gone(service) and gone(server), 2, "the end of the service")
+    atune.shutdown()
+    wait_until(lambda: gone(server), 2, "the end of cicc")

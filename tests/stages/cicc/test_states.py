@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import anyio
 import pytest
 from services import artifacts, lowered_by, until
 from versions import needs_cicc
@@ -15,6 +16,7 @@ from atune.model.artifact import Artifact, Compared, Lowered
 from atune.model.candidate import Candidate, config_key
 from atune.model.jobs import BuildJob, CompareJob, FindJob
 from atune.model.settings import CompileSettings
+from atune.workers.compile_service import NEW_STATE
 from atune.workers.compile_worker import LocalCompileWorker
 from atune.workers.local_machine import LocalMachine
 from atune.workload.pickling import FileRef
@@ -30,12 +32,12 @@ CANDIDATE = Candidate(0, config_key(CONFIG), CONFIG)
 
 
 @asynccontextmanager
-async def run() -> AsyncGenerator[tuple[LocalMachine, LocalCompileWorker]]:
+async def run(candidates: int = 100) -> AsyncGenerator[tuple[LocalMachine, LocalCompileWorker]]:
     machine = LocalMachine(KERNELS, target="sm_90a", devices=(), compile=CompileSettings(workers=1))
     async with machine.open():
         await machine.describe()
         await machine.discover()
-        await machine.prepare(100)
+        await machine.prepare(candidates)
         (worker,) = machine.compile_workers()
         yield machine, worker
 
@@ -66,6 +68,23 @@ async def test_a_state_is_compared_once(tmp_path: Path, monkeypatch: pytest.Monk
     async with run() as (machine, worker):
         again = await built(machine, worker)
         assert again is not None and (again.compiler, again.state, again.compared) == ("cicc", first.state, True)
+
+
+async def test_a_new_state_of_few_candidates_is_compared_while_nvcc_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nvcc builds what the run measures; in the next run, cicc does."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    async with run(1) as (machine, worker):
+        first = await built(machine, worker)
+        assert first is not None and (first.compiler, first.state, first.why) == ("nvcc", "", NEW_STATE)
+        with anyio.fail_after(60):
+            while not list(tmp_path.glob("atune/states/*.json")):
+                await anyio.sleep(0.05)
+    shutil.rmtree(tmp_path / "atune" / "artifacts")
+    async with run(1) as (machine, worker):
+        again = await built(machine, worker)
+        assert again is not None and (again.compiler, again.compared, again.why) == ("cicc", True, "")
 
 
 async def test_a_state_that_differs_is_left_to_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ def test_a_tensor_with_memory_of_its_own_is_taken(doors: dict[str, Call], door: 
 
 STRIDED: dict[str, Callable[[], tuple[Any, ...]]] = {
     "negated": lambda: (lazily(stride=2), 1, "lazily negated"),
-    "expanded output": lambda: (torch.zeros(1).expand(SIZE), 1, torch.zeros(1).expand(SIZE), "expanded tensor"),
+    "expanded output": lambda: (torch.zeros(1).expand(SIZE), 1, torch.zeros(1).expand(SIZE), "expanded output"),
     "too large": lambda: (torch.zeros(1).expand(2**32 + SIZE), 1, "more than 2147483647 elements"),
     "int8": lambda: (A, 300, "int8, which cannot hold 300"),
     "a half": lambda: (A, 1.5, r"int8, which cannot hold 1\.5"),

@@ -1,0 +1,22 @@
+"""Imported by the fork server of the compile service: parses headers, which the service's processes then share.
+
+The headers are those that most kernels include, for the architecture in the environment, or else for the first GPU.
+"""
+
+import os
+import tempfile
+from contextlib import suppress
+
+from atune.model.folders import SERVER_FOLDER
+from atune.stages.cicc_server import CiccError, parse
+from atune.stages.cicc_source import Flavour
+from atune.stages.gpu import visible_gpus
+from atune.workers.resources import COMPILE_NICE
+from atune.workers.server import SERVICE_ARCH
+
+tempfile.tempdir = os.environ[SERVER_FOLDER]
+if arch := os.environ.get(SERVICE_ARCH) or next((gpu.arch for gpu in visible_gpus()), ""):
+    with suppress(CiccError, OSError):  # the first candidate to compile shows the error
+        cicc = parse(Flavour(arch)).process.pid
+        os.setpriority(os.PRIO_PROCESS, cicc, min(os.getpriority(os.PRIO_PROCESS, 0) + COMPILE_NICE, 19))
+tempfile.tempdir = None  # the service's processes have their own
